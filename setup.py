@@ -1,0 +1,220 @@
+"""Builds ``torch_dynemb._C``, the library of C++ and CUDA kernels behind ``torch.ops.dynemb``.
+
+The library uses LibTorch's stable ABI and no Python symbol, so one build serves every CPython from
+3.10 and every torch from 2.11, with or without CUDA. CUDA sources are compiled wherever nvcc is
+found; neither a GPU nor a CUDA build of torch is needed.
+
+Environment read here: ``CUDA_HOME`` (where nvcc is), ``TORCH_CUDA_ARCH_LIST`` (GPU architectures,
+default: those of :data:`ARCHITECTURES` that nvcc knows), ``MAX_JOBS`` (parallel compilations, default one a core).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from setuptools import Extension, setup
+from torch.utils import cpp_extension
+
+ROOT = Path(__file__).resolve().parent
+STABLE_ABI_TORCH = "0x020b000000000000"  # 2.11.0: the oldest torch that the library loads into
+ARCHITECTURES = ["8.0", "9.0", "10.0"]  # A100, H100 and H200, B200; the last also as PTX
+SYSTEM_CUDA = Path("/usr/local/cuda")
+
+CXX_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-g0",  # Python's own flags ask for debug information
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",  # a fused multiply-add would change bits between SIMD levels and devices
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+]
+NVCC_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "--fmad=false",  # the same reason as -ffp-contract=off
+    "--expt-relaxed-constexpr",
+    "-Xcompiler=-fvisibility=hidden",
+    "-DUSE_CUDA",
+    # torch defines these for every CUDA file; the kernels want the operators that they remove
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-U__CUDA_NO_HALF_OPERATORS__",
+]
+
+
+def cuda_root_of(nvcc: str) -> Path:
+    """The toolkit directory that an nvcc belongs to.
+
+    nvcc itself is asked, because the one on PATH may be a link or a script that runs another.
+
+    Args:
+        nvcc: path of an executable.
+
+    Returns:
+        The directory that holds ``bin/nvcc``.
+
+    Raises:
+        RuntimeError: nvcc does not run, or names a directory without ``bin/nvcc``.
+    """
+    command = [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull]
+    reply = subprocess.run(command, capture_output=True, text=True, check=False)
+    top = re.search(r"^#\$ TOP=(.+)$", reply.stdout + reply.stderr, re.MULTILINE)
+    if top is None:
+        raise RuntimeError(
+            f"{' '.join(command)} should print the toolkit directory as TOP=..., but printed: "
+            f"{(reply.stdout + reply.stderr).strip()!r} (exit status {reply.returncode}). "
+            "Set CUDA_HOME to the directory that holds bin/nvcc, or take nvcc off PATH."
+        )
+    root = Path(top.group(1).strip()).resolve()
+    if not (root / "bin" / "nvcc").is_file():
+        raise RuntimeError(
+            f"{nvcc} says that its toolkit is {root}, but {root / 'bin' / 'nvcc'} does not exist. "
+            "Set CUDA_HOME to the directory that holds bin/nvcc, or take nvcc off PATH."
+        )
+    return root
+
+
+def find_cuda_root(environ: Mapping[str, str], *, system_cuda: Path = SYSTEM_CUDA) -> Path | None:
+    """Looks for a CUDA toolkit in ``CUDA_HOME``, on ``PATH`` and in the system's usual place.
+
+    Args:
+        environ: environment variables.
+        system_cuda: the usual place.
+
+    Returns:
+        The directory that holds ``bin/nvcc``, or None where there is no nvcc.
+
+    Raises:
+        RuntimeError: ``CUDA_HOME`` is set to a directory without ``bin/nvcc``, or the nvcc on
+            ``PATH`` does not work.
+    """
+    if given := environ.get("CUDA_HOME"):
+        root = Path(given)
+        if not (root / "bin" / "nvcc").is_file():
+            raise RuntimeError(
+                f"CUDA_HOME={given!r} should be the directory that holds bin/nvcc, but "
+                f"{root / 'bin' / 'nvcc'} does not exist. Correct CUDA_HOME, or unset it."
+            )
+        return root
+    if nvcc := shutil.which("nvcc", path=environ.get("PATH", os.defpath)):
+        return cuda_root_of(nvcc)
+    if (system_cuda / "bin" / "nvcc").is_file():
+        return system_cuda.resolve()
+    return None
+
+
+def cudart_directory(cuda_root: Path) -> Path:
+    """The directory of ``libcudart_static.a`` in a toolkit.
+
+    Raises:
+        RuntimeError: the toolkit has none.
+    """
+    candidates = [cuda_root / "lib64", cuda_root / "lib"]
+    candidates += sorted((cuda_root / "targets").glob(f"{os.uname().machine}*/lib"))
+    for directory in candidates:
+        if (directory / "libcudart_static.a").is_file():
+            return directory
+    looked = ", ".join(str(directory) for directory in candidates)
+    raise RuntimeError(
+        f"{cuda_root} has nvcc but no libcudart_static.a (looked in {looked}). "
+        "Install the toolkit's cudart development files, or point CUDA_HOME at a whole toolkit."
+    )
+
+
+def default_architectures(cuda_root: Path) -> str:
+    """Those of :data:`ARCHITECTURES` that nvcc knows, in the form of ``TORCH_CUDA_ARCH_LIST``.
+
+    Raises:
+        RuntimeError: nvcc knows none of them.
+    """
+    command = [str(cuda_root / "bin" / "nvcc"), "--list-gpu-arch"]
+    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    chosen = [name for name in ARCHITECTURES if "compute_" + name.replace(".", "") in known]
+    if not chosen:
+        raise RuntimeError(
+            f"{command[0]} compiles for {', '.join(known)}, but the kernels need one of "
+            f"{', '.join(ARCHITECTURES)}. Install CUDA 11.1 or later."
+        )
+    return ";".join(chosen) + "+PTX"
+
+
+def kernel_library(cuda_root: Path | None) -> Extension:
+    """Describes ``torch_dynemb._C``: C++ sources always, CUDA sources where there is a toolkit."""
+    sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cpp"))
+    cuda_sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda").glob("*.cu"))
+    libraries: list[str] = []
+    library_dirs: list[str] = []
+    if cuda_sources and cuda_root is None:
+        print(
+            f"torch_dynemb: no nvcc in CUDA_HOME, on PATH or in {SYSTEM_CUDA}: "
+            f"{len(cuda_sources)} CUDA source files are left out, the library runs on the CPU only"
+        )
+    elif cuda_sources and cuda_root is not None:
+        sources += cuda_sources
+        libraries += ["cudart_static", "dl", "rt", "pthread"]
+        library_dirs.append(str(cudart_directory(cuda_root)))
+    abi = f"-DTORCH_TARGET_VERSION={STABLE_ABI_TORCH}"
+    # torch's headers are system headers to the C++ compiler: -Wall and -Wextra are about our own
+    system_headers = [
+        flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)
+    ]
+    return Extension(
+        "torch_dynemb._C",
+        sources,
+        include_dirs=[str(ROOT / "csrc")],
+        libraries=["c10", "torch", "torch_cpu", *libraries],
+        library_dirs=[*cpp_extension.library_paths(), *library_dirs],
+        extra_compile_args={
+            "cxx": [abi, *CXX_FLAGS, *system_headers],
+            "nvcc": [abi, *NVCC_FLAGS, *system_headers],
+        },
+        language="c++",
+        py_limited_api=True,
+    )
+
+
+class BuildKernels(cpp_extension.BuildExtension):
+    """torch's build command, with CUDA files rebuilt when a header changes.
+
+    torch gives ninja the headers of a ``.cu`` file only where torch itself was built with CUDA.
+    """
+
+    def build_extensions(self) -> None:
+        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh")]
+        newest = max((header.stat().st_mtime for header in headers), default=0.0)
+        for extension in self.extensions:
+            for source in extension.sources:
+                built = Path(self.build_temp, source).with_suffix(".o")
+                if source.endswith(".cu") and built.is_file() and built.stat().st_mtime < newest:
+                    built.unlink()
+        super().build_extensions()
+
+
+def main() -> None:
+    os.chdir(ROOT)
+    cuda_root = find_cuda_root(os.environ)
+    if cuda_root is not None:
+        cpp_extension.CUDA_HOME = str(cuda_root)  # torch's CPU wheel sets it to None
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_architectures(cuda_root))
+    os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
+    setup(
+        ext_modules=[kernel_library(cuda_root)],
+        cmdclass={"build_ext": BuildKernels},
+        options={
+            "bdist_wheel": {"py_limited_api": "cp310"},
+            # one place for object files, so that an editable install compiles only what changed
+            "build_ext": {"build_temp": "build/objects"},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
