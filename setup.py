@@ -4,8 +4,10 @@ The library uses LibTorch's stable ABI and no Python symbol, so one build serves
 3.10 and every torch from 2.11, with or without CUDA. CUDA sources are compiled wherever nvcc is
 found; neither a GPU nor a CUDA build of torch is needed.
 
-Environment read here: ``CUDA_HOME`` (where nvcc is), ``TORCH_CUDA_ARCH_LIST`` (GPU architectures,
-default: those of :data:`ARCHITECTURES` that nvcc knows), ``MAX_JOBS`` (parallel compilations, default one a core).
+Environment read here:
+    ``CUDA_HOME``: where nvcc is; otherwise it is looked for on ``PATH`` and in the usual place.
+    ``TORCH_CUDA_ARCH_LIST``: GPU architectures; default, those of ARCHITECTURES that nvcc knows.
+    ``MAX_JOBS``: compilations at a time; default, one a core.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sysconfig
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from setuptools import Extension, setup
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "csrc"
 STABLE_ABI_TORCH = "0x020b000000000000"  # 2.11.0: the oldest torch that the library loads into
 ARCHITECTURES = ["8.0", "9.0", "10.0"]  # A100, H100 and H200, B200; the last also as PTX
 SYSTEM_CUDA = Path("/usr/local/cuda")
@@ -35,6 +40,7 @@ CXX_FLAGS = [
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
+    "-Wno-psabi",  # vector types stay inside one translation unit
 ]
 NVCC_FLAGS = [
     "-std=c++17",
@@ -146,32 +152,40 @@ def default_architectures(cuda_root: Path) -> str:
     return ";".join(chosen) + "+PTX"
 
 
+def relative_paths(files: Iterable[Path]) -> list[str]:
+    """The paths from the repository's root, as setuptools wants them, in a fixed order."""
+    return sorted(str(file.relative_to(ROOT)) for file in files)
+
+
+def header_files() -> list[str]:
+    """What the sources may include."""
+    return relative_paths([*SOURCES.rglob("*.h"), *SOURCES.rglob("*.cuh")])
+
+
+def cuda_files() -> list[str]:
+    """The sources that nvcc compiles."""
+    return relative_paths(SOURCES.rglob("*.cu"))
+
+
 def kernel_library(cuda_root: Path | None) -> Extension:
     """Describes ``torch_dynemb._C``: C++ sources always, CUDA sources where there is a toolkit."""
-    sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cpp"))
-    cuda_sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda").glob("*.cu"))
-    libraries: list[str] = []
-    library_dirs: list[str] = []
-    if cuda_sources and cuda_root is None:
-        print(
-            f"torch_dynemb: no nvcc in CUDA_HOME, on PATH or in {SYSTEM_CUDA}: "
-            f"{len(cuda_sources)} CUDA source files are left out, the library runs on the CPU only"
-        )
-    elif cuda_sources and cuda_root is not None:
+    sources = relative_paths(SOURCES.rglob("*.cpp"))
+    libraries = ["c10", "torch", "torch_cpu"]
+    library_dirs = cpp_extension.library_paths()
+    if cuda_root is not None and (cuda_sources := cuda_files()):
         sources += cuda_sources
         libraries += ["cudart_static", "dl", "rt", "pthread"]
         library_dirs.append(str(cudart_directory(cuda_root)))
     abi = f"-DTORCH_TARGET_VERSION={STABLE_ABI_TORCH}"
     # torch's headers are system headers to the C++ compiler: -Wall and -Wextra are about our own
-    system_headers = [
-        flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)
-    ]
+    system_headers = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     return Extension(
         "torch_dynemb._C",
         sources,
-        include_dirs=[str(ROOT / "csrc")],
-        libraries=["c10", "torch", "torch_cpu", *libraries],
-        library_dirs=[*cpp_extension.library_paths(), *library_dirs],
+        depends=header_files(),
+        include_dirs=[str(SOURCES)],
+        libraries=libraries,
+        library_dirs=library_dirs,
         extra_compile_args={
             "cxx": [abi, *CXX_FLAGS, *system_headers],
             "nvcc": [abi, *NVCC_FLAGS, *system_headers],
@@ -182,19 +196,26 @@ def kernel_library(cuda_root: Path | None) -> Extension:
 
 
 class BuildKernels(cpp_extension.BuildExtension):
-    """torch's build command, with CUDA files rebuilt when a header changes.
+    """torch's build command; it says when CUDA files are left out, and minds their headers.
 
-    torch gives ninja the headers of a ``.cu`` file only where torch itself was built with CUDA.
+    torch tells ninja which headers a ``.cu`` file includes only where torch has CUDA itself, so an
+    object file older than any header is removed here first.
     """
 
     def build_extensions(self) -> None:
-        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh")]
-        newest = max((header.stat().st_mtime for header in headers), default=0.0)
-        for extension in self.extensions:
-            for source in extension.sources:
-                built = Path(self.build_temp, source).with_suffix(".o")
-                if source.endswith(".cu") and built.is_file() and built.stat().st_mtime < newest:
-                    built.unlink()
+        newest = max((Path(header).stat().st_mtime for header in header_files()), default=0.0)
+        compiled = {source for extension in self.extensions for source in extension.sources}
+        left_out = [source for source in cuda_files() if source not in compiled]
+        if left_out:
+            warnings.warn(
+                f"no nvcc in CUDA_HOME, on PATH or in {SYSTEM_CUDA}: {len(left_out)} CUDA source "
+                "files are left out, and torch_dynemb will run on the CPU only",
+                stacklevel=1,
+            )
+        for source in compiled.intersection(cuda_files()):
+            built = Path(self.build_temp, source).with_suffix(".o")
+            if built.is_file() and built.stat().st_mtime < newest:
+                built.unlink()
         super().build_extensions()
 
 
@@ -204,6 +225,8 @@ def main() -> None:
     if cuda_root is not None:
         cpp_extension.CUDA_HOME = str(cuda_root)  # torch's CPU wheel sets it to None
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_architectures(cuda_root))
+    # ninja is started from PATH, which lacks the scripts of an environment that is not activated
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
     setup(
         ext_modules=[kernel_library(cuda_root)],

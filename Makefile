@@ -1,0 +1,118 @@
+# Every target sets itself up in .venv from python3 (3.10 or later), a C++ compiler and make.
+# What is done is remembered in .venv/stamps, so a second run starts at once.
+
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+ARGS ?=
+DATA ?=
+
+VENV := .venv
+STAMPS := $(VENV)/stamps
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
+LIBRARY := torch_dynemb/_C.abi3.so
+KERNEL_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+# directories too: their times change when a file is removed
+KERNEL_DIRECTORIES := $(shell find csrc -type d)
+CXX_FILES = $(shell find csrc benchmarks -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+
+# ninja, and a compiler started by torch.compile, are looked up on PATH
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help build train test test-long lint format bench bench-peers wheel clean
+
+help:  ## this list
+	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
+	@awk -F ':.*##  *' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@echo 'Variables: PYTHON=python3.12 for a new .venv; CONSTRAINTS=file for other versions than'
+	@echo 'constraints.txt; PIP_INDEX_URL for a package index with, say, CPU builds of torch.'
+
+build: $(LIBRARY) $(STAMPS)/package  ## compile the kernels and install torch_dynemb into .venv, editable
+
+train: build $(STAMPS)/train  ## train DLRM; on your files: make train DATA='path/to/*.tsv'
+	$(VENV)/bin/python -m tutorials.dlrm.train $(DATA) $(ARGS)
+
+test: build $(STAMPS)/test  ## tests that take seconds each
+	$(VENV)/bin/python -m pytest tests -m "not long" $(ARGS)
+
+test-long: build $(STAMPS)/test  ## tests that take minutes each
+	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)
+
+lint: $(STAMPS)/lint  ## ruff, mypy --strict on the package, clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy --strict -p torch_dynemb
+	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(STAMPS)/lint  ## rewrite the sources as lint wants them
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they compare with
+	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+wheel: $(STAMPS)/tools  ## dist/torch_dynemb-*.whl
+	rm -rf build/lib.* build/bdist.*
+	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+clean:  ## remove what was built; .venv stays
+	rm -rf build dist *.egg-info torch_dynemb/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# pip is the last thing that venv installs, so an interrupted one is taken up again
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo 'PYTHON=$(PYTHON) should be Python 3.10 or later: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	    { echo 'python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+
+# what setup.py needs (torch warns where numpy is missing), and a pip that knows dependency groups
+$(STAMPS)/tools: $(CONSTRAINTS) | $(VENV)/bin/pip
+	@mkdir -p $(STAMPS)
+	$(PIP_INSTALL) 'pip>=25.1' torch numpy setuptools ninja
+	@touch $@
+
+$(LIBRARY): setup.py $(KERNEL_SOURCES) $(KERNEL_DIRECTORIES) $(STAMPS)/tools
+	@command -v $${CXX:-c++} >/dev/null || \
+	    { echo "no C++ compiler $${CXX:-c++}: install g++ (Debian, Ubuntu: apt-get install g++) or set CXX" >&2; exit 1; }
+	$(VENV)/bin/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/tools | $(LIBRARY)
+	$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+# dependency groups of pyproject.toml; lint reads the sources and needs no compiled library
+$(STAMPS)/train $(STAMPS)/test $(STAMPS)/lint: $(STAMPS)/%: pyproject.toml $(STAMPS)/tools
+	$(PIP_INSTALL) --group $*
+	@touch $@
+
+bench-peers: $(STAMPS)/torchrec $(STAMPS)/absl
+
+# torchrec asks for fbgemm-gpu, which is the CUDA build and overwrites the files of fbgemm-gpu-cpu:
+# without CUDA, torchrec is installed without what it asks for.
+$(STAMPS)/torchrec: pyproject.toml $(STAMPS)/tools | $(STAMPS)/package
+	if $(VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then \
+	    $(PIP_INSTALL) --no-build-isolation --editable '.[torchrec]'; \
+	else \
+	    $(PIP_INSTALL) torch numpy fbgemm-gpu-cpu tensordict tqdm pyre-extensions && \
+	    $(PIP_INSTALL) --no-deps torchrec; \
+	fi
+	@touch $@
+
+# absl::flat_hash_map; the other hash map, ska::flat_hash_map, comes with torch's headers
+$(STAMPS)/absl: | $(STAMPS)/tools
+	@printf '#include <absl/container/flat_hash_map.h>\n' | $${CXX:-c++} -x c++ -std=c++17 -fsyntax-only - || \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        apt-get update -qq && apt-get install -y -qq libabsl-dev; \
+	    else \
+	        echo 'benchmarks/index.py compares with absl::flat_hash_map, and its headers are missing.' \
+	            'Debian, Ubuntu: sudo apt-get install libabsl-dev. Fedora: dnf install abseil-cpp-devel.' >&2; \
+	        exit 1; \
+	    fi
+	@touch $@

@@ -1,0 +1,201 @@
+"""setup.py, Makefile and the built library: what is compiled, with what, and where it loads."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "torch_dynemb" / "_C.abi3.so"
+
+
+@pytest.fixture(scope="module")
+def build_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_script", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return path
+
+
+def make_toolkit(root: Path, *, architectures: str = "80 90 100") -> Path:
+    """A directory that looks like a CUDA toolkit, with an nvcc that answers what setup.py asks."""
+    names = " ".join(f"compute_{number}" for number in architectures.split())
+    write_script(
+        root / "bin" / "nvcc",
+        f"""case "$1" in
+--dryrun) echo '#$ _SPACE_= ' >&2; echo '#$ TOP={root}/bin/..' >&2 ;;
+--list-gpu-arch) printf '%s\\n' {names} ;;
+esac
+""",
+    )
+    return root
+
+
+def test_nvcc_behind_a_script_gives_its_toolkit(build_script: ModuleType, tmp_path: Path) -> None:
+    toolkit = make_toolkit(tmp_path / "cuda-13.0")
+    script = write_script(tmp_path / "on_path" / "nvcc", f'exec {toolkit}/bin/nvcc "$@"\n')
+    assert build_script.cuda_root_of(str(script)) == toolkit
+    path = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
+    assert build_script.find_cuda_root({"PATH": path}) == toolkit
+
+
+def test_cuda_home_comes_before_path(build_script: ModuleType, tmp_path: Path) -> None:
+    first, second = make_toolkit(tmp_path / "first"), make_toolkit(tmp_path / "second")
+    environ = {"CUDA_HOME": str(first), "PATH": str(second / "bin")}
+    assert build_script.find_cuda_root(environ) == first
+    del environ["CUDA_HOME"]
+    assert build_script.find_cuda_root(environ) == second
+
+
+def test_usual_place_comes_last(build_script: ModuleType, tmp_path: Path) -> None:
+    usual = tmp_path / "usual"
+    environ = {"PATH": str(tmp_path / "empty")}
+    assert build_script.find_cuda_root(environ, system_cuda=usual) is None
+    make_toolkit(usual)
+    assert build_script.find_cuda_root(environ, system_cuda=usual) == usual
+
+
+def test_wrong_cuda_home_is_an_error(build_script: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"CUDA_HOME=.* does not exist\. Correct CUDA_HOME"):
+        build_script.find_cuda_root({"CUDA_HOME": str(tmp_path), "PATH": ""})
+
+
+def test_nvcc_that_does_not_work_is_an_error(build_script: ModuleType, tmp_path: Path) -> None:
+    broken = write_script(tmp_path / "nvcc", "echo no licence; exit 3\n")
+    with pytest.raises(RuntimeError, match=r"'no licence' \(exit status 3\)\. Set CUDA_HOME"):
+        build_script.cuda_root_of(str(broken))
+    lying = write_script(tmp_path / "lying", f"echo '#$ TOP={tmp_path}/nowhere'\n")
+    with pytest.raises(RuntimeError, match=r"nowhere/bin/nvcc does not exist"):
+        build_script.cuda_root_of(str(lying))
+
+
+def test_architectures_are_those_that_nvcc_knows(build_script: ModuleType, tmp_path: Path) -> None:
+    new = make_toolkit(tmp_path / "new", architectures="75 80 86 90 100 120")
+    assert build_script.default_architectures(new) == "8.0;9.0;10.0+PTX"
+    old = make_toolkit(tmp_path / "old", architectures="52 75 80 86 90")
+    assert build_script.default_architectures(old) == "8.0;9.0+PTX"
+    too_old = make_toolkit(tmp_path / "too_old", architectures="35 75")
+    with pytest.raises(RuntimeError, match=r"compiles for compute_35, compute_75"):
+        build_script.default_architectures(too_old)
+
+
+def test_every_source_is_compiled(build_script: ModuleType) -> None:
+    expected = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
+    extension = build_script.kernel_library(None)
+    assert extension.sources == expected
+    assert "csrc/ops.cpp" in expected
+    assert extension.name == "torch_dynemb._C"
+    assert extension.py_limited_api
+
+
+def test_cuda_sources_are_compiled_where_there_is_a_toolkit(
+    build_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = tmp_path / "csrc" / "cuda" / "lookup.cu"
+    kernels.parent.mkdir(parents=True)
+    kernels.touch()
+    monkeypatch.setattr(build_script, "ROOT", tmp_path)
+    monkeypatch.setattr(build_script, "SOURCES", tmp_path / "csrc")
+    assert build_script.kernel_library(None).sources == []
+
+    toolkit = make_toolkit(tmp_path / "cuda")
+    with pytest.raises(RuntimeError, match=r"has nvcc but no libcudart_static\.a"):
+        build_script.kernel_library(toolkit)
+    runtime = toolkit / "targets" / f"{os.uname().machine}-linux" / "lib" / "libcudart_static.a"
+    runtime.parent.mkdir(parents=True)
+    runtime.touch()
+    extension = build_script.kernel_library(toolkit)
+    assert extension.sources == ["csrc/cuda/lookup.cu"]
+    assert "cudart_static" in extension.libraries
+    assert str(runtime.parent) in extension.library_dirs
+
+
+def test_wheel_is_for_every_python_from_3_10() -> None:
+    program = """
+from distutils.core import run_setup
+command = run_setup("setup.py", stop_after="init").get_command_obj("bdist_wheel")
+command.ensure_finalized()
+command.root_is_pure = False
+print("-".join(command.get_tag()))
+"""
+    tag = subprocess.run(
+        [sys.executable, "-c", "import setuptools\n" + program],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert re.fullmatch(r"cp310-abi3-\w+", tag.strip())
+
+
+def undefined_symbols() -> list[str]:
+    command = ["nm", "--dynamic", "--undefined-only", "--demangle", str(LIBRARY)]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [line.split(maxsplit=1)[1] for line in listing.splitlines()]
+
+
+def test_library_needs_no_python_and_only_the_stable_abi() -> None:
+    symbols = undefined_symbols()
+    assert any(symbol.startswith(("aoti_torch_", "torch_")) for symbol in symbols)
+    unstable = re.compile(r"_?Py[A-Z_]|.*\b(at|c10|torch)::")
+    assert [symbol for symbol in symbols if unstable.match(symbol)] == []
+
+
+def test_version_is_the_same_everywhere() -> None:
+    import torch_dynemb
+
+    project = (ROOT / "pyproject.toml").read_text()
+    version = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
+    assert version is not None
+    assert torch_dynemb.__version__ == version.group(1)
+
+
+def test_import_needs_torch_alone() -> None:
+    program = "import sys, torch_dynemb; print({'torchrec', 'fbgemm_gpu'} & set(sys.modules))"
+    reply = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert reply.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train"], "-m tutorials.dlrm.train"),
+        (
+            ["train", "DATA=a.tsv b.tsv", "ARGS=--resume"],
+            "-m tutorials.dlrm.train a.tsv b.tsv --resume",
+        ),
+        (["test", "ARGS=-k optim"], '-m pytest tests -m "not long" -k optim'),
+        (["test-long", "ARGS=-x"], "-m pytest tests -m long --timeout 3600 -x"),
+        (["bench", "ARGS=--json"], "benchmarks/run.py --json"),
+    ],
+)
+def test_make_passes_arguments_on(arguments: list[str], expected: str) -> None:
+    inherited = {"MAKEFLAGS", "MAKEOVERRIDES", "ARGS", "DATA"}  # of the make that runs the tests
+    environ = {name: value for name, value in os.environ.items() if name not in inherited}
+    reply = subprocess.run(
+        ["make", "--dry-run", *arguments],
+        cwd=ROOT,
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert " ".join(reply.stdout.splitlines()[-1].split()).endswith(expected)
