@@ -107,12 +107,12 @@ $(STAMPS)/torchrec: pyproject.toml $(STAMPS)/tools | $(STAMPS)/package
 
 # absl::flat_hash_map; the other hash map, ska::flat_hash_map, comes with torch's headers
 $(STAMPS)/absl: | $(STAMPS)/tools
-	@printf '#include <absl/container/flat_hash_map.h>\n' | $${CXX:-c++} -x c++ -std=c++17 -fsyntax-only - || \
+	@pkg-config --exists absl_flat_hash_map 2>/dev/null || \
 	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	        apt-get update -qq && apt-get install -y -qq libabsl-dev; \
+	        apt-get update -qq && apt-get install -y -qq pkg-config libabsl-dev; \
 	    else \
-	        echo 'benchmarks/index.py compares with absl::flat_hash_map, and its headers are missing.' \
-	            'Debian, Ubuntu: sudo apt-get install libabsl-dev. Fedora: dnf install abseil-cpp-devel.' >&2; \
+	        echo 'benchmarks/index.py compares with absl::flat_hash_map, found by pkg-config. Install it:' \
+	            'apt-get install pkg-config libabsl-dev, or dnf install pkgconf abseil-cpp-devel' >&2; \
 	        exit 1; \
 	    fi
 	@touch $@
