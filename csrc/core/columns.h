@@ -1,0 +1,66 @@
+// Columns of the descriptor tensors. Python names the same columns in torch_dynemb/ops/columns.py;
+// a test compares the two.
+#pragma once
+
+#include <cstdint>
+
+namespace dynemb {
+
+// `meta` int64 [tables, kMetaColumns]: constants of a table.
+enum MetaColumn : int {
+  kMetaSeed = 0,
+  kMetaSlab = 1,
+  kMetaDim = 2,
+  kMetaHasPadding = 3,
+  kMetaPaddingId = 4,
+  kMetaInitBegin = 5,     // first initializer record of new ids in init_data
+  kMetaInitCount = 6,     // number of records
+  kMetaDefaultBegin = 7,  // records for ids that are read but not in the table
+  kMetaDefaultCount = 8,
+  kMetaRegionBegin = 9,     // first bucket of the table's region
+  kMetaRegionBuckets = 10,  // buckets in each of the region's two halves
+  kMetaColumns = 16
+};
+
+// `tables` int64 [tables, kTableColumns]: the index state of a table, changed in the forward.
+enum TableColumn : int {
+  kTableBucketCount = 0,
+  kTableActiveHalf = 1,
+  kTableSize = 2,
+  kTableTombstones = 3,
+  kTableInserted = 4,
+  kTableGrowths = 5,
+  kTableErased = 6,
+  kTableColumns = 8
+};
+
+// `slabs` int64 [slabs, kSlabColumns]: allocation of the rows of one dim.
+enum SlabColumn : int {
+  kSlabNextRow = 0,
+  kSlabFreeCount = 1,
+  kSlabCommittedRows = 2,  // rows for which available memory has been checked
+  kSlabRowBytes = 3,       // weights, generation and optimizer state of a row, in bytes
+  kSlabColumns = 4
+};
+
+// `row_clock` int64 [tables + kRowClockExtra]: optimizer step per table, then these.
+enum RowClockColumn : int {
+  kRowClockUpdates = 0,    // update calls over the row set
+  kRowClockSinceStep = 1,  // update calls since the last optimizer.step()
+  kRowClockStale = 2,      // gradients dropped because their row was given away
+  kRowClockReserved = 3,
+  kRowClockExtra = 4
+};
+
+// `hyper` float64 [tables, kHyperColumns]: hyper-parameters of the table's param group.
+enum HyperColumn : int {
+  kHyperLr = 0,
+  kHyperWeightDecay = 1,
+  kHyperEps = 2,
+  kHyperBeta1 = 3,
+  kHyperBeta2 = 4,
+  kHyperInitialState = 5,  // value of fresh optimizer state (Adagrad's initial accumulator)
+  kHyperColumns = 8
+};
+
+}  // namespace dynemb

@@ -1,0 +1,45 @@
+// What an id owns: a row number and the generation of its ownership.
+//
+// handle = row : 36 | generation : 28 in one int64. A free-list entry carries the next generation,
+// so a handle that outlives its id can be told from the row's new owner. A row is *live* when the
+// generation stored beside it equals the handle's: only then do its weights belong to the id.
+#pragma once
+
+#include "core/host_device.h"
+
+namespace dynemb {
+
+constexpr int64_t kNoHandle = -1;       // the id has no row
+constexpr int64_t kPaddingHandle = -2;  // the id is the table's padding id
+
+constexpr int kGenerationBits = 28;
+constexpr int64_t kGenerationMask = (int64_t{1} << kGenerationBits) - 1;
+constexpr int64_t kFirstGeneration = 1;  // zero-filled memory holds generation 0: never written
+
+DYNEMB_HD int64_t make_handle(int64_t row, int64_t generation) {
+  return (row << kGenerationBits) | (generation & kGenerationMask);
+}
+DYNEMB_HD int64_t handle_row(int64_t handle) { return handle >> kGenerationBits; }
+DYNEMB_HD int32_t handle_generation(int64_t handle) {
+  return static_cast<int32_t>(handle & kGenerationMask);
+}
+
+// The handle that the row's next owner gets. Generation 0 is skipped: it means "never written".
+DYNEMB_HD int64_t next_owner(int64_t handle) {
+  const int64_t generation = (handle + 1) & kGenerationMask;
+  return make_handle(handle_row(handle), generation == 0 ? kFirstGeneration : generation);
+}
+
+enum class RowStatus { kLive, kUnwritten, kStale };
+
+// kUnwritten: the stored generation is older than the handle's (the backward will write the row).
+// kStale: it is newer; the row was given to another id. Compared with wrap-around.
+DYNEMB_HD RowStatus row_status(int64_t handle, int32_t stored_generation) {
+  const int32_t generation = handle_generation(handle);
+  if (generation == stored_generation) return RowStatus::kLive;
+  if (stored_generation == 0) return RowStatus::kUnwritten;
+  const int64_t ahead = (static_cast<int64_t>(generation) - stored_generation) & kGenerationMask;
+  return ahead < (int64_t{1} << (kGenerationBits - 1)) ? RowStatus::kUnwritten : RowStatus::kStale;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,13 @@
+// One macro for functions that the CPU kernels and the CUDA kernels share.
+//
+// On the host they are forced inline: the CPU kernels compile each leaf function for several SIMD
+// levels (cpu/simd.h), and only inlined code takes the caller's instruction set.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define DYNEMB_HD __host__ __device__ __forceinline__
+#else
+#define DYNEMB_HD inline __attribute__((always_inline))
+#endif

@@ -1,0 +1,150 @@
+// reduce_grad: the gradient of every row that a lookup touched. bag_weight_grad: the gradient of
+// per_sample_weights.
+#include <torch/csrc/stable/library.h>
+
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "cpu/gradient_runs.h"
+#include "cpu/initial_row.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// Per slab: handle, id and table of each distinct row, and the sum of its gradients, in the order
+// of rows. The tensors have room for every id of the call; counts says how many entries are set.
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>,
+           Tensor>
+reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
+            Tensor init_data, Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets,
+            std::optional<Tensor> per_sample_weights, std::vector<int64_t> feature_tables,
+            std::vector<int64_t> feature_dims, int64_t pooling) {
+  const char* op = "reduce_grad";
+  const auto tables = table_rows(op, weights, generations, meta, init_data);
+  const Lookup lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
+                                    feature_tables, feature_dims, pooling);
+  const GradientSource source = gradient_source(op, lookup, grad_output);
+  const int64_t n = lookup.features.count;
+  Tensor counts = zeros_cpu({static_cast<int64_t>(weights.size())}, ScalarType::Long);
+  std::vector<Tensor> row_handles, row_ids, row_tables, gradients;
+  for (size_t s = 0; s < weights.size(); ++s) {
+    const int64_t dim = weights[s].size(1);
+    const GradientRuns runs = gradient_runs(op, lookup, tables, static_cast<int64_t>(s), dim);
+    const LongRuns long_runs = sum_long_runs(source, runs);
+    row_handles.push_back(empty_cpu({n}, ScalarType::Long));
+    row_ids.push_back(empty_cpu({n}, ScalarType::Long));
+    row_tables.push_back(empty_cpu({n}, ScalarType::Long));
+    gradients.push_back(empty_cpu({n, dim}, ScalarType::Float));
+    auto* handle = static_cast<int64_t*>(row_handles[s].data_ptr());
+    auto* id = static_cast<int64_t*>(row_ids[s].data_ptr());
+    auto* table = static_cast<int64_t*>(row_tables[s].data_ptr());
+    auto* gradient = static_cast<float*>(gradients[s].data_ptr());
+    static_cast<int64_t*>(counts.data_ptr())[s] = runs.count();
+    constexpr int64_t kChunk = 32;
+    parallel_units((runs.count() + kChunk - 1) / kChunk, n, [&](int64_t begin, int64_t end) {
+      const float* sums[kChunk];
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        const int64_t first = chunk * kChunk;
+        const int64_t last = std::min(first + kChunk, runs.count());
+        float* out = gradient + first * dim;
+        sum_runs({&source, &runs, &long_runs, first, last, out, sums});
+        for (int64_t r = first; r < last; ++r) {
+          const int64_t position = runs.position(runs.run[r]);
+          handle[r] = lookup.handles[position];
+          id[r] = lookup.features.ids[position];
+          table[r] = lookup.features.table[source.feature_of(position)];
+          if (sums[r - first] != gradient + r * dim) {
+            std::memcpy(gradient + r * dim, sums[r - first],
+                        sizeof(float) * static_cast<size_t>(dim));
+          }
+        }
+      }
+    });
+  }
+  return {row_handles, row_ids, row_tables, gradients, counts};
+}
+
+struct WeightGradJob {
+  const Lookup* lookup;
+  const TableRows* table;
+  BagTile tile;
+  const float* gradient;
+  float* scratch;  // one row
+  float* output;   // [ids]
+};
+
+DYNEMB_INLINE float dot(const float* a, const float* b, int64_t count) {
+  constexpr int kLanes = 16;  // fixed, so that every instruction set gives the same bits
+  float lane[kLanes] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lane[j] += a[c + j] * b[c + j];
+  }
+  for (int64_t j = c; j < count; ++j) lane[j - c] += a[j] * b[j];
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+  }
+  return lane[0];
+}
+
+// d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
+DYNEMB_INLINE void bag_weight_grad_tile_body(const WeightGradJob& job) {
+  const Lookup& lookup = *job.lookup;
+  const TableRows& table = *job.table;
+  for (int64_t b = job.tile.begin; b < job.tile.end; ++b) {
+    const int64_t bag = job.tile.feature * lookup.batch + b;
+    const float* g = job.gradient + b * lookup.columns + lookup.column[job.tile.feature];
+    float along_output = 0.0f;
+    for (int64_t i = lookup.offsets[bag]; i < lookup.offsets[bag + 1]; ++i) {
+      const float* row = resolve_row(table, lookup.handles[i], lookup.features.ids[i], job.scratch);
+      job.output[i] = row == nullptr ? 0.0f : dot(g, row, table.dim);
+      along_output += lookup.id_weights[i] * job.output[i];
+    }
+    if (lookup.pooling != kPoolMean) continue;
+    float scale;
+    bag_scale(lookup, bag, &scale);
+    for (int64_t i = lookup.offsets[bag]; i < lookup.offsets[bag + 1]; ++i) {
+      job.output[i] = lookup.handles[i] == kPaddingHandle
+                          ? 0.0f
+                          : (job.output[i] - along_output * scale) * scale;
+    }
+  }
+}
+DYNEMB_SIMD_VARIANTS(bag_weight_grad_tile, (const WeightGradJob& job), (job))
+
+// Must run before the update of the same backward: it reads the rows of the forward.
+Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
+                       Tensor init_data, Tensor grad_output, Tensor ids, Tensor handles,
+                       Tensor offsets, Tensor per_sample_weights,
+                       std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
+                       int64_t pooling) {
+  const char* op = "bag_weight_grad";
+  const auto tables = table_rows(op, weights, generations, meta, init_data);
+  const Lookup lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
+                                    feature_tables, feature_dims, pooling);
+  STD_TORCH_CHECK(pooling != kPoolNone, "dynemb::", op, ": pooling is 2 (none): no weights there");
+  const GradientSource source = gradient_source(op, lookup, grad_output);
+  Tensor result = empty_cpu({lookup.features.count}, ScalarType::Float);
+  auto* output = static_cast<float*>(result.data_ptr());
+  const std::vector<BagTile> tiles = make_bag_tiles(lookup);
+  parallel_units(static_cast<int64_t>(tiles.size()), lookup.features.count,
+                 [&](int64_t begin, int64_t end) {
+                   std::vector<float> scratch(static_cast<size_t>(lookup.columns));
+                   for (int64_t i = begin; i < end; ++i) {
+                     const TableRows& table = tables[lookup.features.table[tiles[i].feature]];
+                     bag_weight_grad_tile(
+                         {&lookup, &table, tiles[i], source.gradient, scratch.data(), output});
+                   }
+                 });
+  return result;
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("reduce_grad", TORCH_BOX(&dynemb::cpu::reduce_grad));
+  m.impl("bag_weight_grad", TORCH_BOX(&dynemb::cpu::bag_weight_grad));
+}

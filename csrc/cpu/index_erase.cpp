@@ -1,0 +1,63 @@
+// erase_: takes ids out of the index; their rows go to the free list.
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "cpu/index_probe.h"
+#include "cpu/index_view.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// How many ids were there, per table. An id given twice counts once.
+Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
+              Tensor meta, Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables) {
+  const char* op = "erase_";
+  const IndexView index = index_view(op, buckets, &scores, tables, meta);
+  check_tensor(op, "slabs", slabs, ScalarType::Long);
+  check_size(op, "slabs", slabs, 1, kSlabColumns);
+  check_tensor(op, "free_rows", free_rows, ScalarType::Long);
+  check_size(op, "free_rows", free_rows, 0, slabs.size(0));
+  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
+  auto* slab = static_cast<int64_t*>(slabs.data_ptr());
+  auto* free_row = static_cast<int64_t*>(free_rows.data_ptr());
+  const int64_t max_rows = free_rows.size(1);
+  Tensor erased = zeros_cpu({index.table_count}, ScalarType::Long);
+  auto* count = static_cast<int64_t*>(erased.data_ptr());
+  for (size_t f = 0; f < features.table.size(); ++f) {
+    const int64_t t = features.table[f];
+    const TableView table = index.table(t);
+    const int64_t s = index.meta_row(t)[kMetaSlab];
+    int64_t* row = index.table_row(t);
+    for (int64_t i = features.begin[f]; i < features.begin[f + 1]; ++i) {
+      const int64_t id = features.ids[i];
+      const SlotPosition position = probe(table, id, first_hash(id, table.salt), 0);
+      if (position.bucket < 0) continue;
+      int64_t* line = table.line(position.bucket);
+      int64_t& key = line[position.slot];
+      int64_t& stored = line[kBucketWidth + position.slot];
+      free_row[s * max_rows + slab[s * kSlabColumns + kSlabFreeCount]++] =
+          next_owner(decode_handle(stored));
+      // A bucket that was never full needs no tombstone: no probe goes past it.
+      if (has_empty_slot(line)) {
+        key = 0;
+      } else {
+        if (key == 0) key = kTombstoneKey;
+        ++row[kTableTombstones];
+      }
+      stored = 0;
+      if (table.scores != nullptr) {
+        table.scores[position.bucket * kBucketWidth + position.slot] = 0;
+      }
+      --row[kTableSize];
+      ++row[kTableErased];
+      ++count[t];
+    }
+  }
+  return erased;
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { m.impl("erase_", TORCH_BOX(&dynemb::cpu::erase_)); }

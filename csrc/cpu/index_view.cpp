@@ -1,0 +1,161 @@
+#include "cpu/index_view.h"
+
+#include <algorithm>
+
+namespace dynemb::cpu {
+namespace {
+
+const char* dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    default:
+      return "another dtype";
+  }
+}
+
+}  // namespace
+
+void check_tensor(const char* op, const char* name, const Tensor& tensor, ScalarType dtype) {
+  STD_TORCH_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name,
+                  " is on another device than the CPU: move it, or move the table with .to()");
+  STD_TORCH_CHECK(tensor.scalar_type() == dtype, "dynemb::", op, ": ", name, " has dtype ",
+                  dtype_name(tensor.scalar_type()), ", expected ", dtype_name(dtype));
+  STD_TORCH_CHECK(tensor.is_contiguous(), "dynemb::", op, ": ", name,
+                  " is not contiguous: call .contiguous()");
+}
+
+void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
+                int64_t expected) {
+  STD_TORCH_CHECK(tensor.dim() > dim, "dynemb::", op, ": ", name, " has ", tensor.dim(),
+                  " dimensions, expected at least ", dim + 1);
+  STD_TORCH_CHECK(tensor.size(dim) == expected, "dynemb::", op, ": ", name, ".size(", dim, ") is ",
+                  tensor.size(dim), ", expected ", expected);
+}
+
+Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
+  return torch::stable::empty(size, dtype, std::nullopt,
+                              torch::stable::Device(torch::headeronly::DeviceType::CPU));
+}
+
+Tensor zeros_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
+  Tensor tensor = empty_cpu(size, dtype);
+  return torch::stable::zero_(tensor);
+}
+
+TableView IndexView::half(int64_t table, int64_t half, int64_t bucket_count) const {
+  const int64_t* m = meta_row(table);
+  const int64_t begin = half_begin(table, half);
+  TableView view;
+  view.lines = buckets + begin * kBucketWords;
+  view.scores = scores == nullptr ? nullptr : scores + begin * kBucketWidth;
+  view.bucket_count = bucket_count;
+  view.salt = bucket_salt(m[kMetaSeed]);
+  view.has_padding = m[kMetaHasPadding] != 0;
+  view.padding_id = m[kMetaPaddingId];
+  return view;
+}
+
+TableView IndexView::table(int64_t table) const {
+  const int64_t* row = table_row(table);
+  return half(table, row[kTableActiveHalf], row[kTableBucketCount]);
+}
+
+IndexView index_view(const char* op, const Tensor& buckets, const Tensor* scores,
+                     const Tensor& tables, const Tensor& meta) {
+  check_tensor(op, "buckets", buckets, ScalarType::Long);
+  check_size(op, "buckets", buckets, 1, kBucketWords);
+  check_tensor(op, "tables", tables, ScalarType::Long);
+  check_size(op, "tables", tables, 1, kTableColumns);
+  check_tensor(op, "meta", meta, ScalarType::Long);
+  check_size(op, "meta", meta, 0, tables.size(0));
+  check_size(op, "meta", meta, 1, kMetaColumns);
+  IndexView view;
+  view.op = op;
+  view.buckets = static_cast<int64_t*>(buckets.data_ptr());
+  view.bucket_capacity = buckets.size(0);
+  view.scores = nullptr;
+  view.tables = static_cast<int64_t*>(tables.data_ptr());
+  view.meta = static_cast<const int64_t*>(meta.data_ptr());
+  view.table_count = tables.size(0);
+  if (scores != nullptr) {
+    check_tensor(op, "scores", *scores, ScalarType::Long);
+    check_size(op, "scores", *scores, 1, kBucketWidth);
+    if (scores->size(0) > 0) {
+      check_size(op, "scores", *scores, 0, view.bucket_capacity);
+      view.scores = static_cast<int64_t*>(scores->data_ptr());
+    }
+  }
+  for (int64_t t = 0; t < view.table_count; ++t) {
+    const int64_t* m = view.meta_row(t);
+    const int64_t* row = view.table_row(t);
+    const int64_t region = m[kMetaRegionBuckets];
+    STD_TORCH_CHECK(m[kMetaRegionBegin] >= 0 && region > 0 &&
+                        m[kMetaRegionBegin] + 2 * region <= view.bucket_capacity &&
+                        row[kTableBucketCount] > 0 && row[kTableBucketCount] <= region &&
+                        (row[kTableActiveHalf] == 0 || row[kTableActiveHalf] == 1),
+                    "dynemb::", op, ": the descriptor of table ", t,
+                    " does not fit into buckets with ", view.bucket_capacity, " rows");
+  }
+  return view;
+}
+
+FeatureIds feature_ids(const char* op, const Tensor& ids, const Tensor& offsets,
+                       const std::vector<int64_t>& feature_tables, int64_t table_count) {
+  check_tensor(op, "ids", ids, ScalarType::Long);
+  check_tensor(op, "offsets", offsets, ScalarType::Long);
+  STD_TORCH_CHECK(ids.dim() == 1, "dynemb::", op, ": ids has ", ids.dim(),
+                  " dimensions, expected 1: flatten it");
+  const int64_t features = static_cast<int64_t>(feature_tables.size());
+  const int64_t bags = offsets.numel() - 1;
+  STD_TORCH_CHECK(features > 0, "dynemb::", op, ": feature_tables is empty");
+  STD_TORCH_CHECK(offsets.dim() == 1 && bags >= 0 && bags % features == 0, "dynemb::", op,
+                  ": offsets has ", offsets.numel(),
+                  " elements, expected features * batch + 1 with ", features, " features");
+  FeatureIds result;
+  result.ids = static_cast<const int64_t*>(ids.data_ptr());
+  result.count = ids.numel();
+  const auto* offset = static_cast<const int64_t*>(offsets.data_ptr());
+  STD_TORCH_CHECK(offset[0] == 0, "dynemb::", op, ": offsets[0] is ", offset[0], ", expected 0");
+  bool decreases = false;
+  for (int64_t i = 0; i < bags; ++i) decreases |= offset[i + 1] < offset[i];
+  if (decreases) {
+    int64_t i = 0;
+    while (offset[i + 1] >= offset[i]) ++i;
+    STD_TORCH_CHECK(false, "dynemb::", op, ": offsets[", i + 1, "] is ", offset[i + 1],
+                    ", less than offsets[", i, "] = ", offset[i], ": offsets must not decrease");
+  }
+  STD_TORCH_CHECK(offset[bags] == result.count, "dynemb::", op, ": the last offset is ",
+                  offset[bags], ", expected the number of ids, ", result.count);
+  const int64_t batch = bags / features;
+  result.table = feature_tables;
+  result.begin.resize(features + 1);
+  for (int64_t f = 0; f < features; ++f) {
+    STD_TORCH_CHECK(feature_tables[f] >= 0 && feature_tables[f] < table_count, "dynemb::", op,
+                    ": feature_tables[", f, "] is ", feature_tables[f], ", expected 0 to ",
+                    table_count - 1);
+    result.begin[f] = offset[f * batch];
+  }
+  result.begin[features] = result.count;
+  return result;
+}
+
+std::vector<Tile> make_tiles(const FeatureIds& features) {
+  std::vector<Tile> tiles;
+  tiles.reserve(features.table.size() + static_cast<size_t>(features.count / kTileIds));
+  for (size_t f = 0; f < features.table.size(); ++f) {
+    for (int64_t begin = features.begin[f]; begin < features.begin[f + 1]; begin += kTileIds) {
+      tiles.push_back(
+          {begin, std::min(begin + kTileIds, features.begin[f + 1]), features.table[f]});
+    }
+  }
+  return tiles;
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,178 @@
+#include "cpu/memory.h"
+
+#include <sys/mman.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace dynemb::cpu {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Reserved ranges by their first address. Only these may be given to madvise.
+std::mutex ranges_mutex;
+std::map<uintptr_t, size_t>& ranges() {
+  static auto* map = new std::map<uintptr_t, size_t>();  // outlives tensors freed at exit
+  return *map;
+}
+
+bool is_reserved(const void* data, size_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const std::lock_guard<std::mutex> lock(ranges_mutex);
+  auto next = ranges().upper_bound(begin);
+  if (next == ranges().begin()) return false;
+  --next;
+  return begin + bytes <= next->first + next->second;
+}
+
+size_t page_size() {
+  static const size_t size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+// A number in a one-line file, or -1 ("max" or no such file).
+int64_t read_number(const char* path) {
+  std::ifstream file(path);
+  int64_t value = -1;
+  return file >> value ? value : -1;
+}
+
+int64_t control_group_left() {
+  const struct {
+    const char* limit;
+    const char* usage;
+  } groups[] = {
+      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+       "/sys/fs/cgroup/memory/memory.usage_in_bytes"},
+  };
+  for (const auto& group : groups) {
+    const int64_t limit = read_number(group.limit);
+    const int64_t usage = read_number(group.usage);
+    if (limit >= 0 && usage >= 0) return std::max<int64_t>(limit - usage, 0);
+  }
+  return std::numeric_limits<int64_t>::max();
+}
+
+struct DtypeInfo {
+  ScalarType type;
+  int64_t bytes;
+};
+
+DtypeInfo dtype_info(int64_t code) {
+  switch (code) {
+    case 0:
+      return {ScalarType::Float, 4};
+    case 1:
+      return {ScalarType::Int, 4};
+    case 2:
+      return {ScalarType::Long, 8};
+    default:
+      STD_TORCH_CHECK(false, "dynemb::reserve: dtype is ", code,
+                      ", expected 0 (float32), 1 (int32) or 2 (int64)");
+  }
+}
+
+int64_t available_memory_op() { return available_memory(); }
+
+// The first pages stay small, so that a small table does not take huge ones.
+constexpr size_t kSmallPages = size_t{4} << 20;
+
+Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
+  const DtypeInfo info = dtype_info(dtype);
+  std::vector<int64_t> strides(size.size());
+  int64_t numel = 1;
+  for (size_t i = size.size(); i-- > 0;) {
+    STD_TORCH_CHECK(size[i] >= 0 && (size[i] == 0 || numel <= (int64_t{1} << 47) / size[i]),
+                    "dynemb::reserve: size[", i, "] is ", size[i],
+                    ": the tensor would exceed the address space");
+    strides[i] = numel;
+    numel *= size[i];
+  }
+  const size_t bytes = std::max<size_t>(static_cast<size_t>(numel * info.bytes), page_size());
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  STD_TORCH_CHECK(
+      data != MAP_FAILED, "dynemb::reserve: could not reserve ", bytes,
+      " bytes of address space: ", std::strerror(errno),
+      ". Lower max_rows of the tables, or allow overcommit (vm.overcommit_memory 0 or 1)");
+  madvise(data, bytes, MADV_DONTDUMP);
+  if (huge_pages && bytes > kSmallPages) {
+    madvise(static_cast<char*>(data) + kSmallPages, bytes - kSmallPages, MADV_HUGEPAGE);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(ranges_mutex);
+    ranges()[reinterpret_cast<uintptr_t>(data)] = bytes;
+  }
+  return torch::stable::from_blob(data, size, strides,
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  info.type, [bytes](void* pointer) {
+                                    {
+                                      const std::lock_guard<std::mutex> lock(ranges_mutex);
+                                      ranges().erase(reinterpret_cast<uintptr_t>(pointer));
+                                    }
+                                    munmap(pointer, bytes);
+                                  });
+}
+
+}  // namespace
+
+int64_t available_memory() {
+  int64_t available = std::numeric_limits<int64_t>::max();
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string line; std::getline(meminfo, line);) {
+    if (line.compare(0, 13, "MemAvailable:") == 0) {
+      std::istringstream(line.substr(13)) >> available;
+      available *= 1024;
+      break;
+    }
+  }
+  return std::min(available, control_group_left());
+}
+
+void clear_memory(void* data, size_t bytes) {
+  constexpr size_t kWorthACall = size_t{1} << 16;
+  if (bytes < kWorthACall || !is_reserved(data, bytes)) {
+    std::memset(data, 0, bytes);
+    return;
+  }
+  const uintptr_t page = page_size();
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = (begin + bytes) / page * page;
+  std::memset(data, 0, first - begin);
+  if (madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0) {
+    std::memset(reinterpret_cast<void*>(first), 0, last - first);
+  }
+  std::memset(reinterpret_cast<void*>(last), 0, begin + bytes - last);
+}
+
+void prefer_huge_pages(void* data, size_t bytes) {
+  if (!is_reserved(data, bytes)) return;
+  const uintptr_t page = page_size();
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t last = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+}
+
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CompositeExplicitAutograd, m) {
+  m.impl("reserve", TORCH_BOX(&dynemb::cpu::reserve));
+  m.impl("available_memory", TORCH_BOX(&dynemb::cpu::available_memory_op));
+}

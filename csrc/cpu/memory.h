@@ -1,0 +1,20 @@
+// Reserved virtual memory: address space without pages. A table's tensors are reserved once at a
+// size no machine can fill, so growth neither moves rows nor changes a tensor's shape or address.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dynemb::cpu {
+
+// Physical memory that can still be taken without swapping, in bytes: the smaller of MemAvailable
+// and what the control group has left.
+int64_t available_memory();
+
+// Zeroes `bytes` at `data`. Whole pages of a reserved range go back to the system instead.
+void clear_memory(void* data, size_t bytes);
+
+// Asks for huge pages for what lies in a reserved range; does nothing for other memory.
+void prefer_huge_pages(void* data, size_t bytes);
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,264 @@
+// <optimizer>_update_ applies reduced gradients to rows; <optimizer>_backward_ reduces the output
+// gradient of a lookup and applies it in the same pass, without writing the reduced gradients.
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+#include <vector>
+
+#include "core/optimizer/adagrad.h"
+#include "core/optimizer/adam.h"
+#include "core/optimizer/adamw.h"
+#include "core/optimizer/rowwise_adagrad.h"
+#include "core/optimizer/sgd.h"
+#include "cpu/gradient_runs.h"
+#include "cpu/row_update.h"
+
+namespace dynemb::cpu {
+namespace {
+
+constexpr int64_t kRowsPerChunk = 32;  // rows prefetched, summed and updated together
+
+// The row tensors, checked against the optimizer, and the scalars of this update.
+template <class Optimizer>
+struct UpdateCall {
+  std::vector<TableRows> tables;
+  std::vector<std::vector<float*>> state;  // [slab][state]
+  std::vector<OptimizerStep> steps;
+  int64_t* clock;
+  int64_t* extra;
+
+  UpdateCall(const char* op, const std::vector<Tensor>& weights,
+             const std::vector<Tensor>& generations, const std::vector<Tensor>& states,
+             const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
+             const Tensor& init_data, const Tensor& updates,
+             const std::vector<int64_t>& updated_tables)
+      : tables(table_rows(op, weights, generations, meta, init_data)) {
+    constexpr size_t kStates = Optimizer::kElementStates + Optimizer::kRowStates;
+    const size_t slabs = weights.size();
+    const int64_t table_count = meta.size(0);
+    STD_TORCH_CHECK(states.size() == kStates * slabs, "dynemb::", op, ": state has ", states.size(),
+                    " tensors, expected ", kStates, " for each of ", slabs, " slabs");
+    state.resize(slabs);
+    for (size_t s = 0; s < slabs; ++s) {
+      for (size_t k = 0; k < kStates; ++k) {
+        const Tensor& tensor = states[k * slabs + s];
+        const int64_t width = k < Optimizer::kElementStates ? weights[s].size(1) : 1;
+        check_tensor(op, "state", tensor, ScalarType::Float);
+        check_size(op, "state", tensor, 0, weights[s].size(0));
+        STD_TORCH_CHECK(tensor.numel() == weights[s].size(0) * width, "dynemb::", op, ": state ", k,
+                        " of slab ", s, " has ", tensor.numel(), " elements, expected ",
+                        weights[s].size(0) * width);
+        state[s].push_back(static_cast<float*>(tensor.data_ptr()));
+      }
+    }
+    check_tensor(op, "row_clock", row_clock, ScalarType::Long);
+    check_size(op, "row_clock", row_clock, 0, table_count + kRowClockExtra);
+    check_tensor(op, "hyper", hyper, ScalarType::Double);
+    check_size(op, "hyper", hyper, 0, table_count);
+    check_size(op, "hyper", hyper, 1, kHyperColumns);
+    check_tensor(op, "updates", updates, ScalarType::Long);
+    check_size(op, "updates", updates, 0, 1);
+    clock = static_cast<int64_t*>(row_clock.data_ptr());
+    extra = clock + table_count;
+    const int64_t seen = *static_cast<const int64_t*>(updates.data_ptr());
+    STD_TORCH_CHECK(
+        seen == extra[kRowClockUpdates], "dynemb::", op,
+        ": the rows were updated between this lookup's forward and its backward (update ", seen,
+        " then, ", extra[kRowClockUpdates],
+        " now), so its gradients no longer fit them. Do not look a table up twice before a "
+        "backward, nor run backward twice: pass all features of a table to one call, or use split "
+        "mode (reduce_grad, then one update_ op)");
+    std::vector<bool> updated(table_count, false);
+    for (const int64_t t : updated_tables) {
+      STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", op, ": updated table is ", t,
+                      ", expected 0 to ", table_count - 1);
+      updated[t] = true;
+    }
+    const auto* h = static_cast<const double*>(hyper.data_ptr());
+    for (int64_t t = 0; t < table_count; ++t) {
+      steps.push_back(optimizer_step(h + t * kHyperColumns, clock[t] + (updated[t] ? 1 : 0)));
+    }
+    updated_ = std::move(updated);
+  }
+
+  // Advances the steps of the tables in this update, once everything has been checked.
+  void advance() {
+    for (size_t t = 0; t < updated_.size(); ++t) clock[t] += updated_[t] ? 1 : 0;
+    ++extra[kRowClockUpdates];
+    ++extra[kRowClockSinceStep];
+  }
+
+  int64_t apply(const std::vector<RowUpdate>& rows, int64_t slab) const {
+    RowUpdateJob job{rows.data(),        static_cast<int64_t>(rows.size()),
+                     tables.data(),      steps.data(),
+                     state[slab].data(), 0};
+    update_rows(job, Optimizer{});
+    return job.stale;
+  }
+
+ private:
+  std::vector<bool> updated_;
+};
+
+template <class Optimizer>
+void update_runs(const UpdateCall<Optimizer>& call, const GradientSource& source,
+                 const GradientRuns& runs) {
+  const Lookup& lookup = *source.lookup;
+  const LongRuns long_runs = sum_long_runs(source, runs);
+  const int64_t chunks = (runs.count() + kRowsPerChunk - 1) / kRowsPerChunk;
+  std::vector<int64_t> stale(chunks, 0);
+  parallel_units(chunks, static_cast<int64_t>(runs.sorted.size()), [&](int64_t begin, int64_t end) {
+    std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * runs.dim));
+    const float* sums[kRowsPerChunk];
+    std::vector<RowUpdate> rows;
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      const int64_t first = chunk * kRowsPerChunk;
+      const int64_t last = std::min(first + kRowsPerChunk, runs.count());
+      rows.clear();
+      for (int64_t r = first; r < last; ++r) {
+        const int64_t position = runs.position(runs.run[r]);
+        const int64_t table = lookup.features.table[source.feature_of(position)];
+        const int64_t handle = lookup.handles[position];
+        rows.push_back({handle, lookup.features.ids[position], table, nullptr});
+        prefetch_update<Optimizer>(call.tables[table], handle_row(handle),
+                                   call.state[runs.slab].data());
+      }
+      sum_runs({&source, &runs, &long_runs, first, last, buffer.data(), sums});
+      for (size_t k = 0; k < rows.size(); ++k) rows[k].gradient = sums[k];
+      stale[chunk] = call.apply(rows, runs.slab);
+    }
+  });
+  for (const int64_t n : stale) call.extra[kRowClockStale] += n;
+}
+
+template <class Optimizer>
+void backward(const char* op, const std::vector<Tensor>& weights,
+              const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
+              const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
+              const Tensor& init_data, const Tensor& grad_output, const Tensor& ids,
+              const Tensor& handles, const Tensor& offsets,
+              const std::optional<Tensor>& per_sample_weights, const Tensor& updates,
+              const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
+              int64_t pooling) {
+  UpdateCall<Optimizer> call(op, weights, generations, state, row_clock, hyper, meta, init_data,
+                             updates, feature_tables);
+  const Lookup lookup = lookup_call(op, call.tables, ids, handles, offsets, per_sample_weights,
+                                    feature_tables, feature_dims, pooling);
+  const GradientSource source = gradient_source(op, lookup, grad_output);
+  std::vector<GradientRuns> slabs;
+  for (size_t s = 0; s < weights.size(); ++s) {
+    slabs.push_back(
+        gradient_runs(op, lookup, call.tables, static_cast<int64_t>(s), weights[s].size(1)));
+  }
+  call.advance();
+  for (const GradientRuns& runs : slabs) update_runs(call, source, runs);
+}
+
+template <class Optimizer>
+void update(const char* op, const std::vector<Tensor>& weights,
+            const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
+            const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
+            const Tensor& init_data, const std::vector<Tensor>& handles,
+            const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
+            const std::vector<Tensor>& gradients, const Tensor& counts, const Tensor& updates,
+            const std::vector<int64_t>& updated_tables) {
+  UpdateCall<Optimizer> call(op, weights, generations, state, row_clock, hyper, meta, init_data,
+                             updates, updated_tables);
+  const size_t slabs = weights.size();
+  STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
+                      gradients.size() == slabs,
+                  "dynemb::", op, ": handles, ids, tables and gradients must have one tensor for ",
+                  "each of ", slabs, " slabs");
+  check_tensor(op, "counts", counts, ScalarType::Long);
+  check_size(op, "counts", counts, 0, static_cast<int64_t>(slabs));
+  const auto* count = static_cast<const int64_t*>(counts.data_ptr());
+  const int64_t table_count = static_cast<int64_t>(call.tables.size());
+  std::vector<std::vector<RowUpdate>> rows(slabs);
+  for (size_t s = 0; s < slabs; ++s) {
+    check_tensor(op, "handles", handles[s], ScalarType::Long);
+    check_tensor(op, "ids", ids[s], ScalarType::Long);
+    check_tensor(op, "tables", tables[s], ScalarType::Long);
+    check_tensor(op, "gradients", gradients[s], ScalarType::Float);
+    STD_TORCH_CHECK(count[s] >= 0 && count[s] <= handles[s].numel() && count[s] <= ids[s].numel() &&
+                        count[s] <= tables[s].numel() &&
+                        count[s] * weights[s].size(1) <= gradients[s].numel(),
+                    "dynemb::", op, ": counts[", s, "] is ", count[s],
+                    ", more than handles, ids, tables or gradients hold");
+    const auto* handle = static_cast<const int64_t*>(handles[s].data_ptr());
+    const auto* id = static_cast<const int64_t*>(ids[s].data_ptr());
+    const auto* table = static_cast<const int64_t*>(tables[s].data_ptr());
+    const auto* gradient = static_cast<const float*>(gradients[s].data_ptr());
+    for (int64_t u = 0; u < count[s]; ++u) {
+      STD_TORCH_CHECK(handle[u] >= 0 && handle_row(handle[u]) < weights[s].size(0) &&
+                          table[u] >= 0 && table[u] < table_count &&
+                          call.tables[table[u]].slab == static_cast<int64_t>(s),
+                      "dynemb::", op, ": entry ", u, " of slab ", s, " has handle ", handle[u],
+                      " and table ", table[u], ", expected what reduce_grad returned");
+      rows[s].push_back({handle[u], id[u], table[u], gradient + u * weights[s].size(1)});
+    }
+  }
+  call.advance();
+  for (size_t s = 0; s < slabs; ++s) {
+    const int64_t total = static_cast<int64_t>(rows[s].size());
+    const int64_t chunks = (total + kRowsPerChunk - 1) / kRowsPerChunk;
+    std::vector<int64_t> stale(chunks, 0);
+    parallel_units(chunks, total, [&](int64_t begin, int64_t end) {
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        const auto first = rows[s].begin() + chunk * kRowsPerChunk;
+        const auto last = rows[s].begin() + std::min((chunk + 1) * kRowsPerChunk, total);
+        const std::vector<RowUpdate> part(first, last);
+        for (const RowUpdate& row : part) {
+          prefetch_update<Optimizer>(call.tables[row.table], handle_row(row.handle),
+                                     call.state[s].data());
+        }
+        stale[chunk] = call.apply(part, static_cast<int64_t>(s));
+      }
+    });
+    for (const int64_t n : stale) call.extra[kRowClockStale] += n;
+  }
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+// The two ops of one optimizer: name##_update_ and name##_backward_.
+#define DYNEMB_OPTIMIZER_OPS(name, Optimizer)                                                     \
+  static void name##_update_(                                                                     \
+      std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
+      Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, std::vector<Tensor> handles, \
+      std::vector<Tensor> ids, std::vector<Tensor> tables, std::vector<Tensor> gradients,         \
+      Tensor counts, Tensor updates, std::vector<int64_t> updated_tables) {                       \
+    update<Optimizer>(#name "_update_", weights, generations, state, row_clock, hyper, meta,      \
+                      init_data, handles, ids, tables, gradients, counts, updates,                \
+                      updated_tables);                                                            \
+  }                                                                                               \
+  static void name##_backward_(                                                                   \
+      std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
+      Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor grad_output,          \
+      Tensor ids, Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,       \
+      Tensor updates, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,     \
+      int64_t pooling) {                                                                          \
+    backward<Optimizer>(#name "_backward_", weights, generations, state, row_clock, hyper, meta,  \
+                        init_data, grad_output, ids, handles, offsets, per_sample_weights,        \
+                        updates, feature_tables, feature_dims, pooling);                          \
+  }
+
+namespace dynemb::cpu {
+DYNEMB_OPTIMIZER_OPS(sgd, Sgd)
+DYNEMB_OPTIMIZER_OPS(adagrad, Adagrad)
+DYNEMB_OPTIMIZER_OPS(rowwise_adagrad, RowwiseAdagrad)
+DYNEMB_OPTIMIZER_OPS(adam, Adam)
+DYNEMB_OPTIMIZER_OPS(adamw, AdamW)
+}  // namespace dynemb::cpu
+
+#define DYNEMB_REGISTER_OPTIMIZER(name)                              \
+  m.impl(#name "_update_", TORCH_BOX(&dynemb::cpu::name##_update_)); \
+  m.impl(#name "_backward_", TORCH_BOX(&dynemb::cpu::name##_backward_));
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  DYNEMB_REGISTER_OPTIMIZER(sgd)
+  DYNEMB_REGISTER_OPTIMIZER(adagrad)
+  DYNEMB_REGISTER_OPTIMIZER(rowwise_adagrad)
+  DYNEMB_REGISTER_OPTIMIZER(adam)
+  DYNEMB_REGISTER_OPTIMIZER(adamw)
+}

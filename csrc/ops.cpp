@@ -1,0 +1,89 @@
+// Every schema of the library. Kernels are in cpu/ and cuda/; fake implementations and autograd
+// formulas in torch_dynemb/ops.
+//
+// A group of tables is a set of plain tensors. The index (buckets, scores, tables, slabs,
+// free_rows) is changed in the forward only; the rows (weights, generations, state, row_clock) in
+// the backward only. A tensor changed in both would be copied whole by every compiled step.
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+
+STABLE_TORCH_LIBRARY(dynemb, m) {
+  // Memory and instruction set.
+  m.def("reserve(int[] size, int dtype, bool huge_pages) -> Tensor");
+  m.def("available_memory() -> int");
+  m.def("simd_level() -> int");
+  m.def("set_simd_level(int level) -> ()");
+
+  // Index.
+  m.def(
+      "find(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets, "
+      "int[] feature_tables) -> (Tensor handles, Tensor missing)");
+  m.def(
+      "find_or_insert_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(d!) slabs, "
+      "Tensor(e!) free_rows, Tensor meta, Tensor clock, Tensor ids, Tensor offsets, "
+      "int[] feature_tables) -> Tensor");
+  m.def(
+      "erase_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(d!) slabs, "
+      "Tensor(e!) free_rows, Tensor meta, Tensor ids, Tensor offsets, int[] feature_tables) "
+      "-> Tensor");
+  m.def(
+      "grow_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor meta, int table, "
+      "int ids) -> ()");
+  m.def(
+      "export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table, "
+      "int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)");
+
+  // Lookups. State, hyper, grad_anchor and optimizer are there for the autograd formula, whose
+  // backward updates the rows. The second output says how often the rows had been updated.
+  m.def(
+      "embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor row_clock, "
+      "Tensor hyper, Tensor meta, Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, "
+      "Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables, int[] feature_dims, "
+      "int pooling, int optimizer) -> (Tensor output, Tensor updates)");
+  m.def(
+      "embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor row_clock, "
+      "Tensor hyper, Tensor meta, Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, "
+      "Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) "
+      "-> (Tensor output, Tensor updates)");
+  m.def(
+      "embedding_bag_inference(Tensor[] weights, Tensor[] generations, Tensor meta, "
+      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
+      "int[] feature_tables, int[] feature_dims, int pooling) -> Tensor");
+  m.def(
+      "embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta, "
+      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, "
+      "int dim) -> Tensor");
+
+  // Gradients of a lookup.
+  m.def(
+      "reduce_grad(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, "
+      "Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, "
+      "Tensor? per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) "
+      "-> (Tensor[] handles, Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts)");
+  m.def(
+      "bag_weight_grad(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, "
+      "Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, "
+      "Tensor per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) "
+      "-> Tensor");
+
+  // Rows. For every optimizer: <name>_update_ applies what reduce_grad returned, <name>_backward_
+  // reduces and applies in one pass.
+  m.def(
+      "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
+      "Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor");
+  for (const char* name : {"sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"}) {
+    const std::string rows =
+        "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
+        "Tensor(d!) row_clock, Tensor hyper, Tensor meta, Tensor init_data, ";
+    m.def((std::string(name) + "_update_(" + rows +
+           "Tensor[] handles, Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts, "
+           "Tensor updates, int[] updated_tables) -> ()")
+              .c_str());
+    m.def((std::string(name) + "_backward_(" + rows +
+           "Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, "
+           "Tensor? per_sample_weights, Tensor updates, int[] feature_tables, "
+           "int[] feature_dims, int pooling) -> ()")
+              .c_str());
+  }
+}

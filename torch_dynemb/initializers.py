@@ -1,0 +1,255 @@
+"""Initial values of rows.
+
+A row's initial value is a pure function of (seed, table, id, column): the same whenever the id
+arrives, on every rank, device and instruction set. Xavier and Kaiming scales are those of
+``torch.nn.init`` for a matrix [num_embeddings, dim], so fan_in is dim; a table without vocabulary has
+no num_embeddings, so fan_out is an argument and dim if it is not given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, InitKind
+
+
+@dataclass(frozen=True)
+class InitRecord:
+    """One initializer in the form the kernels read: a kind and up to six parameters."""
+
+    kind: InitKind
+    parameters: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """Base of the initializers. Instances are values: they hold no random state."""
+
+    def record(self, dim: int) -> InitRecord:
+        """The record for rows of ``dim`` columns."""
+        raise NotImplementedError(f"{type(self).__name__} does not define record()")
+
+
+def _finite(initializer: Initializer, **values: float) -> None:
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(
+                f"{type(initializer).__name__}: {name} is {value}, expected a finite number"
+            )
+
+
+def _positive(initializer: Initializer, name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{type(initializer).__name__}: {name} is {value}, expected more than 0")
+
+
+@dataclass(frozen=True)
+class Constant(Initializer):
+    """Every value is ``value``."""
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _finite(self, value=self.value)
+
+    def record(self, dim: int) -> InitRecord:
+        return InitRecord(InitKind.CONSTANT, (self.value,))
+
+
+@dataclass(frozen=True)
+class Uniform(Initializer):
+    """Uniform in [low, high)."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        _finite(self, low=self.low, high=self.high)
+        if self.low > self.high:
+            raise ValueError(f"Uniform: low is {self.low}, expected at most high = {self.high}")
+
+    def record(self, dim: int) -> InitRecord:
+        return InitRecord(InitKind.UNIFORM, (self.low, self.high - self.low))
+
+
+@dataclass(frozen=True)
+class Normal(Initializer):
+    """Normal with ``mean`` and standard deviation ``std``."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        _finite(self, mean=self.mean, std=self.std)
+        if self.std < 0:
+            raise ValueError(f"Normal: std is {self.std}, expected at least 0")
+
+    def record(self, dim: int) -> InitRecord:
+        return InitRecord(InitKind.NORMAL, (self.mean, self.std))
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Initializer):
+    """Normal with ``mean`` and ``std``, restricted to [low, high] (``torch.nn.init.trunc_normal_``)."""
+
+    mean: float = 0.0
+    std: float = 1.0
+    low: float = -2.0
+    high: float = 2.0
+
+    def __post_init__(self) -> None:
+        _finite(self, mean=self.mean, std=self.std, low=self.low, high=self.high)
+        _positive(self, "std", self.std)
+        if self.low >= self.high:
+            raise ValueError(
+                f"TruncatedNormal: low is {self.low}, expected less than high = {self.high}"
+            )
+        if self._cdf(self.high) - self._cdf(self.low) < 1e-6:
+            raise ValueError(
+                f"TruncatedNormal: [{self.low}, {self.high}] holds less than 1e-6 of "
+                f"normal({self.mean}, {self.std}): widen the bounds"
+            )
+
+    def _cdf(self, value: float) -> float:
+        return 0.5 * (1 + math.erf((value - self.mean) / (self.std * math.sqrt(2))))
+
+    def record(self, dim: int) -> InitRecord:
+        low = self._cdf(self.low)
+        return InitRecord(
+            InitKind.TRUNCATED_NORMAL,
+            (self.mean, self.std, low, self._cdf(self.high) - low, self.low, self.high),
+        )
+
+
+@dataclass(frozen=True)
+class XavierUniform(Initializer):
+    """Uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot, Bengio 2010)."""
+
+    gain: float = 1.0
+    fan_out: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "gain", self.gain)
+
+    def record(self, dim: int) -> InitRecord:
+        bound = self.gain * math.sqrt(6.0 / (dim + (self.fan_out or dim)))
+        return InitRecord(InitKind.UNIFORM, (-bound, 2 * bound))
+
+
+@dataclass(frozen=True)
+class XavierNormal(Initializer):
+    """Normal with std = gain * sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010)."""
+
+    gain: float = 1.0
+    fan_out: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "gain", self.gain)
+
+    def record(self, dim: int) -> InitRecord:
+        std = self.gain * math.sqrt(2.0 / (dim + (self.fan_out or dim)))
+        return InitRecord(InitKind.NORMAL, (0.0, std))
+
+
+def _leaky_gain(slope: float) -> float:
+    return math.sqrt(2.0 / (1.0 + slope * slope))
+
+
+@dataclass(frozen=True)
+class KaimingUniform(Initializer):
+    """Uniform in +-sqrt(6 / ((1 + slope^2) * fan_in)) (He et al. 2015), slope of a leaky ReLU."""
+
+    slope: float = 0.0
+
+    def __post_init__(self) -> None:
+        _finite(self, slope=self.slope)
+
+    def record(self, dim: int) -> InitRecord:
+        bound = _leaky_gain(self.slope) * math.sqrt(3.0 / dim)
+        return InitRecord(InitKind.UNIFORM, (-bound, 2 * bound))
+
+
+@dataclass(frozen=True)
+class KaimingNormal(Initializer):
+    """Normal with std = sqrt(2 / ((1 + slope^2) * fan_in)) (He et al. 2015), slope of a leaky ReLU."""
+
+    slope: float = 0.0
+
+    def __post_init__(self) -> None:
+        _finite(self, slope=self.slope)
+
+    def record(self, dim: int) -> InitRecord:
+        return InitRecord(InitKind.NORMAL, (0.0, _leaky_gain(self.slope) / math.sqrt(dim)))
+
+
+@dataclass(frozen=True)
+class ByColumn(Initializer):
+    """Different initializers for ranges of columns.
+
+    Args:
+        parts: (number of columns, initializer) from the first column on; the numbers must add up to
+            the table's dim.
+
+    Example:
+        >>> ByColumn(((1, Constant(0.0)), (15, Normal(0.0, 0.01)))).parts[0]
+        (1, Constant(value=0.0))
+    """
+
+    parts: tuple[tuple[int, Initializer], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(tuple(part) for part in self.parts))
+        for columns, part in self.parts:
+            if columns <= 0:
+                raise ValueError(f"ByColumn: a part has {columns} columns, expected at least 1")
+            if isinstance(part, ByColumn):
+                raise TypeError("ByColumn: a part is a ByColumn itself: write its parts out")
+
+
+class InitData:
+    """Collects the records of a group's tables into one float64 tensor."""
+
+    def __init__(self) -> None:
+        self._records: list[list[float]] = []
+        self._vectors: list[tuple[int, Tensor]] = []
+
+    def add(self, initializer: Initializer, dim: int) -> tuple[int, int]:
+        """Adds an initializer; returns (first element of its records, number of records)."""
+        first = len(self._records) * INIT_RECORD_COLUMNS
+        parts = initializer.parts if isinstance(initializer, ByColumn) else ((dim, initializer),)
+        total = sum(columns for columns, _ in parts)
+        if total != dim:
+            raise ValueError(
+                f"initializer: the parts of ByColumn have {total} columns, but embedding_dim is {dim}"
+            )
+        begin = 0
+        for columns, part in parts:
+            record = part.record(dim)
+            self._add_record(begin, begin + columns, record.kind, record.parameters)
+            begin += columns
+        return first, len(parts)
+
+    def add_vector(self, values: Tensor) -> tuple[int, int]:
+        """Adds a fixed vector, float [dim]."""
+        first = len(self._records) * INIT_RECORD_COLUMNS
+        self._vectors.append((len(self._records), values.detach().double().cpu()))
+        self._add_record(0, values.numel(), InitKind.VECTOR, (0.0,))
+        return first, 1
+
+    def _add_record(self, begin: int, end: int, kind: int, parameters: Sequence[float]) -> None:
+        record = [float(begin), float(end), float(kind), *parameters]
+        self._records.append(record + [0.0] * (INIT_RECORD_COLUMNS - len(record)))
+
+    def tensor(self) -> Tensor:
+        """float64 [n]: all records, then the vectors they point to."""
+        records = torch.tensor(self._records, dtype=torch.float64)
+        offset = records.numel()
+        for record, values in self._vectors:
+            records[record, 3] = offset
+            offset += values.numel()
+        return torch.cat([records.flatten(), *(values for _, values in self._vectors)])

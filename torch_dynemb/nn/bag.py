@@ -1,0 +1,188 @@
+"""``nn.EmbeddingBag`` without a vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.initializers import Initializer
+from torch_dynemb.nn.embedding import SingleTable, check_static_weight
+from torch_dynemb.nn.table_module import flat_ids
+from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.table import EvalDefault, Score, pooling_of
+
+
+class DynamicEmbeddingBag(SingleTable):
+    """Sums or means of bags of ids: ``nn.EmbeddingBag`` without ``num_embeddings``.
+
+    Args:
+        embedding_dim: columns of a row.
+        mode: ``"sum"`` or ``"mean"``. With ``per_sample_weights`` the mean is
+            sum(w_i e_i) / sum(w_i). An empty bag gives zeros.
+        include_last_offset: offsets have one element per bag and the number of ids at the end.
+        name, padding_idx, initializer, optimizer, trainable, eval_default, dtype, device, score,
+            max_rows: as in :class:`DynamicEmbedding`. The padding id does not count in a mean.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> ads = td.DynamicEmbeddingBag(8, mode="mean", optimizer=td.RowWiseAdagrad(lr=0.1))
+        >>> ads(torch.tensor([5, 6, 5]), torch.tensor([0, 2])).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        mode: str = "sum",
+        *,
+        name: str | None = None,
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        initializer: Initializer | None = None,
+        optimizer: OptimizerConfig | None = None,
+        trainable: bool = True,
+        eval_default: EvalDefault = "initial",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        score: Score = "none",
+        max_rows: int | None = None,
+    ) -> None:
+        self_pooling = pooling_of(mode)
+        super().__init__(
+            embedding_dim,
+            name=name,
+            padding_idx=padding_idx,
+            initializer=initializer,
+            optimizer=optimizer,
+            trainable=trainable,
+            eval_default=eval_default,
+            dtype=dtype,
+            device=device,
+            score=score,
+            max_rows=max_rows,
+        )
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+        self._pooling = self_pooling
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Looks up and pools ids.
+
+        Args:
+            input: int64 or int32; (B, L): B bags of L ids, or (N,) with offsets.
+            offsets: int64 or int32 (B,), where each bag begins; (B + 1,) with include_last_offset.
+            per_sample_weights: float32 of the shape of input; gets a gradient.
+
+        Returns:
+            float32 (B, embedding_dim).
+
+        Raises:
+            TypeError, ValueError: dtypes or shapes do not match.
+            RuntimeError: offsets are not ascending from 0; the table is full or memory is short. No
+                id has been inserted then.
+        """
+        ids = flat_ids("DynamicEmbeddingBag", input)
+        bag_offsets = self._bag_offsets(input, offsets)
+        if per_sample_weights is not None:
+            if per_sample_weights.shape != input.shape:
+                raise ValueError(
+                    "DynamicEmbeddingBag: per_sample_weights has shape "
+                    f"{tuple(per_sample_weights.shape)}, expected that of input, {tuple(input.shape)}"
+                )
+            if per_sample_weights.dtype != torch.float32:
+                raise TypeError(
+                    f"DynamicEmbeddingBag: per_sample_weights has dtype {per_sample_weights.dtype}, "
+                    "expected float32"
+                )
+            per_sample_weights = per_sample_weights.reshape(-1)
+        return self._lookup(
+            ids,
+            bag_offsets,
+            per_sample_weights,
+            feature_tables=[0],
+            feature_dims=[self.embedding_dim],
+            pooling=self._pooling,
+        )
+
+    def _bag_offsets(self, input: Tensor, offsets: Tensor | None) -> Tensor:
+        """int64 (B + 1,), from 0 to the number of ids."""
+        if input.dim() == 2:
+            if offsets is not None:
+                raise ValueError(
+                    "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
+                    "bags: leave it out"
+                )
+            return torch.arange(input.shape[0] + 1, dtype=torch.int64) * input.shape[1]
+        if input.dim() != 1:
+            raise ValueError(
+                f"DynamicEmbeddingBag: input has shape {tuple(input.shape)}, expected 1 or 2 "
+                "dimensions"
+            )
+        if offsets is None:
+            raise ValueError(
+                "DynamicEmbeddingBag: offsets is None, expected where each bag of the 1-D input "
+                "begins"
+            )
+        if offsets.dtype not in (torch.int64, torch.int32):
+            raise TypeError(
+                f"DynamicEmbeddingBag: offsets has dtype {offsets.dtype}, expected int64 or int32"
+            )
+        if offsets.dim() != 1:
+            raise ValueError(
+                f"DynamicEmbeddingBag: offsets has shape {tuple(offsets.shape)}, expected 1 dimension"
+            )
+        offsets = offsets.to(torch.int64)
+        if self.include_last_offset:
+            if offsets.shape[0] == 0:
+                raise ValueError(
+                    "DynamicEmbeddingBag: offsets is empty, but include_last_offset expects the "
+                    "number of ids at its end"
+                )
+            return offsets
+        end = torch.full((1,), input.shape[0], dtype=torch.int64)
+        return torch.cat([offsets, end])
+
+    @classmethod
+    def from_embedding(
+        cls,
+        weight: Tensor,
+        ids: Tensor | None = None,
+        *,
+        mode: str = "sum",
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        name: str | None = None,
+        initializer: Initializer | None = None,
+        optimizer: OptimizerConfig | None = None,
+        trainable: bool = True,
+        eval_default: EvalDefault = "initial",
+    ) -> DynamicEmbeddingBag:
+        """A dynamic table that starts with the rows of a static one; see DynamicEmbedding."""
+        ids = check_static_weight("from_embedding", weight, ids)
+        module = cls(
+            weight.shape[1],
+            mode,
+            name=name,
+            padding_idx=padding_idx,
+            include_last_offset=include_last_offset,
+            initializer=initializer,
+            optimizer=optimizer,
+            trainable=trainable,
+            eval_default=eval_default,
+        )
+        keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()
+        module._fill(weight.detach()[keep], ids[keep])
+        return module
+
+    def to_embedding(self) -> tuple[torch.nn.EmbeddingBag, Tensor]:
+        """A static table with the rows of this one, and its ids int64 [n]: row i is of ids[i]."""
+        ids, rows = self._exported()
+        static = torch.nn.EmbeddingBag.from_pretrained(
+            rows, freeze=False, mode=self.mode, include_last_offset=self.include_last_offset
+        )
+        return static, ids

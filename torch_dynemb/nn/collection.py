@@ -1,0 +1,209 @@
+"""Many features and tables in one group: one call of each op for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.nn.features import Features, group_ids
+from torch_dynemb.nn.table_module import TableModule, flat_ids
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.table import Score, TableConfig, pooling_of
+
+
+class Collection(TableModule):
+    """Feature names, tables and dims of a collection."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        *,
+        optimizer: OptimizerConfig | None,
+        trainable: bool,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+        score: Score,
+        max_rows: int | None,
+    ) -> None:
+        super().__init__(
+            tables,
+            optimizer=optimizer,
+            trainable=trainable,
+            dtype=dtype,
+            device=device,
+            score=score,
+            max_rows=max_rows,
+        )
+        self.feature_names: list[str] = []
+        self.feature_dims: list[int] = []
+        self._feature_tables: list[int] = []
+        for t, table in enumerate(tables):
+            for feature in table.feature_names:
+                if feature in self.feature_names:
+                    raise ValueError(
+                        f"{type(self).__name__}: feature {feature!r} belongs to two tables, "
+                        f"{tables[self._feature_tables[self.feature_names.index(feature)]].name!r} "
+                        f"and {table.name!r}"
+                    )
+                self.feature_names.append(feature)
+                self.feature_dims.append(table.embedding_dim)
+                self._feature_tables.append(t)
+
+
+class DynamicEmbeddingBagCollection(Collection):
+    """Pooled lookups of many features; tables may differ in dim.
+
+    Args:
+        tables: one config per table; a table may serve several features.
+        optimizer: of all tables; one param group each.
+        mode: ``"sum"`` or ``"mean"``.
+        trainable, dtype, device, score, max_rows: as in :class:`DynamicEmbedding`.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> tables = [td.TableConfig("user", 4), td.TableConfig("ad", 8, ["shown", "clicked"])]
+        >>> collection = td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1))
+        >>> ids = {name: torch.arange(6).reshape(3, 2) for name in collection.feature_names}
+        >>> collection(ids).shape
+        torch.Size([3, 20])
+        >>> collection.sizes()
+        {'user': 6, 'ad': 6}
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        *,
+        optimizer: OptimizerConfig | None = None,
+        mode: str = "sum",
+        trainable: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        score: Score = "none",
+        max_rows: int | None = None,
+    ) -> None:
+        pooling = pooling_of(mode)
+        super().__init__(
+            tables,
+            optimizer=optimizer,
+            trainable=trainable,
+            dtype=dtype,
+            device=device,
+            score=score,
+            max_rows=max_rows,
+        )
+        self.mode = mode
+        self._pooling = pooling
+
+    def forward(self, features: Features) -> Tensor:
+        """Looks up and pools all features.
+
+        Args:
+            features: a dict name -> ids (B, L) or name -> (values (N,), offsets (B + 1,)); or a keyed
+                jagged input such as :class:`KeyedJagged` or TorchRec's KeyedJaggedTensor, whose
+                weights are used if it has any.
+
+        Returns:
+            float32 (B, sum of feature_dims), features side by side in the order of
+            ``feature_names``; :meth:`split` takes them apart.
+
+        Raises:
+            KeyError: a feature is missing.
+            TypeError, ValueError, RuntimeError: as in :meth:`DynamicEmbeddingBag.forward`.
+        """
+        ids, offsets, weights = group_ids(type(self).__name__, self.feature_names, features)
+        return self._lookup(
+            ids,
+            offsets,
+            weights,
+            feature_tables=self._feature_tables,
+            feature_dims=self.feature_dims,
+            pooling=self._pooling,
+        )
+
+    def split(self, output: Tensor) -> dict[str, Tensor]:
+        """The columns of an output by feature name: (B, dim) each."""
+        return dict(zip(self.feature_names, output.split(self.feature_dims, dim=1)))
+
+
+class DynamicEmbeddingCollection(Collection):
+    """A vector per id for many features; all tables have one dim.
+
+    Args:
+        tables, optimizer, trainable, dtype, device, score, max_rows: as in
+            :class:`DynamicEmbeddingBagCollection`.
+
+    Raises:
+        ValueError: tables differ in dim.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> tables = [td.TableConfig("item", 8, ["history", "candidate"])]
+        >>> collection = td.DynamicEmbeddingCollection(tables, optimizer=td.SGD(lr=0.1))
+        >>> out = collection({"history": torch.arange(6).reshape(2, 3), "candidate": torch.arange(2)})
+        >>> out["history"].shape, out["candidate"].shape
+        (torch.Size([2, 3, 8]), torch.Size([2, 8]))
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        *,
+        optimizer: OptimizerConfig | None = None,
+        trainable: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        score: Score = "none",
+        max_rows: int | None = None,
+    ) -> None:
+        dims = {table.name: table.embedding_dim for table in tables}
+        if len(set(dims.values())) > 1:
+            raise ValueError(
+                f"DynamicEmbeddingCollection: tables have embedding_dim {dims}, expected one dim: use "
+                "one collection per dim, or DynamicEmbeddingBagCollection"
+            )
+        super().__init__(
+            tables,
+            optimizer=optimizer,
+            trainable=trainable,
+            dtype=dtype,
+            device=device,
+            score=score,
+            max_rows=max_rows,
+        )
+
+    def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Looks up all features.
+
+        Args:
+            features: name -> ids, int64 or int32 of any shape.
+
+        Returns:
+            name -> float32, the shape of the ids + (dim,).
+        """
+        owner = type(self).__name__
+        missing = [name for name in self.feature_names if name not in features]
+        if missing:
+            raise KeyError(f"{owner}: features lacks {missing}; it has {list(features)}")
+        ids = [flat_ids(f"{owner}: feature {n!r}", features[n]) for n in self.feature_names]
+        sizes = [flat.shape[0] for flat in ids]
+        offsets = torch.cat(
+            [torch.zeros(1, dtype=torch.int64)]
+            + [torch.full((1,), size, dtype=torch.int64) for size in sizes]
+        ).cumsum(0)
+        rows = self._lookup(
+            torch.cat(ids),
+            offsets,
+            None,
+            feature_tables=self._feature_tables,
+            feature_dims=self.feature_dims,
+            pooling=Pooling.NONE,
+        )
+        dim = self.feature_dims[0]
+        return {
+            name: part.reshape(*features[name].shape, dim)
+            for name, part in zip(self.feature_names, rows.split(sizes))
+        }

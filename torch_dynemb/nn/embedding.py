@@ -1,0 +1,227 @@
+"""``nn.Embedding`` without a vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.initializers import Initializer, Normal
+from torch_dynemb.nn.table_module import TableModule, default_name, flat_ids
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.table import EvalDefault, Score, TableConfig
+
+
+class SingleTable(TableModule):
+    """One table: what :class:`DynamicEmbedding` and :class:`DynamicEmbeddingBag` share."""
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        name: str | None,
+        padding_idx: int | None,
+        initializer: Initializer | None,
+        optimizer: OptimizerConfig | None,
+        trainable: bool,
+        eval_default: EvalDefault,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+        score: Score,
+        max_rows: int | None,
+    ) -> None:
+        table = TableConfig(
+            name=default_name() if name is None else name,
+            embedding_dim=embedding_dim,
+            initializer=Normal() if initializer is None else initializer,
+            padding_idx=padding_idx,
+            eval_default=eval_default,
+        )
+        super().__init__(
+            [table],
+            optimizer=optimizer,
+            trainable=trainable,
+            dtype=dtype,
+            device=device,
+            score=score,
+            max_rows=max_rows,
+        )
+
+    @property
+    def table(self) -> TableConfig:
+        """The table's config."""
+        return self._group.tables_config[0]
+
+    @property
+    def embedding_dim(self) -> int:
+        """Columns of a row."""
+        return self.table.embedding_dim
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The id that is looked up as zeros."""
+        return self.table.padding_idx
+
+    def __len__(self) -> int:
+        return self._group.size(0)
+
+    def __bool__(self) -> bool:
+        return True  # an empty table is still a module
+
+    def __contains__(self, id: int) -> bool:
+        return bool(self._group.contains(0, torch.tensor([id], dtype=torch.int64)))
+
+    def ids(self) -> Tensor:
+        """All ids, int64 [n], in the order of the index."""
+        batches = [batch.ids for batch in self._group.export(0)]
+        return torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64)
+
+    def _fill(self, weight: Tensor, ids: Tensor) -> None:
+        self._group.reserve(0, ids.numel())
+        self._group.write(0, ids, weight)
+
+    def _exported(self) -> tuple[Tensor, Tensor]:
+        batches = list(self._group.export(0))
+        if not batches:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, self.embedding_dim)
+        return torch.cat([b.ids for b in batches]), torch.cat([b.rows for b in batches])
+
+
+def check_static_weight(owner: str, weight: Tensor, ids: Tensor | None) -> Tensor:
+    """ids int64 [n] for the rows of ``weight`` float [n, dim]; 0 to n - 1 if not given.
+
+    Raises:
+        ValueError: shapes do not match.
+    """
+    if weight.dim() != 2:
+        raise ValueError(f"{owner}: weight has shape {tuple(weight.shape)}, expected (n, dim)")
+    if ids is None:
+        return torch.arange(weight.shape[0])
+    if tuple(ids.shape) != (weight.shape[0],):
+        raise ValueError(
+            f"{owner}: ids has shape {tuple(ids.shape)}, expected ({weight.shape[0]},), one id per "
+            "row of weight"
+        )
+    return ids.to(torch.int64)
+
+
+class DynamicEmbedding(SingleTable):
+    """A vector for every id: ``nn.Embedding`` without ``num_embeddings``.
+
+    In training mode with grad enabled, an id that has not been seen gets a row, and backward updates
+    the rows with the module's optimizer. Otherwise lookups only read.
+
+    Args:
+        embedding_dim: columns of a row.
+        name: names the table in checkpoints and seeds its initial values.
+        padding_idx: an id that is looked up as zeros, never inserted and never trained.
+        initializer: of new rows; normal(0, 1) as in nn.Embedding.
+        optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``.
+        trainable: False: insert nothing, train nothing.
+        eval_default: what a read gives for an id that is not there: ``"initial"``, ``"zeros"`` or a
+            tensor [embedding_dim].
+        dtype: float32.
+        device: the CPU.
+        score: ``"step"`` keeps the step at which each id was last seen in training.
+        max_rows: rows to reserve; default: what would fill the machine's memory.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> users = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
+        >>> users(torch.tensor([[7, -1], [2**62, 7]])).shape
+        torch.Size([2, 2, 8])
+        >>> len(users), 7 in users, 8 in users
+        (3, True, False)
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        name: str | None = None,
+        initializer: Initializer | None = None,
+        optimizer: OptimizerConfig | None = None,
+        trainable: bool = True,
+        eval_default: EvalDefault = "initial",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        score: Score = "none",
+        max_rows: int | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_dim,
+            name=name,
+            padding_idx=padding_idx,
+            initializer=initializer,
+            optimizer=optimizer,
+            trainable=trainable,
+            eval_default=eval_default,
+            dtype=dtype,
+            device=device,
+            score=score,
+            max_rows=max_rows,
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Looks up ids.
+
+        Args:
+            input: int64 or int32, any shape.
+
+        Returns:
+            float32, ``input.shape + (embedding_dim,)``.
+
+        Raises:
+            TypeError: input holds no integers.
+            RuntimeError: the table is full, or memory is short; no id has been inserted then.
+        """
+        ids = flat_ids("DynamicEmbedding", input)
+        offsets = torch.arange(2, dtype=torch.int64) * ids.shape[0]
+        rows = self._lookup(
+            ids,
+            offsets,
+            None,
+            feature_tables=[0],
+            feature_dims=[self.embedding_dim],
+            pooling=Pooling.NONE,
+        )
+        return rows.reshape(*input.shape, self.embedding_dim)
+
+    @classmethod
+    def from_embedding(
+        cls,
+        weight: Tensor,
+        ids: Tensor | None = None,
+        *,
+        padding_idx: int | None = None,
+        name: str | None = None,
+        initializer: Initializer | None = None,
+        optimizer: OptimizerConfig | None = None,
+        trainable: bool = True,
+        eval_default: EvalDefault = "initial",
+    ) -> DynamicEmbedding:
+        """A dynamic table that starts with the rows of a static one.
+
+        Args:
+            weight: float [n, dim], such as ``nn.Embedding.weight``.
+            ids: int64 [n], distinct; default 0 to n - 1.
+        """
+        ids = check_static_weight("from_embedding", weight, ids)
+        module = cls(
+            weight.shape[1],
+            padding_idx,
+            name=name,
+            initializer=initializer,
+            optimizer=optimizer,
+            trainable=trainable,
+            eval_default=eval_default,
+        )
+        keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()
+        module._fill(weight.detach()[keep], ids[keep])
+        return module
+
+    def to_embedding(self) -> tuple[torch.nn.Embedding, Tensor]:
+        """A static table with the rows of this one, and its ids int64 [n]: row i is of ids[i]."""
+        ids, rows = self._exported()
+        return torch.nn.Embedding.from_pretrained(rows, freeze=False), ids

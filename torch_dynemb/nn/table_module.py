@@ -1,0 +1,333 @@
+"""What every module over a table group shares: lookup, optimizer, state, copies, guards."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.update import NO_OPTIMIZER
+from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
+from torch_dynemb.table import Score, TableConfig, TableGroup
+
+# Updates without optimizer.step() from which on a module reports that the call is missing.
+FORGOTTEN_STEPS = 16
+
+_table_numbers = itertools.count()
+
+
+def default_name() -> str:
+    """A name for a table that was given none: unique in the process, equal from run to run."""
+    return f"dynamic_embedding_{next(_table_numbers)}"
+
+
+class TableModule(nn.Module):
+    """Base of the modules. Its tables are not parameters: the optimizer updates them in backward.
+
+    Args:
+        tables: of the group.
+        optimizer: config; required if trainable.
+        trainable: False: lookups insert nothing and backward changes nothing.
+        dtype: of the rows; float32.
+        device: of the rows; the CPU.
+        score, max_rows: see :class:`torch_dynemb.table.TableGroup`.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        *,
+        optimizer: OptimizerConfig | None,
+        trainable: bool,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+        score: Score,
+        max_rows: int | None,
+    ) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        if trainable and optimizer is None:
+            raise ValueError(
+                f"{owner}: optimizer is None, but the rows of a trainable table are updated in "
+                "backward: give a config such as optimizer=Adam(lr=1e-3), or trainable=False"
+            )
+        if dtype != torch.float32:
+            raise TypeError(
+                f"{owner}: dtype is {dtype}, expected torch.float32 (others come later)"
+            )
+        _check_device(owner, torch.device("cpu" if device is None else device))
+        self.trainable = trainable
+        self._group = TableGroup(tables, optimizer=optimizer, score=score, max_rows=max_rows)
+        # Not a weight: autograd runs the backward of a lookup because of it. Shape (1,): FSDP2
+        # takes neither scalars nor empty parameters.
+        self.grad_anchor = nn.Parameter(torch.zeros(1), requires_grad=trainable)
+        self._own_anchor = (self.grad_anchor,)
+        self._optimizer = self._make_optimizer()
+
+    # -- properties ----------------------------------------------------------------------------
+
+    @property
+    def group(self) -> TableGroup:
+        """The tables: erase, export, read, write, sizes."""
+        return self._group
+
+    @property
+    def optimizer(self) -> FusedOptimizer:
+        """The optimizer of the rows; call its ``step()`` once per training step.
+
+        Raises:
+            RuntimeError: the module is not trainable.
+        """
+        if self._optimizer is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: optimizer: the module has trainable=False and no optimizer"
+            )
+        return self._optimizer
+
+    def sizes(self) -> dict[str, int]:
+        """Number of ids by table name."""
+        return self._group.sizes()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use: ``rows``, ``state``, ``index``, ``total``."""
+        return self._group.memory()
+
+    def _make_optimizer(self) -> FusedOptimizer | None:
+        group = self._group
+        if group.optimizer_config is None:
+            return None
+        return FusedOptimizer(
+            group.names,
+            group.optimizer_config,
+            hyper=group.hyper,
+            row_clock=group.row_clock,
+            clock=group.clock,
+        )
+
+    # -- lookup --------------------------------------------------------------------------------
+
+    def _lookup(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *,
+        feature_tables: list[int],
+        feature_dims: list[int],
+        pooling: Pooling,
+    ) -> Tensor:
+        """One call of the index and one of the rows for all features; see ``ops.index``."""
+        group = self._group
+        learning = self.training and self.trainable and torch.is_grad_enabled()
+        if torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"{type(self).__name__}: a live table cannot be exported (its whole reservation "
+                "would be saved): export torch_dynemb.freeze(model)"
+            )
+        inserting = learning
+        if not torch.compiler.is_compiling():
+            self._check_not_replicated()
+            if learning:
+                # Activation checkpointing runs the forward again inside backward: ids are there.
+                inserting = torch._C._current_graph_task_id() == -1
+                self._report_forgotten_step()
+        if inserting:
+            handles = group.find_or_insert(ids, offsets, feature_tables)
+        else:
+            handles = group.find(ids, offsets, feature_tables).handles
+        weights_learn = (
+            per_sample_weights is not None
+            and per_sample_weights.requires_grad
+            and torch.is_grad_enabled()
+        )
+        if learning or weights_learn:
+            code = group.optimizer_code if learning else NO_OPTIMIZER
+            return self._differentiable(
+                ids,
+                handles,
+                offsets,
+                per_sample_weights,
+                feature_tables,
+                feature_dims,
+                pooling,
+                code,
+            )
+        if pooling == Pooling.NONE:
+            return ops.embedding_inference(
+                group.rows,
+                ids,
+                handles,
+                offsets,
+                feature_tables=feature_tables,
+                dim=feature_dims[0],
+            )
+        return ops.embedding_bag_inference(
+            group.rows,
+            ids,
+            handles,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+        )
+
+    def _differentiable(
+        self,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        feature_tables: list[int],
+        feature_dims: list[int],
+        pooling: Pooling,
+        code: int,
+    ) -> Tensor:
+        if pooling == Pooling.NONE:
+            return ops.embedding(
+                self._group.rows,
+                ids,
+                handles,
+                offsets,
+                self.grad_anchor,
+                feature_tables=feature_tables,
+                dim=feature_dims[0],
+                optimizer=code,
+            )
+        return ops.embedding_bag(
+            self._group.rows,
+            ids,
+            handles,
+            offsets,
+            per_sample_weights,
+            self.grad_anchor,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+            optimizer=code,
+        )
+
+    # -- guards --------------------------------------------------------------------------------
+
+    def _check_not_replicated(self) -> None:
+        active = DistributedDataParallel._get_active_ddp_module()
+        replicated_by = ""
+        if active is not None and any(m is self for m in active.module.modules()):
+            replicated_by = "DistributedDataParallel"
+        elif self.grad_anchor is not self._own_anchor[0]:
+            replicated_by = "FSDP"
+        if replicated_by:
+            raise RuntimeError(
+                f"{type(self).__name__}: the table is inside {replicated_by}, which would give every "
+                "rank its own diverging copy: wrap only the dense part of the model, or shard the "
+                "table"
+            )
+
+    def _report_forgotten_step(self) -> None:
+        if self._optimizer is None:
+            return
+        updates = self._optimizer.updates_since_step()
+        if updates >= FORGOTTEN_STEPS:
+            warnings.warn(
+                f"{type(self).__name__}: {updates} backwards have updated the rows since the last "
+                "module.optimizer.step(): call it once per training step",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def train(self, mode: bool = True) -> TableModule:
+        """Sets training mode; leaving it reports a forgotten ``optimizer.step()``."""
+        if not mode and self.training:
+            self._report_forgotten_step()
+        super().train(mode)
+        return self
+
+    # -- state, copies, devices ----------------------------------------------------------------
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        self._report_forgotten_step()
+        for name, tensor in self._group.state_tensors().items():
+            destination[prefix + name] = tensor
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+        if "format" not in entries:
+            missing_keys.append(prefix + "format")
+            return
+        try:
+            self._group.load_state_tensors(entries)
+        except ValueError as error:
+            error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {error}")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
+        probe = fn(torch.zeros(1))
+        owner = f"{type(self).__name__}.to()"
+        _check_device(owner, probe.device)
+        if probe.dtype != torch.float32:
+            raise TypeError(
+                f"{owner}: dtype {probe.dtype}: the rows are float32; use autocast around the dense "
+                "part of the model, or convert it alone"
+            )
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_optimizer", "_own_anchor")}
+        state["_optimizer_state"] = (
+            None if self._optimizer is None else self._optimizer.state_dict()
+        )
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        saved = state.pop("_optimizer_state")
+        super().__setstate__(state)
+        self._own_anchor = (self.grad_anchor,)
+        self._optimizer = self._make_optimizer()
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(saved)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableModule:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
+    def extra_repr(self) -> str:
+        config = self._group.optimizer_config
+        return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
+
+
+def _check_device(owner: str, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise RuntimeError(
+            f"{owner}: device is {device}, but this torch_dynemb has kernels for the CPU only: keep "
+            "the table on the CPU and move the rest of the model"
+        )
+
+
+def flat_ids(owner: str, ids: Tensor) -> Tensor:
+    """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{owner}: input is a {type(ids).__name__}, expected a Tensor of ids")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{owner}: input has dtype {ids.dtype}, expected int64 or int32 ids")
+    _check_device(owner, ids.device)
+    return ids.reshape(-1).to(torch.int64)

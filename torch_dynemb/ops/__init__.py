@@ -1,0 +1,50 @@
+"""Typed wrappers of ``torch.ops.dynemb``, with fake implementations and autograd formulas.
+
+One module per op family. Importing this package loads the compiled library.
+"""
+
+from torch_dynemb._library import load_library
+
+load_library()
+
+from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
+from torch_dynemb.ops.index import (  # noqa: E402
+    ExportedBatch,
+    FoundIds,
+    erase_,
+    export_batch,
+    find,
+    find_or_insert_,
+    grow_,
+)
+from torch_dynemb.ops.lookup import (  # noqa: E402
+    embedding,
+    embedding_bag,
+    embedding_bag_inference,
+    embedding_inference,
+)
+from torch_dynemb.ops.memory import available_memory, reserve  # noqa: E402
+from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
+from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
+
+__all__ = [
+    "OPTIMIZER_NAMES",
+    "ExportedBatch",
+    "FoundIds",
+    "available_memory",
+    "bag_weight_grad",
+    "embedding",
+    "embedding_bag",
+    "embedding_bag_inference",
+    "embedding_inference",
+    "erase_",
+    "export_batch",
+    "find",
+    "find_or_insert_",
+    "grow_",
+    "materialize_",
+    "reduce_grad",
+    "reserve",
+    "set_simd_level",
+    "simd_level",
+]

@@ -1,0 +1,140 @@
+"""Gradients of a lookup: of the rows, reduced by row, and of ``per_sample_weights``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class ReducedGradients(NamedTuple):
+    """Result of :func:`reduce_grad`; each list has one tensor per slab, with room for N entries.
+
+    Attributes:
+        handles, ids, tables: int64 [N] each; what the row belongs to, ascending by row.
+        gradients: float32 [N, dim]; sum of the gradients of the row's occurrences.
+        counts: int64 [slabs]; how many entries are set.
+    """
+
+    handles: list[Tensor]
+    ids: list[Tensor]
+    tables: list[Tensor]
+    gradients: list[Tensor]
+    counts: Tensor
+
+
+def reduce_grad(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    meta: Tensor,
+    init_data: Tensor,
+    grad_output: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    *,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> ReducedGradients:
+    """Sums a lookup's gradient by row, in fp32 and in order of occurrence: deterministic.
+
+    Args:
+        grad_output: float32; [B, sum of dims] of a pooled lookup, [N, dim] of a sequence lookup.
+        The others are those of the lookup.
+    """
+    return ReducedGradients(
+        *torch.ops.dynemb.reduce_grad(
+            list(weights),
+            list(generations),
+            meta,
+            init_data,
+            grad_output,
+            ids,
+            handles,
+            offsets,
+            per_sample_weights,
+            list(feature_tables),
+            list(feature_dims),
+            pooling,
+        )
+    )
+
+
+def bag_weight_grad(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    meta: Tensor,
+    init_data: Tensor,
+    grad_output: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor,
+    *,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    """Gradient of ``per_sample_weights`` of a pooled lookup, float32 [N]; 0 for padding ids."""
+    gradient: Tensor = torch.ops.dynemb.bag_weight_grad(
+        list(weights),
+        list(generations),
+        meta,
+        init_data,
+        grad_output,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        list(feature_tables),
+        list(feature_dims),
+        pooling,
+    )
+    return gradient
+
+
+@torch.library.register_fake("dynemb::reduce_grad")
+def _reduce_grad_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    meta: Tensor,
+    init_data: Tensor,
+    grad_output: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    count = ids.shape[0]
+    return (
+        [torch.empty_like(ids) for _ in weights],
+        [torch.empty_like(ids) for _ in weights],
+        [torch.empty_like(ids) for _ in weights],
+        [grad_output.new_empty((count, slab.shape[1])) for slab in weights],
+        ids.new_empty((len(weights),)),
+    )
+
+
+@torch.library.register_fake("dynemb::bag_weight_grad")
+def _bag_weight_grad_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    meta: Tensor,
+    init_data: Tensor,
+    grad_output: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    return torch.empty_like(per_sample_weights)

@@ -1,0 +1,246 @@
+"""Ops on the index: find, insert, erase, grow, export.
+
+A call covers all tables of a group. ``ids`` is int64 [N], feature after feature; ``offsets`` is
+int64 [F * B + 1], non-decreasing from 0 to N, so that feature f owns ids ``offsets[f * B]`` to
+``offsets[(f + 1) * B]``; ``feature_tables[f]`` is the table that feature f looks up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class FoundIds(NamedTuple):
+    """Result of :func:`find`.
+
+    Attributes:
+        handles: int64 [N]; -1 for an id that is not in its table, -2 for a padding id.
+        missing: int64 [tables]; how many ids were not in each table.
+    """
+
+    handles: Tensor
+    missing: Tensor
+
+
+class ExportedBatch(NamedTuple):
+    """Result of :func:`export_batch`.
+
+    Attributes:
+        ids: int64 [n].
+        handles: int64 [n].
+        scores: int64 [n]; zeros if the index keeps no scores.
+        next: int64 [1]; the bucket to go on from, -1 when the table has been read.
+    """
+
+    ids: Tensor
+    handles: Tensor
+    scores: Tensor
+    next: Tensor
+
+
+def check_ids(op: str, ids: Tensor, offsets: Tensor) -> None:
+    """Raises TypeError or ValueError for what can be told without reading values."""
+    if ids.dtype != torch.int64:
+        raise TypeError(f"{op}: ids has dtype {ids.dtype}, expected int64: use ids.long()")
+    if offsets.dtype != torch.int64:
+        raise TypeError(f"{op}: offsets has dtype {offsets.dtype}, expected int64")
+    if ids.dim() != 1:
+        raise ValueError(f"{op}: ids has shape {tuple(ids.shape)}, expected 1 dimension")
+    if offsets.dim() != 1:
+        raise ValueError(f"{op}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
+    if ids.device != offsets.device:
+        raise ValueError(f"{op}: ids is on {ids.device}, but offsets is on {offsets.device}")
+
+
+def find(
+    buckets: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> FoundIds:
+    """Handles of ids; changes nothing.
+
+    Args:
+        buckets: int64 [buckets, 16], the index.
+        tables: int64 [tables, 8], its state.
+        meta: int64 [tables, 16], constants.
+        ids, offsets, feature_tables: see the module's description.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of an argument.
+        RuntimeError: values of offsets or feature_tables.
+    """
+    check_ids("find", ids, offsets)
+    handles, missing = torch.ops.dynemb.find(
+        buckets, tables, meta, ids, offsets, list(feature_tables)
+    )
+    return FoundIds(handles, missing)
+
+
+def find_or_insert_(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    slabs: Tensor,
+    free_rows: Tensor,
+    meta: Tensor,
+    clock: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> Tensor:
+    """Handles of ids; ids that are not in their table get a row, in order of first occurrence.
+
+    The index grows when it has to. A row's values are not written here: the lookup computes them
+    from the id until the first backward writes them.
+
+    Args:
+        buckets, tables: as in :func:`find`; changed.
+        scores: int64 [buckets, 8], set to the clock for every id of the call, or [0, 8]; changed.
+        slabs: int64 [slabs, 4], row allocation; changed.
+        free_rows: int64 [slabs, rows], handles of erased ids' rows; changed.
+        clock: int64 [1].
+
+    Returns:
+        int64 [N]; -2 for padding ids, which are not inserted.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of an argument.
+        RuntimeError: values of offsets or feature_tables, a full table, or too little memory; then
+            no id has been inserted.
+    """
+    check_ids("find_or_insert_", ids, offsets)
+    handles: Tensor = torch.ops.dynemb.find_or_insert_(
+        buckets,
+        scores,
+        tables,
+        slabs,
+        free_rows,
+        meta,
+        clock,
+        ids,
+        offsets,
+        list(feature_tables),
+    )
+    return handles
+
+
+def erase_(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    slabs: Tensor,
+    free_rows: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> Tensor:
+    """Removes ids from the index; later ids get their rows.
+
+    Returns:
+        int64 [tables]; how many ids each table lost.
+    """
+    check_ids("erase_", ids, offsets)
+    erased: Tensor = torch.ops.dynemb.erase_(
+        buckets, scores, tables, slabs, free_rows, meta, ids, offsets, list(feature_tables)
+    )
+    return erased
+
+
+def grow_(
+    buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
+) -> None:
+    """Rehashes one table's index so that ``ids`` ids fit without another growth; rows stay."""
+    torch.ops.dynemb.grow_(buckets, scores, tables, meta, table, ids)
+
+
+def export_batch(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    *,
+    table: int,
+    begin: int,
+    max_ids: int,
+) -> ExportedBatch:
+    """Ids and handles of one table from bucket ``begin`` on, at most ``max_ids`` (at least 8)."""
+    return ExportedBatch(
+        *torch.ops.dynemb.export_batch(buckets, scores, tables, meta, table, begin, max_ids)
+    )
+
+
+@torch.library.register_fake("dynemb::find")
+def _find_fake(
+    buckets: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(ids), tables.new_empty((tables.shape[0],))
+
+
+@torch.library.register_fake("dynemb::find_or_insert_")
+def _find_or_insert_fake(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    slabs: Tensor,
+    free_rows: Tensor,
+    meta: Tensor,
+    clock: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> Tensor:
+    return torch.empty_like(ids)
+
+
+@torch.library.register_fake("dynemb::erase_")
+def _erase_fake(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    slabs: Tensor,
+    free_rows: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> Tensor:
+    return tables.new_empty((tables.shape[0],))
+
+
+@torch.library.register_fake("dynemb::grow_")
+def _grow_fake(
+    buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
+) -> None:
+    return None
+
+
+@torch.library.register_fake("dynemb::export_batch")
+def _export_batch_fake(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    table: int,
+    begin: int,
+    max_ids: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    count = torch.library.get_ctx().new_dynamic_size()
+    return (
+        tables.new_empty((count,)),
+        tables.new_empty((count,)),
+        tables.new_empty((count,)),
+        tables.new_empty((1,)),
+    )

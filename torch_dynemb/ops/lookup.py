@@ -1,0 +1,326 @@
+"""Lookups of rows by handle: pooled and per id, for training and for inference.
+
+The training ops are functional and differentiable. Their backward updates the rows in place with
+the optimizer that the call names; it gives no gradient for the rows themselves. ``grad_anchor`` is a
+float32 [1] tensor that requires grad, so that autograd runs the backward at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
+
+
+class Rows(NamedTuple):
+    """What a lookup reads and its backward writes.
+
+    Attributes:
+        weights: float32 [rows, dim], one per slab.
+        generations: int32 [rows], one per slab.
+        state: optimizer state; tensor k of slab s at index k * slabs + s.
+        row_clock: int64 [tables + 4].
+        hyper: float64 [tables, 8].
+        meta: int64 [tables, 16].
+        init_data: float64, initializer records.
+    """
+
+    weights: list[Tensor]
+    generations: list[Tensor]
+    state: list[Tensor]
+    row_clock: Tensor
+    hyper: Tensor
+    meta: Tensor
+    init_data: Tensor
+
+
+def embedding_bag(
+    rows: Rows,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    grad_anchor: Tensor,
+    *,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+    optimizer: int,
+) -> Tensor:
+    """Pooled lookup of all features of a group; its backward updates the rows.
+
+    Args:
+        ids, handles: int64 [N], feature after feature.
+        offsets: int64 [F * B + 1].
+        per_sample_weights: float32 [N] or None; gets a gradient.
+        feature_dims: dim of each feature's table.
+        pooling: 0 sum, 1 mean (over weights if there are any).
+        optimizer: position in ``OPTIMIZER_NAMES``; -1: the backward leaves the rows alone.
+
+    Returns:
+        float32 [B, sum of feature_dims]; 0 for an empty bag.
+    """
+    output, _ = torch.ops.dynemb.embedding_bag(
+        *rows,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        grad_anchor,
+        list(feature_tables),
+        list(feature_dims),
+        pooling,
+        optimizer,
+    )
+    result: Tensor = output
+    return result
+
+
+def embedding(
+    rows: Rows,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    grad_anchor: Tensor,
+    *,
+    feature_tables: Sequence[int],
+    dim: int,
+    optimizer: int,
+) -> Tensor:
+    """A vector per id, float32 [N, dim]; its backward updates the rows. All tables have one dim."""
+    output, _ = torch.ops.dynemb.embedding(
+        *rows, ids, handles, offsets, grad_anchor, list(feature_tables), dim, optimizer
+    )
+    result: Tensor = output
+    return result
+
+
+def embedding_bag_inference(
+    rows: Rows,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    *,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    """:func:`embedding_bag` without autograd: several times cheaper per call."""
+    output: Tensor = torch.ops.dynemb.embedding_bag_inference(
+        rows.weights,
+        rows.generations,
+        rows.meta,
+        rows.init_data,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        list(feature_tables),
+        list(feature_dims),
+        pooling,
+    )
+    return output
+
+
+def embedding_inference(
+    rows: Rows,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    *,
+    feature_tables: Sequence[int],
+    dim: int,
+) -> Tensor:
+    """:func:`embedding` without autograd."""
+    output: Tensor = torch.ops.dynemb.embedding_inference(
+        rows.weights,
+        rows.generations,
+        rows.meta,
+        rows.init_data,
+        ids,
+        handles,
+        offsets,
+        list(feature_tables),
+        dim,
+    )
+    return output
+
+
+@torch.library.register_fake("dynemb::embedding_bag")
+def _embedding_bag_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    row_clock: Tensor,
+    hyper: Tensor,
+    meta: Tensor,
+    init_data: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    grad_anchor: Tensor,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+    optimizer: int,
+) -> tuple[Tensor, Tensor]:
+    batch = (offsets.shape[0] - 1) // len(feature_tables)
+    return weights[0].new_empty((batch, sum(feature_dims))), row_clock.new_empty((1,))
+
+
+@torch.library.register_fake("dynemb::embedding")
+def _embedding_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    row_clock: Tensor,
+    hyper: Tensor,
+    meta: Tensor,
+    init_data: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    grad_anchor: Tensor,
+    feature_tables: Sequence[int],
+    dim: int,
+    optimizer: int,
+) -> tuple[Tensor, Tensor]:
+    return weights[0].new_empty((ids.shape[0], dim)), row_clock.new_empty((1,))
+
+
+@torch.library.register_fake("dynemb::embedding_bag_inference")
+def _embedding_bag_inference_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    meta: Tensor,
+    init_data: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    batch = (offsets.shape[0] - 1) // len(feature_tables)
+    return weights[0].new_empty((batch, sum(feature_dims)))
+
+
+@torch.library.register_fake("dynemb::embedding_inference")
+def _embedding_inference_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    meta: Tensor,
+    init_data: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    dim: int,
+) -> Tensor:
+    return weights[0].new_empty((ids.shape[0], dim))
+
+
+# Rows are not saved for backward: that would compare their version with the forward's, and they are
+# changed by every backward of the group. The update op compares update counts instead.
+def _keep_for_backward(ctx: Any, rows: Rows, optimizer: int, features: tuple[Any, ...]) -> None:
+    ctx.rows = rows
+    ctx.optimizer = optimizer
+    ctx.features = features
+
+
+def _update_rows(
+    ctx: Any,
+    grad_output: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    updates: Tensor,
+) -> None:
+    if ctx.optimizer == NO_OPTIMIZER:
+        return
+    backward_op = getattr(torch.ops.dynemb, f"{OPTIMIZER_NAMES[ctx.optimizer]}_backward_")
+    backward_op(
+        *ctx.rows,
+        grad_output,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        updates,
+        *ctx.features,
+    )
+
+
+def _no_row_gradients(ctx: Any) -> tuple[Any, ...]:
+    """No gradient for anything in Rows; tensor lists want a list of as many."""
+    return tuple([None] * len(x) if isinstance(x, list) else None for x in ctx.rows)
+
+
+def _check_backward(grad_output: Tensor) -> None:
+    if torch.is_grad_enabled() and grad_output.requires_grad:
+        raise RuntimeError(
+            "dynemb: create_graph=True through a dynamic table: its backward updates the rows and "
+            "cannot be differentiated; compute second derivatives without the table"
+        )
+
+
+def _bag_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *rows, ids, handles, offsets, per_sample_weights, _, tables, dims, pooling, optimizer = inputs
+    ctx.save_for_backward(ids, handles, offsets, per_sample_weights, output[1])
+    ctx.set_materialize_grads(False)
+    _keep_for_backward(ctx, Rows(*rows), optimizer, (tables, dims, pooling))
+
+
+def _bag_backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+    weight_grad = None
+    if grad_output is not None:
+        _check_backward(grad_output)
+        grad_output = grad_output.contiguous()
+        ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
+        if per_sample_weights is not None and ctx.needs_input_grad[10]:
+            # before the update, which changes the rows
+            weight_grad = torch.ops.dynemb.bag_weight_grad(
+                ctx.rows.weights,
+                ctx.rows.generations,
+                ctx.rows.meta,
+                ctx.rows.init_data,
+                grad_output,
+                ids,
+                handles,
+                offsets,
+                per_sample_weights,
+                *ctx.features,
+            )
+        _update_rows(ctx, grad_output, ids, handles, offsets, per_sample_weights, updates)
+    return (*_no_row_gradients(ctx), None, None, None, weight_grad, *[None] * 5)
+
+
+def _sequence_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *rows, ids, handles, offsets, _, tables, dim, optimizer = inputs
+    ctx.save_for_backward(ids, handles, offsets, output[1])
+    ctx.set_materialize_grads(False)
+    dims = [dim] * len(tables)
+    _keep_for_backward(ctx, Rows(*rows), optimizer, (tables, dims, int(Pooling.NONE)))
+
+
+def _sequence_backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+    if grad_output is not None:
+        _check_backward(grad_output)
+        ids, handles, offsets, updates = ctx.saved_tensors
+        _update_rows(ctx, grad_output.contiguous(), ids, handles, offsets, None, updates)
+    return (*_no_row_gradients(ctx), *[None] * 7)
+
+
+torch.library.register_autograd("dynemb::embedding_bag", _bag_backward, setup_context=_bag_setup)
+torch.library.register_autograd(
+    "dynemb::embedding", _sequence_backward, setup_context=_sequence_setup
+)

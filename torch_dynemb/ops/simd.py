@@ -1,0 +1,20 @@
+"""The instruction set that the CPU kernels use."""
+
+from __future__ import annotations
+
+import torch
+
+
+def simd_level() -> int:
+    """0: baseline, 1: x86-64-v3 (AVX2), 2: x86-64-v4 (AVX-512)."""
+    level: int = torch.ops.dynemb.simd_level()
+    return level
+
+
+def set_simd_level(level: int) -> None:
+    """Chooses the instruction set for the whole process. All levels give the same bits.
+
+    Raises:
+        RuntimeError: the processor does not have that level.
+    """
+    torch.ops.dynemb.set_simd_level(level)

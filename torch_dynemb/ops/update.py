@@ -1,0 +1,92 @@
+"""Ops that write rows: materialise initial values, apply optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Position in this list is the code that a lookup carries to its backward.
+OPTIMIZER_NAMES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "adamw")
+NO_OPTIMIZER = -1
+
+
+def materialize_(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    buckets: Tensor,
+    tables: Tensor,
+    hyper: Tensor,
+    meta: Tensor,
+    init_data: Tensor,
+) -> Tensor:
+    """Writes the initial value and state of every row whose id has not been trained yet.
+
+    Must precede every raw read of rows. Returns int64 [1], the number of rows written.
+    """
+    written: Tensor = torch.ops.dynemb.materialize_(
+        list(weights), list(generations), list(state), buckets, tables, hyper, meta, init_data
+    )
+    return written
+
+
+@torch.library.register_fake("dynemb::materialize_")
+def _materialize_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    buckets: Tensor,
+    tables: Tensor,
+    hyper: Tensor,
+    meta: Tensor,
+    init_data: Tensor,
+) -> Tensor:
+    return tables.new_empty((1,))
+
+
+def _register_update_fakes(name: str) -> None:
+    @torch.library.register_fake(f"dynemb::{name}_update_")
+    def _update_fake(
+        weights: Sequence[Tensor],
+        generations: Sequence[Tensor],
+        state: Sequence[Tensor],
+        row_clock: Tensor,
+        hyper: Tensor,
+        meta: Tensor,
+        init_data: Tensor,
+        handles: Sequence[Tensor],
+        ids: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        counts: Tensor,
+        updates: Tensor,
+        updated_tables: Sequence[int],
+    ) -> None:
+        return None
+
+    @torch.library.register_fake(f"dynemb::{name}_backward_")
+    def _backward_fake(
+        weights: Sequence[Tensor],
+        generations: Sequence[Tensor],
+        state: Sequence[Tensor],
+        row_clock: Tensor,
+        hyper: Tensor,
+        meta: Tensor,
+        init_data: Tensor,
+        grad_output: Tensor,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        updates: Tensor,
+        feature_tables: Sequence[int],
+        feature_dims: Sequence[int],
+        pooling: int,
+    ) -> None:
+        return None
+
+
+for _name in OPTIMIZER_NAMES:
+    _register_update_fakes(_name)

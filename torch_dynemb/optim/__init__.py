@@ -1,0 +1,21 @@
+"""Optimizers of rows: small config objects, and the torch optimizer that a module shows."""
+
+from torch_dynemb.optim.config import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    OptimizerConfig,
+    RowWiseAdagrad,
+)
+from torch_dynemb.optim.fused import FusedOptimizer
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "FusedOptimizer",
+    "OptimizerConfig",
+    "RowWiseAdagrad",
+]

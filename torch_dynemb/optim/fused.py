@@ -1,0 +1,157 @@
+"""The torch optimizer of a dynamic table, whose updates run inside backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import Hyper, RowClock
+from torch_dynemb.optim.config import OptimizerConfig
+
+
+class ParamGroup(dict[str, Any]):
+    """A param group that writes hyper-parameters through to the tensor that the kernels read.
+
+    ``group["lr"]`` is a 0-d float64 view, so schedulers that fill it in place work; an assignment
+    writes into it instead of replacing it.
+    """
+
+    def __init__(self, entries: dict[str, Any], row: Tensor, columns: dict[str, tuple[Hyper, ...]]):
+        super().__init__(entries)
+        self._row = row
+        self._columns = columns
+        super().__setitem__("lr", row[Hyper.LR])
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self._columns:
+            super().__setitem__(key, value)
+            return
+        columns = self._columns[key]
+        values = value if isinstance(value, tuple | list) else (value,)
+        if len(values) != len(columns):
+            raise ValueError(f"param group: {key} is {value!r}, expected {len(columns)} numbers")
+        for column, x in zip(columns, values):
+            self._row[column] = float(x)
+        if key != "lr":
+            super().__setitem__(key, value)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def plain(self) -> dict[str, Any]:
+        """The entries without tensors, for a state dict."""
+        return {
+            key: float(value) if isinstance(value, Tensor) else value
+            for key, value in self.items()
+            if key != "params"
+        }
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Optimizer of a group of tables: one param group per table, updates inside backward.
+
+    The backward of a lookup has updated the rows when it returns. :meth:`step` marks the end of a
+    training step: it advances the index clock (call it once a step, outside compiled code).
+    ``state_dict`` holds hyper-parameters only; the state of rows is in the module's state dict.
+
+    Args:
+        names: one per table.
+        config: what the tables start with.
+        hyper: float64 [tables, 8], the tensor the kernels read.
+        row_clock: int64 [tables + 4].
+        clock: int64 [1].
+    """
+
+    _step_supports_amp_scaling = True  # so that GradScaler.step reaches `found_inf` below
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        config: OptimizerConfig,
+        *,
+        hyper: Tensor,
+        row_clock: Tensor,
+        clock: Tensor,
+    ) -> None:
+        self._row_clock = row_clock
+        self._clock = clock
+        self._tables = len(names)
+        # .data: writes through it do not count as changes of `hyper` between forward and backward
+        hyper_data = hyper.data
+        groups = [
+            {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, **config.hyper()}
+            for name in names
+        ]
+        super().__init__(groups, {})
+        self.param_groups: list[dict[str, Any]] = [
+            ParamGroup(group, hyper_data[table], config.hyper_columns)
+            for table, group in enumerate(self.param_groups)
+        ]
+
+    @property
+    def found_inf(self) -> Tensor | None:
+        """Set by GradScaler.step, which this optimizer refuses."""
+        return None
+
+    @found_inf.setter
+    def found_inf(self, value: Tensor | None) -> None:
+        raise RuntimeError(
+            "torch_dynemb: GradScaler.step(module.optimizer): the rows were updated inside backward, "
+            "with gradients that were still multiplied by the loss scale. Gradient scaling is not "
+            "supported yet: train in fp32 or with autocast(dtype=torch.bfloat16), which needs no "
+            "scaler, and call module.optimizer.step() directly"
+        )
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Ends a training step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; its backward updates the rows.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._clock += 1
+        self._row_clock[self._tables + RowClock.SINCE_STEP] = 0
+        return loss
+
+    def updates_since_step(self) -> int:
+        """How many backwards have updated the rows since the last :meth:`step`."""
+        return int(self._row_clock[self._tables + RowClock.SINCE_STEP])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Hyper-parameters by param group."""
+        groups = [
+            {**group.plain(), "params": [i]}
+            for i, group in enumerate(self.param_groups)
+            if isinstance(group, ParamGroup)
+        ]
+        return {"state": {}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Writes hyper-parameters into the tensor the kernels read.
+
+        Raises:
+            ValueError: other tables than this optimizer's, or other hyper-parameters.
+        """
+        saved = state_dict["param_groups"]
+        names = [group["name"] for group in self.param_groups]
+        if [group.get("name") for group in saved] != names:
+            raise ValueError(
+                f"load_state_dict: param groups are for tables {[g.get('name') for g in saved]}, "
+                f"expected {names}"
+            )
+        for group, entries in zip(self.param_groups, saved):
+            missing = set(group) - {"params"} - set(entries) - {"initial_lr"}
+            if missing:
+                raise ValueError(
+                    f"load_state_dict: the param group of table {group['name']!r} lacks "
+                    f"{sorted(missing)}: it was saved by another optimizer"
+                )
+        for group, entries in zip(self.param_groups, saved):
+            group.update({k: v for k, v in entries.items() if k != "params"})

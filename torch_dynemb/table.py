@@ -1,0 +1,624 @@
+"""A group of tables as an object: the tensors of its index and rows, and what can be done to them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.initializers import InitData, Initializer, Normal
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    BUCKET_WORDS,
+    HYPER_COLUMNS,
+    MAX_LOAD_PERCENT,
+    MAX_ROWS,
+    META_COLUMNS,
+    ROW_CLOCK_EXTRA,
+    SLAB_COLUMNS,
+    TABLE_COLUMNS,
+    Meta,
+    Pooling,
+    RowClock,
+    Slab,
+    Table,
+)
+from torch_dynemb.ops.lookup import Rows
+from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
+from torch_dynemb.optim.config import OptimizerConfig
+
+FORMAT_VERSION = 1
+_MIN_BUCKETS = 64 // BUCKET_WIDTH
+
+EvalDefault = Literal["initial", "zeros"] | Tensor
+Score = Literal["none", "step"]
+
+
+@dataclass(frozen=True, eq=False)
+class TableConfig:
+    """One table of a group.
+
+    Args:
+        name: names the table in checkpoints and seeds its initial values; unique in its group.
+        embedding_dim: columns of a row.
+        feature_names: features that look it up (default: one, named as the table).
+        initializer: of new rows.
+        padding_idx: an id that is looked up as zeros, never inserted and never trained.
+        eval_default: what a read gives for an id that is not in the table: ``"initial"`` (the value
+            it would start with), ``"zeros"``, or a float tensor [embedding_dim].
+    """
+
+    name: str
+    embedding_dim: int
+    feature_names: Sequence[str] = ()
+    initializer: Initializer = field(default_factory=Normal)
+    padding_idx: int | None = None
+    eval_default: EvalDefault = "initial"
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("TableConfig: name is empty, expected a name for the table")
+        if isinstance(self.embedding_dim, bool) or not isinstance(self.embedding_dim, int):
+            raise TypeError(
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim!r}, expected int"
+            )
+        if self.embedding_dim <= 0:
+            raise ValueError(
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
+                "least 1"
+            )
+        if not isinstance(self.initializer, Initializer):
+            raise TypeError(
+                f"TableConfig {self.name!r}: initializer is {self.initializer!r}, expected one of "
+                "torch_dynemb's initializers, such as Uniform(-0.01, 0.01)"
+            )
+        if isinstance(self.eval_default, Tensor):
+            if tuple(self.eval_default.shape) != (self.embedding_dim,):
+                raise ValueError(
+                    f"TableConfig {self.name!r}: eval_default has shape "
+                    f"{tuple(self.eval_default.shape)}, expected ({self.embedding_dim},)"
+                )
+        elif self.eval_default not in ("initial", "zeros"):
+            raise ValueError(
+                f"TableConfig {self.name!r}: eval_default is {self.eval_default!r}, expected "
+                "'initial', 'zeros' or a tensor"
+            )
+        if self.padding_idx is not None and not -(1 << 63) <= self.padding_idx < (1 << 63):
+            raise ValueError(
+                f"TableConfig {self.name!r}: padding_idx is {self.padding_idx}, expected an int64"
+            )
+        object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
+
+    def description(self) -> dict[str, Any]:
+        """What identifies the table in a checkpoint."""
+        return {"name": self.name, "embedding_dim": self.embedding_dim}
+
+
+class ExportedRows(NamedTuple):
+    """A batch of a table's content: ids int64 [n], rows float32 [n, dim], scores int64 [n]."""
+
+    ids: Tensor
+    rows: Tensor
+    scores: Tensor
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _table_seed(base: int, name: str) -> int:
+    digest = hashlib.sha256(f"{base}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _base_seed() -> int:
+    """torch.initial_seed(), of rank 0 where there are ranks: an id starts equal on all of them."""
+    seed = [torch.initial_seed()]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(seed, src=0)
+    return seed[0]
+
+
+class TableGroup:
+    """Tables that are looked up together: one index, one slab of rows per distinct dim.
+
+    Memory is reserved as address space for as many rows as the machine could hold and taken as ids
+    arrive: rows never move, and no tensor changes shape. One thread may insert or train at a time;
+    any number may read while none writes.
+
+    Args:
+        tables: at least one; names must differ.
+        optimizer: of the rows; None for a group that is only read.
+        score: ``"step"`` keeps, per id, the optimizer step at which it was last looked up in
+            training.
+        max_rows: rows to reserve per slab; default: what would fill the machine's memory.
+        seed: default ``torch.initial_seed()``; with a process group, that of rank 0.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        *,
+        optimizer: OptimizerConfig | None,
+        score: Score = "none",
+        max_rows: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not tables:
+            raise ValueError("TableGroup: tables is empty, expected at least one table")
+        names = [table.name for table in tables]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"TableGroup: {names.count(name)} tables are named {name!r}")
+        if score not in ("none", "step"):
+            raise ValueError(f"TableGroup: score is {score!r}, expected 'none' or 'step'")
+        if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
+            raise TypeError(
+                f"TableGroup: optimizer is {optimizer!r}, expected a config such as "
+                "torch_dynemb.Adam(lr=1e-3); the rows have no torch parameters"
+            )
+        if max_rows is not None and not 0 < max_rows <= MAX_ROWS:
+            raise ValueError(
+                f"TableGroup: max_rows is {max_rows}, expected 1 to {MAX_ROWS}, or None"
+            )
+        self.tables_config = tuple(tables)
+        self.optimizer_config = optimizer
+        self.score: Score = score
+        self.max_rows = max_rows
+        self.seed = _base_seed() if seed is None else seed
+        self.dims = sorted({table.embedding_dim for table in tables})
+        self.optimizer_code = (
+            NO_OPTIMIZER if optimizer is None else OPTIMIZER_NAMES.index(optimizer.op_name)
+        )
+        self._allocate()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _slab_rows(self, dim: int) -> int:
+        if self.max_rows is not None:
+            return self.max_rows
+        return max(1, min(MAX_ROWS, _machine_memory() // (4 * dim)))
+
+    def _allocate(self) -> None:
+        config = self.optimizer_config
+        slab_rows = [self._slab_rows(dim) for dim in self.dims]
+        count, slabs = len(self.tables_config), len(self.dims)
+        self.meta = torch.zeros(count, META_COLUMNS, dtype=torch.int64)
+        init = InitData()
+        region_begin = 0
+        for t, table in enumerate(self.tables_config):
+            slab = self.dims.index(table.embedding_dim)
+            slots = -(-slab_rows[slab] * 100 // MAX_LOAD_PERCENT)
+            region = max(_MIN_BUCKETS, -(-slots // BUCKET_WIDTH // 64) * 64)
+            row = self.meta[t]
+            row[Meta.SEED] = _table_seed(self.seed, table.name)
+            row[Meta.SLAB] = slab
+            row[Meta.DIM] = table.embedding_dim
+            row[Meta.HAS_PADDING] = int(table.padding_idx is not None)
+            row[Meta.PADDING_ID] = table.padding_idx or 0
+            row[Meta.INIT_BEGIN], row[Meta.INIT_COUNT] = init.add(
+                table.initializer, table.embedding_dim
+            )
+            default = table.eval_default
+            if isinstance(default, Tensor):
+                row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = init.add_vector(default)
+            elif default == "zeros":
+                zeros = torch.zeros(table.embedding_dim)
+                row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = init.add_vector(zeros)
+            else:
+                row[Meta.DEFAULT_BEGIN] = row[Meta.INIT_BEGIN]
+                row[Meta.DEFAULT_COUNT] = row[Meta.INIT_COUNT]
+            row[Meta.REGION_BEGIN] = region_begin
+            row[Meta.REGION_BUCKETS] = region
+            region_begin += 2 * region
+        self.init_data = init.tensor()
+
+        # the index: changed in the forward only
+        self.buckets = ops.reserve((region_begin, BUCKET_WORDS), torch.int64)
+        scored = region_begin if self.score != "none" else 0
+        self.scores = ops.reserve((scored, BUCKET_WIDTH), torch.int64)
+        self.tables = torch.zeros(count, TABLE_COLUMNS, dtype=torch.int64)
+        self.tables[:, Table.BUCKET_COUNT] = _MIN_BUCKETS
+        self.slabs = torch.zeros(slabs, SLAB_COLUMNS, dtype=torch.int64)
+        self.free_rows = ops.reserve((slabs, max(slab_rows)), torch.int64)
+        self.clock = torch.zeros(1, dtype=torch.int64)
+
+        # the rows: changed in the backward only
+        def reserve_rows(slab: int, *columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return ops.reserve((slab_rows[slab], *columns), dtype, huge_pages=True)
+
+        self.weights = [reserve_rows(s, dim) for s, dim in enumerate(self.dims)]
+        self.generations = [reserve_rows(s, dtype=torch.int32) for s in range(slabs)]
+        self.state: list[Tensor] = []
+        for tensor in () if config is None else config.state:
+            for s, dim in enumerate(self.dims):
+                self.state.append(reserve_rows(s) if tensor.per_row else reserve_rows(s, dim))
+        for s, dim in enumerate(self.dims):
+            self.slabs[s, Slab.ROW_BYTES] = self._row_bytes(dim)
+        self.row_clock = torch.zeros(count + ROW_CLOCK_EXTRA, dtype=torch.int64)
+        hyper = [0.0] * HYPER_COLUMNS if config is None else config.hyper_row()
+        self.hyper = torch.tensor([hyper] * count, dtype=torch.float64)
+
+    def _row_bytes(self, dim: int) -> int:
+        state = () if self.optimizer_config is None else self.optimizer_config.state
+        return 4 * dim + 4 + sum(4 if tensor.per_row else 4 * dim for tensor in state)
+
+    @property
+    def rows(self) -> Rows:
+        """The row tensors in the order in which ops take them."""
+        return Rows(
+            self.weights,
+            self.generations,
+            self.state,
+            self.row_clock,
+            self.hyper,
+            self.meta,
+            self.init_data,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tables."""
+        return [table.name for table in self.tables_config]
+
+    # -- lookup --------------------------------------------------------------------------------
+
+    def find(self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]) -> ops.FoundIds:
+        """Handles of ids; see :func:`torch_dynemb.ops.find`."""
+        return ops.find(self.buckets, self.tables, self.meta, ids, offsets, feature_tables)
+
+    def find_or_insert(self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]) -> Tensor:
+        """Handles of ids; new ids get a row. See :func:`torch_dynemb.ops.find_or_insert_`."""
+        return ops.find_or_insert_(
+            self.buckets,
+            self.scores,
+            self.tables,
+            self.slabs,
+            self.free_rows,
+            self.meta,
+            self.clock,
+            ids,
+            offsets,
+            feature_tables,
+        )
+
+    def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        if not 0 <= table < len(self.tables_config):
+            raise IndexError(f"table is {table}, expected 0 to {len(self.tables_config) - 1}")
+        flat = ids.reshape(-1)
+        return flat, torch.tensor([0, flat.numel()]), [table]
+
+    def insert(self, table: int, ids: Tensor) -> Tensor:
+        """Gives rows to ids, int64 of any shape, of one table; returns handles int64 [n]."""
+        return self.find_or_insert(*self._one_table(table, ids))
+
+    def contains(self, table: int, ids: Tensor) -> Tensor:
+        """Which ids are in a table: bool of the shape of ``ids``."""
+        return (self.find(*self._one_table(table, ids)).handles >= 0).reshape(ids.shape)
+
+    def erase(self, table: int, ids: Tensor) -> int:
+        """Removes ids from a table; returns how many were there. Later ids reuse their rows."""
+        erased = ops.erase_(
+            self.buckets,
+            self.scores,
+            self.tables,
+            self.slabs,
+            self.free_rows,
+            self.meta,
+            *self._one_table(table, ids),
+        )
+        return int(erased[table])
+
+    def reserve(self, table: int, ids: int) -> None:
+        """Grows a table's index once, so that ``ids`` ids fit without another growth."""
+        if ids < 0:
+            raise ValueError(f"reserve: ids is {ids}, expected at least 0")
+        ops.grow_(self.buckets, self.scores, self.tables, self.meta, table, ids)
+
+    def read(self, table: int, ids: Tensor) -> Tensor:
+        """Rows of ids, float32 [n, dim]; an id that is not in the table gives its default."""
+        flat, offsets, features = self._one_table(table, ids)
+        return ops.embedding_inference(
+            self.rows,
+            flat,
+            self.find(flat, offsets, features).handles,
+            offsets,
+            feature_tables=features,
+            dim=self.tables_config[table].embedding_dim,
+        )
+
+    def write(self, table: int, ids: Tensor, rows: Tensor) -> None:
+        """Sets rows of ids, inserting those that are new; optimizer state of a new row is fresh.
+
+        Args:
+            ids: int64 [n], distinct.
+            rows: float32 [n, dim].
+
+        Raises:
+            ValueError: shapes do not match, or an id is given twice.
+        """
+        dim = self.tables_config[table].embedding_dim
+        if tuple(rows.shape) != (ids.numel(), dim):
+            raise ValueError(
+                f"write: rows has shape {tuple(rows.shape)}, expected ({ids.numel()}, {dim})"
+            )
+        if torch.unique(ids).numel() != ids.numel():
+            raise ValueError("write: ids has repeated ids, expected every id once")
+        handles = self.insert(table, ids)
+        if bool((handles < 0).any()):
+            raise ValueError(
+                f"write: ids has the padding id {self.tables_config[table].padding_idx}, which "
+                "has no row"
+            )
+        self.materialize()
+        self.weights[int(self.meta[table, Meta.SLAB])][handle_rows(handles)] = rows.to(
+            torch.float32
+        )
+
+    def materialize(self) -> int:
+        """Writes the rows that no backward has written yet; returns how many."""
+        return int(
+            ops.materialize_(
+                self.weights,
+                self.generations,
+                self.state,
+                self.buckets,
+                self.tables,
+                self.hyper,
+                self.meta,
+                self.init_data,
+            )
+        )
+
+    def export(self, table: int, *, batch_size: int = 1 << 20) -> Iterator[ExportedRows]:
+        """All ids of a table with their rows and scores, at most ``batch_size`` at a time.
+
+        The table must not change while it is iterated.
+        """
+        if batch_size < BUCKET_WIDTH:
+            raise ValueError(
+                f"export: batch_size is {batch_size}, expected at least {BUCKET_WIDTH}"
+            )
+        dim = self.tables_config[table].embedding_dim
+        begin = 0
+        while begin >= 0:
+            batch = ops.export_batch(
+                self.buckets,
+                self.scores,
+                self.tables,
+                self.meta,
+                table=table,
+                begin=begin,
+                max_ids=batch_size,
+            )
+            begin = int(batch.next)
+            rows = ops.embedding_inference(
+                self.rows,
+                batch.ids,
+                batch.handles,
+                torch.tensor([0, batch.ids.numel()]),
+                feature_tables=[table],
+                dim=dim,
+            )
+            if batch.ids.numel() > 0:
+                yield ExportedRows(batch.ids, rows, batch.scores)
+
+    # -- sizes ---------------------------------------------------------------------------------
+
+    def size(self, table: int) -> int:
+        """Number of ids in a table."""
+        return int(self.tables[table, Table.SIZE])
+
+    def sizes(self) -> dict[str, int]:
+        """Number of ids by table name."""
+        return dict(zip(self.names, self.tables[:, Table.SIZE].tolist()))
+
+    def used_rows(self, slab: int) -> int:
+        """Rows of a slab that have ever had an owner."""
+        return int(self.slabs[slab, Slab.NEXT_ROW])
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``."""
+        rows = state = 0
+        for s, dim in enumerate(self.dims):
+            rows += self.used_rows(s) * (4 * dim + 4)
+            state += self.used_rows(s) * (self._row_bytes(dim) - 4 * dim - 4)
+        buckets = int(self.tables[:, Table.BUCKET_COUNT].sum())
+        words = BUCKET_WORDS + (BUCKET_WIDTH if self.score != "none" else 0)
+        index = 8 * (buckets * words + int(self.slabs[:, Slab.FREE_COUNT].sum()))
+        return {"rows": rows, "state": state, "index": index, "total": rows + state + index}
+
+    def stale_gradients(self) -> int:
+        """Gradients dropped because their row had been given to another id."""
+        return int(self.row_clock[len(self.tables_config) + RowClock.STALE])
+
+    # -- serialisation -------------------------------------------------------------------------
+
+    def _description(self) -> dict[str, Any]:
+        config = self.optimizer_config
+        return {
+            "tables": [table.description() for table in self.tables_config],
+            "optimizer": None if config is None else config.op_name,
+            "score": self.score,
+            "bucket_width": BUCKET_WIDTH,
+        }
+
+    def _active_buckets(self, table: int) -> slice:
+        row, meta = self.tables[table], self.meta[table]
+        begin = int(meta[Meta.REGION_BEGIN] + row[Table.ACTIVE_HALF] * meta[Meta.REGION_BUCKETS])
+        return slice(begin, begin + int(row[Table.BUCKET_COUNT]))
+
+    def _state_names(self) -> list[str]:
+        return (
+            [] if self.optimizer_config is None else [t.name for t in self.optimizer_config.state]
+        )
+
+    def _used_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and used parts (views) of everything that is saved."""
+        for t, table in enumerate(self.tables_config):
+            active = self._active_buckets(t)
+            yield f"{table.name}.buckets", self.buckets[active]
+            if self.score != "none":
+                yield f"{table.name}.scores", self.scores[active]
+        slabs = len(self.dims)
+        for s, dim in enumerate(self.dims):
+            used = self.used_rows(s)
+            yield f"dim{dim}.free_rows", self.free_rows[s, : int(self.slabs[s, Slab.FREE_COUNT])]
+            yield f"dim{dim}.weights", self.weights[s][:used]
+            yield f"dim{dim}.generations", self.generations[s][:used]
+            for k, name in enumerate(self._state_names()):
+                yield f"dim{dim}.{name}", self.state[k * slabs + s][:used]
+        yield "seeds", self.meta[:, Meta.SEED]
+        yield "tables", self.tables
+        yield "slabs", self.slabs
+        yield "clock", self.clock
+        yield "row_clock", self.row_clock
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Copies of the used part of everything, after writing the rows that are not written yet.
+
+        Loading it continues bit for bit. ``format`` is a JSON text as uint8.
+        """
+        self.materialize()
+        description = json.dumps({"version": FORMAT_VERSION, **self._description()})
+        result = {"format": torch.frombuffer(bytearray(description.encode()), dtype=torch.uint8)}
+        result.update((name, tensor.clone()) for name, tensor in self._used_tensors())
+        return result
+
+    def check_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Raises ValueError if ``tensors`` is not a state of a group like this one."""
+        if "format" not in tensors:
+            raise ValueError("state has no entry 'format': it is not one of torch_dynemb's")
+        try:
+            saved = json.loads(bytes(tensors["format"].cpu().tolist()).decode())
+        except ValueError as error:
+            raise ValueError(f"entry 'format' is corrupted: {error}") from error
+        version = saved.pop("version", None)
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"state has format version {version}, but this torch_dynemb reads "
+                f"{FORMAT_VERSION}: load it with the version that wrote it"
+            )
+        for key, expected in self._description().items():
+            if saved.get(key) != expected:
+                raise ValueError(
+                    f"state was saved with {key} = {saved.get(key)!r}, but this module has "
+                    f"{expected!r}: construct it as it was when it was saved"
+                )
+        self._check_state_shapes(tensors)
+
+    def _check_state_shapes(self, tensors: dict[str, Tensor]) -> None:
+        expected = dict(self._used_tensors())
+        missing = sorted(set(expected) - set(tensors))
+        if missing:
+            raise ValueError(f"state lacks {missing}")
+        for name, tensor in expected.items():
+            given = tensors[name]
+            if given.dtype != tensor.dtype or given.shape[1:] != tensor.shape[1:]:
+                raise ValueError(
+                    f"state entry {name!r} is {given.dtype} {tuple(given.shape)}, expected "
+                    f"{tensor.dtype} (n, {', '.join(map(str, tensor.shape[1:]))})"
+                )
+        for t, table in enumerate(self.tables_config):
+            buckets = int(tensors["tables"][t, Table.BUCKET_COUNT])
+            occupied = int((tensors[f"{table.name}.buckets"][:, BUCKET_WIDTH:] != 0).sum())
+            if tensors[f"{table.name}.buckets"].shape[0] != buckets or occupied != int(
+                tensors["tables"][t, Table.SIZE]
+            ):
+                raise ValueError(
+                    f"state of table {table.name!r} is corrupted: its index is damaged"
+                )
+            if buckets > int(self.meta[t, Meta.REGION_BUCKETS]):
+                raise ValueError(
+                    f"table {table.name!r} of the state has {buckets} buckets, more than this module "
+                    "reserves: construct it with a larger max_rows"
+                )
+        for s, dim in enumerate(self.dims):
+            used = int(tensors["slabs"][s, Slab.NEXT_ROW])
+            if used > self.weights[s].shape[0]:
+                raise ValueError(
+                    f"the state has {used} rows of dim {dim}, more than the {self.weights[s].shape[0]} "
+                    "that this module reserves: construct it with a larger max_rows"
+                )
+            names = ["weights", "generations", *self._state_names()]
+            if any(tensors[f"dim{dim}.{name}"].shape[0] != used for name in names):
+                raise ValueError(f"state of dim {dim} is corrupted: its tensors differ in length")
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Replaces everything by a saved state; raises ValueError before any change."""
+        self.check_state_tensors(tensors)
+        hyper = self.hyper.clone()
+        row_bytes = self.slabs[:, Slab.ROW_BYTES].clone()
+        self._clear()
+        self.tables.copy_(tensors["tables"])
+        self.slabs.copy_(tensors["slabs"])
+        self.slabs[:, Slab.ROW_BYTES] = row_bytes
+        self.meta[:, Meta.SEED] = tensors["seeds"]
+        for name, target in self._used_tensors():
+            if name not in ("tables", "slabs", "seeds"):
+                target.copy_(tensors[name])
+        self.hyper.copy_(hyper)
+
+    def _clear(self) -> None:
+        """Empties the used parts in place: addresses are known to compiled code."""
+        for name, tensor in self._used_tensors():
+            if name != "seeds":
+                tensor.zero_()
+        self.tables[:, Table.BUCKET_COUNT] = _MIN_BUCKETS
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What makes an equal, empty group."""
+        return {
+            "tables": self.tables_config,
+            "optimizer": self.optimizer_config,
+            "score": self.score,
+            "max_rows": self.max_rows,
+            "seed": self.seed,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "arguments": self.constructor_arguments(),
+            "state": self.state_tensors(),
+            "hyper": self.hyper.clone(),
+        }
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        self.__init__(**saved["arguments"])  # type: ignore[misc]
+        self.load_state_tensors(saved["state"])
+        self.hyper.copy_(saved["hyper"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableGroup:
+        copy = TableGroup.__new__(TableGroup)
+        memo[id(self)] = copy
+        copy.__setstate__(self.__getstate__())
+        return copy
+
+
+def handle_rows(handles: Tensor) -> Tensor:
+    """Row numbers of handles, int64; handles must not be negative."""
+    return handles >> 28
+
+
+def pooling_of(mode: str) -> Pooling:
+    """The pooling of a mode name.
+
+    Raises:
+        ValueError: another name than ``"sum"`` or ``"mean"``.
+    """
+    if mode not in ("sum", "mean"):
+        raise ValueError(
+            f"mode is {mode!r}, expected 'sum' or 'mean' (nn.EmbeddingBag's 'max' is not supported)"
+        )
+    return Pooling.SUM if mode == "sum" else Pooling.MEAN
+
+
+__all__ = ["ExportedRows", "TableConfig", "TableGroup", "handle_rows", "pooling_of"]
