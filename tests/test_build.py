@@ -188,10 +188,16 @@ def test_import_needs_torch_alone() -> None:
     ],
 )
 def test_make_passes_arguments_on(arguments: list[str], expected: str) -> None:
-    inherited = {"MAKEFLAGS", "MAKEOVERRIDES", "ARGS", "DATA"}  # of the make that runs the tests
+    inherited = {
+        "MAKEFLAGS",
+        "MAKEOVERRIDES",
+        "MAKELEVEL",
+        "ARGS",
+        "DATA",
+    }  # of the make that runs the tests
     environ = {name: value for name, value in os.environ.items() if name not in inherited}
     reply = subprocess.run(
-        ["make", "--dry-run", *arguments],
+        ["make", "--no-print-directory", "--dry-run", *arguments],
         cwd=ROOT,
         env=environ,
         check=True,
