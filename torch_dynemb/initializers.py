@@ -2,8 +2,8 @@
 
 A row's initial value is a pure function of (seed, table, id, column): the same whenever the id
 arrives, on every rank, device and instruction set. Xavier and Kaiming scales are those of
-``torch.nn.init`` for a matrix [num_embeddings, dim], so fan_in is dim; a table without vocabulary has
-no num_embeddings, so fan_out is an argument and dim if it is not given.
+``torch.nn.init`` for a matrix [num_embeddings, dim], so fan_in is dim; a table without vocabulary
+has no num_embeddings, so fan_out is an argument and dim if it is not given.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Normal(Initializer):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initializer):
-    """Normal with ``mean`` and ``std``, restricted to [low, high] (``torch.nn.init.trunc_normal_``)."""
+    """Normal with ``mean`` and ``std`` within [low, high], as ``torch.nn.init.trunc_normal_``."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -176,7 +176,7 @@ class KaimingUniform(Initializer):
 
 @dataclass(frozen=True)
 class KaimingNormal(Initializer):
-    """Normal with std = sqrt(2 / ((1 + slope^2) * fan_in)) (He et al. 2015), slope of a leaky ReLU."""
+    """Normal, std = sqrt(2 / ((1 + slope^2) * fan_in)) (He et al. 2015), slope of a leaky ReLU."""
 
     slope: float = 0.0
 
@@ -225,7 +225,8 @@ class InitData:
         total = sum(columns for columns, _ in parts)
         if total != dim:
             raise ValueError(
-                f"initializer: the parts of ByColumn have {total} columns, but embedding_dim is {dim}"
+                f"initializer: the parts of ByColumn have {total} columns, but embedding_dim is "
+                f"{dim}"
             )
         begin = 0
         for columns, part in parts:

@@ -1,4 +1,4 @@
-"""A group of tables as an object: the tensors of its index and rows, and what can be done to them."""
+"""A group of tables as an object: the tensors of its index and rows, and what is done to them."""
 
 from __future__ import annotations
 
@@ -419,7 +419,7 @@ class TableGroup:
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
-        return dict(zip(self.names, self.tables[:, Table.SIZE].tolist()))
+        return dict(zip(self.names, self.tables[:, Table.SIZE].tolist(), strict=True))
 
     def used_rows(self, slab: int) -> int:
         """Rows of a slab that have ever had an owner."""
@@ -538,15 +538,16 @@ class TableGroup:
                 )
             if buckets > int(self.meta[t, Meta.REGION_BUCKETS]):
                 raise ValueError(
-                    f"table {table.name!r} of the state has {buckets} buckets, more than this module "
-                    "reserves: construct it with a larger max_rows"
+                    f"table {table.name!r} of the state has {buckets} buckets, more than this "
+                    "module reserves: construct it with a larger max_rows"
                 )
         for s, dim in enumerate(self.dims):
             used = int(tensors["slabs"][s, Slab.NEXT_ROW])
             if used > self.weights[s].shape[0]:
                 raise ValueError(
-                    f"the state has {used} rows of dim {dim}, more than the {self.weights[s].shape[0]} "
-                    "that this module reserves: construct it with a larger max_rows"
+                    f"the state has {used} rows of dim {dim}, more than the "
+                    f"{self.weights[s].shape[0]} that this module reserves: construct it with a "
+                    "larger max_rows"
                 )
             names = ["weights", "generations", *self._state_names()]
             if any(tensors[f"dim{dim}.{name}"].shape[0] != used for name in names):

@@ -92,12 +92,13 @@ class DynamicEmbeddingBag(SingleTable):
             if per_sample_weights.shape != input.shape:
                 raise ValueError(
                     "DynamicEmbeddingBag: per_sample_weights has shape "
-                    f"{tuple(per_sample_weights.shape)}, expected that of input, {tuple(input.shape)}"
+                    f"{tuple(per_sample_weights.shape)}, expected that of input, "
+                    f"{tuple(input.shape)}"
                 )
             if per_sample_weights.dtype != torch.float32:
                 raise TypeError(
-                    f"DynamicEmbeddingBag: per_sample_weights has dtype {per_sample_weights.dtype}, "
-                    "expected float32"
+                    "DynamicEmbeddingBag: per_sample_weights has dtype "
+                    f"{per_sample_weights.dtype}, expected float32"
                 )
             per_sample_weights = per_sample_weights.reshape(-1)
         return self._lookup(
@@ -134,7 +135,8 @@ class DynamicEmbeddingBag(SingleTable):
             )
         if offsets.dim() != 1:
             raise ValueError(
-                f"DynamicEmbeddingBag: offsets has shape {tuple(offsets.shape)}, expected 1 dimension"
+                f"DynamicEmbeddingBag: offsets has shape {tuple(offsets.shape)}, expected 1 "
+                "dimension"
             )
         offsets = offsets.to(torch.int64)
         if self.include_last_offset:

@@ -102,9 +102,9 @@ class DynamicEmbeddingBagCollection(Collection):
         """Looks up and pools all features.
 
         Args:
-            features: a dict name -> ids (B, L) or name -> (values (N,), offsets (B + 1,)); or a keyed
-                jagged input such as :class:`KeyedJagged` or TorchRec's KeyedJaggedTensor, whose
-                weights are used if it has any.
+            features: a dict name -> ids (B, L) or name -> (values (N,), offsets (B + 1,)); or a
+                keyed jagged input such as :class:`KeyedJagged` or TorchRec's KeyedJaggedTensor,
+                whose weights are used if it has any.
 
         Returns:
             float32 (B, sum of feature_dims), features side by side in the order of
@@ -126,7 +126,7 @@ class DynamicEmbeddingBagCollection(Collection):
 
     def split(self, output: Tensor) -> dict[str, Tensor]:
         """The columns of an output by feature name: (B, dim) each."""
-        return dict(zip(self.feature_names, output.split(self.feature_dims, dim=1)))
+        return dict(zip(self.feature_names, output.split(self.feature_dims, dim=1), strict=True))
 
 
 class DynamicEmbeddingCollection(Collection):
@@ -143,7 +143,8 @@ class DynamicEmbeddingCollection(Collection):
         >>> import torch, torch_dynemb as td
         >>> tables = [td.TableConfig("item", 8, ["history", "candidate"])]
         >>> collection = td.DynamicEmbeddingCollection(tables, optimizer=td.SGD(lr=0.1))
-        >>> out = collection({"history": torch.arange(6).reshape(2, 3), "candidate": torch.arange(2)})
+        >>> history, candidate = torch.arange(6).reshape(2, 3), torch.arange(2)
+        >>> out = collection({"history": history, "candidate": candidate})
         >>> out["history"].shape, out["candidate"].shape
         (torch.Size([2, 3, 8]), torch.Size([2, 8]))
     """
@@ -162,8 +163,8 @@ class DynamicEmbeddingCollection(Collection):
         dims = {table.name: table.embedding_dim for table in tables}
         if len(set(dims.values())) > 1:
             raise ValueError(
-                f"DynamicEmbeddingCollection: tables have embedding_dim {dims}, expected one dim: use "
-                "one collection per dim, or DynamicEmbeddingBagCollection"
+                f"DynamicEmbeddingCollection: tables have embedding_dim {dims}, expected one dim: "
+                "use one collection per dim, or DynamicEmbeddingBagCollection"
             )
         super().__init__(
             tables,
@@ -205,5 +206,5 @@ class DynamicEmbeddingCollection(Collection):
         dim = self.feature_dims[0]
         return {
             name: part.reshape(*features[name].shape, dim)
-            for name, part in zip(self.feature_names, rows.split(sizes))
+            for name, part in zip(self.feature_names, rows.split(sizes), strict=True)
         }

@@ -108,8 +108,8 @@ def check_static_weight(owner: str, weight: Tensor, ids: Tensor | None) -> Tenso
 class DynamicEmbedding(SingleTable):
     """A vector for every id: ``nn.Embedding`` without ``num_embeddings``.
 
-    In training mode with grad enabled, an id that has not been seen gets a row, and backward updates
-    the rows with the module's optimizer. Otherwise lookups only read.
+    In training mode with grad enabled, an id that has not been seen gets a row, and backward
+    updates the rows with the module's optimizer. Otherwise lookups only read.
 
     Args:
         embedding_dim: columns of a row.

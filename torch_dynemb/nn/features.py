@@ -93,8 +93,8 @@ def group_ids(owner: str, names: list[str], features: Features) -> GroupedIds:
     """Brings an input into the order of ``names``.
 
     Args:
-        features: a dict with, per name, ids (B, L), or (values, offsets) with offsets (B + 1,); or a
-            keyed jagged input.
+        features: a dict with, per name, ids (B, L), or (values, offsets) with offsets (B + 1,); or
+            a keyed jagged input.
 
     Raises:
         KeyError: a feature is missing.
@@ -104,8 +104,8 @@ def group_ids(owner: str, names: list[str], features: Features) -> GroupedIds:
         return _from_dict(owner, names, features)
     if not isinstance(features, KeyedJaggedShaped):
         raise TypeError(
-            f"{owner}: features is a {type(features).__name__}, expected a dict of ids by feature name "
-            "or a KeyedJaggedTensor"
+            f"{owner}: features is a {type(features).__name__}, expected a dict of ids by feature "
+            "name or a KeyedJaggedTensor"
         )
     return _from_keyed_jagged(owner, names, features)
 
@@ -131,12 +131,12 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
             flat = flat_ids(f"{owner}: feature {name!r}", value)
             if value.dim() != 2:
                 raise ValueError(
-                    f"{owner}: feature {name!r} has shape {tuple(value.shape)}, expected (B, L), or a "
-                    "tuple (values, offsets)"
+                    f"{owner}: feature {name!r} has shape {tuple(value.shape)}, expected (B, L), "
+                    "or a tuple (values, offsets)"
                 )
             ids.append(flat)
             lengths.append(torch.full((value.shape[0],), value.shape[1], dtype=torch.int64))
-    for name, length in zip(names, lengths):
+    for name, length in zip(names, lengths, strict=True):
         if length.shape[0] != lengths[0].shape[0]:
             raise ValueError(
                 f"{owner}: feature {name!r} has {length.shape[0]} bags, but {names[0]!r} has "
@@ -160,8 +160,8 @@ def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped
         )
     if (offsets.shape[0] - 1) % len(keys) != 0:
         raise ValueError(
-            f"{owner}: offsets has {offsets.shape[0]} elements, expected {len(keys)} features * batch "
-            "+ 1"
+            f"{owner}: offsets has {offsets.shape[0]} elements, expected {len(keys)} features * "
+            "batch + 1"
         )
     if keys == names:
         return GroupedIds(ids, offsets, weights)

@@ -226,9 +226,9 @@ class TableModule(nn.Module):
             replicated_by = "FSDP"
         if replicated_by:
             raise RuntimeError(
-                f"{type(self).__name__}: the table is inside {replicated_by}, which would give every "
-                "rank its own diverging copy: wrap only the dense part of the model, or shard the "
-                "table"
+                f"{type(self).__name__}: the table is inside {replicated_by}, which would give "
+                "every rank its own diverging copy: wrap only the dense part of the model, or "
+                "shard the table"
             )
 
     def _report_forgotten_step(self) -> None:
@@ -284,8 +284,8 @@ class TableModule(nn.Module):
         _check_device(owner, probe.device)
         if probe.dtype != torch.float32:
             raise TypeError(
-                f"{owner}: dtype {probe.dtype}: the rows are float32; use autocast around the dense "
-                "part of the model, or convert it alone"
+                f"{owner}: dtype {probe.dtype}: the rows are float32; use autocast around the "
+                "dense part of the model, or convert it alone"
             )
         return self
 
@@ -298,7 +298,7 @@ class TableModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_optimizer_state")
-        super().__setstate__(state)
+        nn.Module.__setstate__(self, state)
         self._own_anchor = (self.grad_anchor,)
         self._optimizer = self._make_optimizer()
         if self._optimizer is not None:
@@ -318,8 +318,8 @@ class TableModule(nn.Module):
 def _check_device(owner: str, device: torch.device) -> None:
     if device.type != "cpu":
         raise RuntimeError(
-            f"{owner}: device is {device}, but this torch_dynemb has kernels for the CPU only: keep "
-            "the table on the CPU and move the rest of the model"
+            f"{owner}: device is {device}, but this torch_dynemb has kernels for the CPU only: "
+            "keep the table on the CPU and move the rest of the model"
         )
 
 

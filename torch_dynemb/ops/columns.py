@@ -1,4 +1,4 @@
-"""Columns of the descriptor tensors, as in ``csrc/core/columns.h`` and ``csrc/core/initializer.h``."""
+"""Columns of the descriptor tensors; the C++ side has them in ``csrc/core/columns.h``."""
 
 from __future__ import annotations
 

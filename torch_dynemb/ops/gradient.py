@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dynemb._library import register_fake
+
 
 class ReducedGradients(NamedTuple):
     """Result of :func:`reduce_grad`; each list has one tensor per slab, with room for N entries.
@@ -97,7 +99,7 @@ def bag_weight_grad(
     return gradient
 
 
-@torch.library.register_fake("dynemb::reduce_grad")
+@register_fake("reduce_grad")
 def _reduce_grad_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
@@ -122,7 +124,7 @@ def _reduce_grad_fake(
     )
 
 
-@torch.library.register_fake("dynemb::bag_weight_grad")
+@register_fake("bag_weight_grad")
 def _bag_weight_grad_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dynemb._library import register_fake
+
 
 class FoundIds(NamedTuple):
     """Result of :func:`find`.
@@ -177,7 +179,7 @@ def export_batch(
     )
 
 
-@torch.library.register_fake("dynemb::find")
+@register_fake("find")
 def _find_fake(
     buckets: Tensor,
     tables: Tensor,
@@ -189,7 +191,7 @@ def _find_fake(
     return torch.empty_like(ids), tables.new_empty((tables.shape[0],))
 
 
-@torch.library.register_fake("dynemb::find_or_insert_")
+@register_fake("find_or_insert_")
 def _find_or_insert_fake(
     buckets: Tensor,
     scores: Tensor,
@@ -205,7 +207,7 @@ def _find_or_insert_fake(
     return torch.empty_like(ids)
 
 
-@torch.library.register_fake("dynemb::erase_")
+@register_fake("erase_")
 def _erase_fake(
     buckets: Tensor,
     scores: Tensor,
@@ -220,14 +222,14 @@ def _erase_fake(
     return tables.new_empty((tables.shape[0],))
 
 
-@torch.library.register_fake("dynemb::grow_")
+@register_fake("grow_")
 def _grow_fake(
     buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
 ) -> None:
     return None
 
 
-@torch.library.register_fake("dynemb::export_batch")
+@register_fake("export_batch")
 def _export_batch_fake(
     buckets: Tensor,
     scores: Tensor,

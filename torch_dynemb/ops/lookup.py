@@ -1,8 +1,8 @@
 """Lookups of rows by handle: pooled and per id, for training and for inference.
 
 The training ops are functional and differentiable. Their backward updates the rows in place with
-the optimizer that the call names; it gives no gradient for the rows themselves. ``grad_anchor`` is a
-float32 [1] tensor that requires grad, so that autograd runs the backward at all.
+the optimizer that the call names; it gives no gradient for the rows themselves. ``grad_anchor`` is
+a float32 [1] tensor that requires grad, so that autograd runs the backward at all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dynemb._library import register_fake
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
 
@@ -152,7 +153,7 @@ def embedding_inference(
     return output
 
 
-@torch.library.register_fake("dynemb::embedding_bag")
+@register_fake("embedding_bag")
 def _embedding_bag_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
@@ -175,7 +176,7 @@ def _embedding_bag_fake(
     return weights[0].new_empty((batch, sum(feature_dims))), row_clock.new_empty((1,))
 
 
-@torch.library.register_fake("dynemb::embedding")
+@register_fake("embedding")
 def _embedding_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
@@ -195,7 +196,7 @@ def _embedding_fake(
     return weights[0].new_empty((ids.shape[0], dim)), row_clock.new_empty((1,))
 
 
-@torch.library.register_fake("dynemb::embedding_bag_inference")
+@register_fake("embedding_bag_inference")
 def _embedding_bag_inference_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
@@ -213,7 +214,7 @@ def _embedding_bag_inference_fake(
     return weights[0].new_empty((batch, sum(feature_dims)))
 
 
-@torch.library.register_fake("dynemb::embedding_inference")
+@register_fake("embedding_inference")
 def _embedding_inference_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],

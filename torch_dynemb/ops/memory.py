@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torch_dynemb._library import register_fake
+
 _DTYPE_CODES = {torch.float32: 0, torch.int32: 1, torch.int64: 2}
 
 
@@ -37,7 +39,7 @@ def available_memory() -> int:
     return available
 
 
-@torch.library.register_fake("dynemb::reserve")
+@register_fake("reserve")
 def _reserve_fake(size: Sequence[int], dtype: int, huge_pages: bool) -> Tensor:
     dtypes = {code: dtype for dtype, code in _DTYPE_CODES.items()}
     return torch.empty(size, dtype=dtypes[dtype])

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torch_dynemb._library import register_fake
+
 # Position in this list is the code that a lookup carries to its backward.
 OPTIMIZER_NAMES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "adamw")
 NO_OPTIMIZER = -1
@@ -32,7 +34,7 @@ def materialize_(
     return written
 
 
-@torch.library.register_fake("dynemb::materialize_")
+@register_fake("materialize_")
 def _materialize_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
@@ -47,7 +49,7 @@ def _materialize_fake(
 
 
 def _register_update_fakes(name: str) -> None:
-    @torch.library.register_fake(f"dynemb::{name}_update_")
+    @register_fake(f"{name}_update_")
     def _update_fake(
         weights: Sequence[Tensor],
         generations: Sequence[Tensor],
@@ -66,7 +68,7 @@ def _register_update_fakes(name: str) -> None:
     ) -> None:
         return None
 
-    @torch.library.register_fake(f"dynemb::{name}_backward_")
+    @register_fake(f"{name}_backward_")
     def _backward_fake(
         weights: Sequence[Tensor],
         generations: Sequence[Tensor],

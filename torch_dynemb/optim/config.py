@@ -45,7 +45,8 @@ class OptimizerConfig:
         row = [0.0] * HYPER_COLUMNS
         for name, columns in self.hyper_columns.items():
             value = getattr(self, name)
-            for column, x in zip(columns, value if isinstance(value, tuple) else (value,)):
+            values = value if isinstance(value, tuple) else (value,)
+            for column, x in zip(columns, values, strict=True):
                 row[column] = float(x)
         return row
 

@@ -33,7 +33,7 @@ class ParamGroup(dict[str, Any]):
         values = value if isinstance(value, tuple | list) else (value,)
         if len(values) != len(columns):
             raise ValueError(f"param group: {key} is {value!r}, expected {len(columns)} numbers")
-        for column, x in zip(columns, values):
+        for column, x in zip(columns, values, strict=True):
             self._row[column] = float(x)
         if key != "lr":
             super().__setitem__(key, value)
@@ -100,10 +100,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     @found_inf.setter
     def found_inf(self, value: Tensor | None) -> None:
         raise RuntimeError(
-            "torch_dynemb: GradScaler.step(module.optimizer): the rows were updated inside backward, "
-            "with gradients that were still multiplied by the loss scale. Gradient scaling is not "
-            "supported yet: train in fp32 or with autocast(dtype=torch.bfloat16), which needs no "
-            "scaler, and call module.optimizer.step() directly"
+            "torch_dynemb: GradScaler.step(module.optimizer): the rows were updated inside "
+            "backward, with gradients that were still multiplied by the loss scale. Gradient "
+            "scaling is not supported yet: train in fp32 or with autocast(dtype=torch.bfloat16), "
+            "which needs no scaler, and call module.optimizer.step() directly"
         )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -146,12 +146,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 f"load_state_dict: param groups are for tables {[g.get('name') for g in saved]}, "
                 f"expected {names}"
             )
-        for group, entries in zip(self.param_groups, saved):
+        for group, entries in zip(self.param_groups, saved, strict=True):
             missing = set(group) - {"params"} - set(entries) - {"initial_lr"}
             if missing:
                 raise ValueError(
                     f"load_state_dict: the param group of table {group['name']!r} lacks "
                     f"{sorted(missing)}: it was saved by another optimizer"
                 )
-        for group, entries in zip(self.param_groups, saved):
+        for group, entries in zip(self.param_groups, saved, strict=True):
             group.update({k: v for k, v in entries.items() if k != "params"})
