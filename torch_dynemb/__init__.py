@@ -1,5 +1,6 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
+from torch_dynemb.freeze import freeze
 from torch_dynemb.initializers import (
     ByColumn,
     Constant,
@@ -48,4 +49,5 @@ __all__ = [
     "Uniform",
     "XavierNormal",
     "XavierUniform",
+    "freeze",
 ]

@@ -218,7 +218,7 @@ class TableGroup:
                 row[Meta.DEFAULT_COUNT] = row[Meta.INIT_COUNT]
             row[Meta.REGION_BEGIN] = region_begin
             row[Meta.REGION_BUCKETS] = region
-            region_begin += 2 * region
+            region_begin += region
         self.init_data = init.tensor()
 
         # the index: changed in the forward only
@@ -293,7 +293,7 @@ class TableGroup:
     def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         if not 0 <= table < len(self.tables_config):
             raise IndexError(f"table is {table}, expected 0 to {len(self.tables_config) - 1}")
-        flat = ids.reshape(-1)
+        flat = ids.reshape(-1).contiguous()
         return flat, torch.tensor([0, flat.numel()]), [table]
 
     def insert(self, table: int, ids: Tensor) -> Tensor:
@@ -451,9 +451,10 @@ class TableGroup:
             "bucket_width": BUCKET_WIDTH,
         }
 
-    def _active_buckets(self, table: int) -> slice:
+    def active_buckets(self, table: int) -> slice:
+        """The buckets of a table in ``buckets`` and ``scores``."""
         row, meta = self.tables[table], self.meta[table]
-        begin = int(meta[Meta.REGION_BEGIN] + row[Table.ACTIVE_HALF] * meta[Meta.REGION_BUCKETS])
+        begin = int(meta[Meta.REGION_BEGIN])
         return slice(begin, begin + int(row[Table.BUCKET_COUNT]))
 
     def _state_names(self) -> list[str]:
@@ -464,7 +465,7 @@ class TableGroup:
     def _used_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Names and used parts (views) of everything that is saved."""
         for t, table in enumerate(self.tables_config):
-            active = self._active_buckets(t)
+            active = self.active_buckets(t)
             yield f"{table.name}.buckets", self.buckets[active]
             if self.score != "none":
                 yield f"{table.name}.scores", self.scores[active]

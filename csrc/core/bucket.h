@@ -1,7 +1,7 @@
 // Layout of the index: the one place that knows how keys and handles lie in memory.
 //
-// A bucket is kBucketWidth keys followed by kBucketWidth stored handles: one 128-byte line at width
-// 8, so a probe is one random access (measurements in benchmarks/README.md).
+// A bucket is kBucketWidth keys followed by kBucketWidth stored handles: one 64-byte line at width
+// 4, so a probe is one random access (widths compared in benchmarks/README.md).
 //
 // A stored handle is handle + 1, so zero-filled memory is an empty index and no id is reserved:
 //   key any, stored > 0   an occupied slot
@@ -15,7 +15,7 @@
 #include "core/hash.h"
 
 #if !defined(DYNEMB_BUCKET_WIDTH)
-#define DYNEMB_BUCKET_WIDTH 8
+#define DYNEMB_BUCKET_WIDTH 4
 #endif
 
 namespace dynemb {

@@ -18,19 +18,18 @@ enum MetaColumn : int {
   kMetaDefaultBegin = 7,  // records for ids that are read but not in the table
   kMetaDefaultCount = 8,
   kMetaRegionBegin = 9,     // first bucket of the table's region
-  kMetaRegionBuckets = 10,  // buckets in each of the region's two halves
+  kMetaRegionBuckets = 10,  // buckets in the region
   kMetaColumns = 16
 };
 
 // `tables` int64 [tables, kTableColumns]: the index state of a table, changed in the forward.
 enum TableColumn : int {
   kTableBucketCount = 0,
-  kTableActiveHalf = 1,
-  kTableSize = 2,
-  kTableTombstones = 3,
-  kTableInserted = 4,
-  kTableGrowths = 5,
-  kTableErased = 6,
+  kTableSize = 1,
+  kTableTombstones = 2,
+  kTableInserted = 3,
+  kTableGrowths = 4,
+  kTableErased = 5,
   kTableColumns = 8
 };
 

@@ -2,11 +2,11 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <algorithm>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "cpu/index_placement.h"
-#include "cpu/index_probe.h"
 #include "cpu/memory.h"
 
 namespace dynemb::cpu {
@@ -17,41 +17,39 @@ constexpr int64_t kLineBytes = kBucketWords * static_cast<int64_t>(sizeof(int64_
 constexpr int64_t kCheckedBytes = int64_t{16} << 20;
 constexpr int64_t kHugePageBytes = int64_t{4} << 20;
 
-// Moves the entries of old buckets [begin, end) that lie in their first bucket to their new first
-// bucket. Both are addressed by the hash's high bits, so reads and writes run through memory in the
-// same order. What lies elsewhere or finds its bucket full goes to `rest`.
-void move_range(const TableView& from, const TableView& to, int64_t table, int64_t begin,
-                int64_t end, std::vector<Entry>* rest) {
-  for (int64_t bucket = begin; bucket < end; ++bucket) {
-    const int64_t* line = from.line(bucket);
-    for (int slot = 0; slot < kBucketWidth; ++slot) {
-      const int64_t stored = line[kBucketWidth + slot];
-      if (stored == 0) continue;
-      const int64_t key = line[slot];
-      const uint64_t hash = first_hash(key, from.salt);
-      const int64_t score = from.scores == nullptr ? 0 : from.scores[bucket * kBucketWidth + slot];
-      if (bucket_of(hash, from.bucket_count) == bucket) {
-        const int64_t target = bucket_of(hash, to.bucket_count);
-        int64_t* new_line = to.line(target);
-        int free = 0;
-        while (free < kBucketWidth && new_line[kBucketWidth + free] != 0) ++free;
-        if (free < kBucketWidth) {
-          new_line[free] = key;
-          new_line[kBucketWidth + free] = stored;
-          if (to.scores != nullptr) to.scores[target * kBucketWidth + free] = score;
-          continue;
-        }
-      }
-      rest->push_back({hash, key, stored, score, table});
-    }
+// Moves the entries of one bucket to their first buckets among `bucket_count`. The address of a
+// first bucket grows with the hash and with the number of buckets, so targets lie at or above the
+// bucket: taken from the last bucket down, they have been emptied already. What was displaced
+// before, or finds its bucket full, goes to `rest`.
+void spread_bucket(const TableView& table, int64_t table_number, int64_t bucket,
+                   int64_t bucket_count, std::vector<Entry>* rest) {
+  int64_t line[kBucketWords];
+  int64_t scores[kBucketWidth] = {};
+  int64_t* old_line = table.line(bucket);
+  std::memcpy(line, old_line, sizeof line);
+  std::memset(old_line, 0, sizeof line);
+  if (table.scores != nullptr) {
+    int64_t* old_scores = table.scores + bucket * kBucketWidth;
+    std::memcpy(scores, old_scores, sizeof scores);
+    std::memset(old_scores, 0, sizeof scores);
   }
-}
-
-void clear_range(const TableView& view, int64_t begin, int64_t end) {
-  clear_memory(view.line(begin), static_cast<size_t>((end - begin) * kLineBytes));
-  if (view.scores != nullptr) {
-    clear_memory(view.scores + begin * kBucketWidth,
-                 static_cast<size_t>((end - begin) * kBucketWidth * 8));
+  for (int slot = 0; slot < kBucketWidth; ++slot) {
+    const int64_t stored = line[kBucketWidth + slot];
+    if (stored == 0) continue;
+    const uint64_t hash = first_hash(line[slot], table.salt);
+    if (bucket_of(hash, table.bucket_count) == bucket) {
+      const int64_t target = bucket_of(hash, bucket_count);
+      int64_t* new_line = table.line(target);
+      int free = 0;
+      while (free < kBucketWidth && new_line[kBucketWidth + free] != 0) ++free;
+      if (free < kBucketWidth) {
+        new_line[free] = line[slot];
+        new_line[kBucketWidth + free] = stored;
+        if (table.scores != nullptr) table.scores[target * kBucketWidth + free] = scores[slot];
+        continue;
+      }
+    }
+    rest->push_back({hash, line[slot], stored, scores[slot], table_number});
   }
 }
 
@@ -86,35 +84,21 @@ void check_rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
 
 void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
   int64_t* row = index.table_row(table);
-  const int64_t other = 1 - row[kTableActiveHalf];
-  const TableView from = index.table(table);
-  const TableView to = index.half(table, other, bucket_count);
+  const TableView view = index.table(table);
   if (bucket_count * kLineBytes >= kHugePageBytes) {
-    prefer_huge_pages(to.lines, static_cast<size_t>(bucket_count * kLineBytes));
-    if (to.scores != nullptr) {
-      prefer_huge_pages(to.scores, static_cast<size_t>(bucket_count * kBucketWidth * 8));
+    prefer_huge_pages(view.lines, static_cast<size_t>(bucket_count * kLineBytes));
+    if (view.scores != nullptr) {
+      prefer_huge_pages(view.scores, static_cast<size_t>(bucket_count * kBucketWidth * 8));
     }
   }
-  // Equal ranges of the hash are whole ranges of buckets on both sides: they move independently.
-  const bool parallel = from.bucket_count % kPartitions == 0 && bucket_count % kPartitions == 0;
-  const int64_t parts = parallel ? kPartitions : 1;
-  std::vector<std::vector<Entry>> rest(parts);
-  const auto move_parts = [&](int64_t part_begin, int64_t part_end) {
-    for (int64_t p = part_begin; p < part_end; ++p) {
-      const int64_t begin = from.bucket_count / parts * p;
-      const int64_t end = p + 1 == parts ? from.bucket_count : from.bucket_count / parts * (p + 1);
-      move_range(from, to, table, begin, end, &rest[p]);
-      clear_range(from, begin, end);
-    }
-  };
-  parallel_units(parts, from.bucket_count * kBucketWidth, move_parts);
+  std::vector<Entry> rest;
+  for (int64_t bucket = view.bucket_count - 1; bucket >= 0; --bucket) {
+    spread_bucket(view, table, bucket, bucket_count, &rest);
+  }
   row[kTableBucketCount] = bucket_count;
-  row[kTableActiveHalf] = other;
   row[kTableTombstones] = 0;
   ++row[kTableGrowths];
-  std::vector<Entry> entries;
-  for (auto& part : rest) entries.insert(entries.end(), part.begin(), part.end());
-  place_entries(index, std::move(entries));
+  place_entries(index, std::move(rest));
 }
 
 }  // namespace dynemb::cpu

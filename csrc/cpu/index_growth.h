@@ -1,4 +1,4 @@
-// Growth of a table's index into the other half of its region.
+// Growth of a table's index, in place.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace dynemb::cpu {
 // the tensor too small, or not enough memory. Changes nothing.
 void check_rehash(const IndexView& index, int64_t table, int64_t bucket_count);
 
-// Moves all entries into `bucket_count` buckets in the other half and gives the old half's memory
-// back. Rows and handles do not change. check_rehash must have passed.
+// Spreads all entries over `bucket_count` buckets, at least as many as before. Rows and handles do
+// not change. check_rehash must have passed.
 void rehash(const IndexView& index, int64_t table, int64_t bucket_count);
 
 }  // namespace dynemb::cpu

@@ -9,20 +9,6 @@ namespace {
 
 constexpr int64_t kLookahead = 16;
 
-// Puts the entry into the bucket's first free slot (empty or tombstone); false if there is none.
-bool put(const TableView& table, int64_t bucket, const Entry& entry, int64_t* tombstones) {
-  int64_t* line = table.line(bucket);
-  for (int slot = 0; slot < kBucketWidth; ++slot) {
-    if (line[kBucketWidth + slot] != 0) continue;
-    if (line[slot] != 0) ++*tombstones;
-    line[slot] = entry.key;
-    line[kBucketWidth + slot] = entry.stored;
-    if (table.scores != nullptr) table.scores[bucket * kBucketWidth + slot] = entry.score;
-    return true;
-  }
-  return false;
-}
-
 // Runs one round over the entries and returns those that found no place, in order. `hash_of` gives
 // the hash whose high bits address the round's bucket.
 template <class HashOf>
@@ -33,7 +19,8 @@ std::vector<Entry> place_round(const std::vector<TableView>& tables, int64_t* re
   if (count < kParallelWork) {
     for (const Entry& entry : entries) {
       const TableView& table = tables[entry.table];
-      if (!put(table, bucket_of(hash_of(entry), table.bucket_count), entry, &reused[entry.table])) {
+      if (!put_entry(table, bucket_of(hash_of(entry), table.bucket_count), entry,
+                     &reused[entry.table])) {
         rest.push_back(entry);
       }
     }
@@ -54,6 +41,9 @@ std::vector<Entry> place_round(const std::vector<TableView>& tables, int64_t* re
     for (int64_t p = part_begin; p < part_end; ++p) {
       const int64_t end = parts.begin[p + 1];
       for (int64_t i = parts.begin[p]; i < end; ++i) {
+        if (i + 2 * kLookahead < end) {
+          __builtin_prefetch(&entries[parts.item[i + 2 * kLookahead]]);
+        }
         if (i + kLookahead < end) {
           const Entry& ahead = entries[parts.item[i + kLookahead]];
           const TableView& table = tables[ahead.table];
@@ -61,8 +51,8 @@ std::vector<Entry> place_round(const std::vector<TableView>& tables, int64_t* re
         }
         const Entry& entry = entries[parts.item[i]];
         const TableView& table = tables[entry.table];
-        placed[parts.item[i]] = put(table, bucket_of(hash_of(entry), table.bucket_count), entry,
-                                    &reused_by[p * table_count + entry.table]);
+        placed[parts.item[i]] = put_entry(table, bucket_of(hash_of(entry), table.bucket_count),
+                                          entry, &reused_by[p * table_count + entry.table]);
       }
     }
   });
@@ -77,6 +67,20 @@ std::vector<Entry> place_round(const std::vector<TableView>& tables, int64_t* re
 
 }  // namespace
 
+bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
+               int64_t* reused_tombstones) {
+  int64_t* line = table.line(bucket);
+  for (int slot = 0; slot < kBucketWidth; ++slot) {
+    if (line[kBucketWidth + slot] != 0) continue;
+    if (line[slot] != 0) ++*reused_tombstones;
+    line[slot] = entry.key;
+    line[kBucketWidth + slot] = entry.stored;
+    if (table.scores != nullptr) table.scores[bucket * kBucketWidth + slot] = entry.score;
+    return true;
+  }
+  return false;
+}
+
 void place_entries(const IndexView& index, std::vector<Entry> entries) {
   std::vector<TableView> tables;
   tables.reserve(index.table_count);
@@ -89,7 +93,8 @@ void place_entries(const IndexView& index, std::vector<Entry> entries) {
     const TableView& table = tables[entry.table];
     const ProbeSequence sequence(entry.hash, table.bucket_count);
     int64_t i = 2;
-    while (i < sequence.length() && !put(table, sequence.at(i), entry, &reused[entry.table])) {
+    while (i < sequence.length() &&
+           !put_entry(table, sequence.at(i), entry, &reused[entry.table])) {
       ++i;
     }
   }

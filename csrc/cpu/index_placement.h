@@ -16,6 +16,11 @@ struct Entry {
   int64_t table;
 };
 
+// Puts the entry into the bucket's first free slot, empty or tombstone, and counts the latter;
+// false if there is none.
+bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
+               int64_t* reused_tombstones);
+
 // Puts every entry into a free slot of its table: first candidate buckets, then second candidates
 // for the rest, then the buckets after them. Within a round a bucket takes its entries in the order
 // given, so the result does not depend on the number of threads. Keys must be distinct, absent, and

@@ -49,22 +49,17 @@ Tensor zeros_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
   return torch::stable::zero_(tensor);
 }
 
-TableView IndexView::half(int64_t table, int64_t half, int64_t bucket_count) const {
+TableView IndexView::table(int64_t table) const {
   const int64_t* m = meta_row(table);
-  const int64_t begin = half_begin(table, half);
+  const int64_t begin = m[kMetaRegionBegin];
   TableView view;
   view.lines = buckets + begin * kBucketWords;
   view.scores = scores == nullptr ? nullptr : scores + begin * kBucketWidth;
-  view.bucket_count = bucket_count;
+  view.bucket_count = table_row(table)[kTableBucketCount];
   view.salt = bucket_salt(m[kMetaSeed]);
   view.has_padding = m[kMetaHasPadding] != 0;
   view.padding_id = m[kMetaPaddingId];
   return view;
-}
-
-TableView IndexView::table(int64_t table) const {
-  const int64_t* row = table_row(table);
-  return half(table, row[kTableActiveHalf], row[kTableBucketCount]);
 }
 
 IndexView index_view(const char* op, const Tensor& buckets, const Tensor* scores,
@@ -97,9 +92,8 @@ IndexView index_view(const char* op, const Tensor& buckets, const Tensor* scores
     const int64_t* row = view.table_row(t);
     const int64_t region = m[kMetaRegionBuckets];
     STD_TORCH_CHECK(m[kMetaRegionBegin] >= 0 && region > 0 &&
-                        m[kMetaRegionBegin] + 2 * region <= view.bucket_capacity &&
-                        row[kTableBucketCount] > 0 && row[kTableBucketCount] <= region &&
-                        (row[kTableActiveHalf] == 0 || row[kTableActiveHalf] == 1),
+                        m[kMetaRegionBegin] + region <= view.bucket_capacity &&
+                        row[kTableBucketCount] > 0 && row[kTableBucketCount] <= region,
                     "dynemb::", op, ": the descriptor of table ", t,
                     " does not fit into buckets with ", view.bucket_capacity, " rows");
   }

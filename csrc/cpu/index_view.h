@@ -26,7 +26,7 @@ void check_size(const char* op, const char* name, const Tensor& tensor, int64_t 
 Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype);
 Tensor zeros_cpu(const std::vector<int64_t>& size, ScalarType dtype);
 
-// One table of the index. Pointers are to the first bucket of the active half.
+// One table of the index. Pointers are to its first bucket.
 struct TableView {
   int64_t* lines;
   int64_t* scores;  // nullptr: the index keeps no scores
@@ -49,13 +49,7 @@ struct IndexView {
 
   int64_t* table_row(int64_t table) const { return tables + table * kTableColumns; }
   const int64_t* meta_row(int64_t table) const { return meta + table * kMetaColumns; }
-  // First bucket of one half of the table's region.
-  int64_t half_begin(int64_t table, int64_t half) const {
-    const int64_t* m = meta_row(table);
-    return m[kMetaRegionBegin] + half * m[kMetaRegionBuckets];
-  }
   TableView table(int64_t table) const;
-  TableView half(int64_t table, int64_t half, int64_t bucket_count) const;
 };
 
 // `scores` may be nullptr for ops that do not see them.

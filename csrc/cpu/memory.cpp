@@ -145,23 +145,6 @@ int64_t available_memory() {
   return std::min(available, control_group_left());
 }
 
-void clear_memory(void* data, size_t bytes) {
-  constexpr size_t kWorthACall = size_t{1} << 16;
-  if (bytes < kWorthACall || !is_reserved(data, bytes)) {
-    std::memset(data, 0, bytes);
-    return;
-  }
-  const uintptr_t page = page_size();
-  const auto begin = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t first = (begin + page - 1) / page * page;
-  const uintptr_t last = (begin + bytes) / page * page;
-  std::memset(data, 0, first - begin);
-  if (madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0) {
-    std::memset(reinterpret_cast<void*>(first), 0, last - first);
-  }
-  std::memset(reinterpret_cast<void*>(last), 0, begin + bytes - last);
-}
-
 void prefer_huge_pages(void* data, size_t bytes) {
   if (!is_reserved(data, bytes)) return;
   const uintptr_t page = page_size();

@@ -11,9 +11,6 @@ namespace dynemb::cpu {
 // and what the control group has left.
 int64_t available_memory();
 
-// Zeroes `bytes` at `data`. Whole pages of a reserved range go back to the system instead.
-void clear_memory(void* data, size_t bytes);
-
 // Asks for huge pages for what lies in a reserved range; does nothing for other memory.
 void prefer_huge_pages(void* data, size_t bytes);
 

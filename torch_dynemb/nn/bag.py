@@ -7,9 +7,76 @@ from torch import Tensor
 
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, check_static_weight
+from torch_dynemb.nn.features import GroupedIds
 from torch_dynemb.nn.table_module import flat_ids
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.table import EvalDefault, Score, pooling_of
+
+
+def bag_offsets(input: Tensor, offsets: Tensor | None, *, include_last_offset: bool) -> Tensor:
+    """int64 (B + 1,), from 0 to the number of ids."""
+    if input.dim() == 2:
+        if offsets is not None:
+            raise ValueError(
+                "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
+                "bags: leave it out"
+            )
+        return torch.arange(input.shape[0] + 1, dtype=torch.int64) * input.shape[1]
+    if input.dim() != 1:
+        raise ValueError(
+            f"DynamicEmbeddingBag: input has shape {tuple(input.shape)}, expected 1 or 2 dimensions"
+        )
+    if offsets is None:
+        raise ValueError(
+            "DynamicEmbeddingBag: offsets is None, expected where each bag of the 1-D input begins"
+        )
+    if offsets.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"DynamicEmbeddingBag: offsets has dtype {offsets.dtype}, expected int64 or int32"
+        )
+    if offsets.dim() != 1:
+        raise ValueError(
+            f"DynamicEmbeddingBag: offsets has shape {tuple(offsets.shape)}, expected 1 dimension"
+        )
+    offsets = offsets.to(torch.int64)
+    if include_last_offset:
+        if offsets.shape[0] == 0:
+            raise ValueError(
+                "DynamicEmbeddingBag: offsets is empty, but include_last_offset expects the "
+                "number of ids at its end"
+            )
+        return offsets
+    end = torch.full((1,), input.shape[0], dtype=torch.int64)
+    return torch.cat([offsets, end])
+
+
+def bag_inputs(
+    input: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    *,
+    include_last_offset: bool,
+) -> GroupedIds:
+    """Checks the arguments of a bag's forward and brings them into the form of the ops.
+
+    Raises:
+        TypeError, ValueError: dtypes or shapes do not match.
+    """
+    ids = flat_ids("DynamicEmbeddingBag", input)
+    if per_sample_weights is not None:
+        if per_sample_weights.shape != input.shape:
+            raise ValueError(
+                "DynamicEmbeddingBag: per_sample_weights has shape "
+                f"{tuple(per_sample_weights.shape)}, expected that of input, {tuple(input.shape)}"
+            )
+        if per_sample_weights.dtype != torch.float32:
+            raise TypeError(
+                f"DynamicEmbeddingBag: per_sample_weights has dtype {per_sample_weights.dtype}, "
+                "expected float32"
+            )
+        per_sample_weights = per_sample_weights.reshape(-1)
+    begins = bag_offsets(input, offsets, include_last_offset=include_last_offset)
+    return GroupedIds(ids, begins, per_sample_weights)
 
 
 class DynamicEmbeddingBag(SingleTable):
@@ -86,68 +153,17 @@ class DynamicEmbeddingBag(SingleTable):
             RuntimeError: offsets are not ascending from 0; the table is full or memory is short. No
                 id has been inserted then.
         """
-        ids = flat_ids("DynamicEmbeddingBag", input)
-        bag_offsets = self._bag_offsets(input, offsets)
-        if per_sample_weights is not None:
-            if per_sample_weights.shape != input.shape:
-                raise ValueError(
-                    "DynamicEmbeddingBag: per_sample_weights has shape "
-                    f"{tuple(per_sample_weights.shape)}, expected that of input, "
-                    f"{tuple(input.shape)}"
-                )
-            if per_sample_weights.dtype != torch.float32:
-                raise TypeError(
-                    "DynamicEmbeddingBag: per_sample_weights has dtype "
-                    f"{per_sample_weights.dtype}, expected float32"
-                )
-            per_sample_weights = per_sample_weights.reshape(-1)
+        ids, bag_offsets, weights = bag_inputs(
+            input, offsets, per_sample_weights, include_last_offset=self.include_last_offset
+        )
         return self._lookup(
             ids,
             bag_offsets,
-            per_sample_weights,
+            weights,
             feature_tables=[0],
             feature_dims=[self.embedding_dim],
             pooling=self._pooling,
         )
-
-    def _bag_offsets(self, input: Tensor, offsets: Tensor | None) -> Tensor:
-        """int64 (B + 1,), from 0 to the number of ids."""
-        if input.dim() == 2:
-            if offsets is not None:
-                raise ValueError(
-                    "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
-                    "bags: leave it out"
-                )
-            return torch.arange(input.shape[0] + 1, dtype=torch.int64) * input.shape[1]
-        if input.dim() != 1:
-            raise ValueError(
-                f"DynamicEmbeddingBag: input has shape {tuple(input.shape)}, expected 1 or 2 "
-                "dimensions"
-            )
-        if offsets is None:
-            raise ValueError(
-                "DynamicEmbeddingBag: offsets is None, expected where each bag of the 1-D input "
-                "begins"
-            )
-        if offsets.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"DynamicEmbeddingBag: offsets has dtype {offsets.dtype}, expected int64 or int32"
-            )
-        if offsets.dim() != 1:
-            raise ValueError(
-                f"DynamicEmbeddingBag: offsets has shape {tuple(offsets.shape)}, expected 1 "
-                "dimension"
-            )
-        offsets = offsets.to(torch.int64)
-        if self.include_last_offset:
-            if offsets.shape[0] == 0:
-                raise ValueError(
-                    "DynamicEmbeddingBag: offsets is empty, but include_last_offset expects the "
-                    "number of ids at its end"
-                )
-            return offsets
-        end = torch.full((1,), input.shape[0], dtype=torch.int64)
-        return torch.cat([offsets, end])
 
     @classmethod
     def from_embedding(

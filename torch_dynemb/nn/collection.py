@@ -39,18 +39,18 @@ class Collection(TableModule):
         )
         self.feature_names: list[str] = []
         self.feature_dims: list[int] = []
-        self._feature_tables: list[int] = []
+        self.feature_tables: list[int] = []
         for t, table in enumerate(tables):
             for feature in table.feature_names:
                 if feature in self.feature_names:
                     raise ValueError(
                         f"{type(self).__name__}: feature {feature!r} belongs to two tables, "
-                        f"{tables[self._feature_tables[self.feature_names.index(feature)]].name!r} "
+                        f"{tables[self.feature_tables[self.feature_names.index(feature)]].name!r} "
                         f"and {table.name!r}"
                     )
                 self.feature_names.append(feature)
                 self.feature_dims.append(table.embedding_dim)
-                self._feature_tables.append(t)
+                self.feature_tables.append(t)
 
 
 class DynamicEmbeddingBagCollection(Collection):
@@ -119,7 +119,7 @@ class DynamicEmbeddingBagCollection(Collection):
             ids,
             offsets,
             weights,
-            feature_tables=self._feature_tables,
+            feature_tables=self.feature_tables,
             feature_dims=self.feature_dims,
             pooling=self._pooling,
         )
@@ -127,6 +127,38 @@ class DynamicEmbeddingBagCollection(Collection):
     def split(self, output: Tensor) -> dict[str, Tensor]:
         """The columns of an output by feature name: (B, dim) each."""
         return dict(zip(self.feature_names, output.split(self.feature_dims, dim=1), strict=True))
+
+
+def sequence_inputs(
+    owner: str, names: list[str], features: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """ids int64 (N,) feature after feature, offsets int64 (F + 1,), and ids per feature.
+
+    Raises:
+        KeyError: a feature is missing.
+        TypeError: a feature is no tensor of integers.
+    """
+    missing = [name for name in names if name not in features]
+    if missing:
+        raise KeyError(f"{owner}: features lacks {missing}; it has {list(features)}")
+    ids = [flat_ids(f"{owner}: feature {name!r}", features[name]) for name in names]
+    sizes = {name: flat.shape[0] for name, flat in zip(names, ids, strict=True)}
+    offsets = torch.cat(
+        [torch.zeros(1, dtype=torch.int64)]
+        + [torch.full((1,), size, dtype=torch.int64) for size in sizes.values()]
+    ).cumsum(0)
+    return torch.cat(ids), offsets, sizes
+
+
+def split_rows(
+    rows: Tensor, sizes: dict[str, int], features: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Rows (N, dim) by feature, in the shape of its ids + (dim,)."""
+    parts = rows.split(list(sizes.values()))
+    return {
+        name: part.reshape(*features[name].shape, rows.shape[1])
+        for name, part in zip(sizes, parts, strict=True)
+    }
 
 
 class DynamicEmbeddingCollection(Collection):
@@ -185,26 +217,13 @@ class DynamicEmbeddingCollection(Collection):
         Returns:
             name -> float32, the shape of the ids + (dim,).
         """
-        owner = type(self).__name__
-        missing = [name for name in self.feature_names if name not in features]
-        if missing:
-            raise KeyError(f"{owner}: features lacks {missing}; it has {list(features)}")
-        ids = [flat_ids(f"{owner}: feature {n!r}", features[n]) for n in self.feature_names]
-        sizes = [flat.shape[0] for flat in ids]
-        offsets = torch.cat(
-            [torch.zeros(1, dtype=torch.int64)]
-            + [torch.full((1,), size, dtype=torch.int64) for size in sizes]
-        ).cumsum(0)
+        ids, offsets, sizes = sequence_inputs(type(self).__name__, self.feature_names, features)
         rows = self._lookup(
-            torch.cat(ids),
+            ids,
             offsets,
             None,
-            feature_tables=self._feature_tables,
+            feature_tables=self.feature_tables,
             feature_dims=self.feature_dims,
             pooling=Pooling.NONE,
         )
-        dim = self.feature_dims[0]
-        return {
-            name: part.reshape(*features[name].shape, dim)
-            for name, part in zip(self.feature_names, rows.split(sizes), strict=True)
-        }
+        return split_rows(rows, sizes, features)

@@ -126,6 +126,9 @@ class TableModule(nn.Module):
     ) -> Tensor:
         """One call of the index and one of the rows for all features; see ``ops.index``."""
         group = self._group
+        offsets = offsets.contiguous()
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.contiguous()
         learning = self.training and self.trainable and torch.is_grad_enabled()
         if torch.compiler.is_exporting():
             raise RuntimeError(
@@ -330,4 +333,4 @@ def flat_ids(owner: str, ids: Tensor) -> Tensor:
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{owner}: input has dtype {ids.dtype}, expected int64 or int32 ids")
     _check_device(owner, ids.device)
-    return ids.reshape(-1).to(torch.int64)
+    return ids.reshape(-1).to(torch.int64).contiguous()

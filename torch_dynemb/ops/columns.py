@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-BUCKET_WIDTH = 8
+BUCKET_WIDTH = 4
 BUCKET_WORDS = 2 * BUCKET_WIDTH
 MAX_LOAD_PERCENT = 70
 GENERATION_BITS = 28
@@ -36,12 +36,11 @@ class Table(IntEnum):
     """Columns of ``tables``, int64 [tables, 8]: the index state of a table."""
 
     BUCKET_COUNT = 0
-    ACTIVE_HALF = 1
-    SIZE = 2
-    TOMBSTONES = 3
-    INSERTED = 4
-    GROWTHS = 5
-    ERASED = 6
+    SIZE = 1
+    TOMBSTONES = 2
+    INSERTED = 3
+    GROWTHS = 4
+    ERASED = 5
 
 
 TABLE_COLUMNS = 8
