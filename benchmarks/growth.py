@@ -1,0 +1,216 @@
+"""Growth: inserting ids into an empty table against a reserved one, stalls, memory.
+
+Ids arrive in batches, a clock step each. Memory is that of a table after training on all
+of its ids once: how much the resident set of the process has grown.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from command import is_selected, parser, positive
+from dynamic_index import DynamicIndex
+from id_streams import distinct_ids
+from report import Report, Row, compare, quantity
+from timing import interleave_rounds, once_ms
+from torch import Tensor
+from tqdm import tqdm
+
+import torch_dynemb as td
+
+BENCH = "growth"
+BATCH = 1 << 20
+STALL_BATCHES = 8  # growths of smaller tables drown in the batch's own time
+INSERT, STALL, FAULTS, MEMORY = (
+    "insert from empty",
+    "stall of a growth step",
+    "stall of a growth step, page faults apart",
+    "resident memory",
+)
+RESERVED = "reserved table of ours"
+INSERT_TARGET = 1.5
+STALL_TARGET_NS = 10.0
+MEMORY_DIM, MEMORY_BATCH = 64, 1 << 14
+MEMORY_ROW_BYTES = MEMORY_DIM * 4 * 3  # weights and Adam's two moments
+MEMORY_FACTOR, MEMORY_BYTES_AN_ID = 1.15, 44
+
+
+@dataclass
+class Batches:
+    """Milliseconds of each batch of a run, and the growths among them."""
+
+    times_ms: list[float] = field(default_factory=list)
+    grown_at: list[int] = field(default_factory=list)  # batches that grew the table
+    index_bytes: list[int] = field(default_factory=list)  # of the index after each batch
+
+    def stalls_ms(self) -> dict[int, float]:
+        """Batch with a growth -> its time beyond that of the usual batch without one."""
+        grown = set(self.grown_at)
+        usual = [ms for batch, ms in enumerate(self.times_ms) if batch not in grown]
+        if not usual:
+            raise ValueError(f"all {len(grown)} batches grew the table: give more ids (--ids)")
+        return {batch: self.times_ms[batch] - statistics.median(usual) for batch in grown}
+
+
+def insert_all(ids: int, batch_size: int, *, reserved: bool) -> Batches:
+    """Inserts ids into an empty or a reserved table; the ids themselves are made off the clock."""
+    index = DynamicIndex()
+    if reserved:
+        index.reserve(ids)
+    result = Batches()
+
+    def insert(batch: Tensor) -> None:
+        index.find_or_insert(batch)
+        index.step()
+
+    for first in tqdm(range(0, ids, batch_size), desc="batches", leave=False, position=2):
+        batch = distinct_ids(first, min(batch_size, ids - first))
+        growths = index.growths
+        result.times_ms.append(once_ms(lambda batch=batch: insert(batch)))
+        result.index_bytes.append(index.used_bytes)
+        if index.growths > growths:
+            result.grown_at.append(len(result.times_ms) - 1)
+    return result
+
+
+def page_fault_ms(size_bytes: int) -> float:
+    """Milliseconds until the system has given ``size_bytes`` of zeroed memory, as to an index."""
+    memory = td.ops.reserve((size_bytes // 8,), torch.int64, huge_pages=True)
+    return once_ms(lambda: memory.zero_())
+
+
+def stall_rows(runs: list[Batches], ids: int, batch_size: int) -> Iterator[Row]:
+    """The longest stall of a growth: of each growth the shortest over the rounds."""
+    worst = {STALL: 0.0, FAULTS: 0.0}
+    grown_at = [batch for batch in runs[0].grown_at if batch >= STALL_BATCHES]
+    if not grown_at:
+        return  # too few ids for a growth that could be told from a batch
+    for batch in grown_at:
+        moved = batch * batch_size
+        stall = min(run.stalls_ms()[batch] for run in runs)
+        faults = min(page_fault_ms(runs[0].index_bytes[batch]) for _ in range(3))
+        worst[STALL] = max(worst[STALL], stall / moved * 1e6)
+        worst[FAULTS] = max(worst[FAULTS], (stall - faults) / moved * 1e6)
+    for case, target in ((STALL, None), (FAULTS, STALL_TARGET_NS)):
+        yield quantity(
+            BENCH,
+            case,
+            worst[case],
+            "ns an id",
+            target=target,
+            ids=ids,
+            rounds=len(runs),
+            growths=len(runs[0].grown_at),
+        )
+
+
+def insert_rows(ids: int, batch_size: int, rounds: int) -> Iterator[Row]:
+    """From empty against reserved, and the stalls seen meanwhile."""
+    runs: list[Batches] = []
+
+    def from_empty(_: int) -> float:
+        runs.append(insert_all(ids, batch_size, reserved=False))
+        return sum(runs[-1].times_ms)
+
+    timings = interleave_rounds(
+        {
+            "ours": from_empty,
+            "peer": lambda _: sum(insert_all(ids, batch_size, reserved=True).times_ms),
+        },
+        rounds=rounds,
+        warmup=0,
+    )
+    yield compare(
+        BENCH,
+        INSERT,
+        timings["ours"],
+        RESERVED,
+        timings["peer"],
+        target=INSERT_TARGET,
+        ids=ids,
+        threads=torch.get_num_threads(),
+        ours_m_per_s=ids / timings["ours"].median_ms / 1e3,
+    )
+    yield from stall_rows(runs, ids, batch_size)
+
+
+def resident_bytes() -> int:
+    """The process's resident set."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_row(ids: int) -> Row:
+    """Resident bytes of a table with Adam whose rows have all been trained once."""
+    gradient = torch.ones(MEMORY_BATCH, MEMORY_DIM)
+
+    def train(module: td.DynamicEmbedding, first: int) -> None:
+        batch = distinct_ids(first, MEMORY_BATCH)
+        module(batch).backward(gradient)
+        module.optimizer.step()
+
+    def table(name: str) -> td.DynamicEmbedding:
+        return td.DynamicEmbedding(MEMORY_DIM, name=name, optimizer=td.Adam(lr=1e-3))
+
+    # what a step allocates besides the table: the allocator keeps part of it resident
+    scratch = table("scratch")
+    for _ in range(8):
+        train(scratch, 0)
+    del scratch
+    gc.collect()
+    before = resident_bytes()
+    module = table("memory")
+    worst, resident, limit, seen = 0.0, 0, 1.0, 0
+    for first in tqdm(range(0, ids, MEMORY_BATCH), desc="batches", leave=False, position=1):
+        train(module, first)
+        seen = first + MEMORY_BATCH
+        resident = resident_bytes() - before
+        limit = seen * (MEMORY_FACTOR * MEMORY_ROW_BYTES + MEMORY_BYTES_AN_ID)
+        if seen >= ids // 8:
+            worst = max(worst, resident / limit)
+    return quantity(
+        BENCH,
+        MEMORY,
+        resident / seen,
+        "bytes an id",
+        target=limit / seen,
+        ids=seen,
+        dim=MEMORY_DIM,
+        row_and_state_bytes=MEMORY_ROW_BYTES,
+        worst_ratio_while_growing=worst,
+        counted_bytes_an_id=module.memory()["total"] / seen,
+    )
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--ids", type=positive, help="ids inserted (default 100,000,000)")
+    arguments.add_argument("--batch", type=positive, help="ids of a batch (default 1,048,576)")
+    arguments.add_argument(
+        "--memory-ids", type=positive, help="ids of the memory case (default 4,000,000)"
+    )
+    arguments.add_argument("--threads", type=positive, default=2, help="threads (default 2)")
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    ids = options.ids or (10_000_000 if options.quick else 100_000_000)
+    batch = options.batch or (1 << 17 if options.quick else BATCH)
+    memory_ids = options.memory_ids or (500_000 if options.quick else 4_000_000)
+    report = Report(as_json=options.json, cases=4)
+    if is_selected(options.only, MEMORY, "target"):  # first: a clean resident set
+        report.start(MEMORY)
+        report.add(memory_row(memory_ids))
+    if any(is_selected(options.only, case, RESERVED) for case in (INSERT, STALL, FAULTS)):
+        report.start(INSERT)
+        for row in insert_rows(ids, batch, options.rounds):
+            report.add(row)
+    report.close()
+
+
+if __name__ == "__main__":
+    main()

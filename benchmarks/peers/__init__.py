@@ -1,0 +1,1 @@
+"""What torch_dynemb is measured against."""

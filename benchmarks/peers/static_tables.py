@@ -1,0 +1,139 @@
+"""Training steps of static tables: FBGEMM's CPU TBE, nn.EmbeddingBag + torch.optim, by hand."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from peers.build import build
+
+LEARNING_RATE = 0.01
+Step = Callable[[Tensor], object]  # numbers of rows, int64 [batch, bag size] -> one training step
+
+
+class MissingPackageError(RuntimeError):
+    """A Python package that a peer needs is not installed."""
+
+
+def fbgemm_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
+    """A step of FBGEMM's CPU TBE (SplitTableBatchedEmbeddingBagsCodegen), update in backward.
+
+    Args:
+        optimizer: ``SGD``, ``Adagrad`` or ``RowWiseAdagrad``.
+        rows: rows of the table.
+        dim: columns of the table.
+        grad: float32 [batch, dim], the gradient of the output.
+
+    Returns:
+        The step.
+
+    Raises:
+        MissingPackageError: fbgemm_gpu is not installed.
+    """
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        raise MissingPackageError(
+            "fbgemm_gpu is not installed, a peer of the training step. Install the version that "
+            "fits torch (2.13: pip install fbgemm-gpu-cpu==1.8.0), or `make bench`, which does"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+            BoundsCheckMode,
+            EmbeddingLocation,
+            PoolingMode,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+    kinds = {
+        "SGD": EmbOptimType.EXACT_SGD,
+        "Adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "RowWiseAdagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    }
+    table = SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=kinds[optimizer],
+        learning_rate=LEARNING_RATE,
+        eps=1e-8,
+        pooling_mode=PoolingMode.SUM,
+        bounds_check_mode=BoundsCheckMode.NONE,  # the cheapest: ids are right
+    )
+    table.init_embedding_weights_uniform(-0.01, 0.01)
+    offsets: dict[torch.Size, Tensor] = {}
+
+    def step(numbers: Tensor) -> None:
+        if numbers.shape not in offsets:
+            offsets[numbers.shape] = torch.arange(0, numbers.numel() + 1, numbers.shape[1])
+        table(numbers.reshape(-1), offsets[numbers.shape]).backward(grad)
+
+    return step
+
+
+def torch_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
+    """A step of ``nn.EmbeddingBag(sparse=True)`` and an optimizer of torch.optim.
+
+    Args:
+        optimizer: ``SGD``, ``Adagrad`` or ``SparseAdam``.
+        rows: rows of the table.
+        dim: columns of the table.
+        grad: float32 [batch, dim], the gradient of the output.
+
+    Returns:
+        The step.
+    """
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, but said: no warning
+    table = torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True)
+    torch.nn.init.uniform_(table.weight, -0.01, 0.01)
+    updater = getattr(torch.optim, optimizer)(list(table.parameters()), lr=LEARNING_RATE)
+
+    def step(numbers: Tensor) -> None:
+        updater.zero_grad()
+        table(numbers).backward(grad)
+        updater.step()
+
+    return step
+
+
+def hand_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
+    """A step of the kernel in static_step.cpp: no hash, no sort, no dedupe, no autograd.
+
+    Args:
+        optimizer: ``SGD`` or ``RowWiseAdagrad``.
+        rows: rows of the table.
+        dim: columns of the table: 16, 64 or 128.
+        grad: float32 [batch, dim], the gradient of the output.
+
+    Returns:
+        The step.
+    """
+    function = ctypes.CDLL(str(build())).dynemb_peer_static_step
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = [pointer, pointer, count, pointer, count, count, pointer, pointer]
+    function.argtypes += [ctypes.c_float, ctypes.c_int]
+    weights = torch.empty(rows, dim).uniform_(-0.01, 0.01)
+    squares = torch.zeros(rows) if optimizer == "RowWiseAdagrad" else None
+
+    def step(numbers: Tensor) -> None:
+        out = torch.empty_like(grad)
+        compiled = function(
+            weights.data_ptr(),
+            squares.data_ptr() if squares is not None else None,
+            dim,
+            numbers.data_ptr(),
+            *numbers.shape,
+            out.data_ptr(),
+            grad.data_ptr(),
+            LEARNING_RATE,
+            torch.get_num_threads(),
+        )
+        if not compiled:
+            raise ValueError(f"dim={dim}: expected 16, 64 or 128, the dims static_step.cpp has")
+
+    return step

@@ -1,0 +1,154 @@
+"""Rows of results: one JSON line each, or a table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from timing import Timing
+from tqdm import tqdm
+
+VALID_SHARE = 0.7  # of the rate that was noted for a peer on the machine where targets were set
+
+Row = dict[str, Any]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def compare(
+    bench: str,
+    case: str,
+    ours: Timing,
+    peer_name: str,
+    peer: Timing,
+    *,
+    target: float | None = None,
+    noted_ms: float | None = None,
+    **extra: Any,
+) -> Row:
+    """A row that sets our time against a peer's.
+
+    Args:
+        bench: benchmark.
+        case: what was timed.
+        ours: our timing.
+        peer_name: the peer.
+        peer: its timing.
+        target: largest ratio of medians, ours/peer, that meets the target; None: no target.
+        noted_ms: the peer's time where targets were set; slower than that by 1/0.7, the row is
+            marked invalid. None: none was noted.
+        extra: further keys of the row.
+
+    Returns:
+        The row.
+    """
+    ratio = ours.median_ms / peer.median_ms
+    row: Row = {
+        "bench": bench,
+        "case": case,
+        "ours_ms": _short(ours.median_ms),
+        "peer": peer_name,
+        "peer_ms": _short(peer.median_ms),
+        "ratio": _short(ratio),
+        "ours_min_ms": _short(ours.min_ms),
+        "peer_min_ms": _short(peer.min_ms),
+        "ratio_min": _short(ours.min_ms / peer.min_ms),
+        "rounds": len(ours.rounds_ms),
+    }
+    if target is not None:
+        row |= {"target": _short(target), "met": ratio <= target}
+    row["valid"] = True
+    if noted_ms is not None:
+        row["peer_noted_ms"] = _short(noted_ms)
+        if peer.median_ms * VALID_SHARE > noted_ms:
+            row["valid"] = False
+            row["reason"] = (
+                f"{peer_name} ran at {noted_ms / peer.median_ms:.2f}x of the rate noted for it; "
+                f"a row counts from {VALID_SHARE}x on"
+            )
+    return row | {key: _short(v) if isinstance(v, float) else v for key, v in extra.items()}
+
+
+def quantity(
+    bench: str, case: str, value: float, unit: str, *, target: float | None, **extra: Any
+) -> Row:
+    """A row for a quantity other than a time, set against its target as the peer.
+
+    Args:
+        bench: benchmark.
+        case: what was measured.
+        value: the quantity.
+        unit: its unit.
+        target: largest value that meets the target; None: no target.
+        extra: further keys of the row.
+
+    Returns:
+        The row: ``ours_ms`` and ``peer_ms`` are null, ``ratio`` is value / target.
+    """
+    row: Row = {
+        "bench": bench,
+        "case": case,
+        "ours_ms": None,
+        "peer": "target" if target is not None else None,
+        "peer_ms": None,
+        "ratio": _short(value / target) if target is not None else None,
+        "value": _short(value),
+        "unit": unit,
+    }
+    if target is not None:
+        row |= {"target_value": _short(target), "met": value <= target}
+    row["valid"] = True
+    return row | extra
+
+
+class Report:
+    """Prints rows as they come (JSON lines) or as a table at the end, with progress on stderr."""
+
+    def __init__(self, *, as_json: bool, cases: int) -> None:
+        self._as_json = as_json
+        self._rows: list[Row] = []
+        self._bar = tqdm(total=cases, unit="case", file=sys.stderr)
+
+    def start(self, case: str) -> None:
+        """Names the case under way."""
+        self._bar.set_description(case)
+
+    def add(self, row: Row) -> None:
+        """Takes a row."""
+        self._rows.append(row)
+        self._bar.update()
+        if self._as_json:
+            self._bar.clear()
+            print(json.dumps(row), flush=True)
+
+    def close(self) -> None:
+        """Ends the progress bar and prints the table where no JSON was asked for."""
+        self._bar.close()
+        if not self._as_json:
+            print(table(self._rows))
+
+
+def table(rows: list[Row]) -> str:
+    """Rows as text in aligned columns."""
+    header = ["bench", "case", "ours", "peer", "peer's", "ratio", "target", "met"]
+    cells = [header]
+    for row in rows:
+        if row["ours_ms"] is None:
+            ours, peer = f"{row['value']:g} {row['unit']}", ""
+            target = f"{row['target_value']:g}" if "target_value" in row else ""
+        else:
+            ours, peer = f"{row['ours_ms']:.4g} ms", f"{row['peer_ms']:.4g} ms"
+            target = f"{row['target']:.3g}" if "target" in row else ""
+        met = {True: "yes", False: "no", None: ""}[row.get("met")]
+        ratio = f"{row['ratio']:.3f}" if row["ratio"] is not None else ""
+        if not row["valid"]:
+            met = "invalid"
+        cells.append([row["bench"], row["case"], ours, row["peer"] or "", peer, ratio, target, met])
+    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    reasons = sorted({row["reason"] for row in rows if not row["valid"]})
+    return "\n".join([line.rstrip() for line in lines] + [f"invalid: {r}" for r in reasons])

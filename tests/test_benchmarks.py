@@ -1,0 +1,83 @@
+"""Every benchmark runs and prints rows of the agreed form; no time is checked."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+HAS_ABSL = (
+    shutil.which("pkg-config") is not None
+    and subprocess.run(["pkg-config", "--exists", "absl_flat_hash_map"], check=False).returncode
+    == 0
+)
+ROW_KEYS = {"bench", "case", "ours_ms", "peer", "peer_ms", "ratio", "valid"}
+SMALL = {
+    "index": ["--keys", "20000", "--peers", "absl::flat_hash_map", "--only", "1 thread"],
+    "train_step": ["--rows", "500", "--batch", "16", "--dims", "16", "--only", "nn.EmbeddingBag"],
+    "growth": ["--ids", "200000", "--batch", "10000", "--memory-ids", "65536"],
+    "overhead": ["--calls", "2", "--only", "eager: nn.Embedding"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+    """Runs a benchmark as its command line does, in this process: torch is imported already."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_prints_one_json_line_per_case(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "index" and not HAS_ABSL:
+        pytest.skip("libabsl-dev, whose hash map index.py compares with, is not installed")
+    run(monkeypatch, name, "--json", "--quick", "--rounds", "1", *SMALL[name])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows
+    assert len({(row["case"], row["peer"]) for row in rows}) == len(rows)
+    for row in rows:
+        assert set(row) >= ROW_KEYS
+        assert row["bench"] == name
+        assert row["valid"] is True  # rates of peers are only noted for full sizes
+        if row["ours_ms"] is None:
+            assert row["unit"]
+        else:
+            assert row["ratio"] == pytest.approx(row["ours_ms"] / row["peer_ms"], rel=1e-3)
+        if "target" in row:
+            assert row["met"] == (row["ratio"] <= row["target"])
+
+
+def test_a_table_is_printed_without_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = "1 id, inference, eager"
+    run(monkeypatch, "overhead", "--quick", "--rounds", "1", "--calls", "2", "--only", only)
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["bench", "case"]
+    assert [row.split("  ")[:2] for row in rows] == [["overhead", only]]
+
+
+def test_an_unknown_benchmark_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "run", "speed")
+    expected = "NAME='speed': expected one of index, train_step, growth, overhead"
+    assert expected in capsys.readouterr().err
