@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_dynemb import ops
+from torch_dynemb import ops, table_state
 from torch_dynemb.initializers import InitData, Initializer, Normal
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -35,7 +34,6 @@ from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
 from torch_dynemb.optim.config import OptimizerConfig
 
-FORMAT_VERSION = 1
 _MIN_BUCKETS = 64 // BUCKET_WIDTH
 
 EvalDefault = Literal["initial", "zeros"] | Tensor
@@ -442,46 +440,15 @@ class TableGroup:
 
     # -- serialisation -------------------------------------------------------------------------
 
-    def _description(self) -> dict[str, Any]:
-        config = self.optimizer_config
-        return {
-            "tables": [table.description() for table in self.tables_config],
-            "optimizer": None if config is None else config.op_name,
-            "score": self.score,
-            "bucket_width": BUCKET_WIDTH,
-        }
-
     def active_buckets(self, table: int) -> slice:
         """The buckets of a table in ``buckets`` and ``scores``."""
         row, meta = self.tables[table], self.meta[table]
         begin = int(meta[Meta.REGION_BEGIN])
         return slice(begin, begin + int(row[Table.BUCKET_COUNT]))
 
-    def _state_names(self) -> list[str]:
-        return (
-            [] if self.optimizer_config is None else [t.name for t in self.optimizer_config.state]
-        )
-
-    def _used_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and used parts (views) of everything that is saved."""
-        for t, table in enumerate(self.tables_config):
-            active = self.active_buckets(t)
-            yield f"{table.name}.buckets", self.buckets[active]
-            if self.score != "none":
-                yield f"{table.name}.scores", self.scores[active]
-        slabs = len(self.dims)
-        for s, dim in enumerate(self.dims):
-            used = self.used_rows(s)
-            yield f"dim{dim}.free_rows", self.free_rows[s, : int(self.slabs[s, Slab.FREE_COUNT])]
-            yield f"dim{dim}.weights", self.weights[s][:used]
-            yield f"dim{dim}.generations", self.generations[s][:used]
-            for k, name in enumerate(self._state_names()):
-                yield f"dim{dim}.{name}", self.state[k * slabs + s][:used]
-        yield "seeds", self.meta[:, Meta.SEED]
-        yield "tables", self.tables
-        yield "slabs", self.slabs
-        yield "clock", self.clock
-        yield "row_clock", self.row_clock
+    def state_names(self) -> set[str]:
+        """Names of the entries of :meth:`state_tensors`."""
+        return {"format", *(name for name, _ in table_state.used_tensors(self))}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies of the used part of everything, after writing the rows that are not written yet.
@@ -489,92 +456,16 @@ class TableGroup:
         Loading it continues bit for bit. ``format`` is a JSON text as uint8.
         """
         self.materialize()
-        description = json.dumps({"version": FORMAT_VERSION, **self._description()})
-        result = {"format": torch.frombuffer(bytearray(description.encode()), dtype=torch.uint8)}
-        result.update((name, tensor.clone()) for name, tensor in self._used_tensors())
-        return result
+        return table_state.save(self)
 
-    def check_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Raises ValueError if ``tensors`` is not a state of a group like this one."""
-        if "format" not in tensors:
-            raise ValueError("state has no entry 'format': it is not one of torch_dynemb's")
-        try:
-            saved = json.loads(bytes(tensors["format"].cpu().tolist()).decode())
-        except ValueError as error:
-            raise ValueError(f"entry 'format' is corrupted: {error}") from error
-        version = saved.pop("version", None)
-        if version != FORMAT_VERSION:
-            raise ValueError(
-                f"state has format version {version}, but this torch_dynemb reads "
-                f"{FORMAT_VERSION}: load it with the version that wrote it"
-            )
-        for key, expected in self._description().items():
-            if saved.get(key) != expected:
-                raise ValueError(
-                    f"state was saved with {key} = {saved.get(key)!r}, but this module has "
-                    f"{expected!r}: construct it as it was when it was saved"
-                )
-        self._check_state_shapes(tensors)
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replaces everything by a saved state, in place: compiled code knows the addresses.
 
-    def _check_state_shapes(self, tensors: dict[str, Tensor]) -> None:
-        expected = dict(self._used_tensors())
-        missing = sorted(set(expected) - set(tensors))
-        if missing:
-            raise ValueError(f"state lacks {missing}")
-        for name, tensor in expected.items():
-            given = tensors[name]
-            if given.dtype != tensor.dtype or given.shape[1:] != tensor.shape[1:]:
-                raise ValueError(
-                    f"state entry {name!r} is {given.dtype} {tuple(given.shape)}, expected "
-                    f"{tensor.dtype} (n, {', '.join(map(str, tensor.shape[1:]))})"
-                )
-        for t, table in enumerate(self.tables_config):
-            buckets = int(tensors["tables"][t, Table.BUCKET_COUNT])
-            occupied = int((tensors[f"{table.name}.buckets"][:, BUCKET_WIDTH:] != 0).sum())
-            if tensors[f"{table.name}.buckets"].shape[0] != buckets or occupied != int(
-                tensors["tables"][t, Table.SIZE]
-            ):
-                raise ValueError(
-                    f"state of table {table.name!r} is corrupted: its index is damaged"
-                )
-            if buckets > int(self.meta[t, Meta.REGION_BUCKETS]):
-                raise ValueError(
-                    f"table {table.name!r} of the state has {buckets} buckets, more than this "
-                    "module reserves: construct it with a larger max_rows"
-                )
-        for s, dim in enumerate(self.dims):
-            used = int(tensors["slabs"][s, Slab.NEXT_ROW])
-            if used > self.weights[s].shape[0]:
-                raise ValueError(
-                    f"the state has {used} rows of dim {dim}, more than the "
-                    f"{self.weights[s].shape[0]} that this module reserves: construct it with a "
-                    "larger max_rows"
-                )
-            names = ["weights", "generations", *self._state_names()]
-            if any(tensors[f"dim{dim}.{name}"].shape[0] != used for name in names):
-                raise ValueError(f"state of dim {dim} is corrupted: its tensors differ in length")
-
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Replaces everything by a saved state; raises ValueError before any change."""
-        self.check_state_tensors(tensors)
-        hyper = self.hyper.clone()
-        row_bytes = self.slabs[:, Slab.ROW_BYTES].clone()
-        self._clear()
-        self.tables.copy_(tensors["tables"])
-        self.slabs.copy_(tensors["slabs"])
-        self.slabs[:, Slab.ROW_BYTES] = row_bytes
-        self.meta[:, Meta.SEED] = tensors["seeds"]
-        for name, target in self._used_tensors():
-            if name not in ("tables", "slabs", "seeds"):
-                target.copy_(tensors[name])
-        self.hyper.copy_(hyper)
-
-    def _clear(self) -> None:
-        """Empties the used parts in place: addresses are known to compiled code."""
-        for name, tensor in self._used_tensors():
-            if name != "seeds":
-                tensor.zero_()
-        self.tables[:, Table.BUCKET_COUNT] = _MIN_BUCKETS
+        Raises:
+            ValueError: ``tensors`` is not the state of a group like this one, or is damaged;
+                nothing has been changed.
+        """
+        table_state.load(self, tensors)
 
     def constructor_arguments(self) -> dict[str, Any]:
         """What makes an equal, empty group."""

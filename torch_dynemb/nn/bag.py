@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, check_static_weight
 from torch_dynemb.nn.features import GroupedIds
-from torch_dynemb.nn.table_module import flat_ids
+from torch_dynemb.nn.table_module import flat_ids, flat_offsets, flat_weights
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.table import EvalDefault, Score, pooling_of
 
@@ -30,15 +30,7 @@ def bag_offsets(input: Tensor, offsets: Tensor | None, *, include_last_offset: b
         raise ValueError(
             "DynamicEmbeddingBag: offsets is None, expected where each bag of the 1-D input begins"
         )
-    if offsets.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"DynamicEmbeddingBag: offsets has dtype {offsets.dtype}, expected int64 or int32"
-        )
-    if offsets.dim() != 1:
-        raise ValueError(
-            f"DynamicEmbeddingBag: offsets has shape {tuple(offsets.shape)}, expected 1 dimension"
-        )
-    offsets = offsets.to(torch.int64)
+    offsets = flat_offsets("DynamicEmbeddingBag", offsets)
     if include_last_offset:
         if offsets.shape[0] == 0:
             raise ValueError(
@@ -64,17 +56,9 @@ def bag_inputs(
     """
     ids = flat_ids("DynamicEmbeddingBag", input)
     if per_sample_weights is not None:
-        if per_sample_weights.shape != input.shape:
-            raise ValueError(
-                "DynamicEmbeddingBag: per_sample_weights has shape "
-                f"{tuple(per_sample_weights.shape)}, expected that of input, {tuple(input.shape)}"
-            )
-        if per_sample_weights.dtype != torch.float32:
-            raise TypeError(
-                f"DynamicEmbeddingBag: per_sample_weights has dtype {per_sample_weights.dtype}, "
-                "expected float32"
-            )
-        per_sample_weights = per_sample_weights.reshape(-1)
+        per_sample_weights = flat_weights(
+            "DynamicEmbeddingBag: per_sample_weights", per_sample_weights, input.shape
+        )
     begins = bag_offsets(input, offsets, include_last_offset=include_last_offset)
     return GroupedIds(ids, begins, per_sample_weights)
 

@@ -102,7 +102,7 @@ def check_static_weight(owner: str, weight: Tensor, ids: Tensor | None) -> Tenso
             f"{owner}: ids has shape {tuple(ids.shape)}, expected ({weight.shape[0]},), one id per "
             "row of weight"
         )
-    return ids.to(torch.int64)
+    return flat_ids(f"{owner}: ids", ids)
 
 
 class DynamicEmbedding(SingleTable):

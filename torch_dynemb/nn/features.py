@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_dynemb.nn.table_module import flat_ids
+from torch_dynemb.nn.table_module import flat_ids, flat_offsets, flat_weights
 
 
 @runtime_checkable
@@ -122,42 +122,64 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
     ids: list[Tensor] = []
     lengths: list[Tensor] = []
     for name in names:
+        feature = f"{owner}: feature {name!r}"
         value = features[name]
         if isinstance(value, tuple):
-            values, offsets = value
-            ids.append(flat_ids(f"{owner}: feature {name!r}", values))
-            lengths.append(offsets.to(torch.int64).diff())
-        else:
-            flat = flat_ids(f"{owner}: feature {name!r}", value)
-            if value.dim() != 2:
+            if len(value) != 2:
                 raise ValueError(
-                    f"{owner}: feature {name!r} has shape {tuple(value.shape)}, expected (B, L), "
-                    "or a tuple (values, offsets)"
+                    f"{feature} is a tuple of {len(value)}, expected (values, offsets); weights of "
+                    "ids go into a KeyedJagged"
                 )
-            ids.append(flat)
-            lengths.append(torch.full((value.shape[0],), value.shape[1], dtype=torch.int64))
+            ids.append(flat_ids(feature, value[0]))
+            lengths.append(_bag_lengths(feature, value[1], ids[-1].shape[0]))
+            continue
+        ids.append(flat_ids(feature, value))
+        if value.dim() != 2:
+            raise ValueError(
+                f"{feature} has shape {tuple(value.shape)}, expected (B, L), or a tuple (values, "
+                "offsets)"
+            )
+        lengths.append(torch.full((value.shape[0],), value.shape[1], dtype=torch.int64))
     for name, length in zip(names, lengths, strict=True):
         if length.shape[0] != lengths[0].shape[0]:
             raise ValueError(
                 f"{owner}: feature {name!r} has {length.shape[0]} bags, but {names[0]!r} has "
                 f"{lengths[0].shape[0]}"
             )
-    zero = torch.zeros(1, dtype=torch.int64)
-    return GroupedIds(torch.cat(ids), torch.cat([zero, torch.cat(lengths).cumsum(0)]), None)
+    return GroupedIds(torch.cat(ids), _offsets_of(torch.cat(lengths)), None)
+
+
+def _bag_lengths(feature: str, offsets: Tensor, ids: int) -> Tensor:
+    """Lengths of the bags that offsets, from 0 to the number of ids, delimit."""
+    offsets = flat_offsets(feature, offsets)
+    if offsets.shape[0] == 0:
+        raise ValueError(f"{feature}: offsets is empty, expected (B + 1,)")
+    # Else the ids of the next feature would move into this one's bags, or the other way round.
+    torch._assert_async(
+        (offsets[0] == 0) & (offsets[-1] == ids),
+        f"{feature}: offsets must begin with 0 and end with the number of values",
+    )
+    return offsets.diff()
+
+
+def _offsets_of(lengths: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
 
 def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped) -> GroupedIds:
     keys = list(features.keys())
     if any(name not in keys for name in names):
         raise _missing(owner, names, keys)
+    if len(set(keys)) != len(keys):
+        raise ValueError(f"{owner}: keys of features are {keys}, expected every key once")
+    variable_stride = getattr(features, "variable_stride_per_key", None)
+    if variable_stride is not None and variable_stride():
+        raise ValueError(f"{owner}: features has a batch size per key, expected one for all keys")
     ids = flat_ids(owner, features.values())
-    offsets = features.offsets().to(torch.int64)
+    offsets = flat_offsets(owner, features.offsets())
     weights = features.weights_or_none()
-    if weights is not None and (weights.shape != ids.shape or weights.dtype != torch.float32):
-        raise ValueError(
-            f"{owner}: weights are {weights.dtype} {tuple(weights.shape)}, expected float32 "
-            f"{tuple(ids.shape)}"
-        )
+    if weights is not None:
+        weights = flat_weights(f"{owner}: weights", weights, ids.shape)
     if (offsets.shape[0] - 1) % len(keys) != 0:
         raise ValueError(
             f"{owner}: offsets has {offsets.shape[0]} elements, expected {len(keys)} features * "
@@ -165,21 +187,22 @@ def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped
         )
     if keys == names:
         return GroupedIds(ids, offsets, weights)
-    # Another order, or more features than the tables have: take the features one by one.
-    batch = (offsets.shape[0] - 1) // len(keys)
-    lengths = offsets.diff()
-    picked, picked_lengths, picked_weights = [], [], []
-    for name in names:
-        f = keys.index(name)
-        bounds = offsets[f * batch], offsets[(f + 1) * batch]
-        chosen = slice(int(bounds[0]), int(bounds[1]))
-        picked.append(ids[chosen])
-        picked_lengths.append(lengths[f * batch : (f + 1) * batch])
-        if weights is not None:
-            picked_weights.append(weights[chosen])
-    zero = torch.zeros(1, dtype=torch.int64)
+    return _reordered([keys.index(name) for name in names], GroupedIds(ids, offsets, weights), keys)
+
+
+def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> GroupedIds:
+    """The ids of the chosen features, in their order."""
+    batch = (given.offsets.shape[0] - 1) // len(keys)
+    order = torch.tensor(chosen)
+    begins = given.offsets[:-1].reshape(len(keys), batch)[order].flatten()
+    lengths = given.offsets.diff().reshape(len(keys), batch)[order].flatten()
+    offsets = _offsets_of(lengths)
+    # Without dropped features the count is known, so compiled code needs no value of a tensor.
+    count = given.ids.shape[0] if len(chosen) == len(keys) else int(offsets[-1])
+    shift = torch.repeat_interleave(begins - offsets[:-1], lengths, output_size=count)
+    position = torch.arange(count) + shift
     return GroupedIds(
-        torch.cat(picked),
-        torch.cat([zero, torch.cat(picked_lengths).cumsum(0)]),
-        torch.cat(picked_weights) if weights is not None else None,
+        given.ids[position],
+        offsets,
+        None if given.weights is None else given.weights[position],
     )

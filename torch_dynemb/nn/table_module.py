@@ -126,26 +126,30 @@ class TableModule(nn.Module):
     ) -> Tensor:
         """One call of the index and one of the rows for all features; see ``ops.index``."""
         group = self._group
-        offsets = offsets.contiguous()
-        if per_sample_weights is not None:
-            per_sample_weights = per_sample_weights.contiguous()
-        learning = self.training and self.trainable and torch.is_grad_enabled()
+        learning = (
+            self.training
+            and self.trainable
+            and self.grad_anchor.requires_grad
+            and torch.is_grad_enabled()
+        )
         if torch.compiler.is_exporting():
             raise RuntimeError(
                 f"{type(self).__name__}: a live table cannot be exported (its whole reservation "
                 "would be saved): export torch_dynemb.freeze(model)"
             )
-        inserting = learning
-        if not torch.compiler.is_compiling():
-            self._check_not_replicated()
-            if learning:
-                # Activation checkpointing runs the forward again inside backward: ids are there.
-                inserting = torch._C._current_graph_task_id() == -1
-                self._report_forgotten_step()
-        if inserting:
+        self._check_not_replicated()
+        recomputing = False
+        if learning and not torch.compiler.is_compiling():
+            # Activation checkpointing runs the forward again inside backward.
+            recomputing = torch._C._current_graph_task_id() != -1
+            self._report_forgotten_step()
+        if learning and not recomputing:
             handles = group.find_or_insert(ids, offsets, feature_tables)
         else:
-            handles = group.find(ids, offsets, feature_tables).handles
+            handles, missing = group.find(ids, offsets, feature_tables)
+            # Reentrant checkpointing ran the first forward without grad: it only read.
+            if recomputing and bool(missing.any()):
+                handles = group.find_or_insert(ids, offsets, feature_tables)
         weights_learn = (
             per_sample_weights is not None
             and per_sample_weights.requires_grad
@@ -221,9 +225,8 @@ class TableModule(nn.Module):
     # -- guards --------------------------------------------------------------------------------
 
     def _check_not_replicated(self) -> None:
-        active = DistributedDataParallel._get_active_ddp_module()
         replicated_by = ""
-        if active is not None and any(m is self for m in active.module.modules()):
+        if DistributedDataParallel._active_ddp_module is not None:
             replicated_by = "DistributedDataParallel"
         elif self.grad_anchor is not self._own_anchor[0]:
             replicated_by = "FSDP"
@@ -273,6 +276,9 @@ class TableModule(nn.Module):
         error_msgs: list[str],
     ) -> None:
         entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+        if strict:
+            known = self._group.state_names()
+            unexpected_keys.extend(prefix + name for name in entries if name not in known)
         if "format" not in entries:
             missing_keys.append(prefix + "format")
             return
@@ -289,6 +295,11 @@ class TableModule(nn.Module):
             raise TypeError(
                 f"{owner}: dtype {probe.dtype}: the rows are float32; use autocast around the "
                 "dense part of the model, or convert it alone"
+            )
+        if probe.is_shared():
+            raise RuntimeError(
+                f"{type(self).__name__}.share_memory(): the table's memory belongs to this "
+                "process: share a torch_dynemb.freeze() copy, or use threads"
             )
         return self
 
@@ -334,3 +345,29 @@ def flat_ids(owner: str, ids: Tensor) -> Tensor:
         raise TypeError(f"{owner}: input has dtype {ids.dtype}, expected int64 or int32 ids")
     _check_device(owner, ids.device)
     return ids.reshape(-1).to(torch.int64).contiguous()
+
+
+def flat_offsets(owner: str, offsets: Tensor) -> Tensor:
+    """offsets as int64 [n]; raises TypeError or ValueError unless they are a 1-D integer tensor."""
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"{owner}: offsets is a {type(offsets).__name__}, expected a Tensor")
+    if offsets.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{owner}: offsets has dtype {offsets.dtype}, expected int64 or int32")
+    if offsets.dim() != 1:
+        raise ValueError(f"{owner}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
+    _check_device(owner, offsets.device)
+    return offsets.to(torch.int64).contiguous()
+
+
+def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
+    """Weights of ids as float32 [n]; raises TypeError or ValueError unless they have ``shape``."""
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"{owner} is a {type(weights).__name__}, expected a Tensor")
+    if weights.shape != shape:
+        raise ValueError(
+            f"{owner} has shape {tuple(weights.shape)}, expected that of the ids, {tuple(shape)}"
+        )
+    if weights.dtype != torch.float32:
+        raise TypeError(f"{owner} has dtype {weights.dtype}, expected float32")
+    _check_device(owner, weights.device)
+    return weights.reshape(-1).contiguous()

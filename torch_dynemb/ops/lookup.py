@@ -266,8 +266,8 @@ def _no_row_gradients(ctx: Any) -> tuple[Any, ...]:
     return tuple([None] * len(x) if isinstance(x, list) else None for x in ctx.rows)
 
 
-def _check_backward(grad_output: Tensor) -> None:
-    if torch.is_grad_enabled() and grad_output.requires_grad:
+def _check_backward() -> None:
+    if torch.is_grad_enabled():
         raise RuntimeError(
             "dynemb: create_graph=True through a dynamic table: its backward updates the rows and "
             "cannot be differentiated; compute second derivatives without the table"
@@ -284,7 +284,7 @@ def _bag_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 def _bag_backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     weight_grad = None
     if grad_output is not None:
-        _check_backward(grad_output)
+        _check_backward()
         grad_output = grad_output.contiguous()
         ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
         if per_sample_weights is not None and ctx.needs_input_grad[10]:
@@ -315,7 +315,7 @@ def _sequence_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 def _sequence_backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     if grad_output is not None:
-        _check_backward(grad_output)
+        _check_backward()
         ids, handles, offsets, updates = ctx.saved_tensors
         _update_rows(ctx, grad_output.contiguous(), ids, handles, offsets, None, updates)
     return (*_no_row_gradients(ctx), *[None] * 7)

@@ -42,6 +42,10 @@ class ParamGroup(dict[str, Any]):
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
+    def __ior__(self, other: Any) -> ParamGroup:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
     def plain(self) -> dict[str, Any]:
         """The entries without tensors, for a state dict."""
         return {
@@ -80,17 +84,35 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._row_clock = row_clock
         self._clock = clock
         self._tables = len(names)
+        self._config = config
+        self._complete = False
         # .data: writes through it do not count as changes of `hyper` between forward and backward
         hyper_data = hyper.data
         groups = [
             {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, **config.hyper()}
             for name in names
         ]
-        super().__init__(groups, {})
+        super().__init__(groups, config.hyper())
         self.param_groups: list[dict[str, Any]] = [
             ParamGroup(group, hyper_data[table], config.hyper_columns)
             for table, group in enumerate(self.param_groups)
         ]
+        self._complete = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises RuntimeError: the groups are the tables; nothing would update other parameters."""
+        if self._complete:
+            raise RuntimeError(
+                "add_param_group: module.optimizer has one param group per table and updates "
+                "nothing else: give other parameters to an optimizer of their own"
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "module.optimizer belongs to the table's memory and cannot be copied or pickled alone: "
+            "copy or pickle the module, or save module.optimizer.state_dict()"
+        )
 
     @property
     def found_inf(self) -> Tensor | None:
@@ -131,7 +153,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for i, group in enumerate(self.param_groups)
             if isinstance(group, ParamGroup)
         ]
-        return {"state": {}, "param_groups": groups}
+        return {"state": {}, "param_groups": groups, "optimizer": self._config.op_name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Writes hyper-parameters into the tensor the kernels read.
@@ -139,6 +161,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: other tables than this optimizer's, or other hyper-parameters.
         """
+        optimizer = state_dict.get("optimizer")
+        if optimizer != self._config.op_name:
+            raise ValueError(
+                f"load_state_dict: state_dict is of optimizer {optimizer!r}, expected "
+                f"{self._config.op_name!r}"
+            )
         saved = state_dict["param_groups"]
         names = [group["name"] for group in self.param_groups]
         if [group.get("name") for group in saved] != names:
@@ -147,11 +175,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                 f"expected {names}"
             )
         for group, entries in zip(self.param_groups, saved, strict=True):
-            missing = set(group) - {"params"} - set(entries) - {"initial_lr"}
+            missing = set(self._config.hyper_columns) - set(entries)
             if missing:
                 raise ValueError(
                     f"load_state_dict: the param group of table {group['name']!r} lacks "
-                    f"{sorted(missing)}: it was saved by another optimizer"
+                    f"{sorted(missing)}"
                 )
         for group, entries in zip(self.param_groups, saved, strict=True):
             group.update({k: v for k, v in entries.items() if k != "params"})

@@ -1,0 +1,217 @@
+"""The state of a table group as named tensors: saving, checking and loading it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    GENERATION_BITS,
+    Meta,
+    Slab,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from torch_dynemb.table import TableGroup
+
+FORMAT_VERSION = 1
+# Entries whose shape depends on the group alone; the lengths of the others are written in them.
+_FIXED = ("seeds", "tables", "slabs", "clock", "row_clock")
+
+
+def describe(group: TableGroup) -> dict[str, Any]:
+    """What a group must have in common with a state that it loads."""
+    config = group.optimizer_config
+    return {
+        "tables": [table.description() for table in group.tables_config],
+        "optimizer": None if config is None else config.op_name,
+        "score": group.score,
+        "bucket_width": BUCKET_WIDTH,
+    }
+
+
+def _optimizer_state_names(group: TableGroup) -> list[str]:
+    config = group.optimizer_config
+    return [] if config is None else [tensor.name for tensor in config.state]
+
+
+def used_tensors(group: TableGroup) -> Iterator[tuple[str, Tensor]]:
+    """Names and used parts (views) of everything that is saved, without ``format``."""
+    for t, table in enumerate(group.tables_config):
+        active = group.active_buckets(t)
+        yield f"{table.name}.buckets", group.buckets[active]
+        if group.score != "none":
+            yield f"{table.name}.scores", group.scores[active]
+    slabs = len(group.dims)
+    for s, dim in enumerate(group.dims):
+        used = group.used_rows(s)
+        yield f"dim{dim}.free_rows", group.free_rows[s, : int(group.slabs[s, Slab.FREE_COUNT])]
+        yield f"dim{dim}.weights", group.weights[s][:used]
+        yield f"dim{dim}.generations", group.generations[s][:used]
+        for k, name in enumerate(_optimizer_state_names(group)):
+            yield f"dim{dim}.{name}", group.state[k * slabs + s][:used]
+    yield "seeds", group.meta[:, Meta.SEED]
+    yield "tables", group.tables
+    yield "slabs", group.slabs
+    yield "clock", group.clock
+    yield "row_clock", group.row_clock
+
+
+def save(group: TableGroup) -> dict[str, Tensor]:
+    """Copies of the used part of everything; the group's rows must have been materialised."""
+    description = json.dumps({"version": FORMAT_VERSION, **describe(group)})
+    result = {"format": torch.frombuffer(bytearray(description.encode()), dtype=torch.uint8)}
+    result.update((name, tensor.clone()) for name, tensor in used_tensors(group))
+    return result
+
+
+def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
+    """Replaces everything by a saved state, in place; raises ValueError before any change."""
+    check(group, tensors)
+    row_bytes = group.slabs[:, Slab.ROW_BYTES].clone()
+    for name, tensor in used_tensors(group):
+        if name not in _FIXED:
+            tensor.zero_()
+    for name, target in (("tables", group.tables), ("slabs", group.slabs)):
+        target.copy_(tensors[name])
+    group.slabs[:, Slab.ROW_BYTES] = row_bytes
+    group.slabs[:, Slab.COMMITTED_ROWS].clamp_(max=group.free_rows.shape[1])
+    for name, target in used_tensors(group):  # of the lengths that `tables` and `slabs` give now
+        if name not in ("tables", "slabs"):
+            target.copy_(tensors[name])
+
+
+def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError unless ``tensors`` is the complete, sound state of a group like this."""
+    _check_format(group, tensors)
+    expected = dict(used_tensors(group))
+    missing = sorted(set(expected) - set(tensors))
+    if missing:
+        raise ValueError(f"state lacks {missing}")
+    for name, own in expected.items():
+        fixed = name in _FIXED
+        given = tensors[name]
+        if (
+            not isinstance(given, Tensor)
+            or given.dtype != own.dtype
+            or given.dim() != own.dim()
+            or (given.shape if fixed else given.shape[1:])
+            != (own.shape if fixed else own.shape[1:])
+        ):
+            what = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else given
+            shape = tuple(own.shape) if fixed else ("n", *own.shape[1:])
+            raise ValueError(f"state entry {name!r} is {what}, expected {own.dtype} {shape}")
+    for name in ("clock", "row_clock"):
+        if bool((tensors[name] < 0).any()):
+            raise ValueError(f"state entry {name!r} is corrupted: a count is negative")
+    rows: list[list[Tensor]] = [[] for _ in group.dims]
+    for t in range(len(group.tables_config)):
+        rows[int(group.meta[t, Meta.SLAB])].append(_check_index(group, tensors, t))
+    for s in range(len(group.dims)):
+        _check_rows(group, tensors, s, rows[s])
+
+
+def _check_format(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
+    if "format" not in tensors:
+        raise ValueError("state has no entry 'format': it is not one of torch_dynemb's")
+    text = tensors["format"]
+    if not isinstance(text, Tensor) or text.dtype != torch.uint8 or text.dim() != 1:
+        raise ValueError("state entry 'format' is corrupted: expected uint8 of 1 dimension")
+    try:
+        saved = json.loads(bytes(text.tolist()).decode())
+    except ValueError as error:
+        raise ValueError(f"state entry 'format' is corrupted: {error}") from error
+    version = saved.get("version") if isinstance(saved, dict) else None
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"state has format version {version}, but this torch_dynemb reads {FORMAT_VERSION}: "
+            "load it with the version that wrote it"
+        )
+    for key, expected in describe(group).items():
+        if saved.get(key) != expected:
+            raise ValueError(
+                f"state was saved with {key} = {saved.get(key)!r}, but this module has "
+                f"{expected!r}: construct it as it was when it was saved"
+            )
+
+
+def _check_index(group: TableGroup, tensors: Mapping[str, Tensor], t: int) -> Tensor:
+    """Handles of a table's ids, if every id is found where the state says."""
+    name = group.names[t]
+    damaged = ValueError(f"state of table {name!r} is corrupted: its index is damaged")
+    buckets = tensors[f"{name}.buckets"].cpu().contiguous()
+    row = tensors["tables"][t].tolist()
+    count = row[Table.BUCKET_COUNT]
+    if count < 1 or buckets.shape[0] != count or min(row) < 0:
+        raise damaged
+    if group.score != "none" and tensors[f"{name}.scores"].shape[0] != count:
+        raise damaged
+    if count > int(group.meta[t, Meta.REGION_BUCKETS]):
+        raise ValueError(
+            f"table {name!r} of the state has {count} buckets, more than this module reserves: "
+            "construct it with a larger max_rows"
+        )
+    keys, stored = buckets[:, :BUCKET_WIDTH], buckets[:, BUCKET_WIDTH:]
+    occupied = stored > 0
+    tombstones = (stored == 0) & (keys != 0)
+    if (
+        bool((stored < 0).any())
+        or int(occupied.sum()) != row[Table.SIZE]
+        or int(tombstones.sum()) != row[Table.TOMBSTONES]
+    ):
+        raise damaged
+    ids, handles = keys[occupied], stored[occupied] - 1
+    meta = group.meta[t : t + 1].clone()
+    meta[0, Meta.SEED] = tensors["seeds"][t]
+    meta[0, Meta.REGION_BEGIN] = 0
+    meta[0, Meta.REGION_BUCKETS] = count
+    if bool(meta[0, Meta.HAS_PADDING]) and bool((ids == meta[0, Meta.PADDING_ID]).any()):
+        raise ValueError(
+            f"table {name!r} of the state has a row for id {int(meta[0, Meta.PADDING_ID])}, which "
+            "is the padding id of this module: construct it with the padding_idx it was saved with"
+        )
+    table = tensors["tables"][t : t + 1].cpu().contiguous()
+    found = ops.find(buckets, table, meta, ids, torch.tensor([0, ids.numel()]), [0])
+    if not torch.equal(found.handles, handles):
+        raise damaged
+    return handles
+
+
+def _check_rows(
+    group: TableGroup, tensors: Mapping[str, Tensor], s: int, handles: list[Tensor]
+) -> None:
+    """Every row up to the first unused one belongs to one id or to the free list."""
+    dim = group.dims[s]
+    damaged = ValueError(f"state of the rows of dim {dim} is corrupted: their owners do not match")
+    slab = tensors["slabs"][s].tolist()
+    used = slab[Slab.NEXT_ROW]
+    free = tensors[f"dim{dim}.free_rows"].cpu()
+    names = ["weights", "generations", *_optimizer_state_names(group)]
+    if (
+        min(slab) < 0
+        or any(tensors[f"dim{dim}.{name}"].shape[0] != used for name in names)
+        or free.shape[0] != slab[Slab.FREE_COUNT]
+    ):
+        raise damaged
+    if used > group.weights[s].shape[0]:
+        raise ValueError(
+            f"the state has {used} rows of dim {dim}, more than the {group.weights[s].shape[0]} "
+            "that this module reserves: construct it with a larger max_rows"
+        )
+    owned = torch.cat(handles)
+    rows = torch.cat([owned, free]) >> GENERATION_BITS
+    if rows.numel() != used or (used > 0 and (int(rows.min()) < 0 or int(rows.max()) >= used)):
+        raise damaged
+    if not bool(torch.zeros(used, dtype=torch.bool).index_fill_(0, rows, True).all()):
+        raise damaged
+    generations = tensors[f"dim{dim}.generations"].cpu()[rows].to(torch.int64)
+    live = generations == (torch.cat([owned, free]) & ((1 << GENERATION_BITS) - 1))
+    if not bool(live[: owned.numel()].all()) or bool(live[owned.numel() :].any()):
+        raise damaged
