@@ -35,17 +35,28 @@ class Initializer:
         raise NotImplementedError(f"{type(self).__name__} does not define record()")
 
 
+_LARGEST = torch.finfo(torch.float32).max
+
+
 def _finite(initializer: Initializer, **values: float) -> None:
     for name, value in values.items():
-        if not math.isfinite(value):
+        if not abs(value) <= _LARGEST:
             raise ValueError(
-                f"{type(initializer).__name__}: {name} is {value}, expected a finite number"
+                f"{type(initializer).__name__}: {name} is {value}, expected a finite number of "
+                "single precision"
             )
 
 
 def _positive(initializer: Initializer, name: str, value: float) -> None:
-    if not value > 0:
+    _finite(initializer, **{name: value})
+    if value <= 0:
         raise ValueError(f"{type(initializer).__name__}: {name} is {value}, expected more than 0")
+
+
+def _check_fan(initializer: Initializer, gain: float, fan_out: int | None) -> None:
+    _positive(initializer, "gain", gain)
+    if fan_out is not None:
+        _positive(initializer, "fan_out", fan_out)
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Constant(Initializer):
 
 @dataclass(frozen=True)
 class Uniform(Initializer):
-    """Uniform in [low, high)."""
+    """Uniform in [low, high); rounding may give high itself."""
 
     low: float = 0.0
     high: float = 1.0
@@ -72,6 +83,7 @@ class Uniform(Initializer):
         _finite(self, low=self.low, high=self.high)
         if self.low > self.high:
             raise ValueError(f"Uniform: low is {self.low}, expected at most high = {self.high}")
+        _finite(self, **{"high - low": self.high - self.low})
 
     def record(self, dim: int) -> InitRecord:
         return InitRecord(InitKind.UNIFORM, (self.low, self.high - self.low))
@@ -134,7 +146,7 @@ class XavierUniform(Initializer):
     fan_out: int | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "gain", self.gain)
+        _check_fan(self, self.gain, self.fan_out)
 
     def record(self, dim: int) -> InitRecord:
         bound = self.gain * math.sqrt(6.0 / (dim + (self.fan_out or dim)))
@@ -149,7 +161,7 @@ class XavierNormal(Initializer):
     fan_out: int | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "gain", self.gain)
+        _check_fan(self, self.gain, self.fan_out)
 
     def record(self, dim: int) -> InitRecord:
         std = self.gain * math.sqrt(2.0 / (dim + (self.fan_out or dim)))

@@ -14,13 +14,15 @@ struct OptimizerStep {
   float eps;
   float beta1;
   float beta2;
+  float complement1;  // 1 - beta1
+  float complement2;  // 1 - beta2
   float initial_state;
   float step_size;         // lr / (1 - beta1^step)
   float root_correction2;  // 1 / sqrt(1 - beta2^step)
 };
 
-// `step` counts from 1. Powers are taken in double precision: beta2^step near 1 loses digits in
-// single precision.
+// `step` counts from 1. What is subtracted from 1 stays in double precision: 1 - 0.999f is off by
+// 1.3e-5 of its value.
 inline OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   OptimizerStep s;
   s.lr = static_cast<float>(hyper[kHyperLr]);
@@ -28,6 +30,8 @@ inline OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   s.eps = static_cast<float>(hyper[kHyperEps]);
   s.beta1 = static_cast<float>(hyper[kHyperBeta1]);
   s.beta2 = static_cast<float>(hyper[kHyperBeta2]);
+  s.complement1 = static_cast<float>(1.0 - hyper[kHyperBeta1]);
+  s.complement2 = static_cast<float>(1.0 - hyper[kHyperBeta2]);
   s.initial_state = static_cast<float>(hyper[kHyperInitialState]);
   const double t = static_cast<double>(step);
   s.step_size = static_cast<float>(hyper[kHyperLr] / (1.0 - std::pow(hyper[kHyperBeta1], t)));

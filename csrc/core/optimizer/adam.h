@@ -9,8 +9,8 @@ namespace dynemb {
 
 // Updates the moments and returns the step to subtract.
 DYNEMB_HD float adam_step(const OptimizerStep& s, float g, float* state) {
-  const float m = s.beta1 * state[0] + (1.0f - s.beta1) * g;
-  const float v = s.beta2 * state[1] + (1.0f - s.beta2) * g * g;
+  const float m = s.beta1 * state[0] + s.complement1 * g;
+  const float v = s.beta2 * state[1] + s.complement2 * g * g;
   state[0] = m;
   state[1] = v;
   return s.step_size * (m / (sqrtf(v) * s.root_correction2 + s.eps));
