@@ -1,0 +1,128 @@
+"""Calls on a TableGroup as tests write them: bags of ids by feature, in lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import TableGroup, ops
+from torch_dynemb.ops.columns import Pooling
+
+Feature = tuple[int, Sequence[Sequence[int]]]  # table, bags
+
+
+class Call(NamedTuple):
+    """The arguments that all lookups share."""
+
+    ids: Tensor
+    offsets: Tensor
+    tables: list[int]
+    dims: list[int]
+
+
+def call_of(group: TableGroup, features: Sequence[Feature]) -> Call:
+    """All features have the same number of bags."""
+    bags = [list(bag) for _, bags in features for bag in bags]
+    ids = torch.tensor([id for bag in bags for id in bag], dtype=torch.int64)
+    lengths = torch.tensor([0] + [len(bag) for bag in bags])
+    tables = [table for table, _ in features]
+    dims = [group.tables_config[table].embedding_dim for table in tables]
+    return Call(ids, lengths.cumsum(0), tables, dims)
+
+
+def flat_call(group: TableGroup, table: int, ids: Tensor) -> Call:
+    """One bag per id."""
+    dim = group.tables_config[table].embedding_dim
+    return Call(ids, torch.arange(ids.numel() + 1), [table], [dim])
+
+
+def bag_lookup(
+    group: TableGroup,
+    call: Call,
+    *,
+    handles: Tensor | None = None,
+    pooling: Pooling = Pooling.SUM,
+    weights: Tensor | None = None,
+    optimizer: int | None = None,
+) -> Tensor:
+    """Differentiable pooled lookup; inserts ids unless it is given handles."""
+    if handles is None:
+        handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+    return ops.embedding_bag(
+        group.rows,
+        call.ids,
+        handles,
+        call.offsets,
+        weights,
+        torch.zeros(1, requires_grad=True),
+        feature_tables=call.tables,
+        feature_dims=call.dims,
+        pooling=pooling,
+        optimizer=group.optimizer_code if optimizer is None else optimizer,
+    )
+
+
+def read_bags(
+    group: TableGroup,
+    call: Call,
+    *,
+    handles: Tensor | None = None,
+    pooling: Pooling = Pooling.SUM,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Pooled lookup that inserts nothing."""
+    if handles is None:
+        handles = group.find(call.ids, call.offsets, call.tables).handles
+    return ops.embedding_bag_inference(
+        group.rows,
+        call.ids,
+        handles,
+        call.offsets,
+        weights,
+        feature_tables=call.tables,
+        feature_dims=call.dims,
+        pooling=pooling,
+    )
+
+
+def train(group: TableGroup, table: int, ids: Tensor, gradient: Tensor) -> None:
+    """Looks up one bag per id and runs its backward; gradient is float32 [n, dim]."""
+    bag_lookup(group, flat_call(group, table, ids)).backward(gradient)
+
+
+def snapshot(group: TableGroup) -> dict[str, Tensor]:
+    """Copies of all state, reserved parts too: for groups with a small max_rows."""
+    tensors = {
+        name: getattr(group, name)
+        for name in ("buckets", "scores", "tables", "slabs", "free_rows", "clock")
+    }
+    tensors |= {"row_clock": group.row_clock, "hyper": group.hyper, "meta": group.meta}
+    for name in ("weights", "generations", "state"):
+        tensors |= {f"{name}[{i}]": tensor for i, tensor in enumerate(getattr(group, name))}
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def differences(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    """Names of tensors that are not equal bit for bit."""
+    assert a.keys() == b.keys()
+    return [name for name in a if not same_bits(a[name], b[name])]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equality of shape and bits, so that NaN equals itself and -0.0 differs from 0.0."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def unchanged(group: TableGroup, call: Callable[[], object]) -> list[str]:
+    """Runs a call that is expected to raise; names what it changed, in spite of that."""
+    before = snapshot(group)
+    try:
+        call()
+    except (RuntimeError, ValueError, TypeError):
+        return differences(before, snapshot(group))
+    raise AssertionError("the call did not raise")

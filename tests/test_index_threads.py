@@ -1,0 +1,114 @@
+"""Parallel execution: the same integers with any number of threads, and work for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from collisions import bucket_of, first_hashes, ids_in_first_buckets, ids_in_one_bucket
+from execution import cpu_seconds_by_thread, threads
+from group_calls import call_of, differences, same_bits, snapshot
+from torch import Tensor
+
+import torch_dynemb as td
+
+COUNT = 1_000_000
+SIZES = [2047, 2048, 4096, 4097, 60_000]  # around what one thread does alone, and tiles of ids
+
+
+def make_group(max_rows: int, *, score: str = "step") -> td.TableGroup:
+    tables = [td.TableConfig("a", 4), td.TableConfig("b", 4), td.TableConfig("c", 8)]
+    return td.TableGroup(tables, optimizer=None, max_rows=max_rows, score=score, seed=9)
+
+
+def index_history(count: int, size: int) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """State and results after insertions, erasures and growths on ``count`` threads."""
+    generator = torch.Generator().manual_seed(1)
+
+    def some(table_range: int) -> list[int]:
+        return torch.randint(-table_range, table_range, (size,), generator=generator).tolist()
+
+    group = make_group(max_rows=4 * size + 1000)
+    results = []
+    with threads(count):
+        for step in range(4):
+            group.clock.fill_(step)
+            call = call_of(group, [(0, [some(size)]), (1, [some(size // 2)]), (2, [some(50)])])
+            results.append(group.find_or_insert(call.ids, call.offsets, call.tables))
+            results += group.find(call.ids.flip(0), call.offsets, call.tables)
+            for table in range(3):
+                group.erase(table, torch.tensor(some(size)[: size // 2]))
+            group.reserve(1, size * step // 2)
+        results += [part for t in range(3) for batch in group.export(t) for part in batch]
+    return snapshot(group), results
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_integers_do_not_depend_on_threads(size: int) -> None:
+    (one, one_results), (two, two_results) = (index_history(n, size) for n in (1, 2))
+    assert differences(one, two) == []
+    assert all(same_bits(a, b) for a, b in zip(one_results, two_results, strict=True))
+
+
+def crowded_ids(group: td.TableGroup, kind: str) -> Tensor:
+    """10^6 ids for 1/64 of the buckets of table 0, or for one bucket."""
+    generator = torch.Generator().manual_seed(2)
+    if kind == "distinct":
+        ids = ids_in_first_buckets(group, 0, COUNT, buckets=1, bucket_count=64)
+        return ids[torch.randperm(COUNT, generator=generator)]
+    ids = ids_in_one_bucket(group, 0, 40, bucket_count=64)
+    return ids[torch.randint(40, (COUNT,), generator=generator)]
+
+
+def cpu_seconds_of_insertion(kind: str, ids_per_call: int) -> list[float]:
+    """Processor time of each thread for inserting 10^6 ids into few buckets."""
+    group = make_group(max_rows=COUNT, score="none")
+    ids = crowded_ids(group, kind)
+    group.insert(2, torch.arange(100_000))  # starts the threads
+    before = cpu_seconds_by_thread()
+    handles = torch.cat([group.insert(0, part) for part in ids.split(ids_per_call)])
+    after = cpu_seconds_by_thread()
+    assert torch.equal(group.insert(0, ids), handles)
+    assert group.size(0) == len(ids.unique())
+    if kind == "distinct":
+        assert torch.equal(handles, torch.arange(COUNT) << 28 | 1)
+    return sorted(after[thread] - before.get(thread, 0.0) for thread in after)
+
+
+# Where all ids share a range of first buckets, one thread places what fits there.
+@pytest.mark.parametrize(
+    ("kind", "ids_per_call", "least_share"),
+    [("distinct", COUNT, 0.03), ("distinct", 50_000, 0.03), ("repeated", 50_000, 0.25)],
+)
+def test_both_threads_work_on_crowded_buckets(
+    kind: str, ids_per_call: int, least_share: float
+) -> None:
+    """In a process whose threads sleep while they wait, so that processor time is work."""
+    program = (
+        "import json, torch, test_index_threads as test; torch.set_num_threads(2); "
+        f"print(json.dumps(test.cpu_seconds_of_insertion({kind!r}, {ids_per_call})))"
+    )
+    environ = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2"}
+    reply = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent,
+        env=environ,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert reply.returncode == 0, reply.stderr
+    seconds = json.loads(reply.stdout)
+    assert seconds[-2] > least_share * sum(seconds), seconds
+
+
+def test_few_buckets_are_few() -> None:
+    group = make_group(max_rows=1000)
+    ids = ids_in_first_buckets(group, 0, 100_000, buckets=1, bucket_count=64)
+    assert len(ids.unique()) == len(ids)
+    assert bucket_of(first_hashes(group, 0, ids), 64 * 5).max() < 5

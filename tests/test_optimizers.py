@@ -1,0 +1,415 @@
+"""Row optimizers: against torch.optim, against float64 formulas, split against fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from execution import threads
+from group_calls import (
+    Call,
+    bag_lookup,
+    call_of,
+    differences,
+    flat_call,
+    snapshot,
+    train,
+    unchanged,
+)
+from oracle import Oracle
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Hyper, Pooling, RowClock
+from torch_dynemb.optim import OptimizerConfig
+
+STEPS = 50
+OPTIMIZERS = {
+    "sgd": td.SGD(lr=0.1),
+    "sgd decay": td.SGD(lr=0.1, weight_decay=0.1),
+    "adagrad": td.Adagrad(lr=0.1),
+    "adagrad decay": td.Adagrad(lr=0.1, weight_decay=0.1, initial_accumulator_value=0.5, eps=1e-3),
+    "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1),
+    "rowwise_adagrad decay": td.RowWiseAdagrad(
+        lr=0.1, weight_decay=0.1, initial_accumulator_value=0.5, eps=1e-3
+    ),
+    "adam": td.Adam(lr=0.01),
+    "adam decay": td.Adam(lr=0.01, betas=(0.5, 0.75), weight_decay=0.1, eps=1e-3),
+    "adamw": td.AdamW(lr=0.01),
+    "adamw decay": td.AdamW(lr=0.01, betas=(0.0, 0.99), weight_decay=0.2, eps=1e-3),
+}
+FIVE = [name for name in OPTIMIZERS if " " not in name]
+every_optimizer = pytest.mark.parametrize("config", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+five_optimizers = pytest.mark.parametrize("config", [OPTIMIZERS[n] for n in FIVE], ids=FIVE)
+
+
+def make_group(
+    config: OptimizerConfig, dims: tuple[int, ...] = (6,), max_rows: int = 1000
+) -> td.TableGroup:
+    uniform = td.Uniform(-1.0, 1.0)
+    tables = [td.TableConfig(f"t{t}", dim, initializer=uniform) for t, dim in enumerate(dims)]
+    return td.TableGroup(tables, optimizer=config, max_rows=max_rows, seed=21)
+
+
+def exact_gradient(*shape: int, seed: int) -> Tensor:
+    """Multiples of 1/64 in [-2, 2): their sums have no rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-128, 128, shape, generator=generator) / 64
+
+
+# -- torch.optim ---------------------------------------------------------------------------------
+
+DENSE: dict[str, tuple[OptimizerConfig, Callable[[list[Tensor]], torch.optim.Optimizer]]] = {
+    "sgd": (
+        OPTIMIZERS["sgd decay"],
+        lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
+    ),
+    "adagrad": (
+        OPTIMIZERS["adagrad decay"],
+        lambda p: torch.optim.Adagrad(
+            p, lr=0.1, weight_decay=0.1, initial_accumulator_value=0.5, eps=1e-3
+        ),
+    ),
+    "adam": (OPTIMIZERS["adam"], lambda p: torch.optim.Adam(p, lr=0.01)),
+    "adam decay": (
+        OPTIMIZERS["adam decay"],
+        lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.5, 0.75), weight_decay=0.1, eps=1e-3),
+    ),
+    "adamw": (
+        OPTIMIZERS["adamw decay"],
+        lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.0, 0.99), weight_decay=0.2, eps=1e-3),
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "make_reference"), DENSE.values(), ids=DENSE.keys())
+def test_equals_torch_where_all_rows_are_touched(
+    config: OptimizerConfig, make_reference: Callable[[list[Tensor]], torch.optim.Optimizer]
+) -> None:
+    group = make_group(config)
+    ids = torch.arange(40)
+    group.insert(0, ids)  # so that row i is of id i
+    weight = group.read(0, ids).double().requires_grad_()
+    reference = make_reference([weight])
+    for step in range(STEPS):
+        gradient = torch.randn(40, 6, generator=torch.Generator().manual_seed(step))
+        weight.grad = gradient.double()
+        reference.step()
+        order = torch.randperm(40, generator=torch.Generator().manual_seed(step))
+        train(group, 0, ids[order], gradient[order])
+    torch.testing.assert_close(group.read(0, ids).double(), weight.detach(), rtol=1e-5, atol=1e-6)
+    states = reference.state[weight]
+    for name, tensor in zip([s.name for s in config.state], group.state, strict=True):
+        torch.testing.assert_close(tensor[:40].double(), states[name], rtol=2e-5, atol=2e-6)
+
+
+SPARSE: dict[str, tuple[OptimizerConfig, Callable[[list[Tensor]], torch.optim.Optimizer]]] = {
+    "sgd": (OPTIMIZERS["sgd"], lambda p: torch.optim.SGD(p, lr=0.1)),
+    "adagrad": (OPTIMIZERS["adagrad"], lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    # SparseAdam does not correct the root that eps is added to: no eps, no difference
+    "adam": (td.Adam(lr=0.01, eps=1e-20), lambda p: torch.optim.SparseAdam(p, lr=0.01, eps=1e-20)),
+}
+
+
+@pytest.mark.parametrize(("config", "make_reference"), SPARSE.values(), ids=SPARSE.keys())
+def test_equals_torch_with_sparse_gradients(
+    config: OptimizerConfig, make_reference: Callable[[list[Tensor]], torch.optim.Optimizer]
+) -> None:
+    group = make_group(config)
+    ids = torch.arange(40)
+    weight = torch.nn.Parameter(group.read(0, ids).double())
+    reference = make_reference([weight])
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(step)
+        batch = torch.randint(40, (25,), generator=generator)  # with repeated ids
+        gradient = torch.randn(25, 6, generator=generator)
+        with torch.sparse.check_sparse_tensor_invariants(True):
+            weight.grad = torch.sparse_coo_tensor(batch[None], gradient.double(), weight.shape)
+            reference.step()
+        train(group, 0, batch, gradient)
+    torch.testing.assert_close(group.read(0, ids).double(), weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+# -- float64 formulas ----------------------------------------------------------------------------
+
+
+@every_optimizer
+def test_equals_float64_formula(config: OptimizerConfig) -> None:
+    """Repeated ids, ids that are only read, ids that are erased and come back."""
+    group = make_group(config, (6, 6, 5))
+    oracle = Oracle(group)
+    random = np.random.default_rng(3)
+    for step in range(STEPS):
+        features = [(t, [random.integers(0, 80, 3).tolist() for _ in range(10)]) for t in (0, 1, 2)]
+        if step % 4 == 1:
+            del features[step % 3]  # a table that is not looked up does not count the step
+        call = call_of(group, features)
+        flat = [(t, [id for bag in bags for id in bag]) for t, bags in features]
+        if step % 3 == 2:
+            handles = group.find(call.ids, call.offsets, call.tables).handles
+        else:
+            handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+            assert handles.tolist() == oracle.find_or_insert(flat)
+        gradient = exact_gradient(10, sum(call.dims), seed=step)
+        bag_lookup(group, call, handles=handles).backward(gradient)
+        sums: dict[tuple[int, int], np.ndarray] = {}
+        columns = np.split(gradient.double().numpy(), np.cumsum(call.dims)[:-1], axis=1)
+        for (table, bags), part in zip(features, columns, strict=True):
+            for bag, row in zip(bags, part, strict=True):
+                for id in bag:
+                    sums[table, id] = sums.get((table, id), 0.0) + row
+        oracle.update(sums, set(call.tables))
+        if step % 5 == 4:
+            gone = random.integers(0, 80, 15).tolist()
+            assert group.erase(step % 3, torch.tensor(gone)) == oracle.erase(step % 3, gone)
+    assert group.row_clock[:3].tolist() == oracle.steps
+    group.materialize()
+    for table in range(3):
+        ids = list(oracle.handles[table])
+        assert len(ids) > 40
+        owned = [oracle.owned(table, id) for id in ids]
+        rows = group.read(table, torch.tensor(ids))
+        np.testing.assert_allclose(rows, [row.weight for row in owned], rtol=2e-5, atol=5e-6)
+        slab = oracle.slab[table]
+        for k in range(len(config.state)):
+            state = group.state[2 * k + slab].reshape(1000, -1)
+            written = state[[row.handle >> 28 for row in owned]]
+            expected = [row.state[k] for row in owned]
+            np.testing.assert_allclose(written, expected, rtol=2e-5, atol=5e-6)
+
+
+# -- split and fused -----------------------------------------------------------------------------
+
+
+def gradient_arguments(
+    group: td.TableGroup, call: Call, weights: Tensor | None, gradient: Tensor
+) -> tuple[Any, ...]:
+    handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+    return gradient, call.ids, handles, call.offsets, weights
+
+
+def fused(
+    group: td.TableGroup, call: Call, weights: Tensor | None, gradient: Tensor, pooling: Pooling
+) -> None:
+    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    backward = getattr(torch.ops.dynemb, f"{group.optimizer_config.op_name}_backward_")
+    arguments = gradient_arguments(group, call, weights, gradient)
+    backward(*group.rows, *arguments, updates, call.tables, call.dims, pooling)
+
+
+def split(
+    group: td.TableGroup, call: Call, weights: Tensor | None, gradient: Tensor, pooling: Pooling
+) -> None:
+    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    rows = group.rows
+    reduced = ops.reduce_grad(
+        rows.weights,
+        rows.generations,
+        rows.meta,
+        rows.init_data,
+        *gradient_arguments(group, call, weights, gradient),
+        feature_tables=call.tables,
+        feature_dims=call.dims,
+        pooling=pooling,
+    )
+    update = getattr(torch.ops.dynemb, f"{group.optimizer_config.op_name}_update_")
+    update(*rows, *reduced, updates, call.tables)
+
+
+def random_call(group: td.TableGroup, tables: list[int], batch: int, *, seed: int) -> Call:
+    """Bags of 0 to 5 ids with many repeats."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(0, 6, (len(tables), batch))
+    return call_of(
+        group,
+        [
+            (t, [random.zipf(1.3, size).clip(0, 500).tolist() for size in of_table])
+            for t, of_table in zip(tables, sizes, strict=True)
+        ],
+    )
+
+
+@five_optimizers
+@pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN], ids=["sum", "mean"])
+@pytest.mark.parametrize("batch", [7, 900])
+def test_split_equals_fused(config: OptimizerConfig, pooling: Pooling, batch: int) -> None:
+    groups = [make_group(config, (6, 17, 6), 5000) for _ in range(3)]
+    for step in range(3):
+        tables = [[0, 1, 2], [2, 2], [1, 0, 1]][step]
+        call = random_call(groups[0], tables, batch, seed=step)
+        generator = torch.Generator().manual_seed(step)
+        gradient = torch.randn(batch, sum(call.dims), generator=generator)
+        weights = None if step == 0 else torch.rand(len(call.ids), generator=generator)
+        for group, path in zip(groups, (fused, split, split), strict=True):
+            with threads(1 if group is groups[2] else 2):
+                path(group, call, weights, gradient, pooling)
+    assert groups[0].row_clock[-4 + RowClock.UPDATES] == 3
+    assert differences(snapshot(groups[0]), snapshot(groups[1])) == []
+    assert differences(snapshot(groups[0]), snapshot(groups[2])) == []
+
+
+def test_reduced_gradients() -> None:
+    """What reduce_grad promises: one entry per row, ascending by row, sums of occurrences."""
+    group = make_group(td.SGD(lr=1.0), (2, 3, 2))
+    call = call_of(group, [(2, [[5, 5], [6]]), (1, [[5], []]), (0, [[9], [9, 8]])])
+    handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+    handles[2] = -1  # id 6 of the first feature is missing
+    gradient = torch.arange(14.0).reshape(2, 7)
+    rows = group.rows
+    reduced = ops.reduce_grad(
+        rows.weights,
+        rows.generations,
+        rows.meta,
+        rows.init_data,
+        gradient,
+        call.ids,
+        handles,
+        call.offsets,
+        None,
+        feature_tables=call.tables,
+        feature_dims=call.dims,
+        pooling=Pooling.SUM,
+    )
+    assert reduced.counts.tolist() == [3, 1]
+    assert [h.shape for h in reduced.handles] == [(7,), (7,)]
+    assert (reduced.handles[0][:3] >> 28).tolist() == [0, 2, 3]
+    assert reduced.ids[0][:3].tolist() == [5, 9, 8]
+    assert reduced.tables[0][:3].tolist() == [2, 0, 0]
+    assert reduced.gradients[0][:3].tolist() == [[0.0, 2.0], [17.0, 19.0], [12.0, 13.0]]
+    assert (reduced.ids[1][0].item(), reduced.tables[1][0].item()) == (5, 1)
+    assert reduced.gradients[1][0].tolist() == [2.0, 3.0, 4.0]
+
+
+# -- heavy hitters -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN], ids=["sum", "mean"])
+def test_heavy_hitter_sums_exactly(pooling: Pooling) -> None:
+    """One id 10^5 times among others, in bags of two: every occurrence counts once."""
+    group = make_group(td.SGD(lr=1.0), (5,), 5000)
+    count = 100_000
+    ids = torch.stack([torch.full((count,), 7), torch.arange(count) % 3000], 1).flatten()
+    call = Call(ids, torch.arange(0, 2 * count + 1, 2), [0], [5])
+    before = group.read(0, torch.arange(3000)).double()
+    gradient = exact_gradient(count, 5, seed=1)
+    bag_lookup(group, call, pooling=pooling).backward(gradient)
+    per_id = gradient.double() / (2 if pooling == Pooling.MEAN else 1)
+    sums = torch.zeros(3000, 5, dtype=torch.float64)
+    sums.index_add_(0, torch.arange(count) % 3000, per_id)
+    sums[7] += per_id.sum(0)
+    expected = (before.float() - sums.float()).double()
+    assert torch.equal(group.read(0, torch.arange(3000)).double(), expected)
+
+
+@five_optimizers
+def test_heavy_hitter_bits_do_not_depend_on_threads(config: OptimizerConfig) -> None:
+    count = 30_000
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(2000, (count,), generator=generator)
+    ids[torch.rand(count, generator=generator) < 0.6] = 11
+    gradient = torch.randn(count, 6, generator=generator)
+    states = []
+    for number in (1, 2):
+        group = make_group(config, max_rows=5000)
+        with threads(number):
+            for part in (slice(None), slice(count // 2)):
+                train(group, 0, ids[part], gradient[part])
+        states.append(snapshot(group))
+    assert differences(*states) == []
+
+
+# -- hyper-parameters and steps ------------------------------------------------------------------
+
+
+@five_optimizers
+def test_tables_have_their_own_hyper_parameters(config: OptimizerConfig) -> None:
+    """Two tables in one group, and each alone in a group with its hyper-parameters."""
+    together = make_group(config, (4, 4))
+    apart = [make_group(config, (4, 4)) for _ in range(2)]
+    second = config.hyper_row()
+    second[Hyper.LR] *= 3
+    second[Hyper.WEIGHT_DECAY] = 0.25
+    second[Hyper.EPS] = 1e-2
+    second[Hyper.BETA1] *= 0.5
+    together.hyper[1] = torch.tensor(second)
+    apart[1].hyper[:] = torch.tensor(second)
+    ids = list(range(10))
+    for step in range(5):
+        gradient = exact_gradient(10, 8, seed=step)
+        bags = [[id] for id in ids]
+        bag_lookup(together, call_of(together, [(0, bags), (1, bags)])).backward(gradient)
+        for table, group in enumerate(apart):
+            half = gradient[:, 4 * table : 4 * table + 4]
+            bag_lookup(group, call_of(group, [(table, bags)])).backward(half)
+    for table, group in enumerate(apart):
+        tensor = torch.tensor(ids)
+        assert torch.equal(together.read(table, tensor), group.read(table, tensor))
+    assert not torch.equal(apart[0].read(1, tensor), apart[1].read(1, tensor))
+
+
+def test_learning_rate_change_takes_effect_at_the_next_backward() -> None:
+    group = make_group(td.SGD(lr=1.0), (2,))
+    ids = torch.tensor([3])
+    before = group.read(0, ids)
+    output = bag_lookup(group, flat_call(group, 0, ids))
+    group.hyper.data[0, Hyper.LR] = 0.5
+    output.backward(torch.ones(1, 2))
+    assert torch.equal(group.read(0, ids), before - 0.5)
+
+
+def test_step_counts_the_calls_that_look_a_table_up() -> None:
+    group = make_group(td.Adam(lr=0.1), (4, 4, 3))
+    for tables in ([0], [0, 1], [0], [2, 0, 2]):
+        features = [(t, [[1], [2]]) for t in tables]
+        call = call_of(group, features)
+        bag_lookup(group, call).backward(torch.ones(2, sum(call.dims)))
+    empty = call_of(group, [(1, [[], []])])
+    bag_lookup(group, empty).backward(torch.ones(2, 4))
+    assert group.row_clock.tolist() == [4, 2, 1, 5, 5, 0, 0]
+
+
+@five_optimizers
+def test_lookup_before_an_update_cannot_update_after_it(config: OptimizerConfig) -> None:
+    group = make_group(config)
+    call = flat_call(group, 0, torch.arange(5))
+    first, second = bag_lookup(group, call), bag_lookup(group, call)
+    second.sum().backward(retain_graph=True)
+    message = r"updated between this lookup's forward and its backward \(update 0 then, 1 now\)"
+    for output in (first, second):
+        with pytest.raises(RuntimeError, match=message):
+            output.sum().backward(retain_graph=True)
+        assert unchanged(group, lambda o=output: o.sum().backward(retain_graph=True)) == []
+
+
+def test_no_optimizer_leaves_rows_alone() -> None:
+    group = make_group(td.SGD(lr=1.0))
+    call = flat_call(group, 0, torch.arange(5))
+    output = bag_lookup(group, call, optimizer=-1)
+    before = snapshot(group)
+    output.sum().backward()
+    output = bag_lookup(group, call, optimizer=-1)
+    output.sum().backward(retain_graph=True)
+    output.sum().backward()
+    assert differences(before, snapshot(group)) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: td.SGD(lr=-0.1), r"SGD: lr is -0\.1, expected a finite number of at least 0"),
+        (lambda: td.SGD(lr=float("nan")), r"SGD: lr is nan"),
+        (lambda: td.Adagrad(0.1, eps=-1.0), r"Adagrad: eps is -1\.0"),
+        (lambda: td.Adagrad(0.1, initial_accumulator_value=-1.0), r"initial_accumulator_value is"),
+        (lambda: td.RowWiseAdagrad(0.1, weight_decay=-1.0), r"RowWiseAdagrad: weight_decay is"),
+        (lambda: td.Adam(betas=(0.9, 1.0)), r"Adam: betas is \(0\.9, 1\.0\), expected two numbers"),
+        (lambda: td.AdamW(betas=(-0.1, 0.9)), r"AdamW: betas is \(-0\.1, 0\.9\)"),
+        (lambda: td.Adam(betas=(0.9,)), r"Adam: betas is \(0\.9,\)"),
+    ],
+)
+def test_wrong_hyper_parameters(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
