@@ -129,18 +129,20 @@ GradientRuns gradient_runs(const char* op, const Lookup& lookup,
   runs.slab = slab;
   runs.dim = dim;
   runs.position_bits = bits_for(static_cast<uint64_t>(lookup.features.count));
-  runs.sorted.reserve(lookup.features.count);
+  runs.sorted.resize(lookup.features.count);
   uint64_t highest = 0;
+  size_t with_row = 0;
   for (size_t f = 0; f < lookup.features.table.size(); ++f) {
     if (tables[lookup.features.table[f]].slab != slab) continue;
     for (int64_t i = lookup.features.begin[f]; i < lookup.features.begin[f + 1]; ++i) {
       const int64_t handle = lookup.handles[i];
-      if (handle < 0) continue;
       const uint64_t row = static_cast<uint64_t>(handle_row(handle));
-      highest = std::max(highest, row);
-      runs.sorted.push_back((row << runs.position_bits) | static_cast<uint64_t>(i));
+      runs.sorted[with_row] = (row << runs.position_bits) | static_cast<uint64_t>(i);
+      with_row += handle >= 0;
+      highest = std::max(highest, handle >= 0 ? row : 0);
     }
   }
+  runs.sorted.resize(with_row);
   const int row_bits = bits_for(highest + 1);
   STD_TORCH_CHECK(row_bits + runs.position_bits <= 64, "dynemb::", op, ": ", lookup.features.count,
                   " ids into ", highest + 1,

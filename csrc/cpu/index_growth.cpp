@@ -8,13 +8,10 @@
 
 #include "cpu/index_placement.h"
 #include "cpu/memory.h"
-
 namespace dynemb::cpu {
 namespace {
 
 constexpr int64_t kLineBytes = kBucketWords * static_cast<int64_t>(sizeof(int64_t));
-// Reading the system's free memory costs microseconds; below this size it is not asked for.
-constexpr int64_t kCheckedBytes = int64_t{16} << 20;
 constexpr int64_t kHugePageBytes = int64_t{4} << 20;
 
 // Moves the entries of one bucket to their first buckets among `bucket_count`. The address of a
@@ -61,25 +58,19 @@ void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t ta
   STD_TORCH_CHECK(ids >= 0, "dynemb::grow_: ids is ", ids, ", expected a count of at least 0");
   const int64_t wanted = buckets_for(ids);
   if (wanted <= index.table_row(table)[kTableBucketCount]) return;
-  check_rehash(index, table, wanted);
+  check_available_memory(index.op, check_rehash(index, table, wanted));
   rehash(index, table, wanted);
 }
 
 }  // namespace
 
-void check_rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
+int64_t check_rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
   const int64_t region = index.meta_row(table)[kMetaRegionBuckets];
   STD_TORCH_CHECK(bucket_count <= region, "dynemb::", index.op, ": table ", table, " needs ",
                   bucket_count, " buckets for its ids but has room for ", region,
                   ": create the table with a larger max_rows, or erase ids");
-  const int64_t bytes =
-      bucket_count * (kLineBytes + (index.scores == nullptr ? 0 : kBucketWidth * 8));
-  if (bytes < kCheckedBytes) return;
-  const int64_t available = available_memory();
-  STD_TORCH_CHECK(bytes <= available, "dynemb::", index.op, ": growing the index of table ", table,
-                  " takes ", bytes >> 20, " MiB, but only ", available >> 20,
-                  " MiB of memory are available; nothing was changed. Erase ids or use a machine "
-                  "with more memory");
+  const int64_t added = bucket_count - index.table_row(table)[kTableBucketCount];
+  return added * (kLineBytes + (index.scores == nullptr ? 0 : kBucketWidth * 8));
 }
 
 void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {

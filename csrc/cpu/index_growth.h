@@ -7,12 +7,12 @@
 
 namespace dynemb::cpu {
 
-// Raises a message that says what to do if the table cannot have `bucket_count` buckets: region of
-// the tensor too small, or not enough memory. Changes nothing.
-void check_rehash(const IndexView& index, int64_t table, int64_t bucket_count);
+// Bytes that `bucket_count` buckets take beyond what the table has. Raises if the table's region of
+// the tensor is too small. Changes nothing.
+int64_t check_rehash(const IndexView& index, int64_t table, int64_t bucket_count);
 
 // Spreads all entries over `bucket_count` buckets, at least as many as before. Rows and handles do
-// not change. check_rehash must have passed.
+// not change. check_rehash and check_available_memory must have passed.
 void rehash(const IndexView& index, int64_t table, int64_t bucket_count);
 
 }  // namespace dynemb::cpu

@@ -223,26 +223,21 @@ class RowAllocator {
 
   int64_t* slab(int64_t s) const { return slabs_ + s * kSlabColumns; }
 
-  // Raises if `rows[s]` more rows of slab s cannot be had. Changes nothing.
-  void check(const std::vector<int64_t>& rows) const {
+  // Bytes of memory to be had before `rows[s]` more rows of each slab s are given out, 0 while
+  // enough has been checked before. Raises if there is no room for that many rows. Changes nothing.
+  int64_t check(const std::vector<int64_t>& rows) const {
+    int64_t bytes = 0;
     for (int64_t s = 0; s < slab_count_; ++s) {
-      const int64_t fresh = rows[s] - slab(s)[kSlabFreeCount];
-      if (fresh <= 0) continue;
+      const int64_t fresh = std::max<int64_t>(rows[s] - slab(s)[kSlabFreeCount], 0);
       const int64_t needed = slab(s)[kSlabNextRow] + fresh;
       STD_TORCH_CHECK(needed <= max_rows_, "dynemb::", index_.op, ": row slab ", s, " needs ",
                       needed, " rows but has room for ", max_rows_,
                       ": create the table with a larger max_rows, or erase ids");
-      if (needed <= slab(s)[kSlabCommittedRows]) continue;
-      const int64_t bytes =
-          (commit_target(s, needed) - slab(s)[kSlabCommittedRows]) * slab(s)[kSlabRowBytes];
-      if (bytes < kCheckedBytes) continue;
-      const int64_t available = available_memory();
-      const int64_t least = fresh * slab(s)[kSlabRowBytes];
-      STD_TORCH_CHECK(least <= available, "dynemb::", index_.op, ": ", fresh, " new rows take ",
-                      least >> 20, " MiB, but only ", available >> 20,
-                      " MiB of memory are available; nothing was changed. Erase ids or use a "
-                      "machine with more memory");
+      if (needed > slab(s)[kSlabCommittedRows]) {
+        bytes += (commit_target(s, needed) - slab(s)[kSlabCommittedRows]) * slab(s)[kSlabRowBytes];
+      }
     }
+    return bytes;
   }
 
   // The next row's handle: freed rows first, last freed first.
@@ -255,12 +250,11 @@ class RowAllocator {
   }
 
  private:
-  static constexpr int64_t kCheckedBytes = int64_t{64} << 20;
-
-  // Memory is looked at in steps of 64 MiB and an eighth of what is in use.
+  // Memory is looked at in steps of 64 MiB.
   int64_t commit_target(int64_t s, int64_t needed) const {
+    constexpr int64_t kStepBytes = int64_t{64} << 20;
     const int64_t row_bytes = std::max<int64_t>(slab(s)[kSlabRowBytes], 1);
-    return std::min(max_rows_, needed + needed / 8 + kCheckedBytes / row_bytes);
+    return std::min(max_rows_, needed + kStepBytes / row_bytes);
   }
 
   const IndexView& index_;
@@ -299,14 +293,16 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
 
   std::vector<int64_t> new_rows(slabs.size(0), 0);
   std::vector<GrowthDecision> growth(index.table_count);
+  int64_t bytes = 0;
   for (int64_t t = 0; t < index.table_count; ++t) {
     const int64_t* row = index.table_row(t);
     new_rows[index.meta_row(t)[kMetaSlab]] += new_ids[t];
     growth[t] = decide_growth(row[kTableBucketCount], index.meta_row(t)[kMetaRegionBuckets],
                               row[kTableSize], row[kTableTombstones], new_ids[t]);
-    if (growth[t].rehash) check_rehash(index, t, growth[t].bucket_count);
+    if (growth[t].rehash) bytes += check_rehash(index, t, growth[t].bucket_count);
   }
-  allocator.check(new_rows);  // nothing has been changed up to here but scores of ids found
+  check_available_memory(op, bytes + allocator.check(new_rows));
+  // Up to here nothing has been changed but the scores of the ids found.
 
   const int64_t tile_count = static_cast<int64_t>(misses.tiles.size());
   misses.handle.resize(misses.count());

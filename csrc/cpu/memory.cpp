@@ -145,6 +145,16 @@ int64_t available_memory() {
   return std::min(available, control_group_left());
 }
 
+void check_available_memory(const char* op, int64_t bytes) {
+  constexpr int64_t kCheckedBytes = int64_t{16} << 20;
+  if (bytes < kCheckedBytes) return;
+  const int64_t available = available_memory();
+  STD_TORCH_CHECK(bytes <= available, "dynemb::", op, ": the table must grow by ", bytes >> 20,
+                  " MiB, but only ", available >> 20,
+                  " MiB of memory are available; no id was inserted. Erase ids, or use a machine "
+                  "with more memory");
+}
+
 void prefer_huge_pages(void* data, size_t bytes) {
   if (!is_reserved(data, bytes)) return;
   const uintptr_t page = page_size();

@@ -11,6 +11,10 @@ namespace dynemb::cpu {
 // and what the control group has left.
 int64_t available_memory();
 
+// Raises if `bytes` more bytes cannot be had: with overcommit, running out would end the process
+// instead. Sizes below 16 MiB are not checked, because asking the system takes microseconds.
+void check_available_memory(const char* op, int64_t bytes);
+
 // Asks for huge pages for what lies in a reserved range; does nothing for other memory.
 void prefer_huge_pages(void* data, size_t bytes);
 
