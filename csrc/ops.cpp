@@ -21,7 +21,7 @@ STABLE_TORCH_LIBRARY(dynemb, m) {
       "int[] feature_tables) -> (Tensor handles, Tensor missing)");
   m.def(
       "find_or_insert_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(d!) slabs, "
-      "Tensor(e!) free_rows, Tensor meta, Tensor clock, Tensor ids, Tensor offsets, "
+      "Tensor free_rows, Tensor meta, Tensor clock, Tensor ids, Tensor offsets, "
       "int[] feature_tables) -> Tensor");
   m.def(
       "erase_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(d!) slabs, "

@@ -2,6 +2,7 @@
 // per_sample_weights.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <tuple>
@@ -14,7 +15,8 @@ namespace dynemb::cpu {
 namespace {
 
 // Per slab: handle, id and table of each distinct row, and the sum of its gradients, in the order
-// of rows. The tensors have room for every id of the call; counts says how many entries are set.
+// of rows. The tensors have room for every id of the call; counts says how many entries are set,
+// the others are zeros.
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>,
            Tensor>
 reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
@@ -42,6 +44,8 @@ reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor
     auto* table = static_cast<int64_t*>(row_tables[s].data_ptr());
     auto* gradient = static_cast<float*>(gradients[s].data_ptr());
     static_cast<int64_t*>(counts.data_ptr())[s] = runs.count();
+    for (int64_t* entries : {handle, id, table}) std::fill(entries + runs.count(), entries + n, 0);
+    std::fill(gradient + runs.count() * dim, gradient + n * dim, 0.0f);
     constexpr int64_t kChunk = 32;
     parallel_units((runs.count() + kChunk - 1) / kChunk, n, [&](int64_t begin, int64_t end) {
       const float* sums[kChunk];

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -14,39 +15,51 @@ namespace {
 constexpr int64_t kLineBytes = kBucketWords * static_cast<int64_t>(sizeof(int64_t));
 constexpr int64_t kHugePageBytes = int64_t{4} << 20;
 
-// Moves the entries of one bucket to their first buckets among `bucket_count`. The address of a
-// first bucket grows with the hash and with the number of buckets, so targets lie at or above the
-// bucket: taken from the last bucket down, they have been emptied already. What was displaced
-// before, or finds its bucket full, goes to `rest`.
-void spread_bucket(const TableView& table, int64_t table_number, int64_t bucket,
-                   int64_t bucket_count, std::vector<Entry>* rest) {
-  int64_t line[kBucketWords];
-  int64_t scores[kBucketWidth] = {};
-  int64_t* old_line = table.line(bucket);
-  std::memcpy(line, old_line, sizeof line);
-  std::memset(old_line, 0, sizeof line);
+constexpr int64_t kSpreadBuckets = 16;  // taken out of the index together
+
+// Moves the entries of buckets [begin, end) to their first buckets among `bucket_count`. The
+// address of a first bucket grows with the hash and with the number of buckets, so targets lie at
+// or above `begin`: taken from the last buckets down, they have been emptied already. What was
+// displaced before, or finds its bucket full, goes to `rest`.
+void spread_buckets(const TableView& table, int64_t table_number, int64_t begin, int64_t end,
+                    int64_t bucket_count, std::vector<Entry>* rest) {
+  int64_t lines[kSpreadBuckets * kBucketWords];
+  int64_t scores[kSpreadBuckets * kBucketWidth] = {};
+  const size_t buckets = static_cast<size_t>(end - begin);
+  std::memcpy(lines, table.line(begin), buckets * sizeof(int64_t) * kBucketWords);
+  std::memset(table.line(begin), 0, buckets * sizeof(int64_t) * kBucketWords);
   if (table.scores != nullptr) {
-    int64_t* old_scores = table.scores + bucket * kBucketWidth;
-    std::memcpy(scores, old_scores, sizeof scores);
-    std::memset(old_scores, 0, sizeof scores);
+    int64_t* old_scores = table.scores + begin * kBucketWidth;
+    std::memcpy(scores, old_scores, buckets * sizeof(int64_t) * kBucketWidth);
+    std::memset(old_scores, 0, buckets * sizeof(int64_t) * kBucketWidth);
   }
-  for (int slot = 0; slot < kBucketWidth; ++slot) {
-    const int64_t stored = line[kBucketWidth + slot];
-    if (stored == 0) continue;
+  int32_t occupied[kSpreadBuckets * kBucketWidth];
+  int64_t count = 0;
+  for (int32_t i = 0; i < static_cast<int32_t>(buckets) * kBucketWidth; ++i) {
+    occupied[count] = i;
+    count += lines[i / kBucketWidth * kBucketWords + kBucketWidth + i % kBucketWidth] != 0;
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    const int32_t bucket = occupied[k] / kBucketWidth;
+    const int32_t slot = occupied[k] % kBucketWidth;
+    const int64_t* line = lines + bucket * kBucketWords;
     const uint64_t hash = first_hash(line[slot], table.salt);
-    if (bucket_of(hash, table.bucket_count) == bucket) {
+    if (bucket_of(hash, table.bucket_count) == begin + bucket) {
       const int64_t target = bucket_of(hash, bucket_count);
       int64_t* new_line = table.line(target);
-      int free = 0;
-      while (free < kBucketWidth && new_line[kBucketWidth + free] != 0) ++free;
+      int free = 0;  // a bucket is filled from its first slot on
+      for (int j = 0; j < kBucketWidth; ++j) free += new_line[kBucketWidth + j] != 0;
       if (free < kBucketWidth) {
         new_line[free] = line[slot];
-        new_line[kBucketWidth + free] = stored;
-        if (table.scores != nullptr) table.scores[target * kBucketWidth + free] = scores[slot];
+        new_line[kBucketWidth + free] = line[kBucketWidth + slot];
+        if (table.scores != nullptr) {
+          table.scores[target * kBucketWidth + free] = scores[bucket * kBucketWidth + slot];
+        }
         continue;
       }
     }
-    rest->push_back({hash, line[slot], stored, scores[slot], table_number});
+    rest->push_back({hash, line[slot], line[kBucketWidth + slot],
+                     scores[bucket * kBucketWidth + slot], static_cast<int32_t>(table_number), 0});
   }
 }
 
@@ -83,8 +96,10 @@ void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
     }
   }
   std::vector<Entry> rest;
-  for (int64_t bucket = view.bucket_count - 1; bucket >= 0; --bucket) {
-    spread_bucket(view, table, bucket, bucket_count, &rest);
+  rest.reserve(static_cast<size_t>(view.bucket_count * kBucketWidth / 8));
+  for (int64_t end = view.bucket_count; end > 0; end -= kSpreadBuckets) {
+    spread_buckets(view, table, std::max<int64_t>(end - kSpreadBuckets, 0), end, bucket_count,
+                   &rest);
   }
   row[kTableBucketCount] = bucket_count;
   row[kTableTombstones] = 0;

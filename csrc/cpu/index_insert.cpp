@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "cpu/index_find.h"
@@ -164,7 +163,7 @@ void place_misses(const IndexView& index, int64_t score, const Misses& misses) {
   constexpr int64_t kLookahead = 16;
   std::vector<TableView> tables;
   for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
-  std::vector<std::vector<std::pair<int32_t, Entry>>> rest(kPartitions);
+  std::vector<std::vector<Entry>> rest(kPartitions);
   std::vector<int64_t> reused(kPartitions * index.table_count, 0);
   const bool one_partition = misses.count() < kParallelWork;
   parallel_units(kPartitions, misses.count(), [&](int64_t part_begin, int64_t part_end) {
@@ -182,12 +181,16 @@ void place_misses(const IndexView& index, int64_t score, const Misses& misses) {
         const Miss& miss = items[i];
         if (miss.table < 0) continue;
         const TableView& table = tables[miss.table];
-        const Entry entry{first_hash(miss.id, table.salt), miss.id,
-                          encode_handle(misses.handle[miss.order]), score, miss.table};
+        const Entry entry{first_hash(miss.id, table.salt),
+                          miss.id,
+                          encode_handle(misses.handle[miss.order]),
+                          score,
+                          miss.table,
+                          miss.order};
         const bool owned = one_partition || table.bucket_count % kPartitions == 0;
         if (!owned || !put_entry(table, bucket_of(entry.hash, table.bucket_count), entry,
                                  &reused[p * index.table_count + miss.table])) {
-          rest[p].emplace_back(miss.order, entry);
+          rest[p].push_back(entry);
         }
       }
     }
@@ -197,13 +200,7 @@ void place_misses(const IndexView& index, int64_t score, const Misses& misses) {
       index.table_row(t)[kTableTombstones] -= reused[p * index.table_count + t];
     }
   }
-  std::vector<std::pair<int32_t, Entry>> all;
-  for (const auto& part : rest) all.insert(all.end(), part.begin(), part.end());
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<Entry> entries;
-  entries.reserve(all.size());
-  for (const auto& item : all) entries.push_back(item.second);
-  place_entries(index, std::move(entries));
+  place_entries(index, merge_by_order(rest, misses.count()));
 }
 
 // Hands out the rows of the group's slabs.
