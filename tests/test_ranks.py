@@ -1,0 +1,30 @@
+"""With a process group, an id starts with the same values on every rank."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import torch_dynemb as td
+
+
+def _first_rows(rank: int, store: str, results: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(rank)  # ranks usually differ, so that dropout and shuffling do
+        users = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
+        ids = torch.tensor([5, -1, 2**40]) if rank == 0 else torch.tensor([-1, 7, 2**40])
+        users(ids)
+        torch.save(users.group.read(0, torch.tensor([-1, 2**40])), f"{results}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_seed_of_rank_0_on_every_rank(tmp_path: Path) -> None:
+    mp.spawn(_first_rows, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert torch.equal(first, second)
+    torch.manual_seed(0)
+    alone = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
+    assert torch.equal(alone.group.read(0, torch.tensor([-1, 2**40])), first)
