@@ -17,7 +17,7 @@ class ReducedGradients(NamedTuple):
     Attributes:
         handles, ids, tables: int64 [N] each; what the row belongs to, ascending by row.
         gradients: float32 [N, dim]; sum of the gradients of the row's occurrences.
-        counts: int64 [slabs]; how many entries are set.
+        counts: int64 [slabs]; how many entries are set; the others are zeros.
     """
 
     handles: list[Tensor]

@@ -106,7 +106,7 @@ def find_or_insert_(
         buckets, tables: as in :func:`find`; changed.
         scores: int64 [buckets, 8], set to the clock for every id of the call, or [0, 8]; changed.
         slabs: int64 [slabs, 4], row allocation; changed.
-        free_rows: int64 [slabs, rows], handles of erased ids' rows; changed.
+        free_rows: int64 [slabs, rows], handles of erased ids' rows: slabs counts those left.
         clock: int64 [1].
 
     Returns:

@@ -1,0 +1,283 @@
+"""Arguments for every op of ``torch.ops.dynemb``: small groups, fresh tensors on every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from group_calls import Call, call_of
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.optim import OptimizerConfig
+
+OpArguments = tuple[Any, ...]
+OPTIMIZERS: dict[str, OptimizerConfig] = {
+    "sgd": td.SGD(lr=0.1),
+    "adagrad": td.Adagrad(lr=0.1, initial_accumulator_value=0.5),
+    "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
+    "adam": td.Adam(lr=0.1),
+    "adamw": td.AdamW(lr=0.1),
+}
+
+
+def op_names() -> list[str]:
+    """Names of all ops of the library, without namespace."""
+    prefix = "dynemb::"
+    names = torch._C._dispatch_get_all_op_names()
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def make_group(*, optimizer: str = "adam", score: Any = "step") -> td.TableGroup:
+    """Two dims, three tables; ids 0 to 9 are there, some trained, some erased."""
+    tables = [
+        td.TableConfig("a", 4),
+        td.TableConfig("b", 3, padding_idx=0),
+        td.TableConfig("c", 4, initializer=td.Uniform()),
+    ]
+    group = td.TableGroup(tables, optimizer=OPTIMIZERS[optimizer], score=score, max_rows=64, seed=2)
+    for table in range(3):
+        group.clock += 1
+        group.insert(table, torch.arange(10))
+    call = call_of(group, [(0, [[1, 2]]), (1, [[1]]), (2, [[3]])])
+    handles = group.find(call.ids, call.offsets, call.tables).handles
+    output = ops.embedding_bag(
+        group.rows,
+        call.ids,
+        handles,
+        call.offsets,
+        None,
+        torch.zeros(1, requires_grad=True),
+        feature_tables=call.tables,
+        feature_dims=call.dims,
+        pooling=Pooling.SUM,
+        optimizer=group.optimizer_code,
+    )
+    output.sum().backward()
+    group.erase(0, torch.arange(3))
+    return group
+
+
+def pooled_call(group: td.TableGroup, batch: int = 2) -> Call:
+    """Known, new, repeated and padding ids, in bags of mixed length."""
+    bags = [[[1, 2, 70], [], [5]], [[0, 3, 3, 71], [72], [4]], [[6], [73, 7, 7], []]]
+    return call_of(group, [(t, bags[t][:batch]) for t in range(3)])
+
+
+def flat_call(group: td.TableGroup) -> Call:
+    """Features of one dim."""
+    return call_of(group, [(0, [[1, 2, 70]]), (2, [[5, 6, 6]])])
+
+
+def found(group: td.TableGroup, call: Call) -> Tensor:
+    return group.find(call.ids, call.offsets, call.tables).handles
+
+
+def index_arguments(score: Any, *, insert: bool, empty: bool = False) -> OpArguments:
+    group = make_group(score=score)
+    call = pooled_call(group, batch=0 if empty else 2)
+    clock = (group.clock,) if insert else ()
+    return (
+        group.buckets,
+        group.scores,
+        group.tables,
+        group.slabs,
+        group.free_rows,
+        group.meta,
+        *clock,
+        call.ids,
+        call.offsets,
+        call.tables,
+    )
+
+
+def find_arguments(*, empty: bool) -> OpArguments:
+    group = make_group()
+    call = pooled_call(group, batch=0 if empty else 2)
+    return group.buckets, group.tables, group.meta, call.ids, call.offsets, call.tables
+
+
+def grow_arguments(score: Any, ids: int) -> OpArguments:
+    group = make_group(score=score)
+    return group.buckets, group.scores, group.tables, group.meta, 0, ids
+
+
+def export_arguments(score: Any) -> OpArguments:
+    group = make_group(score=score)
+    return group.buckets, group.scores, group.tables, group.meta, 0, 0, 1000
+
+
+def per_sample_weights(call: Call, kind: str) -> Tensor | None:
+    if kind == "plain":
+        return None
+    values = torch.linspace(0.5, 1.5, len(call.ids))
+    return values.requires_grad_() if kind == "learned" else values
+
+
+def bag_arguments(
+    kind: str, pooling: Pooling, *, anchor: bool, batch: int = 2, optimizer: int = 3
+) -> OpArguments:
+    group = make_group()
+    call = pooled_call(group, batch)
+    return (
+        *group.rows,
+        call.ids,
+        found(group, call),
+        call.offsets,
+        per_sample_weights(call, kind),
+        torch.zeros(1, requires_grad=anchor),
+        call.tables,
+        call.dims,
+        int(pooling),
+        optimizer,
+    )
+
+
+def sequence_arguments(*, anchor: bool) -> OpArguments:
+    group = make_group()
+    call = flat_call(group)
+    return (
+        *group.rows,
+        call.ids,
+        found(group, call),
+        call.offsets,
+        torch.zeros(1, requires_grad=anchor),
+        call.tables,
+        4,
+        3,
+    )
+
+
+def read_only_rows(group: td.TableGroup) -> OpArguments:
+    return group.weights, group.generations, group.meta, group.init_data
+
+
+def bag_inference_arguments(kind: str, pooling: Pooling) -> OpArguments:
+    group = make_group()
+    call = pooled_call(group)
+    weights = per_sample_weights(call, kind)
+    shared = (call.ids, found(group, call), call.offsets, weights, call.tables, call.dims)
+    return (*read_only_rows(group), *shared, int(pooling))
+
+
+def sequence_inference_arguments() -> OpArguments:
+    group = make_group()
+    call = flat_call(group)
+    return (*read_only_rows(group), call.ids, found(group, call), call.offsets, call.tables, 4)
+
+
+def gradient_arguments(group: td.TableGroup, kind: str, pooling: Pooling) -> OpArguments:
+    """From the rows that a gradient needs to its pooling."""
+    call = pooled_call(group)
+    handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+    gradient = torch.linspace(-1.0, 1.0, 2 * sum(call.dims)).reshape(2, -1)
+    shared = (call.ids, handles, call.offsets, per_sample_weights(call, kind))
+    return gradient, *shared, call.tables, call.dims, int(pooling)
+
+
+def reduce_arguments(kind: str, pooling: Pooling) -> OpArguments:
+    group = make_group()
+    return (*read_only_rows(group), *gradient_arguments(group, kind, pooling))
+
+
+def backward_arguments(optimizer: str, kind: str, pooling: Pooling) -> OpArguments:
+    group = make_group(optimizer=optimizer)
+    gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
+    updates = torch.tensor([1])
+    return (*group.rows, gradient, ids, handles, offsets, weights, updates, *features)
+
+
+def update_arguments(optimizer: str) -> OpArguments:
+    group = make_group(optimizer=optimizer)
+    arguments = gradient_arguments(group, "plain", Pooling.SUM)
+    reduced = torch.ops.dynemb.reduce_grad(*read_only_rows(group), *arguments)
+    return (*group.rows, *reduced, torch.tensor([1]), [0, 1, 2])
+
+
+def materialize_arguments(optimizer: str) -> OpArguments:
+    group = make_group(optimizer=optimizer)
+    index = (group.buckets, group.tables, group.hyper, group.meta, group.init_data)
+    return (group.weights, group.generations, group.state, *index)
+
+
+def pooled_kinds() -> Iterator[tuple[str, Pooling]]:
+    for kind in ("plain", "weighted"):
+        for pooling in (Pooling.SUM, Pooling.MEAN):
+            yield kind, pooling
+
+
+Case = Callable[[], OpArguments]
+
+CASES: dict[str, dict[str, Case]] = {
+    "reserve": {
+        "float32": lambda: ([3, 4], 0, False),
+        "int32": lambda: ([5], 1, False),
+        "int64": lambda: ([0, 8], 2, True),
+    },
+    "available_memory": {"": lambda: ()},
+    "simd_level": {"": lambda: ()},
+    "set_simd_level": {"baseline": lambda: (0,)},
+    "find": {
+        "": partial(find_arguments, empty=False),
+        "empty": partial(find_arguments, empty=True),
+    },
+    "find_or_insert_": {
+        "scored": partial(index_arguments, "step", insert=True),
+        "plain": partial(index_arguments, "none", insert=True),
+        "empty": partial(index_arguments, "step", insert=True, empty=True),
+    },
+    "erase_": {
+        "scored": partial(index_arguments, "step", insert=False),
+        "plain": partial(index_arguments, "none", insert=False),
+        "empty": partial(index_arguments, "none", insert=False, empty=True),
+    },
+    "grow_": {
+        "scored": partial(grow_arguments, "step", 60),
+        "plain": partial(grow_arguments, "none", 60),
+        "enough": partial(grow_arguments, "none", 5),
+    },
+    "export_batch": {
+        "scored": partial(export_arguments, "step"),
+        "plain": partial(export_arguments, "none"),
+    },
+    "embedding_bag": {
+        **{
+            f"{kind} {pooling.name}": partial(bag_arguments, kind, pooling, anchor=True)
+            for kind, pooling in (*pooled_kinds(), ("learned", Pooling.MEAN))
+        },
+        "no gradient": partial(bag_arguments, "plain", Pooling.SUM, anchor=False),
+        "empty": partial(bag_arguments, "plain", Pooling.SUM, anchor=True, batch=0),
+        "weights only": partial(bag_arguments, "learned", Pooling.SUM, anchor=True, optimizer=-1),
+    },
+    "embedding": {
+        "": partial(sequence_arguments, anchor=True),
+        "no gradient": partial(sequence_arguments, anchor=False),
+    },
+    "embedding_bag_inference": {
+        f"{kind} {pooling.name}": partial(bag_inference_arguments, kind, pooling)
+        for kind, pooling in pooled_kinds()
+    },
+    "embedding_inference": {"": sequence_inference_arguments},
+    "reduce_grad": {
+        f"{kind} {pooling.name}": partial(reduce_arguments, kind, pooling)
+        for kind, pooling in pooled_kinds()
+    },
+    "bag_weight_grad": {
+        pooling.name: partial(reduce_arguments, "weighted", pooling)
+        for pooling in (Pooling.SUM, Pooling.MEAN)
+    },
+    "materialize_": {
+        "element state": partial(materialize_arguments, "adagrad"),
+        "row state": partial(materialize_arguments, "rowwise_adagrad"),
+    },
+}
+for _name in OPTIMIZERS:
+    CASES[f"{_name}_update_"] = {"": partial(update_arguments, _name)}
+    CASES[f"{_name}_backward_"] = {
+        "plain SUM": partial(backward_arguments, _name, "plain", Pooling.SUM),
+        "weighted MEAN": partial(backward_arguments, _name, "weighted", Pooling.MEAN),
+    }

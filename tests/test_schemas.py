@@ -1,0 +1,251 @@
+"""Schemas of the ops, their registrations, and the columns that Python and C++ share."""
+
+from __future__ import annotations
+
+import enum
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import expecttest
+import pytest
+import torch
+from op_cases import CASES, op_names
+from torch import Tensor
+
+from torch_dynemb.ops import OPTIMIZER_NAMES, columns
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+# Without tensors: these run as they are under torch.compile, and return no tensor to be faked.
+PLAIN = {"available_memory", "simd_level", "set_simd_level"}
+
+
+def schema(name: str) -> torch.FunctionSchema:
+    return getattr(torch.ops.dynemb, name).default._schema
+
+
+def listing(*names: str) -> str:
+    """Schemas, wrapped."""
+    return "\n".join(
+        textwrap.fill(str(schema(name)), 90, subsequent_indent="    ") for name in names
+    )
+
+
+class TestSchemas(expecttest.TestCase):
+    """Run with EXPECTTEST_ACCEPT=1 to accept a change."""
+
+    def test_index(self) -> None:
+        shown = listing("find", "find_or_insert_", "erase_", "grow_", "export_batch")
+        self.assertExpectedInline(
+            shown,
+            """\
+dynemb::find(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets, int[]
+    feature_tables) -> (Tensor handles, Tensor missing)
+dynemb::find_or_insert_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables,
+    Tensor(d!) slabs, Tensor free_rows, Tensor meta, Tensor clock, Tensor ids, Tensor
+    offsets, int[] feature_tables) -> Tensor
+dynemb::erase_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(d!) slabs,
+    Tensor(e!) free_rows, Tensor meta, Tensor ids, Tensor offsets, int[] feature_tables)
+    -> Tensor
+dynemb::grow_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor meta, int
+    table, int ids) -> ()
+dynemb::export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table,
+    int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)""",
+        )
+
+    def test_lookup(self) -> None:
+        shown = listing(
+            "embedding_bag", "embedding", "embedding_bag_inference", "embedding_inference"
+        )
+        self.assertExpectedInline(
+            shown,
+            """\
+dynemb::embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor
+    row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+    Tensor offsets, Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables,
+    int[] feature_dims, int pooling, int optimizer) -> (Tensor output, Tensor updates)
+dynemb::embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor
+    row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+    Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) ->
+    (Tensor output, Tensor updates)
+dynemb::embedding_bag_inference(Tensor[] weights, Tensor[] generations, Tensor meta,
+    Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
+    per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor
+dynemb::embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor
+    init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, int dim)
+    -> Tensor""",
+        )
+
+    def test_rows(self) -> None:
+        shown = listing("reduce_grad", "bag_weight_grad", "materialize_")
+        self.assertExpectedInline(
+            shown,
+            """\
+dynemb::reduce_grad(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data,
+    Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, Tensor?
+    per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) ->
+    (Tensor[] handles, Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts)
+dynemb::bag_weight_grad(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor
+    init_data, Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, Tensor
+    per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor
+dynemb::materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state,
+    Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor""",
+        )
+
+    def test_optimizers(self) -> None:
+        shown = listing("sgd_update_", "sgd_backward_")
+        self.assertExpectedInline(
+            shown,
+            """\
+dynemb::sgd_update_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state,
+    Tensor(d!) row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor[] handles,
+    Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts, Tensor updates,
+    int[] updated_tables) -> ()
+dynemb::sgd_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state,
+    Tensor(d!) row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor grad_output,
+    Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, Tensor
+    updates, int[] feature_tables, int[] feature_dims, int pooling) -> ()""",
+        )
+
+    def test_machine(self) -> None:
+        shown = listing("reserve", "available_memory", "simd_level", "set_simd_level")
+        self.assertExpectedInline(
+            shown,
+            """\
+dynemb::reserve(int[] size, int dtype, bool huge_pages) -> Tensor
+dynemb::available_memory() -> int
+dynemb::simd_level() -> int
+dynemb::set_simd_level(int level) -> ()""",
+        )
+
+
+def test_all_optimizers_have_one_form() -> None:
+    for suffix in ("_update_", "_backward_"):
+        forms = {str(schema(name + suffix)).replace(name, "NAME", 1) for name in OPTIMIZER_NAMES}
+        assert len(forms) == 1
+
+
+def test_no_schema_is_left_out() -> None:
+    shown = set(re.findall(r'"(\w+)"', Path(__file__).read_text()))
+    optimizers = {f"{name}{s}" for name in OPTIMIZER_NAMES for s in ("_update_", "_backward_")}
+    assert set(op_names()) - optimizers <= shown
+
+
+@pytest.mark.parametrize("name", op_names())
+def test_registrations(name: str) -> None:
+    """A CPU kernel, a fake unless there is no tensor, autograd for the lookups of training."""
+
+    def has(key: str) -> bool:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"dynemb::{name}", key)
+
+    assert has("CPU") or has("CompositeExplicitAutograd")
+    assert has("Meta") == (name not in PLAIN)
+    assert has("Autograd") == (name in ("embedding_bag", "embedding"))
+    assert not has("CompositeImplicitAutograd")
+
+
+# -- mutations -----------------------------------------------------------------------------------
+
+
+def tensors_of(argument: Any) -> list[Tensor]:
+    if isinstance(argument, Tensor):
+        return [argument]
+    if isinstance(argument, list) and argument and isinstance(argument[0], Tensor):
+        return argument
+    return []
+
+
+def changed_arguments(name: str, arguments: tuple[Any, ...]) -> set[str]:
+    """Names of arguments with other bits after the call."""
+    before = [[t.detach().clone() for t in tensors_of(argument)] for argument in arguments]
+    getattr(torch.ops.dynemb, name)(*arguments)
+    return {
+        formal.name
+        for formal, argument, old in zip(schema(name).arguments, arguments, before, strict=True)
+        if any(not torch.equal(a, b) for a, b in zip(tensors_of(argument), old, strict=True))
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in op_names() if name not in PLAIN])
+def test_what_is_declared_changed_changes_and_nothing_else(name: str) -> None:
+    declared = {
+        formal.name
+        for formal in schema(name).arguments
+        if formal.alias_info is not None and formal.alias_info.is_write
+    }
+    assert bool(declared) == name.endswith("_")
+    if name.startswith("sgd_"):
+        declared.remove("state")  # SGD has none
+    seen: set[str] = set()
+    for case in CASES[name].values():
+        changed = changed_arguments(name, case())
+        assert changed <= declared
+        seen |= changed
+    assert seen == declared
+
+
+# -- columns -------------------------------------------------------------------------------------
+
+
+def enum_of(header: str, name: str) -> dict[str, int]:
+    """Members of a C++ enum with explicit values."""
+    text = (CSRC / "core" / header).read_text()
+    body = re.search(rf"enum {name} : \w+ {{(.*?)}};", text, re.DOTALL)
+    assert body is not None
+    members = re.sub(r"//.*", "", body[1])
+    return {key: int(value) for key, value in re.findall(r"k(\w+) = (-?\d+)", members)}
+
+
+def camel_case(prefix: str, member: str) -> str:
+    return prefix + "".join(word.capitalize() for word in member.split("_"))
+
+
+@pytest.mark.parametrize(
+    ("python", "header", "name", "prefix", "size"),
+    [
+        (columns.Meta, "columns.h", "MetaColumn", "Meta", "META_COLUMNS"),
+        (columns.Table, "columns.h", "TableColumn", "Table", "TABLE_COLUMNS"),
+        (columns.Slab, "columns.h", "SlabColumn", "Slab", "SLAB_COLUMNS"),
+        (columns.RowClock, "columns.h", "RowClockColumn", "RowClock", "ROW_CLOCK_EXTRA"),
+        (columns.Hyper, "columns.h", "HyperColumn", "Hyper", "HYPER_COLUMNS"),
+        (columns.InitKind, "initializer.h", "InitKind", "Init", None),
+    ],
+)
+def test_columns_are_those_of_cpp(
+    python: type[enum.IntEnum], header: str, name: str, prefix: str, size: str | None
+) -> None:
+    cpp = enum_of(header, name)
+    cpp.pop("RowClockReserved", None)
+    mirrored = {camel_case(prefix, member.name): member.value for member in python}
+    if size is not None:
+        mirrored[prefix + ("Extra" if size.endswith("EXTRA") else "Columns")] = getattr(
+            columns, size
+        )
+    assert mirrored == cpp
+    limit = None if size is None else getattr(columns, size)
+    assert limit is None or all(member.value < limit for member in python)
+
+
+def constant(header: str, name: str) -> str:
+    """The expression that a C++ constant is set to."""
+    found = re.search(rf"constexpr \w+ {name} = ([^;]+);", (CSRC / header).read_text())
+    assert found is not None
+    return found[1]
+
+
+def test_constants_are_those_of_cpp() -> None:
+    width = re.search(r"#define DYNEMB_BUCKET_WIDTH (\d+)", (CSRC / "core/bucket.h").read_text())
+    assert width is not None
+    assert int(width[1]) == columns.BUCKET_WIDTH
+    assert constant("core/bucket.h", "kBucketWords") == "2 * kBucketWidth"
+    assert columns.BUCKET_WORDS == 2 * columns.BUCKET_WIDTH
+    assert int(constant("core/bucket.h", "kMaxLoadPercent")) == columns.MAX_LOAD_PERCENT
+    assert int(constant("core/handle.h", "kGenerationBits")) == columns.GENERATION_BITS
+    assert int(constant("core/handle.h", "kNoHandle")) == columns.NO_HANDLE
+    assert int(constant("core/handle.h", "kPaddingHandle")) == columns.PADDING_HANDLE
+    records = enum_of("initializer.h", "InitColumn")
+    assert records["InitRecordColumns"] == columns.INIT_RECORD_COLUMNS
+    pooling = enum_of("../cpu/rows_view.h", "Pooling")
+    assert pooling == {f"Pool{p.name.capitalize()}": p.value for p in columns.Pooling}
+    assert (columns.MAX_ROWS << columns.GENERATION_BITS) < 1 << 63
