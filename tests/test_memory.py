@@ -1,0 +1,228 @@
+"""Memory of the process: no op leaks, deleted groups give it back, small tables stay small."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import torch_dynemb as td
+from torch_dynemb import ops
+
+MIB = 1 << 20
+
+
+def process_bytes(field: str) -> int:
+    """A field of /proc/self/status, such as VmRSS or VmSize."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    raise AssertionError(f"/proc/self/status has no {field}")
+
+
+def resident() -> int:
+    """Resident bytes, without garbage and without what malloc keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return process_bytes("VmRSS")
+
+
+def two_tables() -> td.TableGroup:
+    tables = [td.TableConfig("a", 4), td.TableConfig("b", 8)]
+    return td.TableGroup(tables, optimizer=td.Adam(lr=0.01), score="step")
+
+
+Loop = Callable[[], None]
+
+
+def index_loop() -> Loop:
+    group = two_tables()
+    ids, offsets = torch.arange(6), torch.tensor([0, 3, 6])
+
+    def call() -> None:
+        group.find_or_insert(ids, offsets, [0, 1])
+        group.find(ids, offsets, [0, 1])
+        group.erase(0, ids[:1])
+
+    return call
+
+
+def state_loop() -> Loop:
+    group = two_tables()
+    ids = torch.arange(6)
+    for table in (0, 1):
+        group.insert(table, ids)
+
+    def call() -> None:
+        group.materialize()
+        ops.export_batch(
+            group.buckets,
+            group.scores,
+            group.tables,
+            group.meta,
+            table=0,
+            begin=0,
+            max_ids=8,
+        )
+
+    return call
+
+
+def inference_loop() -> Loop:
+    embedding = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1)).eval()
+    bag = td.DynamicEmbeddingBag(4, mode="mean", optimizer=td.SGD(lr=0.1)).eval()
+    ids, weights = torch.arange(6).reshape(2, 3), torch.rand(2, 3)
+
+    def call() -> None:
+        embedding(ids)
+        bag(ids, per_sample_weights=weights)
+
+    return call
+
+
+def embedding_training_loop() -> Loop:
+    module = td.DynamicEmbedding(4, optimizer=td.Adagrad(lr=0.1))
+    ids = torch.arange(6)
+
+    def call() -> None:
+        module(ids).sum().backward()
+        module.optimizer.step()
+
+    return call
+
+
+def bag_training_loop() -> Loop:
+    module = td.DynamicEmbeddingBagCollection(
+        [td.TableConfig("a", 4), td.TableConfig("b", 8)], optimizer=td.Adam(lr=0.01)
+    )
+    weights = torch.rand(8, requires_grad=True)
+    features = td.KeyedJagged(["a", "b"], torch.arange(8), torch.arange(0, 9, 2), weights)
+
+    def call() -> None:
+        module(features).sum().backward()
+        module.optimizer.step()
+        weights.grad = None
+
+    return call
+
+
+def errors_loop() -> Loop:
+    """A call that raises frees what it has allocated."""
+    group = two_tables()
+    ids, offsets = torch.arange(6), torch.tensor([0, 3, 5])
+
+    def call() -> None:
+        with pytest.raises(RuntimeError):
+            group.find_or_insert(ids, offsets, [0, 1])
+
+    return call
+
+
+LOOPS = [
+    index_loop,
+    state_loop,
+    inference_loop,
+    embedding_training_loop,
+    bag_training_loop,
+]
+
+
+def growth_of(call: Loop, calls: int) -> int:
+    """Bytes by which the process grows over ``calls`` calls: a leak does so in every round."""
+    rounds = 4
+    levels = []
+    for _ in range(rounds + 1):
+        for _ in range(calls // rounds):
+            call()
+        levels.append(resident())
+    return rounds * min(after - before for before, after in itertools.pairwise(levels))
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, errors_loop], ids=lambda loop: loop.__name__)
+def test_ops_do_not_leak(loop: Callable[[], Loop]) -> None:
+    """A leak of 200 bytes a call shows; it takes the long test to see one of 10."""
+    assert growth_of(loop(), 2_000) < 400_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_ops_do_not_leak_over_100_000_calls(loop: Callable[[], Loop]) -> None:
+    assert growth_of(loop(), 100_000) < MIB
+
+
+def test_a_deleted_group_gives_its_memory_back() -> None:
+    def use() -> tuple[int, int]:
+        module = td.DynamicEmbedding(64, optimizer=td.Adam(lr=0.1))
+        for _ in range(2):
+            module(torch.arange(50_000)).sum().backward()
+        module.state_dict()
+        return process_bytes("VmSize"), resident()
+
+    use()
+    before = resident()
+    size_before = process_bytes("VmSize")
+    size_during, during = use()
+    after = resident()
+    assert size_during - size_before > 1 << 30  # address space for far more rows than there are
+    assert process_bytes("VmSize") - size_before < (size_during - size_before) // 100
+    assert during - before > 40 * MIB
+    assert after - before < 4 * MIB
+
+
+def test_groups_come_and_go() -> None:
+    """More groups than the address space could hold at a time."""
+    before = process_bytes("VmSize")
+    for _ in range(300):
+        module = td.DynamicEmbedding(8, optimizer=td.Adam(lr=0.1))
+        module(torch.arange(10)).sum().backward()
+        del module
+    gc.collect()
+    assert process_bytes("VmSize") - before < 1 << 30
+
+
+def test_loading_and_copying_give_memory_back() -> None:
+    module = td.DynamicEmbedding(8, optimizer=td.Adam(lr=0.1))
+    module(torch.arange(100)).sum().backward()
+    state = module.state_dict()
+
+    def call() -> None:
+        module.load_state_dict(state)
+        state.update(module.state_dict())
+
+    assert growth_of(call, 500) < 400_000
+
+
+def test_many_small_tables_are_small() -> None:
+    before = resident()
+    modules = [td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1)) for _ in range(100)]
+    for module in modules:
+        module(torch.arange(10)).sum().backward()
+    # a few pages for each of the tensors of a table
+    assert resident() - before < 100 * 100 * 1024
+
+
+def test_many_tables_of_one_group_are_small() -> None:
+    before = resident()
+    tables = [td.TableConfig(f"t{i}", 16) for i in range(200)]
+    module = td.DynamicEmbeddingBagCollection(tables, optimizer=td.Adam(lr=0.1))
+    module({f"t{i}": torch.arange(10)[None] for i in range(200)}).sum().backward()
+    assert resident() - before < 200 * 16 * 1024 + MIB
+    assert module.memory()["total"] < 200 * 10_000
+
+
+def test_resident_memory_follows_the_ids() -> None:
+    """Reserved memory is taken as ids come, and no growth keeps a second copy of the index."""
+    module = td.DynamicEmbedding(32, optimizer=td.Adagrad(lr=0.1))
+    module(torch.arange(1000)).sum().backward()
+    before = resident()
+    for begin in range(0, 400_000, 20_000):
+        module(torch.arange(begin, begin + 20_000)).sum().backward()
+        module.optimizer.step()
+    used = module.memory()["total"]
+    assert used > 100 * MIB
+    assert resident() - before < 1.3 * used
