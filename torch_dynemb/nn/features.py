@@ -62,14 +62,29 @@ class KeyedJagged:
         return (self._offsets.shape[0] - 1) // len(self._keys)
 
 
+def _flatten(jagged: KeyedJagged) -> tuple[list[Any], list[str]]:
+    return [jagged.values(), jagged.offsets(), jagged.weights_or_none()], jagged.keys()
+
+
+def _flatten_with_keys(
+    jagged: KeyedJagged,
+) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:
+    children, keys = _flatten(jagged)
+    names = [pytree.GetAttrKey(name) for name in ("values", "offsets", "weights")]
+    return list(zip(names, children, strict=True)), keys
+
+
 pytree.register_pytree_node(
     KeyedJagged,
-    lambda jagged: ([jagged._values, jagged._offsets, jagged._weights], jagged._keys),
+    _flatten,
     lambda children, keys: KeyedJagged(keys, *children),
     serialized_type_name="torch_dynemb.KeyedJagged",
     to_dumpable_context=lambda keys: list(keys),
     from_dumpable_context=lambda keys: list(keys),
+    flatten_with_keys_fn=_flatten_with_keys,
 )
+# torch.export saves example inputs; torch.load refuses classes that it has not been told of
+torch.serialization.add_safe_globals([KeyedJagged])
 
 
 class GroupedIds(NamedTuple):
