@@ -288,9 +288,13 @@ class TableGroup:
             feature_tables,
         )
 
-    def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    def _config(self, table: int) -> TableConfig:
         if not 0 <= table < len(self.tables_config):
             raise IndexError(f"table is {table}, expected 0 to {len(self.tables_config) - 1}")
+        return self.tables_config[table]
+
+    def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        self._config(table)
         flat = ids.reshape(-1).contiguous()
         return flat, torch.tensor([0, flat.numel()]), [table]
 
@@ -317,6 +321,7 @@ class TableGroup:
 
     def reserve(self, table: int, ids: int) -> None:
         """Grows a table's index once, so that ``ids`` ids fit without another growth."""
+        self._config(table)
         if ids < 0:
             raise ValueError(f"reserve: ids is {ids}, expected at least 0")
         ops.grow_(self.buckets, self.scores, self.tables, self.meta, table, ids)
@@ -341,23 +346,23 @@ class TableGroup:
             rows: float32 [n, dim].
 
         Raises:
-            ValueError: shapes do not match, or an id is given twice.
+            ValueError: shapes do not match, an id is given twice, or one is the padding id.
         """
-        dim = self.tables_config[table].embedding_dim
-        if tuple(rows.shape) != (ids.numel(), dim):
+        config = self._config(table)
+        if tuple(rows.shape) != (ids.numel(), config.embedding_dim):
             raise ValueError(
-                f"write: rows has shape {tuple(rows.shape)}, expected ({ids.numel()}, {dim})"
+                f"write: rows has shape {tuple(rows.shape)}, expected "
+                f"({ids.numel()}, {config.embedding_dim})"
             )
         if torch.unique(ids).numel() != ids.numel():
             raise ValueError("write: ids has repeated ids, expected every id once")
-        handles = self.insert(table, ids)
-        if bool((handles < 0).any()):
+        if config.padding_idx is not None and bool((ids == config.padding_idx).any()):
             raise ValueError(
-                f"write: ids has the padding id {self.tables_config[table].padding_idx}, which "
-                "has no row"
+                f"write: ids has the padding id {config.padding_idx}, which has no row"
             )
+        handles = self.insert(table, ids)
         self.materialize()
-        self.weights[int(self.meta[table, Meta.SLAB])][handle_rows(handles)] = rows.to(
+        self.weights[int(self.meta[table, Meta.SLAB])][handle_rows(handles)] = rows.detach().to(
             torch.float32
         )
 
@@ -385,7 +390,7 @@ class TableGroup:
             raise ValueError(
                 f"export: batch_size is {batch_size}, expected at least {BUCKET_WIDTH}"
             )
-        dim = self.tables_config[table].embedding_dim
+        dim = self._config(table).embedding_dim
         begin = 0
         while begin >= 0:
             batch = ops.export_batch(
@@ -413,6 +418,7 @@ class TableGroup:
 
     def size(self, table: int) -> int:
         """Number of ids in a table."""
+        self._config(table)
         return int(self.tables[table, Table.SIZE])
 
     def sizes(self) -> dict[str, int]:

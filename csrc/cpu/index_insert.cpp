@@ -267,6 +267,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   const char* op = "find_or_insert_";
   const IndexView index = index_view(op, buckets, &scores, tables, meta);
   check_tensor(op, "clock", clock, ScalarType::Long);
+  check_size(op, "clock", clock, 0, 1);
   RowAllocator allocator(index, slabs, free_rows);
   const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
   for (int64_t t = 0; t < index.table_count; ++t) {

@@ -15,6 +15,18 @@ const char* dtype_name(ScalarType dtype) {
       return "float32";
     case ScalarType::Double:
       return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
     default:
       return "another dtype";
   }

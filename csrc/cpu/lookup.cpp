@@ -136,12 +136,12 @@ Tensor update_count(const char* op, const Tensor& row_clock, const Tensor& meta)
   return count;
 }
 
-Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                               Tensor offsets, std::optional<Tensor> per_sample_weights,
-                               std::vector<int64_t> feature_tables,
-                               std::vector<int64_t> feature_dims, int64_t pooling) {
-  const char* op = "embedding_bag_inference";
+Tensor pooled_lookup(const char* op, const std::vector<Tensor>& weights,
+                     const std::vector<Tensor>& generations, const Tensor& meta,
+                     const Tensor& init_data, const Tensor& ids, const Tensor& handles,
+                     const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+                     const std::vector<int64_t>& feature_tables,
+                     const std::vector<int64_t>& feature_dims, int64_t pooling) {
   const auto tables = table_rows(op, weights, generations, meta, init_data);
   STD_TORCH_CHECK(pooling != kPoolNone, "dynemb::", op, ": pooling is 2 (none): use embedding");
   return run_lookup(lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
@@ -149,15 +149,32 @@ Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> 
                     tables);
 }
 
-Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim) {
-  const char* op = "embedding_inference";
+Tensor sequence_lookup(const char* op, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& generations, const Tensor& meta,
+                       const Tensor& init_data, const Tensor& ids, const Tensor& handles,
+                       const Tensor& offsets, const std::vector<int64_t>& feature_tables,
+                       int64_t dim) {
   const auto tables = table_rows(op, weights, generations, meta, init_data);
   const std::vector<int64_t> dims(feature_tables.size(), dim);
   return run_lookup(
       lookup_call(op, tables, ids, handles, offsets, std::nullopt, feature_tables, dims, kPoolNone),
       tables);
+}
+
+Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                               Tensor offsets, std::optional<Tensor> per_sample_weights,
+                               std::vector<int64_t> feature_tables,
+                               std::vector<int64_t> feature_dims, int64_t pooling) {
+  return pooled_lookup("embedding_bag_inference", weights, generations, meta, init_data, ids,
+                       handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling);
+}
+
+Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim) {
+  return sequence_lookup("embedding_inference", weights, generations, meta, init_data, ids, handles,
+                         offsets, feature_tables, dim);
 }
 
 // state, hyper, grad_anchor and optimizer are for the autograd formula, which gets them from here.
@@ -167,10 +184,10 @@ std::tuple<Tensor, Tensor> embedding_bag(
     Tensor offsets, std::optional<Tensor> per_sample_weights, Tensor /*grad_anchor*/,
     std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims, int64_t pooling,
     int64_t /*optimizer*/) {
-  Tensor count = update_count("embedding_bag", row_clock, meta);
-  return {embedding_bag_inference(weights, generations, meta, init_data, ids, handles, offsets,
-                                  per_sample_weights, feature_tables, feature_dims, pooling),
-          count};
+  const char* op = "embedding_bag";
+  Tensor output = pooled_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
+                                per_sample_weights, feature_tables, feature_dims, pooling);
+  return {output, update_count(op, row_clock, meta)};
 }
 
 std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
@@ -179,10 +196,10 @@ std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Te
                                      Tensor handles, Tensor offsets, Tensor /*grad_anchor*/,
                                      std::vector<int64_t> feature_tables, int64_t dim,
                                      int64_t /*optimizer*/) {
-  Tensor count = update_count("embedding", row_clock, meta);
-  return {embedding_inference(weights, generations, meta, init_data, ids, handles, offsets,
-                              feature_tables, dim),
-          count};
+  const char* op = "embedding";
+  Tensor output = sequence_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
+                                  feature_tables, dim);
+  return {output, update_count(op, row_clock, meta)};
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct UpdateCall {
   UpdateCall(const char* op, const std::vector<Tensor>& weights,
              const std::vector<Tensor>& generations, const std::vector<Tensor>& states,
              const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
-             const Tensor& init_data, const Tensor& updates,
+             const Tensor& init_data, const Tensor& updates, const char* tables_argument,
              const std::vector<int64_t>& updated_tables)
       : tables(table_rows(op, weights, generations, meta, init_data)) {
     constexpr size_t kStates = Optimizer::kElementStates + Optimizer::kRowStates;
@@ -70,8 +70,8 @@ struct UpdateCall {
         "mode (reduce_grad, then one update_ op)");
     std::vector<bool> updated(table_count, false);
     for (const int64_t t : updated_tables) {
-      STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", op, ": updated table is ", t,
-                      ", expected 0 to ", table_count - 1);
+      STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", op, ": ", tables_argument,
+                      " has table ", t, ", expected 0 to ", table_count - 1);
       updated[t] = true;
     }
     const auto* h = static_cast<const double*>(hyper.data_ptr());
@@ -87,6 +87,8 @@ struct UpdateCall {
     ++extra[kRowClockUpdates];
     ++extra[kRowClockSinceStep];
   }
+
+  bool updates(int64_t table) const { return updated_[table]; }
 
   int64_t apply(const std::vector<RowUpdate>& rows, int64_t slab) const {
     RowUpdateJob job{rows.data(),        static_cast<int64_t>(rows.size()),
@@ -141,7 +143,7 @@ void backward(const char* op, const std::vector<Tensor>& weights,
               const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
               int64_t pooling) {
   UpdateCall<Optimizer> call(op, weights, generations, state, row_clock, hyper, meta, init_data,
-                             updates, feature_tables);
+                             updates, "feature_tables", feature_tables);
   const Lookup lookup = lookup_call(op, call.tables, ids, handles, offsets, per_sample_weights,
                                     feature_tables, feature_dims, pooling);
   const GradientSource source = gradient_source(op, lookup, grad_output);
@@ -163,7 +165,7 @@ void update(const char* op, const std::vector<Tensor>& weights,
             const std::vector<Tensor>& gradients, const Tensor& counts, const Tensor& updates,
             const std::vector<int64_t>& updated_tables) {
   UpdateCall<Optimizer> call(op, weights, generations, state, row_clock, hyper, meta, init_data,
-                             updates, updated_tables);
+                             updates, "updated_tables", updated_tables);
   const size_t slabs = weights.size();
   STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
                       gradients.size() == slabs,
@@ -194,6 +196,10 @@ void update(const char* op, const std::vector<Tensor>& weights,
                           call.tables[table[u]].slab == static_cast<int64_t>(s),
                       "dynemb::", op, ": entry ", u, " of slab ", s, " has handle ", handle[u],
                       " and table ", table[u], ", expected what reduce_grad returned");
+      STD_TORCH_CHECK(call.updates(table[u]), "dynemb::", op, ": entry ", u, " of slab ", s,
+                      " belongs to table ", table[u],
+                      ", which updated_tables lacks: give all "
+                      "tables of the lookup");
       rows[s].push_back({handle[u], id[u], table[u], gradient + u * weights[s].size(1)});
     }
   }

@@ -44,7 +44,7 @@ class ExportedBatch(NamedTuple):
     next: Tensor
 
 
-def check_ids(op: str, ids: Tensor, offsets: Tensor) -> None:
+def check_ids(op: str, buckets: Tensor, ids: Tensor, offsets: Tensor) -> None:
     """Raises TypeError or ValueError for what can be told without reading values."""
     if ids.dtype != torch.int64:
         raise TypeError(f"{op}: ids has dtype {ids.dtype}, expected int64: use ids.long()")
@@ -54,8 +54,12 @@ def check_ids(op: str, ids: Tensor, offsets: Tensor) -> None:
         raise ValueError(f"{op}: ids has shape {tuple(ids.shape)}, expected 1 dimension")
     if offsets.dim() != 1:
         raise ValueError(f"{op}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
-    if ids.device != offsets.device:
-        raise ValueError(f"{op}: ids is on {ids.device}, but offsets is on {offsets.device}")
+    device = buckets.device
+    if ids.device != device or offsets.device != device:
+        raise ValueError(
+            f"{op}: ids is on {ids.device} and offsets on {offsets.device}, but the table is on "
+            f"{device}"
+        )
 
 
 def find(
@@ -78,7 +82,7 @@ def find(
         TypeError, ValueError: dtype, shape or device of an argument.
         RuntimeError: values of offsets or feature_tables.
     """
-    check_ids("find", ids, offsets)
+    check_ids("find", buckets, ids, offsets)
     handles, missing = torch.ops.dynemb.find(
         buckets, tables, meta, ids, offsets, list(feature_tables)
     )
@@ -117,7 +121,7 @@ def find_or_insert_(
         RuntimeError: values of offsets or feature_tables, a full table, or too little memory; then
             no id has been inserted.
     """
-    check_ids("find_or_insert_", ids, offsets)
+    check_ids("find_or_insert_", buckets, ids, offsets)
     handles: Tensor = torch.ops.dynemb.find_or_insert_(
         buckets,
         scores,
@@ -149,7 +153,7 @@ def erase_(
     Returns:
         int64 [tables]; how many ids each table lost.
     """
-    check_ids("erase_", ids, offsets)
+    check_ids("erase_", buckets, ids, offsets)
     erased: Tensor = torch.ops.dynemb.erase_(
         buckets, scores, tables, slabs, free_rows, meta, ids, offsets, list(feature_tables)
     )

@@ -40,6 +40,22 @@ class Rows(NamedTuple):
     init_data: Tensor
 
 
+def _check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
+    if per_sample_weights.dtype != torch.float32:
+        raise TypeError(
+            f"{op}: per_sample_weights has dtype {per_sample_weights.dtype}, expected float32"
+        )
+    if per_sample_weights.shape != ids.shape:
+        raise ValueError(
+            f"{op}: per_sample_weights has shape {tuple(per_sample_weights.shape)}, expected that "
+            f"of ids, {tuple(ids.shape)}"
+        )
+    if per_sample_weights.device != ids.device:
+        raise ValueError(
+            f"{op}: per_sample_weights is on {per_sample_weights.device}, but ids on {ids.device}"
+        )
+
+
 def embedding_bag(
     rows: Rows,
     ids: Tensor,
@@ -65,7 +81,13 @@ def embedding_bag(
 
     Returns:
         float32 [B, sum of feature_dims]; 0 for an empty bag.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of per_sample_weights.
+        RuntimeError: another argument does not fit the rows.
     """
+    if per_sample_weights is not None:
+        _check_weights("embedding_bag", per_sample_weights, ids)
     output, _ = torch.ops.dynemb.embedding_bag(
         *rows,
         ids,
@@ -113,6 +135,8 @@ def embedding_bag_inference(
     pooling: int,
 ) -> Tensor:
     """:func:`embedding_bag` without autograd: several times cheaper per call."""
+    if per_sample_weights is not None:
+        _check_weights("embedding_bag_inference", per_sample_weights, ids)
     output: Tensor = torch.ops.dynemb.embedding_bag_inference(
         rows.weights,
         rows.generations,
@@ -232,6 +256,11 @@ def _embedding_inference_fake(
 # Rows are not saved for backward: that would compare their version with the forward's, and they are
 # changed by every backward of the group. The update op compares update counts instead.
 def _keep_for_backward(ctx: Any, rows: Rows, optimizer: int, features: tuple[Any, ...]) -> None:
+    if not NO_OPTIMIZER <= optimizer < len(OPTIMIZER_NAMES):
+        raise ValueError(
+            f"lookup: optimizer is {optimizer}, expected a position in {OPTIMIZER_NAMES}, or "
+            f"{NO_OPTIMIZER} for none"
+        )
     ctx.rows = rows
     ctx.optimizer = optimizer
     ctx.features = features

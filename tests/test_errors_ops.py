@@ -1,0 +1,320 @@
+"""Wrong arguments at the level of ops: what is said, and that nothing has been changed by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from group_calls import Call, bag_lookup, differences, snapshot, unchanged
+from op_cases import CASES, make_group, op_names, pooled_call
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Pooling
+
+# Given to the lookups for their backward only.
+UNREAD_IN_FORWARD = {"state", "hyper", "grad_anchor"}
+
+
+def schema(name: str) -> torch.FunctionSchema:
+    return getattr(torch.ops.dynemb, name).default._schema
+
+
+def all_tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
+    lists = [a if isinstance(a, list) else [a] for a in arguments]
+    return [item for items in lists for item in items if isinstance(item, Tensor)]
+
+
+def check_raises(name: str, arguments: tuple[Any, ...], message: str) -> None:
+    """Also that the tensors of the call are what they were."""
+    tensors = all_tensors(arguments)
+    before = [tensor.detach().clone() for tensor in tensors]
+    with pytest.raises(RuntimeError, match=message):
+        getattr(torch.ops.dynemb, name)(*arguments)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+
+
+def strided(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+def tensor_arguments() -> Iterator[Any]:
+    """Every tensor argument of every op that the op itself reads."""
+    for name in op_names():
+        for position, argument in enumerate(schema(name).arguments):
+            unread = name in ("embedding", "embedding_bag") and argument.name in UNREAD_IN_FORWARD
+            no_state = name.startswith("sgd_") and argument.name == "state"
+            if "Tensor" in str(argument.type) and not unread and not no_state:
+                yield pytest.param(name, position, id=f"{name} {argument.name}")
+
+
+def case_of(name: str) -> tuple[Any, ...]:
+    """A case with per_sample_weights and scores where the op takes them."""
+    cases = CASES[name]
+    chosen = next((label for label in cases if label.startswith(("weighted", "scored"))), None)
+    return next(iter(cases.values()))() if chosen is None else cases[chosen]()
+
+
+def altered(name: str, position: int, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    """The op's arguments with one tensor changed; of a list, the first."""
+    arguments = list(case_of(name))
+    given = arguments[position]
+    if isinstance(given, list):
+        arguments[position] = [change(given[0]), *given[1:]]
+    else:
+        arguments[position] = change(given)
+    return tuple(arguments)
+
+
+EVERY_TENSOR = pytest.mark.parametrize(("name", "position"), list(tensor_arguments()))
+
+
+@EVERY_TENSOR
+def test_wrong_dtype(name: str, position: int) -> None:
+    argument = schema(name).arguments[position].name
+    arguments = altered(name, position, lambda t: t.to(torch.float16))
+    check_raises(name, arguments, rf"{name}: {argument} has dtype float16, expected \w+\d\d")
+
+
+@EVERY_TENSOR
+def test_strided(name: str, position: int) -> None:
+    argument = schema(name).arguments[position].name
+    arguments = altered(name, position, strided)
+    first = arguments[position][0] if isinstance(arguments[position], list) else arguments[position]
+    if first.is_contiguous():  # of one element
+        return
+    check_raises(name, arguments, rf"{name}: {argument} is not contiguous: call \.contiguous\(\)")
+
+
+@EVERY_TENSOR
+def test_wrong_number_of_dimensions(name: str, position: int) -> None:
+    """A scalar in place of every tensor."""
+    arguments = altered(name, position, lambda t: t.new_zeros(()))
+    check_raises(name, arguments, rf"{name}: ")
+
+
+def shorter(name: str, position: int) -> str | None:
+    """The message for a tensor that lacks its last entry; None: it fits all the same."""
+    argument = schema(name).arguments[position].name
+    if name.endswith("_update_") and argument in ("handles", "ids", "tables", "gradients"):
+        return None  # lists with room to spare
+    return {
+        "buckets": r"scores\.size\(0\)|the descriptor of table 2 does not fit into buckets",
+        "tables": r"meta\.size\(0\) is 3, expected 2",
+        "meta": r"meta\.size\(0\) is 2, expected 3|row_clock\.size\(0\) is 7, expected 6|tables",
+        "slabs": r"free_rows\.size\(0\) is 2, expected 1",
+        "ids": r"the last offset is \d+, expected the number of ids, \d+",
+        "offsets": r"offsets has \d+ elements, expected features \* batch \+ 1",
+        "init_data": r"meta of table \d names records outside init_data",
+        "weights": r"generations\.size\(0\) is 64, expected 63",
+    }.get(argument, rf"{argument}\.size\(0\) is \d+, expected \d+")
+
+
+@EVERY_TENSOR
+def test_too_short(name: str, position: int) -> None:
+    message = shorter(name, position)
+    if message is not None:
+        check_raises(name, altered(name, position, lambda t: t[:-1]), message)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in op_names() if "feature_tables" in str(schema(name))]
+)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tables: [-1, *tables[1:]],
+            r"feature_tables(\[0\])? (is|has table) -1, expected 0 to 2",
+        ),
+        (
+            lambda tables: [*tables[:-1], 3],
+            r"feature_tables(\[\d\])? (is|has table) 3, expected 0 to 2",
+        ),
+        (lambda tables: [], r"feature_tables is empty"),
+        (lambda tables: [*tables, 0, 0], r"offsets has \d+ elements, expected features"),
+    ],
+    ids=["negative", "too large", "none", "too many"],
+)
+def test_wrong_tables(name: str, change: Callable[[list[int]], list[int]], message: str) -> None:
+    position = [a.name for a in schema(name).arguments].index("feature_tables")
+    arguments = list(case_of(name))
+    arguments[position] = change(arguments[position])
+    check_raises(name, tuple(arguments), message)
+
+
+LOOKUPS = [name for name in op_names() if "feature_dims" in str(schema(name))]
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("feature_dims", [4, 5, 4], r"feature_dims\[1\] is 5, but its table has dim 3"),
+        ("feature_dims", [4, 3], r"feature_dims has 2 elements, expected 3"),
+        ("pooling", 7, r"pooling is 7, expected 0 \(sum\), 1 \(mean\) or 2 \(none\)"),
+    ],
+)
+def test_wrong_features(name: str, argument: str, value: Any, message: str) -> None:
+    position = [a.name for a in schema(name).arguments].index(argument)
+    arguments = list(case_of(name))
+    arguments[position] = value
+    check_raises(name, tuple(arguments), message)
+
+
+@pytest.mark.parametrize("name", ["embedding_bag", "embedding_bag_inference", "bag_weight_grad"])
+def test_pooled_ops_pool(name: str) -> None:
+    position = [a.name for a in schema(name).arguments].index("pooling")
+    arguments = list(case_of(name))
+    arguments[position] = int(Pooling.NONE)
+    with pytest.raises(RuntimeError, match=rf"{name}: (pooling is 2 \(none\)|features without)"):
+        getattr(torch.ops.dynemb, name)(*arguments)
+
+
+@pytest.mark.parametrize("name", ["embedding", "embedding_inference"])
+def test_sequences_have_one_dim(name: str) -> None:
+    position = [a.name for a in schema(name).arguments].index("dim")
+    arguments = list(case_of(name))
+    arguments[position] = 3
+    check_raises(name, tuple(arguments), r"is 3, but its table has dim 4")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in op_names() if "Tensor handles" in str(schema(name))]
+)
+def test_handles_that_name_no_row(name: str) -> None:
+    names = [a.name for a in schema(name).arguments]
+    if "handles" not in names:
+        return  # among the results
+    handle = 64 << 28 | 1
+    arguments = altered(name, names.index("handles"), lambda t: torch.full_like(t, handle))
+    check_raises(name, arguments, r"a handle names row 64, but the table has 64 rows")
+
+
+# -- offsets -------------------------------------------------------------------------------------
+
+OFFSETS = [
+    ([0, 3, 2, 4], r"offsets\[2\] is 2, less than offsets\[1\] = 3: offsets must not decrease"),
+    ([0, -1, 3, 4], r"offsets\[1\] is -1, less than offsets\[0\] = 0"),
+    ([1, 2, 3, 4], r"offsets\[0\] is 1, expected 0"),
+    ([0, 1, 2, 3], r"the last offset is 3, expected the number of ids, 4"),
+    ([0, 1, 2, 5], r"the last offset is 5, expected the number of ids, 4"),
+    ([], r"offsets has 0 elements, expected features \* batch \+ 1"),
+]
+
+
+@pytest.mark.parametrize(("offsets", "message"), OFFSETS, ids=lambda value: str(value)[:12])
+def test_wrong_offsets_change_nothing(offsets: list[int], message: str) -> None:
+    group = make_group()
+    ids = torch.arange(50, 54)
+    given = torch.tensor(offsets, dtype=torch.int64)
+    handles = torch.full((4,), -1)
+    calls: list[Callable[[], object]] = [
+        lambda: group.find_or_insert(ids, given, [0]),
+        lambda: group.find(ids, given, [0]),
+        lambda: bag_lookup(group, Call(ids, given, [0], [4]), handles=handles),
+        lambda: ops.erase_(
+            group.buckets,
+            group.scores,
+            group.tables,
+            group.slabs,
+            group.free_rows,
+            group.meta,
+            ids,
+            given,
+            [0],
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=message):
+            call()
+        assert unchanged(group, call) == []
+
+
+# -- the rest ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["backward_", "update_"])
+def test_optimizer_ops_check_the_state(kind: str) -> None:
+    name = f"adam_{kind}"
+    position = [a.name for a in schema(name).arguments].index("state")
+    for states, count in ((slice(3), 3), (slice(0), 0)):
+        arguments = list(case_of(name))
+        arguments[position] = arguments[position][states]
+        message = rf"{name}: state has {count} tensors, expected 2 for each of 2 slabs"
+        check_raises(name, tuple(arguments), message)
+    arguments = list(case_of(name))
+    arguments[position][1], arguments[position][0] = arguments[position][:2]
+    check_raises(name, tuple(arguments), rf"{name}: state 0 of slab 0 has \d+ elements, expected")
+
+
+def test_update_needs_all_tables_of_its_entries() -> None:
+    arguments = case_of("adam_update_")
+    check_raises(
+        "adam_update_",
+        (*arguments[:-1], [0, 1]),
+        r"entry \d of slab 1 belongs to table 2, which updated_tables lacks",
+    )
+    check_raises("adam_update_", (*arguments[:-1], [0, 1, 5]), r"updated_tables has table 5")
+
+
+def test_update_checks_entries() -> None:
+    names = [a.name for a in schema("sgd_update_").arguments]
+    for argument, value in (("handles", 64 << 28), ("handles", -1), ("tables", 3), ("tables", 1)):
+        arguments = list(case_of("sgd_update_"))
+        position = names.index(argument)
+        arguments[position][1] = torch.full_like(arguments[position][1], value)
+        check_raises(
+            "sgd_update_", tuple(arguments), r"entry 0 of slab 1 has handle -?\d+ and table"
+        )
+    arguments = list(case_of("sgd_update_"))
+    arguments[names.index("counts")] = torch.tensor([1000, 0])
+    check_raises("sgd_update_", tuple(arguments), r"counts\[0\] is 1000, more than handles, ids")
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (4, -1, r"table is -1, expected 0 to 2"),
+        (4, 3, r"table is 3, expected 0 to 2"),
+        (5, -5, r"begin is -5, expected a bucket from 0"),
+        (5, 10_000, r"begin is 10000, expected a bucket from 0"),
+        (6, 1, r"max_ids is 1, expected at least a bucket"),
+    ],
+)
+def test_export_arguments(position: int, value: int, message: str) -> None:
+    arguments = list(case_of("export_batch"))
+    arguments[position] = value
+    check_raises("export_batch", tuple(arguments), message)
+
+
+def test_grow_arguments() -> None:
+    arguments = case_of("grow_")[:-2]
+    check_raises("grow_", (*arguments, 9, 5), r"table is 9, expected 0 to 2")
+    check_raises("grow_", (*arguments, 0, -5), r"ids is -5, expected a count of at least 0")
+    check_raises("grow_", (*arguments, 0, 10_000), r"larger max_rows, or erase ids")
+
+
+def test_reserve_arguments() -> None:
+    with pytest.raises(TypeError, match=r"reserve: dtype is torch\.float64, expected float32"):
+        ops.reserve((2, 2), torch.float64)
+    with pytest.raises(RuntimeError, match=r"size\[0\] is -1: the tensor would exceed"):
+        ops.reserve((-1, 2), torch.float32)
+    with pytest.raises(RuntimeError, match=r"would exceed the address space"):
+        ops.reserve((1 << 40, 1 << 40), torch.float32)
+    with pytest.raises(RuntimeError, match=r"could not reserve \d+ bytes .* Lower max_rows"):
+        ops.reserve((1 << 46,), torch.int64)
+
+
+def test_descriptors_that_do_not_fit() -> None:
+    group = make_group()
+    for column, value in ((0, 0), (0, 10_000)):
+        tables = group.tables.clone()
+        tables[1, column] = value
+        before = snapshot(group)
+        call = pooled_call(group)
+        with pytest.raises(RuntimeError, match=r"the descriptor of table 1 does not fit into"):
+            ops.find(group.buckets, tables, group.meta, call.ids, call.offsets, call.tables)
+        assert differences(before, snapshot(group)) == []
