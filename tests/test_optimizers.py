@@ -351,6 +351,15 @@ def test_tables_have_their_own_hyper_parameters(config: OptimizerConfig) -> None
     assert not torch.equal(apart[0].read(1, tensor), apart[1].read(1, tensor))
 
 
+def test_moments_keep_the_digits_of_one_minus_beta() -> None:
+    """1 - 0.999 is rounded once, to single precision; 1 - float(0.999) would be off by 1.3e-5."""
+    group = make_group(td.Adam(betas=(0.99, 0.9999)), (2,))
+    train(group, 0, torch.tensor([1]), torch.ones(1, 2))
+    moments = torch.stack([state[0] for state in group.state])
+    torch.testing.assert_close(moments[0], torch.full((2,), 0.01), rtol=2e-7, atol=0)
+    torch.testing.assert_close(moments[1], torch.full((2,), 0.0001), rtol=2e-7, atol=0)
+
+
 def test_learning_rate_change_takes_effect_at_the_next_backward() -> None:
     group = make_group(td.SGD(lr=1.0), (2,))
     ids = torch.tensor([3])
