@@ -32,6 +32,9 @@ def test_every_op_has_a_case() -> None:
 @pytest.mark.parametrize(("name", "case"), EVERY_CASE)
 def test_opcheck(name: str, case: Case) -> None:
     op = getattr(torch.ops.dynemb, name).default
+    utilities = UTILITIES
+    if name == "available_memory":  # this one compares results, and memory changes meanwhile
+        utilities = tuple(u for u in UTILITIES if u != "test_aot_dispatch_dynamic")
     with simd(ops.simd_level()):  # set_simd_level is among the ops
-        result = torch.library.opcheck(op, case(), test_utils=UTILITIES)
-    assert result == dict.fromkeys(UTILITIES, "SUCCESS")
+        result = torch.library.opcheck(op, case(), test_utils=utilities)
+    assert result == dict.fromkeys(utilities, "SUCCESS")
