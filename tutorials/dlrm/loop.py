@@ -1,0 +1,171 @@
+"""One pass over the training samples, and the AUC on the ones that follow them."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from tutorials.dlrm.criteo import Batch, CriteoReader
+from tutorials.dlrm.metrics import RunningAUC, exact_auc
+from tutorials.dlrm.model import DLRM, dense_features
+
+_HALF_LIFE = 100_000  # samples, of the running AUC
+
+
+class Point(NamedTuple):
+    """What is known about training at some step, for the plot."""
+
+    samples: int  # trained on so far
+    loss: float  # mean since the point before
+    auc: float  # running
+
+
+class Pass:
+    """Training state of a model apart from its tensors, and the steps that change it.
+
+    The first step of a pass is the first sample of the reader it is given: a pass whose state was
+    loaded goes on with a reader that starts at the recorded position.
+
+    Args:
+        model: On its device.
+        optimizers: One of them may be a table's, which moved the rows in the backward already.
+        log_every: Steps between points.
+        compiled: Whether to compile the forward, shapes dynamic from the first batch on.
+    """
+
+    def __init__(
+        self,
+        model: DLRM,
+        optimizers: list[torch.optim.Optimizer],
+        *,
+        log_every: int,
+        compiled: bool = False,
+    ) -> None:
+        self.model = model
+        self.optimizers = optimizers
+        self.log_every = log_every
+        self.step = 0
+        self.samples = 0
+        self.points: list[Point] = []
+        self.auc = RunningAUC(_HALF_LIFE)
+        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self._loss_samples = 0
+        self._forward: Callable[..., tuple[Tensor, Tensor]] = _Loss(model)
+        if compiled:
+            self._forward = torch.compile(self._forward, fullgraph=True, dynamic=True)
+
+    def train(
+        self,
+        reader: CriteoReader,
+        bar: tqdm[Any],
+        *,
+        describe: Callable[[], dict[str, str]],
+        after_step: Callable[[], None],
+    ) -> None:
+        """Train on every sample of a reader.
+
+        Args:
+            reader: Yields the batches.
+            bar: Advances by the samples.
+            describe: More to show in the bar, at every point.
+            after_step: Called after every step.
+        """
+        self.model.train()
+        for batch in reader:
+            self._train_batch(batch)
+            bar.update(len(batch.labels))
+            if self.step % self.log_every == 0:
+                self._add_point(bar, describe)
+            after_step()
+        if self._loss_samples:
+            self._add_point(bar, describe)
+
+    def evaluate(self, reader: CriteoReader) -> float:
+        """Return the AUC on every sample of a reader, changing nothing."""
+        self.model.eval()
+        labels, scores = [], []
+        with torch.no_grad():
+            for batch in reader:
+                labels.append(torch.from_numpy(batch.labels))
+                dense, ids, _ = _tensors(batch, self._device())
+                scores.append(self.model(dense, ids).cpu())
+        if not labels:
+            return float("nan")
+        return exact_auc(torch.cat(labels).numpy(), torch.cat(scores).numpy())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counters and running figures."""
+        return {
+            "step": self.step,
+            "samples": self.samples,
+            "points": [tuple(point) for point in self.points],
+            "auc": self.auc.counts,
+            "loss_sum": self._loss_sum,
+            "loss_samples": self._loss_samples,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self.step = state["step"]
+        self.samples = state["samples"]
+        self.points = [Point(*values) for values in state["points"]]
+        self.auc.counts = state["auc"]
+        self._loss_sum = state["loss_sum"]
+        self._loss_samples = state["loss_samples"]
+
+    def _device(self) -> torch.device:
+        return self.model.pairs.device
+
+    def _train_batch(self, batch: Batch) -> None:
+        dense, ids, labels = _tensors(batch, self._device())
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss, probabilities = self._forward(dense, ids, labels)
+        loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        count = len(batch.labels)
+        self.step += 1
+        self.samples += count
+        self._loss_sum += loss.detach().double().cpu() * count
+        self._loss_samples += count
+        self.auc.update(labels.cpu(), probabilities.cpu())
+
+    def _add_point(self, bar: tqdm[Any], describe: Callable[[], dict[str, str]]) -> None:
+        loss, auc = float(self._loss_sum) / self._loss_samples, self.auc.compute()
+        self.points.append(Point(self.samples, loss, auc))
+        self._loss_sum.zero_()
+        self._loss_samples = 0
+        bar.set_postfix({"loss": f"{loss:.4f}", "auc": f"{auc:.4f}"} | describe(), refresh=False)
+
+
+class _Loss(nn.Module):
+    """What is compiled: log-loss and, detached, the probabilities."""
+
+    def __init__(self, model: DLRM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, dense: Tensor, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(dense, ids)
+        loss = F.binary_cross_entropy_with_logits(logits, labels)
+        return loss, logits.detach().sigmoid()
+
+
+def peak_memory() -> int:
+    """Return the most bytes this process has had in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def _tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        dense_features(batch.integers).to(device),
+        torch.from_numpy(batch.ids).to(device),
+        torch.from_numpy(batch.labels).to(device),
+    )

@@ -1,0 +1,213 @@
+"""Command line of the DLRM training program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+from tutorials.dlrm.criteo import OnBadLine
+from tutorials.dlrm.planted import PlantedConfig
+
+_DESCRIPTION = """\
+Train DLRM on click logs in the Criteo format, with dynamic embedding tables.
+
+A line has 40 tab-separated fields: a label (0 or 1), 13 integers, 26 categories as hexadecimal
+strings; empty means missing. Files may be gzipped and are streamed once, in the order given; there
+is no vocabulary and no preprocessing. Without files, samples of a known model are generated once
+and kept.
+
+The last lines of the data are held out for the AUC. Then the same model is trained with hashed
+tables of the same size as a baseline. The last line of the output is a JSON object: auc, best_auc
+(of the planted probabilities; null for your own files), baseline_auc, samples (trained on),
+samples_per_s, ids, table_bytes (rows and optimizer state), device, compiled.
+"""
+
+# Options that may differ between a run and the one that resumes it.
+_FREE_ON_RESUME = ("out", "cache", "resume", "baseline", "progress_interval")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything the program is told; see :func:`parse`."""
+
+    data: list[Path]
+    samples: int | None
+    held_out: float
+    on_bad_line: OnBadLine
+    embedding_dim: int
+    lr: float
+    dense_lr: float
+    batch_size: int
+    seed: int
+    threads: int
+    device: str
+    compile: bool
+    baseline: bool
+    out: Path
+    cache: Path
+    checkpoint_every: int
+    resume: bool
+    log_every: int
+    progress_interval: float
+
+    def settings(self) -> dict[str, object]:
+        """Return what a resumed run must have in common with the interrupted one."""
+        plain = asdict(self) | {"data": [str(path.resolve()) for path in self.data]}
+        return {
+            "--" + name.replace("_", "-"): value
+            for name, value in plain.items()
+            if name not in _FREE_ON_RESUME
+        }
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Parse a command line.
+
+    Args:
+        arguments: Without the program's name; None for those of this process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m tutorials.dlrm.train",
+        description=_DESCRIPTION,
+        formatter_class=_Formatter,
+    )
+    add = parser.add_argument_group("data").add_argument
+    parser.add_argument(
+        "data",
+        nargs="*",
+        type=Path,
+        help="files in the Criteo format, .gz too; none: generated samples",
+    )
+    add(
+        "--samples",
+        type=_at_least(2),
+        metavar="N",
+        help="use the first N lines of the files, held-out ones included (default: all), "
+        f"or generate N samples (default: {PlantedConfig.samples})",
+    )
+    add(
+        "--held-out",
+        type=_fraction,
+        default=0.1,
+        metavar="SHARE",
+        help="share of the lines, at the end, that is not trained on",
+    )
+    add(
+        "--on-bad-line",
+        choices=("error", "skip"),
+        default="error",
+        help="stop at a line that is not in the format, or leave it out and count it",
+    )
+    add = parser.add_argument_group("training").add_argument
+    add("--embedding-dim", type=_at_least(1), default=16, metavar="D", help="length of a row")
+    add("--batch-size", type=_at_least(1), default=2048, metavar="B", help="samples per step")
+    add("--lr", type=_positive, default=0.02, help="learning rate of the rows (row-wise Adagrad)")
+    add("--dense-lr", type=_positive, default=1e-3, help="learning rate of the MLPs (Adam)")
+    add("--seed", type=_at_least(0), default=0, help="of generated data and of initial values")
+    add(
+        "--threads",
+        type=_at_least(1),
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="CPU threads of a training step",
+    )
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where to train")
+    add("--compile", action="store_true", help="torch.compile(fullgraph=True, dynamic=True)")
+    add(
+        "--no-baseline",
+        dest="baseline",
+        action="store_false",
+        help="do not train the model with hashed tables (baseline_auc is null)",
+    )
+    add = parser.add_argument_group("output").add_argument
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/dlrm"),
+        metavar="FOLDER",
+        help="gets checkpoint.pt and training.png",
+    )
+    add(
+        "--cache",
+        type=Path,
+        default=Path("runs/data"),
+        metavar="FOLDER",
+        help="keeps generated samples",
+    )
+    add(
+        "--checkpoint-every",
+        type=_at_least(1),
+        default=200,
+        metavar="STEPS",
+        help="steps between checkpoints; there is one at the end, too",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from the checkpoint in --out, if there is one, under the same settings; "
+        "the result is, bit for bit, that of a run without interruption",
+    )
+    add(
+        "--log-every",
+        type=_at_least(1),
+        default=10,
+        metavar="STEPS",
+        help="steps between points of the plot",
+    )
+    add(
+        "--progress-interval",
+        type=_not_negative,
+        default=0.5,
+        metavar="SECONDS",
+        help="least time between updates of the progress bar",
+    )
+    values = vars(parser.parse_args(arguments))
+    return Options(**{**values, "on_bad_line": cast(OnBadLine, values["on_bad_line"])})
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keep the description's lines; append defaults that have no text of their own."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.help and ("default:" in action.help or action.nargs in (0, "*")):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def _at_least(least: int):  # type: ignore[no-untyped-def]
+    def parse_number(text: str) -> int:
+        value = int(text) if text.lstrip("-").isdigit() else None
+        if value is None or value < least:
+            raise argparse.ArgumentTypeError(f"expected an integer from {least} on, got {text!r}")
+        return value
+
+    return parse_number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def _positive(text: str) -> float:
+    if not 0 < (value := _number(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    if not 0 <= (value := _number(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected 0 or a number above, got {text!r}")
+    return value
+
+
+def _fraction(text: str) -> float:
+    if not 0 < (value := _number(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {text!r}")
+    return value
