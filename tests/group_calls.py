@@ -115,7 +115,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equality of shape and bits, so that NaN equals itself and -0.0 differs from 0.0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    if a.dtype.is_floating_point:
+        integers = torch.int64 if a.element_size() == 8 else torch.int32
+        return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
+    return torch.equal(a, b)
 
 
 def unchanged(group: TableGroup, call: Callable[[], object]) -> list[str]:

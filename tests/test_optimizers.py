@@ -235,7 +235,7 @@ def random_call(group: td.TableGroup, tables: list[int], batch: int, *, seed: in
 
 @five_optimizers
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN], ids=["sum", "mean"])
-@pytest.mark.parametrize("batch", [7, 900])
+@pytest.mark.parametrize("batch", [7, 500])
 def test_split_equals_fused(config: OptimizerConfig, pooling: Pooling, batch: int) -> None:
     groups = [make_group(config, (6, 17, 6), 5000) for _ in range(3)]
     for step in range(3):
