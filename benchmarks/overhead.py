@@ -159,6 +159,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--calls", type=positive, help="calls a round (default 300)")
     options = arguments.parse_args()
+    torch.set_num_threads(1)  # a thread more costs more than these calls
     calls = options.calls or (50 if options.quick else 300)
     report = Report(as_json=options.json, cases=18)
     for item in measure(rounds=options.rounds, calls=calls, only=options.only):
