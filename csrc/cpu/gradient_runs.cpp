@@ -1,5 +1,6 @@
 #include "cpu/gradient_runs.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/radix_sort.h"
@@ -7,6 +8,8 @@
 
 namespace dynemb::cpu {
 namespace {
+
+constexpr int64_t kGradientsAhead = 12;  // occurrences whose gradients are loaded ahead of the sum
 
 int bits_for(uint64_t values) {  // bits that hold 0 .. values - 1
   int bits = 0;
@@ -64,9 +67,17 @@ DYNEMB_INLINE void sum_runs_simd_body(const RunSumJob& job) {
   const LongRuns& long_runs = *job.long_runs;
   size_t next_long = std::lower_bound(long_runs.run.begin(), long_runs.run.end(), job.begin) -
                      long_runs.run.begin();
+  const auto occurrences = static_cast<int64_t>(runs.sorted.size());
   for (int64_t r = job.begin; r < job.end; ++r) {
     const int64_t begin = runs.run[r];
     const int64_t end = runs.run[r + 1];
+    for (int64_t i = begin + kGradientsAhead; i < std::min(end + kGradientsAhead, occurrences);
+         ++i) {
+      const float* gradient = occurrence(source, runs.position(i)).gradient;
+      for (int64_t c = 0; c < std::min<int64_t>(runs.dim, 128); c += 16) {
+        __builtin_prefetch(gradient + c);
+      }
+    }
     float* sum = job.buffer + (r - job.begin) * runs.dim;
     job.sum[r - job.begin] = sum;
     if (next_long < long_runs.run.size() && long_runs.run[next_long] == r) {

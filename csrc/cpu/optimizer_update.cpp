@@ -2,6 +2,7 @@
 // gradient of a lookup and applies it in the same pass, without writing the reduced gradients.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -16,7 +17,7 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kRowsPerChunk = 32;  // rows prefetched, summed and updated together
+constexpr int64_t kRowsPerChunk = 32;  // rows summed and updated while as many are loaded
 
 // The row tensors, checked against the optimizer, and the scalars of this update.
 template <class Optimizer>
@@ -90,12 +91,8 @@ struct UpdateCall {
 
   bool updates(int64_t table) const { return updated_[table]; }
 
-  int64_t apply(const std::vector<RowUpdate>& rows, int64_t slab) const {
-    RowUpdateJob job{rows.data(),        static_cast<int64_t>(rows.size()),
-                     tables.data(),      steps.data(),
-                     state[slab].data(), 0};
-    update_rows(job, Optimizer{});
-    return job.stale;
+  RowUpdateJob job(int64_t slab) const {
+    return {nullptr, 0, nullptr, 0, tables.data(), steps.data(), state[slab].data(), 0};
   }
 
  private:
@@ -109,25 +106,43 @@ void update_runs(const UpdateCall<Optimizer>& call, const GradientSource& source
   const LongRuns long_runs = sum_long_runs(source, runs);
   const int64_t chunks = (runs.count() + kRowsPerChunk - 1) / kRowsPerChunk;
   std::vector<int64_t> stale(chunks, 0);
+  const auto collect = [&](int64_t chunk, std::vector<RowUpdate>* rows) {
+    rows->clear();
+    const int64_t last = std::min((chunk + 1) * kRowsPerChunk, runs.count());
+    for (int64_t r = chunk * kRowsPerChunk; r < last; ++r) {
+      if (r + kRowsPerChunk < runs.count()) {
+        const int64_t ahead = runs.position(runs.run[r + kRowsPerChunk]);
+        __builtin_prefetch(lookup.handles + ahead);
+        __builtin_prefetch(lookup.features.ids + ahead);
+      }
+      const int64_t position = runs.position(runs.run[r]);
+      const int64_t table = lookup.features.table[source.feature_of(position)];
+      rows->push_back({lookup.handles[position], lookup.features.ids[position], table, nullptr});
+    }
+  };
   parallel_units(chunks, static_cast<int64_t>(runs.sorted.size()), [&](int64_t begin, int64_t end) {
     std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * runs.dim));
     const float* sums[kRowsPerChunk];
     std::vector<RowUpdate> rows;
+    std::vector<RowUpdate> next;
+    RowUpdateJob job = call.job(runs.slab);
+    collect(begin, &next);
+    for (const RowUpdate& row : next) prefetch_update<Optimizer>(job, row);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
+      rows.swap(next);
+      next.clear();
+      if (chunk + 1 < end) collect(chunk + 1, &next);
       const int64_t first = chunk * kRowsPerChunk;
-      const int64_t last = std::min(first + kRowsPerChunk, runs.count());
-      rows.clear();
-      for (int64_t r = first; r < last; ++r) {
-        const int64_t position = runs.position(runs.run[r]);
-        const int64_t table = lookup.features.table[source.feature_of(position)];
-        const int64_t handle = lookup.handles[position];
-        rows.push_back({handle, lookup.features.ids[position], table, nullptr});
-        prefetch_update<Optimizer>(call.tables[table], handle_row(handle),
-                                   call.state[runs.slab].data());
-      }
-      sum_runs({&source, &runs, &long_runs, first, last, buffer.data(), sums});
+      sum_runs({&source, &runs, &long_runs, first, first + static_cast<int64_t>(rows.size()),
+                buffer.data(), sums});
       for (size_t k = 0; k < rows.size(); ++k) rows[k].gradient = sums[k];
-      stale[chunk] = call.apply(rows, runs.slab);
+      job.rows = rows.data();
+      job.count = static_cast<int64_t>(rows.size());
+      job.next = next.data();
+      job.next_count = static_cast<int64_t>(next.size());
+      update_rows(job, Optimizer{});
+      stale[chunk] = job.stale;
+      job.stale = 0;
     }
   });
   for (const int64_t n : stale) call.extra[kRowClockStale] += n;
@@ -209,15 +224,18 @@ void update(const char* op, const std::vector<Tensor>& weights,
     const int64_t chunks = (total + kRowsPerChunk - 1) / kRowsPerChunk;
     std::vector<int64_t> stale(chunks, 0);
     parallel_units(chunks, total, [&](int64_t begin, int64_t end) {
+      RowUpdateJob job = call.job(static_cast<int64_t>(s));
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        const auto first = rows[s].begin() + chunk * kRowsPerChunk;
-        const auto last = rows[s].begin() + std::min((chunk + 1) * kRowsPerChunk, total);
-        const std::vector<RowUpdate> part(first, last);
-        for (const RowUpdate& row : part) {
-          prefetch_update<Optimizer>(call.tables[row.table], handle_row(row.handle),
-                                     call.state[s].data());
-        }
-        stale[chunk] = call.apply(part, static_cast<int64_t>(s));
+        const auto size_of = [&](int64_t c) {
+          return c < end ? std::min(kRowsPerChunk, total - c * kRowsPerChunk) : int64_t{0};
+        };
+        job.rows = rows[s].data() + chunk * kRowsPerChunk;
+        job.count = size_of(chunk);
+        job.next = job.rows + job.count;
+        job.next_count = size_of(chunk + 1);
+        update_rows(job, Optimizer{});
+        stale[chunk] = job.stale;
+        job.stale = 0;
       }
     });
     for (const int64_t n : stale) call.extra[kRowClockStale] += n;

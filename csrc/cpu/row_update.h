@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cpu/floats.h"
 #include "cpu/initial_row.h"
 #include "cpu/rows_view.h"
 #include "cpu/simd.h"
@@ -21,6 +22,8 @@ struct RowUpdate {
 struct RowUpdateJob {
   const RowUpdate* rows;
   int64_t count;
+  const RowUpdate* next;  // rows of the job after this one: loaded while these are updated
+  int64_t next_count;
   const TableRows* tables;
   const OptimizerStep* steps;  // per table
   float* const* state;         // of the slab: element states, then row states
@@ -49,26 +52,39 @@ template <class Optimizer>
 DYNEMB_INLINE void update_whole_row(const OptimizerStep& step, const float* __restrict gradient,
                                     float* __restrict weight, float* __restrict row_state,
                                     int64_t dim) {
-  constexpr int kLanes = 16;
+  constexpr int64_t kLanes = 2 * kFloats;
   const OptimizerStep s = step;
-  float lane[kLanes] = {};
+  Floats8 low = {};
+  Floats8 high = {};
   int64_t c = 0;
   for (; c + kLanes <= dim; c += kLanes) {
-    for (int j = 0; j < kLanes; ++j) {
-      const float g = Optimizer::effective_gradient(s, gradient[c + j], weight[c + j]);
-      lane[j] += g * g;
-    }
+    const Floats8 g0 =
+        Optimizer::effective_gradient(s, load_floats(gradient + c), load_floats(weight + c));
+    const Floats8 g1 = Optimizer::effective_gradient(s, load_floats(gradient + c + kFloats),
+                                                     load_floats(weight + c + kFloats));
+    low += g0 * g0;
+    high += g1 * g1;
   }
+  float lane[kLanes];
+  store_floats(lane, low);
+  store_floats(lane + kFloats, high);
   for (int64_t j = c; j < dim; ++j) {
     const float g = Optimizer::effective_gradient(s, gradient[j], weight[j]);
     lane[j - c] += g * g;
   }
-  for (int half = kLanes / 2; half > 0; half /= 2) {
+  low = load_floats(lane) + load_floats(lane + kFloats);
+  store_floats(lane, low);
+  for (int half = kFloats / 2; half > 0; half /= 2) {
     for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
   }
   const float scale = Optimizer::row_scale(s, lane[0] / static_cast<float>(dim), row_state);
-  for (int64_t j = 0; j < dim; ++j) {
-    weight[j] -= scale * Optimizer::effective_gradient(s, gradient[j], weight[j]);
+  for (c = 0; c + kFloats <= dim; c += kFloats) {
+    const Floats8 w = load_floats(weight + c);
+    store_floats(weight + c,
+                 w - scale * Optimizer::effective_gradient(s, load_floats(gradient + c), w));
+  }
+  for (; c < dim; ++c) {
+    weight[c] -= scale * Optimizer::effective_gradient(s, gradient[c], weight[c]);
   }
 }
 
@@ -82,9 +98,29 @@ DYNEMB_INLINE void reset_state(const RowUpdateJob& job, int64_t row, int64_t dim
   }
 }
 
+// Starts loading what update_rows will touch for a row.
+template <class Optimizer>
+DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& update) {
+  const TableRows& table = job.tables[update.table];
+  const int64_t row = handle_row(update.handle);
+  const int64_t dim = table.dim;
+  const int64_t prefetched = dim < 128 ? dim : 128;
+  __builtin_prefetch(table.generations + row, 1);
+  for (int64_t c = 0; c < prefetched; c += 16) {
+    __builtin_prefetch(table.weights + row * dim + c, 1);
+    for (int k = 0; k < Optimizer::kElementStates; ++k) {
+      __builtin_prefetch(job.state[k] + row * dim + c, 1);
+    }
+  }
+  for (int k = 0; k < Optimizer::kRowStates; ++k) {
+    __builtin_prefetch(job.state[Optimizer::kElementStates + k] + row, 1);
+  }
+}
+
 template <class Optimizer>
 DYNEMB_INLINE void update_rows_body(RowUpdateJob& job, Optimizer) {
   for (int64_t k = 0; k < job.count; ++k) {
+    if (k < job.next_count) prefetch_update<Optimizer>(job, job.next[k]);
     const RowUpdate& update = job.rows[k];
     const TableRows& table = job.tables[update.table];
     const OptimizerStep& step = job.steps[update.table];
@@ -112,22 +148,5 @@ DYNEMB_INLINE void update_rows_body(RowUpdateJob& job, Optimizer) {
 }
 DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows,
                               (RowUpdateJob & job, Optimizer optimizer), (job, optimizer))
-
-// Starts loading what update_rows will touch for a row.
-template <class Optimizer>
-DYNEMB_INLINE void prefetch_update(const TableRows& table, int64_t row, float* const* state) {
-  const int64_t dim = table.dim;
-  const int64_t prefetched = dim < 128 ? dim : 128;
-  __builtin_prefetch(table.generations + row, 1);
-  for (int64_t c = 0; c < prefetched; c += 16) {
-    __builtin_prefetch(table.weights + row * dim + c, 1);
-    for (int k = 0; k < Optimizer::kElementStates; ++k) {
-      __builtin_prefetch(state[k] + row * dim + c, 1);
-    }
-  }
-  for (int k = 0; k < Optimizer::kRowStates; ++k) {
-    __builtin_prefetch(state[Optimizer::kElementStates + k] + row, 1);
-  }
-}
 
 }  // namespace dynemb::cpu

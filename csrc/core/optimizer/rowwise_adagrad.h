@@ -10,7 +10,10 @@ struct RowwiseAdagrad {
   static constexpr int kElementStates = 0;
   static constexpr int kRowStates = 1;
 
-  static DYNEMB_HD float effective_gradient(const OptimizerStep& s, float gradient, float weight) {
+  // Values: float, or several floats as one value.
+  template <class Values>
+  static DYNEMB_HD Values effective_gradient(const OptimizerStep& s, Values gradient,
+                                             Values weight) {
     return gradient + s.weight_decay * weight;
   }
   // Updates the row's accumulator and returns what multiplies the effective gradient.
