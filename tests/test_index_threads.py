@@ -13,9 +13,11 @@ import torch
 from collisions import bucket_of, first_hashes, ids_in_first_buckets, ids_in_one_bucket
 from execution import cpu_seconds_by_thread, threads
 from group_calls import call_of, differences, same_bits, snapshot
+from oracle import Oracle
 from torch import Tensor
 
 import torch_dynemb as td
+from torch_dynemb.ops.columns import Table
 
 COUNT = 1_000_000
 SIZES = [2047, 2048, 4096, 4097, 60_000]  # around what one thread does alone, and tiles of ids
@@ -53,6 +55,27 @@ def test_integers_do_not_depend_on_threads(size: int) -> None:
     (one, one_results), (two, two_results) = (index_history(n, size) for n in (1, 2))
     assert differences(one, two) == []
     assert all(same_bits(a, b) for a, b in zip(one_results, two_results, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_large_calls_equal_the_oracle(count: int) -> None:
+    """Rows in order of first occurrence over the features of a call, ids repeated within and
+    between them, with erased rows taken up again."""
+    group = make_group(max_rows=100_000)
+    oracle = Oracle(group)
+    generator = torch.Generator().manual_seed(3)
+    for step in range(3):
+        features = [
+            (table, torch.randint(15_000 + 5000 * step, (9000,), generator=generator).tolist())
+            for table in (2, 0, 1, 0)
+        ]
+        call = call_of(group, [(table, [ids]) for table, ids in features])
+        with threads(count):
+            handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+        assert handles.tolist() == oracle.find_or_insert(features)
+        gone = torch.randint(20_000, (6000,), generator=generator)
+        assert group.erase(0, gone) == oracle.erase(0, gone.tolist())
+    assert group.tables[:, Table.BUCKET_COUNT].tolist() == oracle.buckets
 
 
 def crowded_ids(group: td.TableGroup, kind: str) -> Tensor:
