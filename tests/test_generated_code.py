@@ -1,0 +1,111 @@
+"""The code that Inductor generates for a training step touches no more of a table than the batch.
+
+Tables have far more rows than the batch has ids, and a row count that nothing else shares, so every
+allocation, copy or loop of table size shows up in the generated code as a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.utils import run_and_get_code
+
+import torch_dynemb as td
+
+ROWS = 1_000_003
+DIM = 8
+# Declares what an input looks like; moves no data.
+DECLARATION = re.compile(r"assert_size_stride\(|rand_strided\(|^\s*#")
+WHOLE_COPY = re.compile(r"aten\.(copy_?|clone|new_empty|empty|add|index_put)\b")
+
+
+def table_sized_lines(code: str) -> list[str]:
+    """Lines that name a number of at least ROWS, or call an ATen op that copies a whole tensor."""
+    found = []
+    for line in code.splitlines():
+        if DECLARATION.search(line):
+            continue
+        numbers = [int(number) for number in re.findall(r"\b(\d+)L?\b", line)]
+        if WHOLE_COPY.search(line) or any(ROWS <= number < 2**53 for number in numbers):
+            found.append(line.strip())
+    return found
+
+
+def generated_code(step: Callable[[Tensor], Tensor]) -> str:
+    """Forward and backward of a compiled step, generated code of both."""
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True)
+
+    def run() -> None:
+        compiled(torch.arange(60).reshape(20, 3)).sum().backward()
+
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        _, codes = run_and_get_code(run)
+    assert len(codes) >= 2, "expected the code of a forward and of a backward"
+    return "\n".join(codes)
+
+
+def make_bag(optimizer: td.optim.OptimizerConfig) -> td.DynamicEmbeddingBag:
+    return td.DynamicEmbeddingBag(DIM, optimizer=optimizer, max_rows=ROWS, score="step")
+
+
+@pytest.mark.parametrize("optimizer", [td.SGD(lr=0.1), td.Adam(lr=0.1)], ids=["sgd", "adam"])
+def test_bag_step_is_batch_sized(optimizer: td.optim.OptimizerConfig) -> None:
+    bag = make_bag(optimizer)
+    dense = torch.nn.Linear(DIM, 2)
+    code = generated_code(lambda ids: dense(bag(ids)))
+    assert "dynemb.find_or_insert_" in code
+    assert "dynemb.embedding_bag" in code
+    assert f"dynemb.{bag.group.optimizer_config.op_name}_backward_" in code
+    assert table_sized_lines(code) == []
+
+
+def test_collection_step_is_batch_sized() -> None:
+    tables = [td.TableConfig(f"t{i}", DIM * (1 + i % 2), [f"f{i}"]) for i in range(4)]
+    collection = td.DynamicEmbeddingBagCollection(
+        tables, optimizer=td.RowWiseAdagrad(lr=0.1), max_rows=ROWS
+    )
+    code = generated_code(lambda ids: collection({f"f{i}": ids + i for i in range(4)}))
+    assert code.count("torch.ops.dynemb.find_or_insert_.default(") == 1
+    assert table_sized_lines(code) == []
+
+
+# Ops and models that are wrong on purpose: the scan must find their table-sized work.
+
+
+@torch.library.custom_op("generated_code_test::touch_", mutates_args={"weights"})
+def touch_(weights: Tensor, ids: Tensor) -> Tensor:
+    weights[0] += 1
+    return ids.clone()
+
+
+@touch_.register_fake
+def _(weights: Tensor, ids: Tensor) -> Tensor:
+    return torch.empty_like(ids)
+
+
+def test_scan_finds_rows_changed_in_forward_and_backward() -> None:
+    """What DynamicEmbedding would cost if insertion wrote rows."""
+    bag = make_bag(td.SGD(lr=0.1))
+
+    def step(ids: Tensor) -> Tensor:
+        return bag(torch.ops.generated_code_test.touch_(bag.group.weights[0], ids))
+
+    assert table_sized_lines(generated_code(step)) != []
+
+
+def test_scan_finds_functional_update() -> None:
+    weights = torch.zeros(ROWS, DIM)
+    scale = torch.nn.Parameter(torch.ones(1))
+
+    def step(ids: Tensor) -> Tensor:
+        flat = ids.reshape(-1)
+        updated = weights.index_add(0, flat, torch.ones(flat.shape[0], DIM))
+        weights.copy_(updated)
+        return updated[flat] * scale
+
+    assert table_sized_lines(generated_code(step)) != []
