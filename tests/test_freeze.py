@@ -156,10 +156,11 @@ class Model(nn.Module):
 
 
 def trained_model() -> Model:
+    torch.manual_seed(0)
     model = Model()
     dense = torch.optim.SGD(model.dense.parameters(), lr=0.1)
     for _ in range(3):
-        model(IDS).square().sum().backward()
+        model(IDS).square().mean().backward()
         dense.step()
         model.users.optimizer.step()
         model.towers[0].optimizer.step()
