@@ -138,18 +138,14 @@ class TableModule(nn.Module):
                 "would be saved): export torch_dynemb.freeze(model)"
             )
         self._check_not_replicated()
-        recomputing = False
         if learning and not torch.compiler.is_compiling():
-            # Activation checkpointing runs the forward again inside backward.
-            recomputing = torch._C._current_graph_task_id() != -1
             self._report_forgotten_step()
-        if learning and not recomputing:
+        # Activation checkpointing runs the forward again inside backward. Ids are there by then,
+        # unless it is the reentrant one, whose first forward has no grad and only reads.
+        if learning:
             handles = group.find_or_insert(ids, offsets, feature_tables)
         else:
-            handles, missing = group.find(ids, offsets, feature_tables)
-            # Reentrant checkpointing ran the first forward without grad: it only read.
-            if recomputing and bool(missing.any()):
-                handles = group.find_or_insert(ids, offsets, feature_tables)
+            handles = group.find(ids, offsets, feature_tables).handles
         weights_learn = (
             per_sample_weights is not None
             and per_sample_weights.requires_grad

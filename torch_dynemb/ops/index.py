@@ -8,10 +8,11 @@ int64 [F * B + 1], non-decreasing from 0 to N, so that feature f owns ids ``offs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 
 from torch_dynemb._library import register_fake
 
@@ -250,3 +251,24 @@ def _export_batch_fake(
         tables.new_empty((count,)),
         tables.new_empty((1,)),
     )
+
+
+def _save_handles(
+    mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    """Selective checkpointing saves what an insertion returns, whatever its policy says.
+
+    Compiled code checkpoints that way too. Repeated in a compiled backward, the insertion would
+    copy the index, which is changed in the forward only.
+    """
+    policy = mode.policy_fn
+    mode.policy_fn = lambda *_args, **_kwargs: CheckpointPolicy.MUST_SAVE
+    try:
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+    finally:
+        mode.policy_fn = policy
+
+
+torch.library.register_torch_dispatch(
+    "dynemb::find_or_insert_", _CachingTorchDispatchMode, _save_handles
+)
