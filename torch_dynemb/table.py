@@ -177,6 +177,9 @@ class TableGroup:
             NO_OPTIMIZER if optimizer is None else OPTIMIZER_NAMES.index(optimizer.op_name)
         )
         self._allocate()
+        for tensor in self._tensors():
+            # else dynamic=True takes a batch size that equals a dim of a table for that dim
+            torch._dynamo.mark_static(tensor)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -244,6 +247,12 @@ class TableGroup:
         self.row_clock = torch.zeros(count + ROW_CLOCK_EXTRA, dtype=torch.int64)
         hyper = [0.0] * HYPER_COLUMNS if config is None else config.hyper_row()
         self.hyper = torch.tensor([hyper] * count, dtype=torch.float64)
+
+    def _tensors(self) -> list[Tensor]:
+        """All tensors of the group; none of them ever changes its shape or address."""
+        index = [self.buckets, self.scores, self.tables, self.slabs, self.free_rows, self.clock]
+        rows = [*self.weights, *self.generations, *self.state, self.row_clock]
+        return [*index, *rows, self.hyper, self.meta, self.init_data]
 
     def _row_bytes(self, dim: int) -> int:
         state = () if self.optimizer_config is None else self.optimizer_config.state
