@@ -123,6 +123,11 @@ def test_generator_to_reader(tmp_path):
     np.testing.assert_array_equal(got[1], drawn.integers)
     np.testing.assert_array_equal(got[2], drawn.ids)
     np.testing.assert_array_equal(data.probabilities, drawn.probabilities)
+    first_seen = [np.unique(ids, return_index=True)[1] for ids in drawn.ids]
+    late = sum(int((first >= 1500).sum()) for first in first_seen)
+    assert data.distinct_ids == sum(map(len, first_seen))
+    assert data.late_share == late / data.distinct_ids > 0
+    assert 0.5 < data.best_auc(2700) < 1
     assert np.any(drawn.integers == MISSING_INTEGER)
     assert np.any(drawn.ids == MISSING_ID)
     assert np.all((drawn.ids < 1 << 32) | (drawn.ids == MISSING_ID))
@@ -167,6 +172,15 @@ def test_generator_refuses_what_it_cannot_write(integers, ids, name):
     )
     with pytest.raises(ValueError, match=name):
         format_lines(samples)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 0}, {"seed": -1}, {"cardinality_divisor": 0.5}, {"turnover": 300}]
+)
+def test_generator_refuses_bad_configurations(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} must be .* got "):
+        PlantedConfig(**wrong)
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -76,6 +77,7 @@ def kill_while_writing(process: subprocess.Popen[str], unfinished: Path) -> None
     """Stop the process when the file appears; kill it if the file is still there then."""
     while process.poll() is None:
         if not unfinished.exists():
+            os.sched_yield()
             continue
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)  # returns once it has stopped
@@ -88,9 +90,9 @@ def kill_while_writing(process: subprocess.Popen[str], unfinished: Path) -> None
     assert unfinished.exists()
 
 
-def raw(tensor: Tensor) -> Tensor:
+def raw(tensor: Tensor) -> np.ndarray:
     """View a contiguous tensor as bytes."""
-    return tensor.view(-1).view(torch.uint8)
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
@@ -98,7 +100,7 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
     if type(a) is not type(b):
         return [path]
     if isinstance(a, Tensor):
-        same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(raw(a), raw(b))
+        same = a.dtype == b.dtype and a.shape == b.shape and np.array_equal(raw(a), raw(b))
         return [] if same else [path]
     if isinstance(a, dict) and a.keys() == b.keys():
         return [d for key in a for d in differences(a[key], b[key], f"{path}/{key}")]
@@ -163,22 +165,18 @@ def test_killed_five_times(data, whole, tmp_path):
     assert result == whole_result
 
 
-def test_comparison_sees_every_flipped_bit(whole):
+def test_comparison_sees_a_flipped_bit(whole):
     """Otherwise the test above would prove little."""
     _, state = whole
     chance = random.Random(1)
     other = copy.deepcopy(state)
-    flipped = 0
-    for tensor in tensors(other):
-        if not tensor.numel():
-            continue
+    filled = [tensor for tensor in tensors(other) if tensor.numel()]
+    for tensor in chance.sample(filled, 25):
         content = raw(tensor)
         byte, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
         content[byte] ^= bit
         assert len(differences(state, other)) == 1
         content[byte] ^= bit
-        flipped += 1
-    assert flipped > 20
     assert differences(state, other) == []
 
 

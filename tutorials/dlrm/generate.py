@@ -36,7 +36,8 @@ class GeneratedData(NamedTuple):
 
     path: Path
     probabilities: Float64Array  # (N,) of a click, line by line
-    summary: dict[str, Any]
+    distinct_ids: int  # over all features
+    late_share: float  # of them, first seen in the second half
 
     def best_auc(self, begin: int) -> float:
         """Return the AUC of the planted probabilities from line ``begin`` (0-based) on."""
@@ -68,10 +69,12 @@ def generate(config: PlantedConfig, folder: Path) -> GeneratedData:
                 partial.mkdir()
                 _write(PlantedModel(config), partial)
                 partial.rename(final)
+    summary = json.loads((final / "summary.json").read_text())
     return GeneratedData(
         path=final / "samples.tsv",
         probabilities=np.load(final / "probabilities.npy"),
-        summary=json.loads((final / "summary.json").read_text()),
+        distinct_ids=summary["distinct_ids"],
+        late_share=summary["late_share"],
     )
 
 
@@ -178,4 +181,4 @@ class _NewcomerCount:
     def summary(self) -> dict[str, Any]:
         distinct = sum(len(known) for known, _ in self._first_seen)
         late = sum(int((first >= self._half).sum()) for _, first in self._first_seen)
-        return {"distinct_ids": distinct, "first_seen_in_second_half": late / distinct}
+        return {"distinct_ids": distinct, "late_share": late / distinct}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ class Pass:
         self.log_every = log_every
         self.step = 0
         self.samples = 0
+        self.seconds = 0.0
+        """Time spent in :meth:`train`, reading and what is done after steps included."""
         self.points: list[Point] = []
         self.auc = RunningAUC(_HALF_LIFE)
         self._loss_sum = torch.zeros((), dtype=torch.float64)
@@ -77,13 +80,15 @@ class Pass:
             after_step: Called after every step.
         """
         self.model.train()
+        began = time.perf_counter() - self.seconds
         for batch in reader:
             self._train_batch(batch)
             bar.update(len(batch.labels))
             if self.step % self.log_every == 0:
                 self._add_point(bar, describe)
+            self.seconds = time.perf_counter() - began
             after_step()
-        if self._loss_samples:
+        if not self.points and self.step:  # fewer steps than log_every: the only point
             self._add_point(bar, describe)
 
     def evaluate(self, reader: CriteoReader) -> float:
@@ -100,7 +105,7 @@ class Pass:
         return exact_auc(torch.cat(labels).numpy(), torch.cat(scores).numpy())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters and running figures."""
+        """Return counters and running figures; not the time, which no two runs share."""
         return {
             "step": self.step,
             "samples": self.samples,

@@ -189,14 +189,16 @@ def _words_before(data: bytes, ends: Int64Array) -> UInt64Array:
     everywhere = np.lib.stride_tricks.as_strided(
         np.frombuffer(data, dtype=np.uint8)[:8].view("<u8"), shape=(len(data) - 7,), strides=(1,)
     )
-    return everywhere[ends - 8]
+    words: UInt64Array = everywhere[ends - 8]
+    return words
 
 
 def _keep_last(words: UInt64Array, counts: Int64Array, fill: int) -> UInt64Array:
     """Replace all but the last ``counts`` (0 to 8) bytes of each word by the byte ``fill``."""
     masks = np.array([(1 << (8 * (8 - n))) - 1 for n in range(9)], dtype=np.uint64)  # to replace
     mask = masks[counts]
-    return (words & ~mask) | (mask & np.uint64(fill * 0x0101010101010101))
+    filled: UInt64Array = (words & ~mask) | (mask & np.uint64(fill * 0x0101010101010101))
+    return filled
 
 
 def _parse_integers(
@@ -208,7 +210,7 @@ def _parse_integers(
     words = _keep_last(_words_before(data, ends), np.minimum(lengths, 8), ord("0"))
     # A byte c is a digit if both c and c + 6 have 3 in their high half.
     high_halves, threes = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)
-    digits_only = (words & high_halves) == threes
+    digits_only: npt.NDArray[np.bool_] = (words & high_halves) == threes
     digits_only &= ((words + np.uint64(0x0606060606060606)) & high_halves) == threes
     # Pairs of digits, then of pairs, then of those: the first digit is in the lowest byte.
     values = words & np.uint64(0x0F0F0F0F0F0F0F0F)

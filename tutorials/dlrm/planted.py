@@ -92,6 +92,10 @@ class PlantedConfig:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or above, got {self.seed}")
+        if not self.cardinality_divisor >= 1:
+            raise ValueError(
+                f"cardinality_divisor must be at least 1, got {self.cardinality_divisor}"
+            )
         if not 0 <= self.turnover < _EPOCHS - 1:
             raise ValueError(f"turnover must be from 0 to below {_EPOCHS - 1}, got {self.turnover}")
 
@@ -220,7 +224,8 @@ def _mix64(x: UInt64Array) -> UInt64Array:
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def _scramble32(x: UInt64Array, salt: np.uint64) -> Int64Array:
@@ -229,24 +234,32 @@ def _scramble32(x: UInt64Array, salt: np.uint64) -> Int64Array:
     x = (x ^ salt) & mask
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):  # MurmurHash3's 32-bit finalizer
         x = ((x ^ (x >> np.uint64(16))) * np.uint64(multiplier)) & mask
-    return (x ^ (x >> np.uint64(16))).view(np.int64)
+    x ^= x >> np.uint64(16)
+    return x.view(np.int64)
 
 
 def _uniform(keys: UInt64Array) -> Float64Array:
-    """Map to (0, 1)."""
-    return ((keys >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    """Map to (0, 1), neither end included."""
+    uniform: Float64Array = (keys >> np.uint64(12)).astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-52
+    return uniform
 
 
 def _heavy_tailed(keys: UInt64Array) -> Float64Array:
     """Map to a symmetric distribution: most near 0, a few large (an exponential to the 1.5)."""
     u = _uniform(keys) - 0.5
-    return np.sign(u) * (-np.log1p(-2 * np.abs(u))) ** 1.5
+    sizes: Float64Array = (-np.log1p(-2 * np.abs(u))) ** 1.5
+    return np.copysign(sizes, u)
 
 
 def _normal(keys: UInt64Array) -> Float64Array:
     """Map to mean 0 and variance 1, roughly normal: a sum of uniforms."""
-    parts = [_uniform(_mix64(keys + np.uint64(k << 32))) for k in range(4)]
-    return (sum(parts) - 2.0) * np.sqrt(3.0)
+    total = np.full(keys.shape, -2.0)
+    for k in range(4):
+        total += _uniform(_mix64(keys + np.uint64(k << 32)))
+    total *= np.sqrt(3.0)
+    return total
 
 
 def _join(parts: list[Samples]) -> Samples:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +39,6 @@ class Trained(NamedTuple):
 
     progress: Pass
     auc: float
-    samples_per_s: float
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -85,7 +83,7 @@ def run(opts: Options) -> dict[str, Any]:
         "best_auc": data.best_auc,
         "baseline_auc": baseline_auc,
         "samples": dynamic.progress.samples,
-        "samples_per_s": round(dynamic.samples_per_s, 1),
+        "samples_per_s": round(dynamic.progress.samples / dynamic.progress.seconds, 1),
         "ids": sum(rows.sizes()),
         "table_bytes": rows.row_bytes(),
         "device": opts.device,
@@ -110,6 +108,11 @@ def _open_data(opts: Options) -> Data:
         if opts.samples is not None:
             config = PlantedConfig(seed=opts.seed, samples=opts.samples)
         generated = generate(config, opts.cache)
+        print(
+            f"{generated.path}: {generated.distinct_ids:,} distinct ids, "
+            f"{generated.late_share:.0%} of them first seen in the second half",
+            file=sys.stderr,
+        )
         paths, lines = [generated.path], config.samples
     train_lines = min(max(1, round(lines * (1 - opts.held_out))), lines - 1)
     best_auc = None if opts.data else generated.best_auc(train_lines)
@@ -154,21 +157,16 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
         "lines": data.lines,
         "file sizes": [p.stat().st_size for p in data.paths],
     }
-    start, seconds_before = Position(), 0.0
+    start = Position()
     if opts.resume and path.exists():
-        start, seconds_before = _resume(progress, checkpoint.load(path), settings)
+        start = _resume(progress, checkpoint.load(path), settings)
         print(f"resuming after line {start.line} from {path}", file=sys.stderr)
     elif opts.resume:
         print(f"no checkpoint at {path}: beginning with the first line", file=sys.stderr)
     reader = _reader(opts, data, start, data.train_lines)
-    began = time.perf_counter()
-
-    def seconds() -> float:
-        return seconds_before + time.perf_counter() - began
 
     def save() -> None:
-        state = _state(progress, reader.position, settings)
-        checkpoint.save(path, state | {"seconds": seconds()})
+        checkpoint.save(path, _state(progress, reader.position, settings))
 
     def after_step() -> None:
         if progress.step % opts.checkpoint_every == 0:
@@ -189,7 +187,6 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
             f"no samples to train on: the {data.train_lines} lines before the held-out ones are "
             f"bad, the first: {reader.first_skipped}; give files in the Criteo format"
         )
-    samples_per_s = progress.samples / seconds()
     save()
     held_out = _reader(opts, data, reader.position, data.lines)
     auc = progress.evaluate(held_out)
@@ -199,7 +196,7 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
             f"skipped {skipped} of {data.lines} lines" + (f", the first: {first}" if first else ""),
             file=sys.stderr,
         )
-    return Trained(progress, auc, samples_per_s)
+    return Trained(progress, auc)
 
 
 def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained:
@@ -208,12 +205,10 @@ def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained
     rows = HashedRows(row_counts, opts.embedding_dim, lr=opts.lr, bound=_ROW_BOUND)
     progress = _make_pass(opts, rows, compiled=False)
     reader = _reader(opts, data, Position(), data.train_lines)
-    began = time.perf_counter()
     with _bar("hashed tables", data, opts, done=0) as bar:
         progress.train(reader, bar, describe=dict, after_step=lambda: None)
-    samples_per_s = progress.samples / (time.perf_counter() - began)
     auc = progress.evaluate(_reader(opts, data, reader.position, data.lines))
-    return Trained(progress, auc, samples_per_s)
+    return Trained(progress, auc)
 
 
 def _state(progress: Pass, position: Position, settings: dict[str, object]) -> dict[str, Any]:
@@ -222,21 +217,22 @@ def _state(progress: Pass, position: Position, settings: dict[str, object]) -> d
         "model": progress.model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in progress.optimizers],
         "progress": progress.state_dict(),
+        "seconds": progress.seconds,
         "rng": torch.get_rng_state(),  # of the only generator that training uses
         "position": tuple(position),
     }
 
 
-def _resume(
-    progress: Pass, state: dict[str, Any], settings: dict[str, object]
-) -> tuple[Position, float]:
+def _resume(progress: Pass, state: dict[str, Any], settings: dict[str, object]) -> Position:
+    """Take over a checkpoint; return where its reader stood."""
     checkpoint.check_same_settings(state["settings"], settings)
     progress.model.load_state_dict(state["model"])
     for optimizer, saved in zip(progress.optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
     progress.load_state_dict(state["progress"])
+    progress.seconds = state["seconds"]
     torch.set_rng_state(state["rng"])
-    return Position(*state["position"]), state["seconds"]
+    return Position(*state["position"])
 
 
 def _number(auc: float) -> float | None:
