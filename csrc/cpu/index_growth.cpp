@@ -95,16 +95,38 @@ void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
       prefer_huge_pages(view.scores, static_cast<size_t>(bucket_count * kBucketWidth * 8));
     }
   }
-  std::vector<Entry> rest;
-  rest.reserve(static_cast<size_t>(view.bucket_count * kBucketWidth / 8));
-  for (int64_t end = view.bucket_count; end > 0; end -= kSpreadBuckets) {
-    spread_buckets(view, table, std::max<int64_t>(end - kSpreadBuckets, 0), end, bucket_count,
-                   &rest);
+  // Equal ranges of the hash are whole ranges of buckets before and after, where both counts allow
+  // it. Ranges [first, last) are independent once the targets of the first lie above the sources of
+  // the last; so they go in waves from the top, each wave on all threads.
+  const bool ranges = view.bucket_count % kPartitions == 0 && bucket_count % kPartitions == 0;
+  const int64_t parts = ranges ? kPartitions : 1;
+  std::vector<std::vector<Entry>> rest(parts);
+  for (int64_t last = parts; last > 0;) {
+    const int64_t above = (last * view.bucket_count + bucket_count - 1) / bucket_count;
+    const int64_t first = std::min(above, last - 1);
+    const auto spread_parts = [&](int64_t part_begin, int64_t part_end) {
+      for (int64_t p = first + part_begin; p < first + part_end; ++p) {
+        const int64_t begin = view.bucket_count * p / parts;
+        for (int64_t end = view.bucket_count * (p + 1) / parts; end > begin;
+             end -= kSpreadBuckets) {
+          spread_buckets(view, table, std::max(end - kSpreadBuckets, begin), end, bucket_count,
+                         &rest[p]);
+        }
+      }
+    };
+    parallel_units(last - first, view.bucket_count / parts * (last - first) * kBucketWidth,
+                   spread_parts);
+    last = first;
   }
+  std::vector<Entry> entries;
+  size_t count = 0;
+  for (const auto& part : rest) count += part.size();
+  entries.reserve(count);
+  for (const auto& part : rest) entries.insert(entries.end(), part.begin(), part.end());
   row[kTableBucketCount] = bucket_count;
   row[kTableTombstones] = 0;
   ++row[kTableGrowths];
-  place_entries(index, std::move(rest));
+  place_entries(index, std::move(entries));
 }
 
 }  // namespace dynemb::cpu
