@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
+from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
 
@@ -35,15 +36,15 @@ def table_sized_lines(code: str) -> list[str]:
     return found
 
 
-def generated_code(step: Callable[[Tensor], Tensor]) -> str:
+def generated_code(step: Callable[[Tensor], Tensor], *, dynamic: bool | None = None) -> str:
     """Forward and backward of a compiled step, generated code of both."""
     torch._dynamo.reset()
-    compiled = torch.compile(step, fullgraph=True)
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
 
     def run() -> None:
         compiled(torch.arange(60).reshape(20, 3)).sum().backward()
 
-    with torch._inductor.config.patch(fx_graph_cache=False):
+    with torch._inductor.config.patch(force_disable_caches=True):
         _, codes = run_and_get_code(run)
     assert len(codes) >= 2, "expected the code of a forward and of a backward"
     return "\n".join(codes)
@@ -71,6 +72,30 @@ def test_collection_step_is_batch_sized() -> None:
     )
     code = generated_code(lambda ids: collection({f"f{i}": ids + i for i in range(4)}))
     assert code.count("torch.ops.dynemb.find_or_insert_.default(") == 1
+    assert table_sized_lines(code) == []
+
+
+def test_weighted_step_of_any_batch_size_is_batch_sized() -> None:
+    bag = make_bag(td.Adagrad(lr=0.1))
+    factor = torch.nn.Parameter(torch.ones(3))
+    code = generated_code(
+        lambda ids: bag(ids, per_sample_weights=factor.expand(ids.shape)), dynamic=True
+    )
+    assert "dynemb.bag_weight_grad" in code
+    assert table_sized_lines(code) == []
+
+
+def test_checkpointed_step_is_batch_sized() -> None:
+    """The lookup is computed again in the backward, the insertion is not."""
+    table = td.DynamicEmbedding(DIM, optimizer=td.Adam(lr=0.1), max_rows=ROWS)
+    dense = torch.nn.Linear(DIM, 2)
+
+    def body(ids: Tensor) -> Tensor:
+        return dense(table(ids).tanh())
+
+    code = generated_code(lambda ids: checkpoint(body, ids, use_reentrant=False))
+    assert code.count("torch.ops.dynemb.find_or_insert_.default(") == 1
+    assert code.count("torch.ops.dynemb.embedding.default(") == 2
     assert table_sized_lines(code) == []
 
 
