@@ -42,6 +42,11 @@ def separate(mode: str = "sum") -> dict[str, td.DynamicEmbeddingBag]:
     }
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 class Jagged:
     """Random bags: ids and offsets by feature name."""
 

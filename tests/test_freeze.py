@@ -57,6 +57,11 @@ CASES: dict[str, Case] = {
         ({name: IDS + i for i, name in enumerate(NAMES)},),
         ({name: UNSEEN + i for i, name in enumerate(NAMES)},),
     ),
+    "ragged bags": (
+        lambda: td.DynamicEmbeddingBagCollection(tables(4, 8, 4), optimizer=ADAM),
+        ({name: (IDS.flatten(), torch.tensor([0, 50, 50, 120])) for name in NAMES},),
+        ({name: (UNSEEN.flatten(), torch.tensor([0, 3, 90, 120])) for name in NAMES},),
+    ),
     "keyed bags": (
         lambda: td.DynamicEmbeddingBagCollection(tables(4, 8, 4), optimizer=ADAM),
         (keyed(IDS),),
@@ -258,6 +263,7 @@ def test_a_live_table_in_a_model_is_not_exported() -> None:
         torch.export.export(trained_model().eval(), (IDS,))
 
 
+@pytest.mark.long
 def test_frozen_modules_compile() -> None:
     frozen = td.freeze(trained_model())
     compiled = torch.compile(frozen, fullgraph=True, dynamic=True)

@@ -52,6 +52,11 @@ def rows_of(module: td.DynamicEmbedding | td.DynamicEmbeddingBag) -> Tensor:
     return module.group.read(0, IDS)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 # -- lookup ------------------------------------------------------------------------------------
 
 

@@ -225,7 +225,7 @@ class TableModule(nn.Module):
         if DistributedDataParallel._active_ddp_module is not None:
             replicated_by = "DistributedDataParallel"
         elif self.grad_anchor is not self._own_anchor[0]:
-            replicated_by = "FSDP"
+            replicated_by = "FSDP (its grad_anchor has been replaced)"
         if replicated_by:
             raise RuntimeError(
                 f"{type(self).__name__}: the table is inside {replicated_by}, which would give "
