@@ -51,7 +51,7 @@ class DLRM(nn.Module):
         embedding_dim: int,
         *,
         bottom: Sequence[int] = (64,),
-        top: Sequence[int] = (128, 64),
+        top: Sequence[int] = (64, 32),
     ) -> None:
         super().__init__()
         self.rows = rows
