@@ -14,6 +14,7 @@ import pytest
 import torch
 from execution import threads
 from torch import Tensor, nn
+from trained_collection import TABLES, collection, train, used
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH
@@ -26,42 +27,6 @@ OPTIMIZERS = [
     td.Adam(lr=0.01),
     td.AdamW(lr=0.01),
 ]
-TABLES = ("a", 4), ("b", 8), ("c", 4)
-
-
-def collection(
-    optimizer: OptimizerConfig | None = None, *, seed: int = 0, **arguments: Any
-) -> td.DynamicEmbeddingBagCollection:
-    torch.manual_seed(seed)
-    return td.DynamicEmbeddingBagCollection(
-        [td.TableConfig(name, dim) for name, dim in TABLES],
-        optimizer=td.Adam(lr=0.01) if optimizer is None else optimizer,
-        **arguments,
-    )
-
-
-def train(module: td.DynamicEmbeddingBagCollection, steps: range, ids: int = 40) -> None:
-    """Steps whose batches depend on their numbers alone; ids come, grow the index and leave."""
-    for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        features = {
-            name: torch.randint(0, 30 * (step + 1), (ids, 2), generator=generator)
-            for name, _ in TABLES
-        }
-        output = module(features)
-        (output * torch.randn(output.shape, generator=generator)).sum().backward()
-        module.optimizer.step()
-        if step % 3 == 2:
-            module.group.erase(step % 2, torch.arange(0, 30 * step, 7))
-
-
-def used() -> td.DynamicEmbeddingBagCollection:
-    module = collection()
-    train(module, range(4))
-    module({name: torch.arange(900, 910)[None] for name, _ in TABLES})  # no backward yet
-    for table in range(len(TABLES)):
-        module.group.erase(table, next(module.group.export(table)).ids[:6])
-    return module
 
 
 def assert_equal_states(one: nn.Module, two: nn.Module) -> None:
@@ -275,162 +240,6 @@ def test_tables_with_different_names_do_not_collide() -> None:
     swapped["a.buckets"], swapped["c.buckets"] = state["c.buckets"], state["a.buckets"]
     with pytest.raises(RuntimeError, match="damaged"):
         collection().load_state_dict(swapped)
-
-
-# -- what is refused ---------------------------------------------------------------------------
-
-
-def assert_refuses(
-    module: Any, state: dict[str, Any], message: str, *, strict: bool = True
-) -> None:
-    before = module.state_dict()
-    with pytest.raises(RuntimeError, match=message):
-        module.load_state_dict(state, strict=strict)
-    after = module.state_dict()
-    assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-def test_states_of_other_modules_are_refused() -> None:
-    target = used()
-
-    def other(tables: Any = TABLES, **arguments: Any) -> dict[str, Tensor]:
-        return td.DynamicEmbeddingBagCollection(
-            [td.TableConfig(name, dim) for name, dim in tables],
-            **{"optimizer": td.Adam(lr=0.1), **arguments},
-        ).state_dict()
-
-    assert_refuses(target, other((("a", 4), ("b", 16), ("c", 4))), "tables = .*'embedding_dim': 16")
-    assert_refuses(target, other((("a", 4), ("x", 8), ("c", 4))), "tables = .*'x'")
-    assert_refuses(target, other((("b", 8), ("a", 4), ("c", 4))), "tables = ")
-    assert_refuses(target, other(TABLES[:2]), "tables = ")
-    assert_refuses(target, other(optimizer=td.AdamW(lr=0.1)), "optimizer = 'adamw'.*has 'adam'")
-    assert_refuses(target, other(score="step"), "score = 'step'")
-    assert_refuses(target, nn.Linear(2, 2).state_dict(), "Missing key.*format")
-
-
-def test_versions_are_checked() -> None:
-    target, state = used(), used().state_dict()
-    text = json.loads(bytes(state["format"].tolist()))
-    for version in (0, 2, "1", None):
-        text["version"] = version
-        entry = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
-        assert_refuses(target, {**state, "format": entry}, f"format version {version}")
-
-
-def test_missing_and_unexpected_entries() -> None:
-    target, state = used(), used().state_dict()
-    for name in state:
-        lacking = {key: tensor for key, tensor in state.items() if key != name}
-        for strict in (True, False):
-            if name == "format" and not strict:
-                assert target.load_state_dict(lacking, strict=False).missing_keys == ["format"]
-            else:
-                assert_refuses(target, lacking, f"'?{name}'?", strict=strict)
-    more = {**state, "surprise": torch.zeros(1)}
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*surprise"):
-        target.load_state_dict(more)
-    assert target.load_state_dict(more, strict=False).missing_keys == []
-
-
-def test_a_state_larger_than_the_reservation() -> None:
-    source = used()
-    assert_refuses(collection(max_rows=8), source.state_dict(), "larger max_rows")
-    enough = collection(max_rows=2000)
-    enough.load_state_dict(source.state_dict())
-    ids = {name: torch.arange(100)[None] for name, _ in TABLES}
-    assert torch.equal(enough.eval()(ids), source.eval()(ids))
-
-
-def test_a_row_of_the_padding_id_is_refused() -> None:
-    source = td.DynamicEmbedding(2, name="t", optimizer=td.SGD(lr=0.1))
-    source(torch.arange(5))
-    target = td.DynamicEmbedding(2, 3, name="t", optimizer=td.SGD(lr=0.1))
-    assert_refuses(target, source.state_dict(), "a row for id 3, which is the padding id")
-
-
-Damage = Callable[[dict[str, Tensor]], None]
-
-
-def set_entry(name: str, make: Callable[[Tensor], Any]) -> Damage:
-    def damage(state: dict[str, Tensor]) -> None:
-        state[name] = make(state[name])
-
-    return damage
-
-
-def add_to(name: str, *index: int, amount: int = 1) -> Damage:
-    def damage(state: dict[str, Tensor]) -> None:
-        state[name][index] += amount
-
-    return damage
-
-
-def first_handle(change: Callable[[int], int]) -> Damage:
-    """Changes the stored handle of the first occupied slot of table b."""
-
-    def damage(state: dict[str, Tensor]) -> None:
-        stored = state["b.buckets"][:, BUCKET_WIDTH:]
-        bucket, slot = (stored != 0).nonzero()[0].tolist()
-        stored[bucket, slot] = change(int(stored[bucket, slot]))
-
-    return damage
-
-
-def flip_keys(state: dict[str, Tensor]) -> None:
-    """A bit of five keys: one alone may by chance belong where it lies."""
-    buckets = state["b.buckets"]
-    for bucket, slot in (buckets[:, BUCKET_WIDTH:] != 0).nonzero()[:5].tolist():
-        buckets[bucket, slot] ^= 1 << 40
-
-
-DAMAGES: dict[str, Damage] = {
-    "format: a bit": lambda state: state["format"].__setitem__(3, state["format"][3] ^ 1),
-    "format: not UTF-8": set_entry("format", lambda text: text | 0x80),
-    "format: a list": set_entry("format", lambda _: torch.tensor([91, 93], dtype=torch.uint8)),
-    "format: another dtype": set_entry("format", lambda text: text.float()),
-    "weights: another dtype": set_entry("dim4.weights", lambda rows: rows.double()),
-    "weights: a row less": set_entry("dim4.weights", lambda rows: rows[:-1]),
-    "weights: another dim": set_entry("dim4.weights", lambda rows: rows[:, :-1]),
-    "weights: flat": set_entry("dim4.weights", lambda rows: rows.flatten()),
-    "weights: no tensor": set_entry("dim4.weights", lambda rows: rows.tolist()),
-    "optimizer state: a row less": set_entry("dim8.exp_avg", lambda rows: rows[:-1]),
-    "generations: changed": add_to("dim8.generations", 2),
-    "generations: a row less": set_entry("dim8.generations", lambda rows: rows[:-1]),
-    "free rows: fewer": set_entry("dim4.free_rows", lambda rows: rows[:-1]),
-    "free rows: repeated": set_entry("dim4.free_rows", lambda rows: rows[:1].expand(len(rows))),
-    "free rows: live generation": add_to("dim4.free_rows", 0, amount=-1),
-    "buckets: fewer": set_entry("a.buckets", lambda buckets: buckets[:-1]),
-    "buckets: moved": set_entry("b.buckets", lambda buckets: buckets.flip(0)),
-    "keys: a bit": flip_keys,
-    "handle: gone": first_handle(lambda stored: 0),
-    "handle: another row": first_handle(lambda stored: stored + (1 << 28)),
-    "handle: a row far away": first_handle(lambda stored: stored + (1 << 60)),
-    "handle: negative": first_handle(lambda stored: -stored),
-    "handle: another generation": first_handle(lambda stored: stored + 1),
-    "seed": add_to("seeds", 1),
-    "seeds: fewer": set_entry("seeds", lambda seeds: seeds[:-1]),
-    "tables: bucket count": add_to("tables", 0, 0, amount=4),
-    "tables: no buckets": set_entry("tables", torch.zeros_like),
-    "tables: size": add_to("tables", 1, 1),
-    "tables: tombstones": add_to("tables", 1, 2),
-    "tables: negative": add_to("tables", 1, 3, amount=-(10**6)),
-    "tables: fewer": set_entry("tables", lambda tables: tables[:-1]),
-    "slabs: next row": add_to("slabs", 0, 0),
-    "slabs: negative": add_to("slabs", 0, 0, amount=-(10**6)),
-    "slabs: free count": add_to("slabs", 0, 1, amount=-1),
-    "slabs: fewer": set_entry("slabs", lambda slabs: slabs[:-1]),
-    "clock: negative": add_to("clock", 0, amount=-100),
-    "row clock: longer": set_entry("row_clock", lambda clock: torch.cat([clock, clock])),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_damaged_states_are_refused(damage: Damage) -> None:
-    state = used().state_dict()
-    damage(state)
-    target = collection(seed=3)
-    train(target, range(2))
-    assert_refuses(target, state, r"corrupted|expected|format version")
 
 
 # -- devices and dtypes ------------------------------------------------------------------------
