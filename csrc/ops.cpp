@@ -8,10 +8,20 @@
 
 #include <string>
 
-STABLE_TORCH_LIBRARY(dynemb, m) {
+#include "library.h"
+
+DYNEMB_DEFINE_OPS(m) {
   // Memory and instruction set.
   m.def("reserve(int[] size, int dtype, bool huge_pages) -> Tensor");
   m.def("available_memory() -> int");
+  m.def("reserve_cuda(int[] size, int dtype, int device) -> Tensor");
+  m.def("available_cuda_memory(int device) -> int");
+  m.def("raise_device_errors(int device) -> ()");
+  m.def(
+      "bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows, "
+      "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, int[] table_buckets, "
+      "int[] slab_rows) -> ()");
+  m.def("end_step(Tensor buckets) -> ()");
   m.def("simd_level() -> int");
   m.def("set_simd_level(int level) -> ()");
 

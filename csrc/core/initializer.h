@@ -73,4 +73,29 @@ DYNEMB_HD float truncated_normal_value(uint32_t word, const InitParameters& p) {
   return above > p.p5 ? p.p5 : above;
 }
 
+// The initial value of one column, from its random word. `records` records begin at `begin`.
+DYNEMB_HD float initial_value(const double* init_data, int64_t begin, int64_t records,
+                              int64_t column, uint32_t word) {
+  for (int64_t r = 0; r < records; ++r) {
+    const double* record = init_data + begin + r * kInitRecordColumns;
+    const int64_t first = static_cast<int64_t>(record[kInitFirstColumn]);
+    if (column < first || column >= static_cast<int64_t>(record[kInitEndColumn])) continue;
+    const InitParameters p = init_parameters(record);
+    switch (static_cast<int>(record[kInitKindColumn])) {
+      case kInitUniform:
+        return uniform_value(word, p);
+      case kInitNormal:
+        return normal_value(word, p);
+      case kInitTruncatedNormal:
+        return truncated_normal_value(word, p);
+      case kInitVector:
+        return static_cast<float>(
+            init_data[static_cast<int64_t>(record[kInitParameters]) + column - first]);
+      default:
+        return p.p0;
+    }
+  }
+  return 0.0f;  // no record names the column
+}
+
 }  // namespace dynemb

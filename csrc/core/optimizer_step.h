@@ -23,7 +23,7 @@ struct OptimizerStep {
 
 // `step` counts from 1. What is subtracted from 1 stays in double precision: 1 - 0.999f is off by
 // 1.3e-5 of its value.
-inline OptimizerStep optimizer_step(const double* hyper, int64_t step) {
+DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   OptimizerStep s;
   s.lr = static_cast<float>(hyper[kHyperLr]);
   s.weight_decay = static_cast<float>(hyper[kHyperWeightDecay]);
@@ -34,8 +34,8 @@ inline OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   s.complement2 = static_cast<float>(1.0 - hyper[kHyperBeta2]);
   s.initial_state = static_cast<float>(hyper[kHyperInitialState]);
   const double t = static_cast<double>(step);
-  s.step_size = static_cast<float>(hyper[kHyperLr] / (1.0 - std::pow(hyper[kHyperBeta1], t)));
-  s.root_correction2 = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(hyper[kHyperBeta2], t)));
+  s.step_size = static_cast<float>(hyper[kHyperLr] / (1.0 - pow(hyper[kHyperBeta1], t)));
+  s.root_correction2 = static_cast<float>(1.0 / sqrt(1.0 - pow(hyper[kHyperBeta2], t)));
   return s;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/summation.h"
 #include "cpu/rows_view.h"
 
 namespace dynemb::cpu {
@@ -46,8 +47,6 @@ GradientRuns gradient_runs(const char* op, const Lookup& lookup,
                            const std::vector<TableRows>& tables, int64_t slab, int64_t dim);
 
 // Very long runs are summed in pieces of fixed length first, by all threads.
-constexpr int64_t kPieceLength = 1024;
-
 struct LongRuns {
   std::vector<int64_t> run;          // indices of runs longer than kPieceLength, ascending
   std::vector<int64_t> first_piece;  // of each of them

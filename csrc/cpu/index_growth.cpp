@@ -35,9 +35,11 @@ void spread_buckets(const TableView& table, int64_t table_number, int64_t begin,
   }
   int32_t occupied[kSpreadBuckets * kBucketWidth];
   int64_t count = 0;
-  for (int32_t i = 0; i < static_cast<int32_t>(buckets) * kBucketWidth; ++i) {
-    occupied[count] = i;
-    count += lines[i / kBucketWidth * kBucketWords + kBucketWidth + i % kBucketWidth] != 0;
+  for (int32_t bucket = static_cast<int32_t>(buckets) - 1; bucket >= 0; --bucket) {
+    for (int32_t slot = 0; slot < kBucketWidth; ++slot) {
+      occupied[count] = bucket * kBucketWidth + slot;
+      count += lines[bucket * kBucketWords + kBucketWidth + slot] != 0;
+    }
   }
   for (int64_t k = 0; k < count; ++k) {
     const int32_t bucket = occupied[k] / kBucketWidth;
@@ -122,7 +124,10 @@ void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
   size_t count = 0;
   for (const auto& part : rest) count += part.size();
   entries.reserve(count);
-  for (const auto& part : rest) entries.insert(entries.end(), part.begin(), part.end());
+  // in the order of moving: from the last bucket down
+  for (auto part = rest.rbegin(); part != rest.rend(); ++part) {
+    entries.insert(entries.end(), part->begin(), part->end());
+  }
   row[kTableBucketCount] = bucket_count;
   row[kTableTombstones] = 0;
   ++row[kTableGrowths];

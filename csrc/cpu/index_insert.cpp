@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/row_allocation.h"
 #include "cpu/index_find.h"
 #include "cpu/index_growth.h"
 #include "cpu/index_placement.h"
@@ -231,7 +232,9 @@ class RowAllocator {
                       needed, " rows but has room for ", max_rows_,
                       ": create the table with a larger max_rows, or erase ids");
       if (needed > slab(s)[kSlabCommittedRows]) {
-        bytes += (commit_target(s, needed) - slab(s)[kSlabCommittedRows]) * slab(s)[kSlabRowBytes];
+        bytes += (commit_target(needed, slab(s)[kSlabRowBytes], max_rows_) -
+                  slab(s)[kSlabCommittedRows]) *
+                 slab(s)[kSlabRowBytes];
       }
     }
     return bytes;
@@ -242,18 +245,13 @@ class RowAllocator {
     int64_t* row = slab(s);
     if (row[kSlabFreeCount] > 0) return free_rows_[s * max_rows_ + --row[kSlabFreeCount]];
     const int64_t next = row[kSlabNextRow]++;
-    if (next >= row[kSlabCommittedRows]) row[kSlabCommittedRows] = commit_target(s, next + 1);
+    if (next >= row[kSlabCommittedRows]) {
+      row[kSlabCommittedRows] = commit_target(next + 1, row[kSlabRowBytes], max_rows_);
+    }
     return make_handle(next, kFirstGeneration);
   }
 
  private:
-  // Memory is looked at in steps of 64 MiB.
-  int64_t commit_target(int64_t s, int64_t needed) const {
-    constexpr int64_t kStepBytes = int64_t{64} << 20;
-    const int64_t row_bytes = std::max<int64_t>(slab(s)[kSlabRowBytes], 1);
-    return std::min(max_rows_, needed + kStepBytes / row_bytes);
-  }
-
   const IndexView& index_;
   int64_t* slabs_;
   int64_t slab_count_;

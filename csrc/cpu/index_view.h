@@ -11,17 +11,12 @@
 
 #include "core/bucket.h"
 #include "core/columns.h"
+#include "tensor_check.h"
 
 namespace dynemb::cpu {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
 // Raises unless `tensor` is a contiguous CPU tensor of the dtype.
 void check_tensor(const char* op, const char* name, const Tensor& tensor, ScalarType dtype);
-// Raises unless size(dim) is `expected`.
-void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
-                int64_t expected);
 
 Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype);
 Tensor zeros_cpu(const std::vector<int64_t>& size, ScalarType dtype);

@@ -1,0 +1,39 @@
+// Errors that a kernel finds: one 64-bit word in host memory that the device writes and the host
+// reads without waiting. The first op after it, or optimizer.step(), raises.
+#pragma once
+
+#include "core/host_device.h"
+
+namespace dynemb {
+
+using ErrorWord = unsigned long long;
+
+enum DeviceError : int {
+  kErrorNone = 0,
+  kErrorOffsetsStart = 1,     // value: the first offset
+  kErrorOffsetsDecrease = 2,  // value: position of the offset that is less than the one before
+  kErrorOffsetsEnd = 3,       // value: the last offset
+  kErrorHandle = 4,           // value: the row
+  kErrorBuckets = 5,          // value: table
+  kErrorRows = 6,             // value: slab
+  kErrorMemory = 7,           // value: table or slab whose memory has not been mapped
+  kErrorUpdated = 8,          // value: update count of the forward
+  kErrorEntry = 9,            // value: entry
+  kErrorCount = 10,           // value: slab
+  kErrorTableUpdated = 11,    // value: entry
+  kErrorFeatureDim = 12,      // value: feature
+};
+
+// code : 6 | op : 10 | value : 48 (clipped)
+DYNEMB_HD ErrorWord encode_error(int code, int op, int64_t value) {
+  const ErrorWord limit = (ErrorWord{1} << 48) - 1;
+  const ErrorWord clipped = static_cast<ErrorWord>(value) & limit;
+  return (static_cast<ErrorWord>(code) << 58) | (static_cast<ErrorWord>(op & 1023) << 48) | clipped;
+}
+DYNEMB_HD int error_code(ErrorWord word) { return static_cast<int>(word >> 58); }
+DYNEMB_HD int error_op(ErrorWord word) { return static_cast<int>((word >> 48) & 1023); }
+DYNEMB_HD int64_t error_value(ErrorWord word) {  // sign-extended
+  return static_cast<int64_t>(word << 16) >> 16;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,114 @@
+// What kernels share: errors, vector loads, groups of lanes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/device_error.h"
+
+namespace dynemb::cuda {
+
+// The index of the thread in the grid, and the number of threads.
+__device__ __forceinline__ int64_t thread_number() {
+  return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ int64_t thread_total() {
+  return static_cast<int64_t>(gridDim.x) * blockDim.x;
+}
+
+// How a kernel reports: any of several concurrent reports may win; each is one 8-byte store.
+struct ErrorSink {
+  ErrorWord* word;
+  int32_t op;
+
+  __device__ __forceinline__ void report(int code, int64_t value) const {
+    *reinterpret_cast<volatile ErrorWord*>(word) = encode_error(code, op, value);
+  }
+};
+
+// Adds the number of flagged lanes with each key to counters[key]. All lanes of the warp must call
+// it. Lanes of one key, the usual case, make one atomic operation.
+__device__ __forceinline__ void count_by_key(bool flag, int64_t key, int64_t* counters) {
+  const unsigned flagged = __ballot_sync(0xffffffffu, flag);
+  if (flagged == 0) return;
+  const int leader = __ffs(static_cast<int>(flagged)) - 1;
+  const int64_t first_key = __shfl_sync(0xffffffffu, static_cast<long long>(key), leader);
+  const bool same = __all_sync(0xffffffffu, !flag || key == first_key) != 0;
+  auto* counter = reinterpret_cast<unsigned long long*>(counters + key);
+  if (same) {
+    if ((static_cast<int>(threadIdx.x) & 31) == leader) {
+      atomicAdd(counter, static_cast<unsigned long long>(__popc(flagged)));
+    }
+  } else if (flag) {
+    atomicAdd(counter, 1ULL);
+  }
+}
+
+// A power of two of neighbouring lanes that work on one row together.
+template <int kLanes>
+struct LaneGroup {
+  static __device__ __forceinline__ int lane() {
+    return static_cast<int>(threadIdx.x) & (kLanes - 1);
+  }
+  static __device__ __forceinline__ unsigned mask() {
+    if constexpr (kLanes == 32) {
+      return 0xffffffffu;
+    } else {
+      const unsigned first = (threadIdx.x & 31u) & ~static_cast<unsigned>(kLanes - 1);
+      return ((1u << kLanes) - 1u) << first;
+    }
+  }
+  template <class T>
+  static __device__ __forceinline__ T broadcast(T value, int from) {
+    return __shfl_sync(mask(), value, from, kLanes);
+  }
+  // Sum over the lanes, in a fixed order, to all of them.
+  static __device__ __forceinline__ float sum(float value) {
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+      value += __shfl_xor_sync(mask(), value, distance, kLanes);
+    }
+    return value;
+  }
+};
+
+// kWidth consecutive floats: 16-byte accesses where rows allow it.
+template <int kWidth>
+struct Floats {
+  float value[kWidth];
+};
+template <int kWidth>
+__device__ __forceinline__ Floats<kWidth> load_floats(const float* from) {
+  Floats<kWidth> result;
+  if constexpr (kWidth == 4) {
+    const float4 loaded = *reinterpret_cast<const float4*>(from);
+    result.value[0] = loaded.x;
+    result.value[1] = loaded.y;
+    result.value[2] = loaded.z;
+    result.value[3] = loaded.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) result.value[i] = from[i];
+  }
+  return result;
+}
+template <int kWidth>
+__device__ __forceinline__ void store_floats(float* to, const Floats<kWidth>& floats) {
+  if constexpr (kWidth == 4) {
+    *reinterpret_cast<float4*>(to) =
+        make_float4(floats.value[0], floats.value[1], floats.value[2], floats.value[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) to[i] = floats.value[i];
+  }
+}
+template <int kWidth>
+__device__ __forceinline__ Floats<kWidth> zero_floats() {
+  Floats<kWidth> result;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) result.value[i] = 0.0f;
+  return result;
+}
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,306 @@
+#include "cuda/gradient_runs.h"
+
+#include <cub/cub.cuh>
+
+#include "cuda/table_memory.h"
+
+namespace dynemb::cuda {
+namespace {
+
+enum RunHead : int { kRunCount = 0, kRunPieces = 1, kRunHeadWords = 2 };
+
+// A thread per id: 8 bytes of handle in order (and the offsets, which stay in cache); writes key,
+// position and bag. Rows of slab s have keys from base[s] on; ids without a row come last.
+template <class Key>
+__global__ void make_keys(LookupArgs lookup, const int64_t* base, int64_t slabs, ErrorSink errors,
+                          Key* keys, uint32_t* positions, uint32_t* bags) {
+  const int64_t i = thread_number();
+  const FeatureArgs& features = lookup.features;
+  const int64_t bag_total = features.features * features.batch;
+  if (i < max(bag_total, static_cast<int64_t>(1))) check_offset(features, errors, i);
+  if (i >= features.count) return;
+  int64_t feature = 0;
+  if (bags != nullptr) {
+    const int64_t bag = features.bag_of(i);
+    bags[i] = static_cast<uint32_t>(bag);
+    feature = features.features == 1 ? 0 : bag / features.batch;
+  } else if (features.features > 1) {
+    feature = features.feature_of(i);
+  }
+  const int64_t handle = lookup.handles[i];
+  const int64_t slab = lookup.slab[feature];
+  int64_t key = base[slabs];
+  if (handle >= 0) {
+    const int64_t row = handle_row(handle);
+    if (row < base[slab + 1] - base[slab]) {
+      key = base[slab] + row;
+    } else {
+      errors.report(kErrorHandle, row);
+    }
+  }
+  keys[i] = static_cast<Key>(key);
+  positions[i] = static_cast<uint32_t>(i);
+}
+
+// A thread per bag: the ids' weights, summed in order, 4 to 12 bytes each.
+__global__ void scale_bags(LookupArgs lookup, float* scale) {
+  const FeatureArgs& features = lookup.features;
+  const int64_t bag = thread_number();
+  if (bag >= features.features * features.batch) return;
+  const int64_t end = features.offset(bag + 1);
+  float sum = 0.0f;
+  for (int64_t i = features.offset(bag); i < end; ++i) {
+    if (lookup.handles[i] == kPaddingHandle) continue;
+    sum += lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[i];
+  }
+  scale[bag] = sum == 0.0f ? 0.0f : 1.0f / sum;
+}
+
+// A thread per occurrence: 1 where a run begins. Reads a key twice (once from cache), writes 4 bytes.
+template <class Key>
+__global__ void flag_heads(const Key* keys, int64_t count, Key missing, int32_t* flags) {
+  const int64_t i = thread_number();
+  if (i >= count) return;
+  flags[i] = keys[i] != missing && (i == 0 || keys[i] != keys[i - 1]) ? 1 : 0;
+}
+
+// A thread per occurrence: `number` holds the inclusive sums of the flags.
+template <class Key>
+__global__ void write_runs(const Key* keys, const int32_t* number, int64_t count, Key missing,
+                           int32_t* begin, int64_t* head) {
+  const int64_t i = thread_number();
+  if (i >= count || keys[i] == missing) return;
+  if (i == 0 || keys[i] != keys[i - 1]) begin[number[i] - 1] = static_cast<int32_t>(i);
+  if (i + 1 == count || keys[i + 1] == missing) {
+    begin[number[i]] = static_cast<int32_t>(i + 1);
+    head[kRunCount] = number[i];
+  }
+}
+
+// A thread per slab: its first run, by binary search.
+template <class Key>
+__global__ void find_slabs(const Key* keys, const int32_t* begin, const int64_t* base,
+                           int64_t slabs, const int64_t* head, int64_t* slab_first) {
+  const int64_t s = thread_number();
+  if (s > slabs) return;
+  int64_t low = 0;
+  int64_t high = head[kRunCount];
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (static_cast<int64_t>(keys[begin[middle]]) < base[s]) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  slab_first[s] = low;
+}
+
+// A thread per run: long ones are cut into pieces. Where in the list a run's pieces lie depends on
+// the order of the threads; what is summed does not.
+__global__ void cut_runs(const int32_t* begin, int64_t* head, int32_t* piece, int32_t* piece_run,
+                         int32_t* piece_from) {
+  const int64_t runs = head[kRunCount];
+  for (int64_t r = thread_number(); r < runs; r += thread_total()) {
+    const int64_t length = begin[r + 1] - begin[r];
+    if (length <= kPieceLength) {
+      piece[r] = -1;
+      continue;
+    }
+    const int64_t pieces = (length + kPieceLength - 1) / kPieceLength;
+    const auto first = static_cast<int64_t>(
+        atomicAdd(reinterpret_cast<unsigned long long*>(head + kRunPieces),
+                  static_cast<unsigned long long>(pieces)));
+    piece[r] = static_cast<int32_t>(first);
+    for (int64_t p = 0; p < pieces; ++p) {
+      piece_run[first + p] = static_cast<int32_t>(r);
+      piece_from[first + p] = static_cast<int32_t>(begin[r] + p * kPieceLength);
+    }
+  }
+}
+
+// A group of lanes per piece: kPieceLength random gradients of 4 * dim bytes.
+template <int kWidth, int kLanes>
+__global__ void sum_pieces(GradientArgs args, GradientRuns runs, int64_t slab, int64_t dim) {
+  const int64_t pieces = *runs.piece_count;
+  const int lane = LaneGroup<kLanes>::lane();
+  for (int64_t p = thread_number() / kLanes; p < pieces; p += thread_total() / kLanes) {
+    const int64_t run = runs.piece_run[p];
+    if (run < runs.slab_first[slab] || run >= runs.slab_first[slab + 1]) continue;
+    const int64_t from = runs.piece_from[p];
+    const int64_t end = min(from + kPieceLength, static_cast<int64_t>(runs.begin[run + 1]));
+    for (int64_t first = 0; first < dim; first += kLanes * kWidth) {
+      const int64_t column = first + lane * kWidth;
+      const bool active = column < dim;
+      const Floats<kWidth> sum =
+          sum_occurrences<kWidth, kLanes>(args, runs.positions, from, end, column, active);
+      if (active) store_floats<kWidth>(runs.piece_sums + p * runs.piece_width + column, sum);
+    }
+  }
+}
+
+struct LaunchPieces {
+  const Call& call;
+  const GradientArgs& args;
+  const GradientRuns& runs;
+  int64_t slab;
+  int64_t dim;
+  int64_t most_pieces;
+
+  template <int kWidth, int kLanes>
+  void run() const {
+    call.launch_strided(sum_pieces<kWidth, kLanes>, most_pieces * kLanes, args, runs, slab, dim);
+  }
+};
+
+int bits_for(int64_t values) {  // bits that hold 0 .. values - 1
+  int bits = 1;
+  while (bits < 63 && (int64_t{1} << bits) < values) ++bits;
+  return bits;
+}
+
+}  // namespace
+
+void check_gradient(const Call& call, const LookupCall& lookup, const Tensor& gradient) {
+  call.check("grad_output", gradient, ScalarType::Float);
+  STD_TORCH_CHECK(gradient.dim() == 2, "dynemb::", call.op, ": grad_output has ", gradient.dim(),
+                  " dimensions, expected 2");
+  check_size(call.op, "grad_output", gradient, 0, lookup.output_rows);
+  check_size(call.op, "grad_output", gradient, 1, lookup.output_columns);
+}
+
+GradientSort::GradientSort(const Call& call, const GroupRows& rows, LookupCall* lookup,
+                           const Tensor& gradient) {
+  check_gradient(call, *lookup, gradient);
+  const FeatureArgs& features = lookup->args.features;
+  const int64_t count = features.count;
+  const auto slabs = static_cast<int64_t>(rows.slabs.size());
+  const bool pooled = lookup->args.pooling != kPoolNone;
+  const int64_t bags = features.features * features.batch;
+  STD_TORCH_CHECK(bags < (int64_t{1} << 32), "dynemb::", call.op, ": ", bags,
+                  " bags, expected fewer than 2^32: split the batch");
+  std::vector<int64_t> base{0};
+  int64_t width = 1;
+  for (const SlabRows& slab : rows.slabs) {
+    base.push_back(base.back() + row_bound(call, slab.generations, slab.rows));
+    width = std::max(width, slab.dim);
+  }
+  width = (width + 3) / 4 * 4;
+  const int64_t most_pieces = count / (kPieceLength / 2) + 1;
+  const auto words = scratch_.add<int64_t>(static_cast<int64_t>(lookup->words.size()));
+  base_part_ = scratch_.add<int64_t>(slabs + 1);
+  slab_first_part_ = scratch_.add<int64_t>(slabs + 1);
+  begin_part_ = scratch_.add<int32_t>(count + 1);
+  piece_part_ = scratch_.add<int32_t>(count);
+  piece_run_part_ = scratch_.add<int32_t>(most_pieces);
+  piece_from_part_ = scratch_.add<int32_t>(most_pieces);
+  head_part_ = scratch_.add<int64_t>(kRunHeadWords);
+  bag_part_ = scratch_.add<uint32_t>(pooled ? count : 0);
+  position_part_ = scratch_.add<uint32_t>(count);
+  const auto scale_part = scratch_.add<float>(lookup->args.pooling == kPoolMean ? bags : 0);
+  const auto sums_part = scratch_.add<float>(most_pieces * width);
+  scratch_.allocate(call);
+  upload_lookup(call, lookup, scratch_.get(words));
+  upload_words(call, base, scratch_.get(base_part_));
+  call.fill(scratch_.get(head_part_), 0, kRunHeadWords * 8);
+  args_.gradient = static_cast<const float*>(gradient.data_ptr());
+  args_.bag = pooled ? scratch_.get(bag_part_) : nullptr;
+  args_.scale = nullptr;
+  args_.lookup = lookup->args;
+  if (lookup->args.pooling == kPoolMean && bags > 0) {
+    float* scale = scratch_.get(scale_part);
+    call.launch(scale_bags, bags, 0, lookup->args, scale);
+    args_.scale = scale;
+  }
+  runs_ = {scratch_.get(position_part_),
+           scratch_.get(begin_part_),
+           scratch_.get(slab_first_part_),
+           scratch_.get(piece_part_),
+           scratch_.get(piece_run_part_),
+           scratch_.get(piece_from_part_),
+           scratch_.get(head_part_) + kRunPieces,
+           scratch_.get(sums_part),
+           width};
+  const bool aligned = is_aligned(args_.gradient);
+  for (size_t s = 0; s < rows.slabs.size(); ++s) {
+    aligned_.push_back(lookup->slab_aligned[s] && aligned);
+  }
+  if (count == 0) {
+    call.fill(scratch_.get(slab_first_part_), 0, (slabs + 1) * 8);
+    return;
+  }
+  const int bits = bits_for(base.back() + 1);
+  if (bits <= 32) {
+    sort<uint32_t>(call, rows, *lookup, base.back(), bits);
+  } else {
+    sort<uint64_t>(call, rows, *lookup, base.back(), bits);
+  }
+  call.launch_strided(cut_runs, count, scratch_.get(begin_part_), scratch_.get(head_part_),
+                      scratch_.get(piece_part_), scratch_.get(piece_run_part_),
+                      scratch_.get(piece_from_part_));
+  if (count > kPieceLength) {
+    for (size_t s = 0; s < rows.slabs.size(); ++s) {
+      if (lookup->slab_features[s].empty()) continue;
+      with_lanes(rows.slabs[s].dim, aligned_[s],
+                 LaunchPieces{call, args_, runs_, static_cast<int64_t>(s), rows.slabs[s].dim,
+                              most_pieces});
+    }
+  }
+}
+
+// cub sorts stably, so occurrences of a row stay in order. Its passes read and write 4 + sizeof(Key)
+// bytes an id for every 8 bits of the highest row number.
+template <class Key>
+void GradientSort::sort(const Call& call, const GroupRows& rows, const LookupCall& lookup,
+                        int64_t total_rows, int bits) {
+  const int64_t count = lookup.args.features.count;
+  const auto slabs = static_cast<int64_t>(rows.slabs.size());
+  const auto items = static_cast<int>(count);
+  Scratch local;  // may go as soon as the kernels are in the stream
+  size_t sort_bytes = 0;
+  size_t scan_bytes = 0;
+  check_cuda(call.op, "sorting rows",
+             cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, static_cast<const Key*>(nullptr),
+                                             static_cast<Key*>(nullptr),
+                                             static_cast<const uint32_t*>(nullptr),
+                                             static_cast<uint32_t*>(nullptr), items, 0, bits,
+                                             call.stream));
+  check_cuda(call.op, "numbering rows",
+             cub::DeviceScan::InclusiveSum(nullptr, scan_bytes, static_cast<const int32_t*>(nullptr),
+                                           static_cast<int32_t*>(nullptr), items, call.stream));
+  const auto key_part = local.add<Key>(count);
+  const auto sorted_part = local.add<Key>(count);
+  const auto unsorted_part = local.add<uint32_t>(count);
+  const auto flag_part = local.add<int32_t>(count);
+  const auto number_part = local.add<int32_t>(count);
+  const auto temporary_part =
+      local.add<char>(static_cast<int64_t>(std::max(sort_bytes, scan_bytes)));
+  local.allocate(call);
+  Key* keys = local.get(key_part);
+  Key* sorted = local.get(sorted_part);
+  int32_t* number = local.get(number_part);
+  char* temporary = local.get(temporary_part);
+  const auto missing = static_cast<Key>(total_rows);
+  const int64_t* base = scratch_.get(base_part_);
+  auto* bags = args_.bag == nullptr ? nullptr : scratch_.get(bag_part_);
+  const int64_t threads =
+      std::max(count, lookup.args.features.features * lookup.args.features.batch);
+  call.launch(make_keys<Key>, threads, 0, lookup.args, base, slabs, error_sink(call), keys,
+              local.get(unsorted_part), bags);
+  check_cuda(call.op, "sorting rows",
+             cub::DeviceRadixSort::SortPairs(
+                 temporary, sort_bytes, static_cast<const Key*>(keys), sorted,
+                 static_cast<const uint32_t*>(local.get(unsorted_part)),
+                 scratch_.get(position_part_), items, 0, bits, call.stream));
+  call.launch(flag_heads<Key>, count, 0, sorted, count, missing, local.get(flag_part));
+  check_cuda(call.op, "numbering rows",
+             cub::DeviceScan::InclusiveSum(
+                 temporary, scan_bytes, static_cast<const int32_t*>(local.get(flag_part)),
+                 number, items, call.stream));
+  call.launch(write_runs<Key>, count, 0, sorted, number, count, missing, scratch_.get(begin_part_),
+              scratch_.get(head_part_));
+  call.launch(find_slabs<Key>, slabs + 1, 32, sorted, scratch_.get(begin_part_), base, slabs,
+              scratch_.get(head_part_), scratch_.get(slab_first_part_));
+}
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,111 @@
+// The backward's dedupe on the device: occurrences of ids sorted by row, so that each row's gradients
+// form a run that is summed in the order of occurrence (core/summation.h). No float atomics.
+#pragma once
+
+#include "core/summation.h"
+#include "cuda/rows.cuh"
+
+namespace dynemb::cuda {
+
+// What a lookup's output gradient gives each occurrence of an id.
+struct GradientArgs {
+  const float* gradient;  // [batch or ids, columns]
+  const uint32_t* bag;    // of each occurrence; nullptr without pooling
+  const float* scale;     // factor of each bag under mean pooling; nullptr otherwise
+  LookupArgs lookup;
+};
+
+struct Occurrence {
+  int64_t offset;  // of its gradient
+  float factor;
+};
+__device__ __forceinline__ Occurrence occurrence(const GradientArgs& args, int64_t position) {
+  const LookupArgs& lookup = args.lookup;
+  if (args.bag == nullptr) return {position * lookup.columns, 1.0f};
+  const int64_t bag = args.bag[position];
+  float factor = lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[position];
+  if (args.scale != nullptr) factor *= args.scale[bag];
+  const int64_t feature = lookup.features.features == 1 ? 0 : bag / lookup.features.batch;
+  const int64_t row = bag - feature * lookup.features.batch;
+  return {row * lookup.columns + lookup.column[feature], factor};
+}
+
+// Runs of all slabs, slab after slab, rows ascending.
+struct GradientRuns {
+  const uint32_t* positions;  // occurrences, sorted by row, then by position
+  const int32_t* begin;       // [runs + 1] first occurrence of each run
+  const int64_t* slab_first;  // [slabs + 1] first run of each slab
+  const int32_t* piece;       // [runs] first piece of a run longer than kPieceLength, or -1
+  const int32_t* piece_run;   // [pieces]
+  const int32_t* piece_from;  // [pieces] first occurrence
+  const int64_t* piece_count;
+  float* piece_sums;          // [pieces, piece_width]
+  int64_t piece_width;
+};
+
+// Sum of occurrences [begin, end) in columns column .. column + kWidth - 1, by a group of lanes. All
+// lanes of the group must call it; `active` says whether the columns exist.
+template <int kWidth, int kLanes>
+__device__ __forceinline__ Floats<kWidth> sum_occurrences(const GradientArgs& args,
+                                                          const uint32_t* positions, int64_t begin,
+                                                          int64_t end, int64_t column,
+                                                          bool active) {
+  using Group = LaneGroup<kLanes>;
+  constexpr int kInFlight = 4;
+  Floats<kWidth> sum = zero_floats<kWidth>();
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const int64_t own_index = i + Group::lane();
+    Occurrence own{0, 0.0f};
+    if (own_index < end) own = occurrence(args, positions[own_index]);
+    const int count = static_cast<int>(min(static_cast<int64_t>(kLanes), end - i));
+    for (int j = 0; j < count; j += kInFlight) {
+      Floats<kWidth> values[kInFlight];
+      float factor[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const int from = j + u < count ? j + u : count - 1;
+        const int64_t offset = Group::broadcast(static_cast<long long>(own.offset), from);
+        factor[u] = Group::broadcast(own.factor, from);
+        values[u] = j + u < count && active ? load_floats<kWidth>(args.gradient + offset + column)
+                                            : zero_floats<kWidth>();
+      }
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        if (j + u >= count) break;
+        const bool first = i == begin && j + u == 0;
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) {
+          const float term = factor[u] * values[u].value[k];
+          sum.value[k] = first ? term : sum.value[k] + term;
+        }
+      }
+    }
+  }
+  return sum;
+}
+
+// The sum of a run; its pieces must have been summed.
+template <int kWidth, int kLanes>
+__device__ __forceinline__ Floats<kWidth> sum_run(const GradientArgs& args,
+                                                  const GradientRuns& runs, int64_t run,
+                                                  int64_t column, bool active) {
+  const int64_t begin = runs.begin[run];
+  const int64_t end = runs.begin[run + 1];
+  const int64_t piece = runs.piece[run];
+  if (piece < 0) {
+    return sum_occurrences<kWidth, kLanes>(args, runs.positions, begin, end, column, active);
+  }
+  Floats<kWidth> sum = zero_floats<kWidth>();
+  if (!active) return sum;
+  const float* sums = runs.piece_sums + piece * runs.piece_width + column;
+  sum = load_floats<kWidth>(sums);
+  const int64_t pieces = (end - begin + kPieceLength - 1) / kPieceLength;
+  for (int64_t p = 1; p < pieces; ++p) {
+    const Floats<kWidth> next = load_floats<kWidth>(sums + p * runs.piece_width);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) sum.value[k] += next.value[k];
+  }
+  return sum;
+}
+
+}  // namespace dynemb::cuda

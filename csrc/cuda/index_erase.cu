@@ -1,0 +1,150 @@
+// erase_: takes ids out of the index; their rows go to the free list in order of first occurrence.
+#include "cuda/index_args.h"
+#include "cuda/index_plan.cuh"
+#include "cuda/table_memory.h"
+
+namespace dynemb::cuda {
+namespace {
+
+// A thread per id. As find_ids (index_find.cu). `work` gets the dedupe slot of an id that is there,
+// `places` where it lies and whether its bucket was ever full.
+__global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink errors,
+                            DedupeTable dedupe, Plan plan, int64_t threads, int64_t* work,
+                            int64_t* places) {
+  const int64_t i = thread_number();
+  if (i >= threads) return;
+  if (!check_offset(features, errors, i)) plan.head[kPlanInvalid] = 1;
+  if (i >= features.count) return;
+  const int64_t id = features.ids[i];
+  const int64_t t = features.table[features.features == 1 ? 0 : features.feature_of(i)];
+  const FoundSlot found = find_slot(table_view(index, t), id);
+  if (found.stored == 0) {
+    work[i] = 0;
+    return;
+  }
+  work[i] = kMissBase - dedupe.insert(features, i, id, t);
+  places[i] = 2 * (found.bucket * kBucketWidth + found.slot) + (found.never_full ? 1 : 0);
+  plan.head[kPlanTouched] = 1;
+}
+
+__device__ __forceinline__ bool is_first(const FeatureArgs& features, const DedupeTable& dedupe,
+                                         const int64_t* work, int64_t i) {
+  return i < features.count && work[i] <= kMissBase && dedupe.slots[kMissBase - work[i]] == i;
+}
+
+// A thread per id: reads 8 bytes in order, and 4 at random for an id that is there.
+__global__ void count_erased(FeatureArgs features, DedupeTable dedupe, Plan plan,
+                             const int64_t* work, int32_t* block_counts) {
+  if (plan.head[kPlanTouched] == 0) return;
+  const int64_t i = thread_number();
+  const bool first = is_first(features, dedupe, work, i);
+  const int64_t feature = first && features.features > 1 ? features.feature_of(i) : 0;
+  count_firsts(features, plan, first, feature, block_counts);
+}
+
+// One block: the counts of tables and slabs.
+__global__ void plan_erasure(IndexArgs index, FeatureArgs features, int64_t* slabs,
+                             int64_t slab_count, Plan plan, int32_t* block_counts, int64_t blocks,
+                             int64_t* erased) {
+  if (plan.head[kPlanTouched] == 0 || plan.head[kPlanInvalid] != 0) return;
+  const int64_t total = scan_counts(block_counts, blocks);
+  rank_features(index, features, plan);
+  for (int64_t t = threadIdx.x; t < index.table_count; t += blockDim.x) {
+    const int64_t removed = table_total(features, plan, t);
+    erased[t] = removed;
+    index.table_row(t)[kTableSize] -= removed;
+    index.table_row(t)[kTableErased] += removed;
+  }
+  for (int64_t s = threadIdx.x; s < slab_count; s += blockDim.x) {
+    int64_t* slab = slabs + s * kSlabColumns;
+    plan.slab_free[s] = slab[kSlabFreeCount];
+    slab[kSlabFreeCount] += slab_total(index, features, plan, s);
+  }
+  if (threadIdx.x == 0) plan.head[kPlanTotal] = total;
+}
+
+// A thread per id; for an id that goes, one random 64-byte line read and written.
+__global__ void clear_slots(IndexArgs index, FeatureArgs features, int64_t* free_rows,
+                            int64_t max_rows, DedupeTable dedupe, Plan plan,
+                            const int32_t* block_counts, const int64_t* work,
+                            const int64_t* places) {
+  if (plan.head[kPlanTotal] == 0) return;
+  const int64_t i = thread_number();
+  const bool first = is_first(features, dedupe, work, i);
+  const int64_t rank = block_counts[blockIdx.x] + rank_in_block(first);
+  if (!first) return;
+  const int64_t f = features.features == 1 ? 0 : features.feature_of(i);
+  const int64_t t = features.table[f];
+  const int64_t s = index.meta_row(t)[kMetaSlab];
+  const int64_t row = rank - plan.feature_first[f] + plan.feature_row[f];
+  const TableView table = table_view(index, t);
+  const int64_t place = places[i] / 2;
+  const int64_t bucket = place / kBucketWidth;
+  const int slot = static_cast<int>(place % kBucketWidth);
+  int64_t* line = table.line(bucket);
+  free_rows[s * max_rows + plan.slab_free[s] + row] =
+      next_owner(decode_handle(line[kBucketWidth + slot]));
+  // A bucket that was never full needs no tombstone: no probe goes past it.
+  if (places[i] % 2 != 0) {
+    line[slot] = 0;
+  } else {
+    if (line[slot] == 0) line[slot] = kTombstoneKey;
+    atomicAdd(reinterpret_cast<unsigned long long*>(index.table_row(t) + kTableTombstones), 1ULL);
+  }
+  line[kBucketWidth + slot] = 0;
+  if (table.scores != nullptr) *table.score(bucket, slot) = 0;
+}
+
+// How many ids were there, per table. An id given twice counts once.
+Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
+              Tensor meta, Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables) {
+  const Call call("erase_", "buckets", buckets);
+  const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
+  call.check("slabs", slabs, ScalarType::Long);
+  check_size(call.op, "slabs", slabs, 1, kSlabColumns);
+  call.check("free_rows", free_rows, ScalarType::Long);
+  check_size(call.op, "free_rows", free_rows, 0, slabs.size(0));
+  FeatureArgs features =
+      feature_args(call, ids, offsets, feature_tables, index.table_count, nullptr);
+  note_erasure(group_memory(call, buckets).get());
+  const int64_t blocks = std::max<int64_t>((features.count + kRankBlock - 1) / kRankBlock, 1);
+  const int64_t slots = dedupe_slots(features.count);
+  const int64_t words = plan_words(features.features, index.table_count, slabs.size(0));
+  Scratch scratch;
+  const auto table_part = scratch.add<int64_t>(features.features);
+  const auto plan_part = scratch.add<int64_t>(words);
+  const auto slot_part = scratch.add<int32_t>(slots);
+  const auto count_part = scratch.add<int32_t>(blocks);
+  const auto work_part = scratch.add<int64_t>(features.count);
+  const auto place_part = scratch.add<int64_t>(features.count);
+  scratch.allocate(call);
+  features.table = scratch.get(table_part);
+  const Plan plan =
+      make_plan(scratch.get(plan_part), features.features, index.table_count, slabs.size(0));
+  const DedupeTable dedupe{scratch.get(slot_part), slots - 1};
+  Tensor erased = call.empty({index.table_count}, ScalarType::Long);
+  auto* erased_counts = static_cast<int64_t*>(erased.data_ptr());
+  auto* slab = static_cast<int64_t*>(slabs.data_ptr());
+
+  upload_words(call, feature_tables, scratch.get(table_part));
+  call.fill(scratch.get(plan_part), 0, words * 8);
+  call.fill(dedupe.slots, 0xff, slots * 4);
+  call.fill(erased_counts, 0, index.table_count * 8);
+  const int64_t threads =
+      std::max<int64_t>(features.count, std::max<int64_t>(features.features * features.batch, 1));
+  call.launch(find_erased, threads, 0, index, features, error_sink(call), dedupe, plan, threads,
+              scratch.get(work_part), scratch.get(place_part));
+  call.launch(count_erased, blocks * kRankBlock, kRankBlock, features, dedupe, plan,
+              scratch.get(work_part), scratch.get(count_part));
+  call.launch(plan_erasure, kPlanBlock, kPlanBlock, index, features, slab, slabs.size(0), plan,
+              scratch.get(count_part), blocks, erased_counts);
+  call.launch(clear_slots, blocks * kRankBlock, kRankBlock, index, features,
+              static_cast<int64_t*>(free_rows.data_ptr()), free_rows.size(1), dedupe, plan,
+              scratch.get(count_part), scratch.get(work_part), scratch.get(place_part));
+  return erased;
+}
+
+}  // namespace
+}  // namespace dynemb::cuda
+
+DYNEMB_IMPLEMENT_OPS(m) { m.impl("erase_", TORCH_BOX(&dynemb::cuda::erase_)); }

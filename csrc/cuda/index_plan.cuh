@@ -1,0 +1,134 @@
+// The plan of an insertion or erasure: what one block decides on the device between two kernels, so
+// that the host never has to know how many ids are new.
+#pragma once
+
+#include "cuda/index.cuh"
+
+namespace dynemb::cuda {
+
+// int64 words in scratch memory, cleared before a call.
+struct Plan {
+  int64_t* head;           // PlanHead
+  int64_t* feature_count;  // [features] distinct new (or erased) ids
+  int64_t* feature_first;  // [features] rank of the feature's first one
+  int64_t* feature_row;    // [features] how many of the same slab come in earlier features
+  int64_t* slab_free;      // [slabs] free rows before the call
+  int64_t* slab_next;      // [slabs] next row before the call
+  int64_t* old_buckets;    // [tables] bucket count before a rehash; 0: none
+  int64_t* old_begin;      // [tables + 1] first of its buckets among all that are rehashed
+};
+
+enum PlanHead : int {
+  kPlanTouched = 0,  // an id was found that the plan must deal with
+  kPlanInvalid = 1,  // offsets are wrong: nothing is changed
+  kPlanTotal = 2,    // distinct new (or erased) ids; 0 if the call is refused
+  kPlanRehash = 3,   // buckets that are rehashed
+  kPlanHeadWords = 8
+};
+
+inline int64_t plan_words(int64_t features, int64_t tables, int64_t slabs) {
+  return kPlanHeadWords + 3 * features + 2 * slabs + 2 * tables + 1;
+}
+inline Plan make_plan(int64_t* words, int64_t features, int64_t tables, int64_t slabs) {
+  Plan plan;
+  plan.head = words;
+  plan.feature_count = plan.head + kPlanHeadWords;
+  plan.feature_first = plan.feature_count + features;
+  plan.feature_row = plan.feature_first + features;
+  plan.slab_free = plan.feature_row + features;
+  plan.slab_next = plan.slab_free + slabs;
+  plan.old_buckets = plan.slab_next + slabs;
+  plan.old_begin = plan.old_buckets + tables;
+  return plan;
+}
+
+// Positions are counted in blocks of this many; a block's count is one word.
+constexpr int kRankBlock = 256;
+
+// Counts the first occurrences among a block's positions, by block and by feature. All threads of a
+// block of kRankBlock must call it.
+__device__ __forceinline__ void count_firsts(const FeatureArgs& features, const Plan& plan,
+                                             bool first, int64_t feature, int32_t* block_counts) {
+  const int count = __syncthreads_count(first);
+  if (threadIdx.x == 0) block_counts[blockIdx.x] = count;
+  if (features.features > 0) count_by_key(first, feature, plan.feature_count);
+}
+
+// How many of the block's threads before this one are flagged. All threads must call it.
+__device__ __forceinline__ int rank_in_block(bool flag) {
+  __shared__ int warp_counts[kRankBlock / 32];
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const unsigned flagged = __ballot_sync(0xffffffffu, flag);
+  if (lane == 0) warp_counts[warp] = __popc(flagged);
+  __syncthreads();
+  int before = __popc(flagged & ((1u << lane) - 1u));
+  for (int w = 0; w < warp; ++w) before += warp_counts[w];
+  __syncthreads();
+  return before;
+}
+
+// Exclusive prefix sums of `counts` in place, by one block of kPlanBlock threads; returns the total.
+constexpr int kPlanBlock = 1024;
+__device__ __forceinline__ int64_t scan_counts(int32_t* counts, int64_t blocks) {
+  __shared__ int64_t partial[kPlanBlock];
+  const int64_t each = (blocks + kPlanBlock - 1) / kPlanBlock;
+  const int64_t begin = min(static_cast<int64_t>(threadIdx.x) * each, blocks);
+  const int64_t end = min(begin + each, blocks);
+  int64_t sum = 0;
+  for (int64_t i = begin; i < end; ++i) sum += counts[i];
+  partial[threadIdx.x] = sum;
+  __syncthreads();
+  for (int distance = 1; distance < kPlanBlock; distance *= 2) {
+    const int64_t left = static_cast<int>(threadIdx.x) >= distance ? partial[threadIdx.x - distance] : 0;
+    __syncthreads();
+    partial[threadIdx.x] += left;
+    __syncthreads();
+  }
+  int64_t before = partial[threadIdx.x] - sum;
+  for (int64_t i = begin; i < end; ++i) {
+    const int32_t count = counts[i];
+    counts[i] = static_cast<int32_t>(before);
+    before += count;
+  }
+  const int64_t total = partial[kPlanBlock - 1];
+  __syncthreads();
+  return total;
+}
+
+// Ranks of the features' first ids, in all and within their slab. One block.
+__device__ __forceinline__ void rank_features(const IndexArgs& index, const FeatureArgs& features,
+                                              const Plan& plan) {
+  for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
+    const int64_t slab = index.meta_row(features.table[f])[kMetaSlab];
+    int64_t first = 0;
+    int64_t row = 0;
+    for (int64_t g = 0; g < f; ++g) {
+      const int64_t count = plan.feature_count[g];
+      first += count;
+      if (index.meta_row(features.table[g])[kMetaSlab] == slab) row += count;
+    }
+    plan.feature_first[f] = first;
+    plan.feature_row[f] = row;
+  }
+}
+
+// Distinct new (or erased) ids of one table, and of one slab.
+__device__ __forceinline__ int64_t table_total(const FeatureArgs& features, const Plan& plan,
+                                               int64_t table) {
+  int64_t total = 0;
+  for (int64_t f = 0; f < features.features; ++f) {
+    if (features.table[f] == table) total += plan.feature_count[f];
+  }
+  return total;
+}
+__device__ __forceinline__ int64_t slab_total(const IndexArgs& index, const FeatureArgs& features,
+                                              const Plan& plan, int64_t slab) {
+  int64_t total = 0;
+  for (int64_t f = 0; f < features.features; ++f) {
+    if (index.meta_row(features.table[f])[kMetaSlab] == slab) total += plan.feature_count[f];
+  }
+  return total;
+}
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,257 @@
+#include "cuda/reservation.h"
+
+#include <cuda.h>
+
+#include <limits>
+#include <mutex>
+#include <string>
+
+#include "cuda/table_memory.h"
+
+namespace dynemb::cuda {
+namespace {
+
+// The driver's functions are looked up, so that the library loads where there is no driver.
+struct Driver {
+  decltype(&cuMemGetAllocationGranularity) granularity;
+  decltype(&cuMemAddressReserve) reserve;
+  decltype(&cuMemAddressFree) free;
+  decltype(&cuMemCreate) create;
+  decltype(&cuMemRelease) release;
+  decltype(&cuMemMap) map;
+  decltype(&cuMemUnmap) unmap;
+  decltype(&cuMemSetAccess) set_access;
+  decltype(&cuGetErrorString) error_string;
+};
+
+template <class F>
+void look_up(const char* op, const char* name, F* function) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  constexpr unsigned kVersion = 12000;  // of the functions' signatures
+  check_cuda(op, name,
+             cudaGetDriverEntryPointByVersion(name, &entry, kVersion, cudaEnableDefault, &found));
+  STD_TORCH_CHECK(entry != nullptr && found == cudaDriverEntryPointSuccess, "dynemb::", op,
+                  ": the GPU driver has no ", name, ": install a newer driver");
+  *function = reinterpret_cast<F>(entry);
+}
+
+const Driver& driver(const char* op) {
+  static const Driver functions = [op] {
+    Driver d{};
+    look_up(op, "cuMemGetAllocationGranularity", &d.granularity);
+    look_up(op, "cuMemAddressReserve", &d.reserve);
+    look_up(op, "cuMemAddressFree", &d.free);
+    look_up(op, "cuMemCreate", &d.create);
+    look_up(op, "cuMemRelease", &d.release);
+    look_up(op, "cuMemMap", &d.map);
+    look_up(op, "cuMemUnmap", &d.unmap);
+    look_up(op, "cuMemSetAccess", &d.set_access);
+    look_up(op, "cuGetErrorString", &d.error_string);
+    return d;
+  }();
+  return functions;
+}
+
+void check_driver(const char* op, const char* what, CUresult status) {
+  if (status == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  driver(op).error_string(status, &text);
+  STD_TORCH_CHECK(false, "dynemb::", op, ": the GPU driver failed in ", what, ": ",
+                  text == nullptr ? "unknown error" : text);
+}
+
+CUmemAllocationProp allocation_properties(int32_t device) {
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  return properties;
+}
+
+std::mutex registry_mutex;
+std::map<uintptr_t, std::shared_ptr<Reservation>>& registry() {
+  static auto* map = new std::map<uintptr_t, std::shared_ptr<Reservation>>();  // outlives tensors
+  return *map;
+}
+
+struct DtypeInfo {
+  ScalarType type;
+  int64_t bytes;
+};
+DtypeInfo dtype_info(int64_t code) {
+  switch (code) {
+    case 0:
+      return {ScalarType::Float, 4};
+    case 1:
+      return {ScalarType::Int, 4};
+    case 2:
+      return {ScalarType::Long, 8};
+    default:
+      STD_TORCH_CHECK(false, "dynemb::reserve_cuda: dtype is ", code,
+                      ", expected 0 (float32), 1 (int32) or 2 (int64)");
+  }
+}
+
+// A CUDA tensor of reserved addresses without memory. Nothing may touch it before the group that it
+// belongs to has been bound (bind_group), nor beyond what that maps.
+Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
+  const char* op = "reserve_cuda";
+  const DtypeInfo info = dtype_info(dtype);
+  std::vector<int64_t> strides(size.size());
+  int64_t numel = 1;
+  for (size_t i = size.size(); i-- > 0;) {
+    STD_TORCH_CHECK(size[i] >= 0 && (size[i] == 0 || numel <= (int64_t{1} << 47) / size[i]),
+                    "dynemb::reserve_cuda: size[", i, "] is ", size[i],
+                    ": the tensor would exceed the address space");
+    strides[i] = numel;
+    numel *= size[i];
+  }
+  const CurrentDevice guard(static_cast<int32_t>(device));
+  const auto reservation = std::make_shared<Reservation>(
+      op, std::max<int64_t>(numel * info.bytes, 1), static_cast<int32_t>(device));
+  {
+    const std::lock_guard<std::mutex> lock(registry_mutex);
+    registry()[reinterpret_cast<uintptr_t>(reservation->base())] = reservation;
+  }
+#if defined(DYNEMB_EMULATED)
+  const torch::stable::Device where(torch::headeronly::DeviceType::CPU);
+#else
+  const torch::stable::Device where(torch::headeronly::DeviceType::CUDA,
+                                    static_cast<int32_t>(device));
+#endif
+  return torch::stable::from_blob(reservation->base(), size, strides, where, info.type,
+                                  [](void* data) {
+                                    forget_group(data);
+                                    std::shared_ptr<Reservation> ended;
+                                    const std::lock_guard<std::mutex> lock(registry_mutex);
+                                    const auto entry =
+                                        registry().find(reinterpret_cast<uintptr_t>(data));
+                                    if (entry == registry().end()) return;
+                                    ended = entry->second;
+                                    registry().erase(entry);
+                                  });
+}
+
+// Bytes of the device's memory that no one has taken.
+int64_t available_cuda_memory(int64_t device) {
+  const CurrentDevice guard(static_cast<int32_t>(device));
+  size_t free_bytes = 0;
+  size_t total = 0;
+  check_cuda("available_cuda_memory", "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
+  return static_cast<int64_t>(free_bytes);
+}
+
+}  // namespace
+
+Reservation::Reservation(const char* op, int64_t bytes, int32_t device) : device_(device) {
+  const Driver& d = driver(op);
+  const CUmemAllocationProp properties = allocation_properties(device);
+  size_t page = 0;
+  check_driver(op, "asking for the page size",
+               d.granularity(&page, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  page_ = static_cast<int64_t>(page);
+  bytes_ = (bytes + page_ - 1) / page_ * page_;
+  CUdeviceptr base = 0;
+  check_driver(op, "reserving addresses",
+               d.reserve(&base, static_cast<size_t>(bytes_), page, 0, 0));
+  base_ = reinterpret_cast<char*>(base);
+}
+
+Reservation::~Reservation() {
+  // Kernels that use the memory may still run. Where waiting is not possible, as in a capture or at
+  // the end of the process, the addresses are left to the process.
+  if (cudaDeviceSynchronize() != cudaSuccess) {
+    cudaGetLastError();
+    return;
+  }
+  const Driver& d = driver("reserve_cuda");
+  const auto base = reinterpret_cast<CUdeviceptr>(base_);
+  for (const auto& [offset, piece] : pieces_) {
+    d.unmap(base + static_cast<CUdeviceptr>(offset), static_cast<size_t>(piece.size));
+    d.release(piece.handle);
+  }
+  d.free(base, static_cast<size_t>(bytes_));
+}
+
+bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream) {
+  if (bytes <= 0) return true;
+  const int64_t end = std::min((offset + bytes + page_ - 1) / page_ * page_, bytes_);
+  int64_t at = offset / page_ * page_;
+  const Driver& d = driver(op);
+  bool cleared = true;
+  while (at < end) {
+    auto next = pieces_.upper_bound(at);
+    if (next != pieces_.begin()) {
+      const auto before = std::prev(next);
+      const int64_t before_end = before->first + before->second.size;
+      if (before_end > at) {
+        at = before_end;
+        continue;
+      }
+    }
+    const int64_t stop = next == pieces_.end() ? end : std::min(end, next->first);
+    const auto size = static_cast<size_t>(stop - at);
+    const CUmemAllocationProp properties = allocation_properties(device_);
+    CUmemGenericAllocationHandle handle = 0;
+    const CUresult created = d.create(&handle, size, &properties, 0);
+    if (created == CUDA_ERROR_OUT_OF_MEMORY) {
+      if (!cleared) check_cuda(op, "clearing new memory", cudaStreamSynchronize(stream));
+      return false;
+    }
+    check_driver(op, "allocating memory", created);
+    const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(at);
+    CUmemAccessDesc access = {};
+    access.location = properties.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CUresult mapped = d.map(address, size, 0, handle, 0);
+    if (mapped == CUDA_SUCCESS) {
+      mapped = d.set_access(address, size, &access, 1);
+      if (mapped != CUDA_SUCCESS) d.unmap(address, size);
+    }
+    if (mapped != CUDA_SUCCESS) d.release(handle);
+    check_driver(op, "mapping memory", mapped);
+    pieces_[at] = {stop - at, handle};
+    mapped_bytes_ += stop - at;
+    check_cuda(op, "clearing new memory",
+               cudaMemsetAsync(reinterpret_cast<void*>(address), 0, size, stream));
+    cleared = false;
+    at = stop;
+  }
+  if (!cleared) check_cuda(op, "clearing new memory", cudaStreamSynchronize(stream));
+  return true;
+}
+
+std::shared_ptr<Reservation> find_reservation(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const std::lock_guard<std::mutex> lock(registry_mutex);
+  auto next = registry().upper_bound(address);
+  if (next == registry().begin()) return nullptr;
+  --next;
+  const auto size = static_cast<uintptr_t>(next->second->bytes());
+  return address < next->first + size ? next->second : nullptr;
+}
+
+cudaStream_t side_stream(const char* op, int32_t device) {
+  static std::mutex mutex;
+  static std::map<int32_t, cudaStream_t> streams;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto known = streams.find(device);
+  if (known != streams.end()) return known->second;
+  cudaStream_t stream = nullptr;
+  check_cuda(op, "creating a stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  streams[device] = stream;
+  return stream;
+}
+
+RelaxedCapture::RelaxedCapture(const char* op) : mode_(cudaStreamCaptureModeRelaxed) {
+  check_cuda(op, "leaving the capture mode", cudaThreadExchangeStreamCaptureMode(&mode_));
+}
+RelaxedCapture::~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+}  // namespace dynemb::cuda
+
+DYNEMB_IMPLEMENT_DEVICELESS_OPS(m) {
+  m.impl("reserve_cuda", TORCH_BOX(&dynemb::cuda::reserve_cuda));
+  m.impl("available_cuda_memory", TORCH_BOX(&dynemb::cuda::available_cuda_memory));
+}

@@ -1,0 +1,109 @@
+// Rows on the device: slabs, initial values, the ids of a lookup.
+#pragma once
+
+#include "core/columns.h"
+#include "core/handle.h"
+#include "core/initializer.h"
+#include "cuda/index.cuh"
+
+namespace dynemb::cuda {
+
+enum Pooling : int64_t { kPoolSum = 0, kPoolMean = 1, kPoolNone = 2 };
+
+// The rows of one dim.
+struct SlabRows {
+  float* weights;        // [rows, dim]
+  int32_t* generations;  // [rows]
+  int64_t rows;
+  int64_t dim;
+};
+
+// How new rows of a table begin.
+struct TableInit {
+  const double* init_data;
+  int64_t seed;
+  int64_t init_begin;
+  int64_t init_count;
+  int64_t default_begin;
+  int64_t default_count;
+};
+
+struct RowArgs {
+  const int64_t* meta;
+  const double* init_data;
+};
+
+__device__ __forceinline__ TableInit table_init(const RowArgs& args, int64_t table) {
+  const int64_t* m = args.meta + table * kMetaColumns;
+  return {args.init_data,    m[kMetaSeed],         m[kMetaInitBegin],
+          m[kMetaInitCount], m[kMetaDefaultBegin], m[kMetaDefaultCount]};
+}
+
+// Columns column .. column + kWidth - 1 of an initial row; `column` is a multiple of kWidth.
+template <int kWidth>
+__device__ __forceinline__ Floats<kWidth> initial_floats(const TableInit& init, int64_t begin,
+                                                         int64_t count, int64_t id,
+                                                         int64_t column) {
+  const Philox4 words = row_random_words(init.seed, id, static_cast<uint32_t>(column / 4));
+  Floats<kWidth> result;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    const uint32_t word = words.word[(column + i) % 4];
+    result.value[i] = initial_value(init.init_data, begin, count, column + i, word);
+  }
+  return result;
+}
+
+// Where a lookup finds the values of an id: a row number, or one of these.
+enum ValueSource : int64_t {
+  kFromZeros = -1,    // a row that was given away, or a handle that names no row
+  kFromInitial = -2,  // a row that has not been written yet
+  kFromDefault = -3,  // an id without a row
+  kFromPadding = -4   // zeros, and not counted by a mean
+};
+
+__device__ __forceinline__ int64_t value_source(const SlabRows& slab, int64_t handle,
+                                                const ErrorSink& errors) {
+  if (handle < 0) return handle == kPaddingHandle ? kFromPadding : kFromDefault;
+  const int64_t row = handle_row(handle);
+  if (row >= slab.rows) {
+    errors.report(kErrorHandle, row);
+    return kFromZeros;
+  }
+  switch (row_status(handle, slab.generations[row])) {
+    case RowStatus::kLive:
+      return row;
+    case RowStatus::kUnwritten:
+      return kFromInitial;
+    default:
+      return kFromZeros;
+  }
+}
+
+// kWidth values of an id; zeros for padding and stale rows.
+template <int kWidth>
+__device__ __forceinline__ Floats<kWidth> source_floats(const SlabRows& slab, const TableInit& init,
+                                                        int64_t source, int64_t id,
+                                                        int64_t column) {
+  if (source >= 0) return load_floats<kWidth>(slab.weights + source * slab.dim + column);
+  if (source == kFromInitial) {
+    return initial_floats<kWidth>(init, init.init_begin, init.init_count, id, column);
+  }
+  if (source == kFromDefault) {
+    return initial_floats<kWidth>(init, init.default_begin, init.default_count, id, column);
+  }
+  return zero_floats<kWidth>();
+}
+
+// A lookup: its ids, handles and bags.
+struct LookupArgs {
+  FeatureArgs features;
+  const int64_t* handles;
+  const float* id_weights;  // nullptr: all 1
+  int64_t pooling;
+  int64_t columns;        // row width of output and gradient
+  const int64_t* column;  // first column of each feature, on the device
+  const int64_t* slab;    // slab of each feature, on the device
+};
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,61 @@
+// Host side of the row ops: tensors checked and turned into kernel arguments.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "cuda/index_args.h"
+#include "cuda/rows.cuh"
+
+namespace dynemb::cuda {
+
+// The row tensors of a group.
+struct GroupRows {
+  std::vector<SlabRows> slabs;
+  RowArgs args;
+  int64_t table_count;
+};
+GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
+                     const std::vector<Tensor>& generations, const Tensor& meta,
+                     const Tensor& init_data);
+
+// What the host knows of a lookup. Small arrays that kernels need are words to upload.
+struct LookupCall {
+  LookupArgs args;
+  std::vector<int64_t> feature_slab;
+  std::vector<std::vector<int64_t>> slab_features;  // by slab
+  std::vector<bool> slab_aligned;                   // rows of output or gradient: 16-byte accesses
+  std::vector<int64_t> words;
+  int64_t output_rows;  // batch, or the number of ids without pooling
+  int64_t output_columns;
+};
+LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& ids,
+                       const Tensor& handles, const Tensor& offsets,
+                       const std::optional<Tensor>& per_sample_weights,
+                       const std::vector<int64_t>& feature_tables,
+                       const std::vector<int64_t>& feature_dims, int64_t pooling);
+
+// Where the words of a lookup lie on the device, once they have been uploaded.
+struct LookupWords {
+  std::vector<const int64_t*> slab_features;
+};
+LookupWords upload_lookup(const Call& call, LookupCall* lookup, int64_t* to);
+
+// Picks the shape of the groups of lanes that work on a row of `dim` floats and calls
+// f.template run<kWidth, kLanes>(). `aligned`: 16-byte accesses are possible.
+template <class F>
+void with_lanes(int64_t dim, bool aligned, const F& f) {
+  if (aligned && dim % 4 == 0) {
+    if (dim <= 8) return f.template run<4, 2>();
+    if (dim <= 16) return f.template run<4, 4>();
+    if (dim <= 32) return f.template run<4, 8>();
+    if (dim <= 64) return f.template run<4, 16>();
+    return f.template run<4, 32>();
+  }
+  if (dim <= 8) return f.template run<1, 8>();
+  return f.template run<1, 32>();
+}
+
+inline bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
+}  // namespace dynemb::cuda

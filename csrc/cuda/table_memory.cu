@@ -1,0 +1,518 @@
+#include "cuda/table_memory.h"
+
+#include <array>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "core/bucket.h"
+#include "core/columns.h"
+#include "cuda/index_growth.h"
+#include "cuda/reservation.h"
+
+namespace dynemb::cuda {
+namespace {
+
+// Replays of a captured step that the host may be ahead of what the device has confirmed.
+constexpr int64_t kReplaysAhead = 8;
+
+// Rows and buckets are mapped beyond the bound by an eighth and at most this many bytes a tensor.
+constexpr int64_t kStepBytes = int64_t{64} << 20;
+
+// Equal parts of a reservation, one for each row (or bucket).
+struct RowMemory {
+  std::shared_ptr<Reservation> reservation;
+  int64_t begin;  // bytes
+  int64_t row_bytes;
+};
+
+// Position of a slab's generations in Growing::memory.
+constexpr size_t kGenerationsMemory = 1;
+
+// What grows together: the buckets of a table with their scores, or the rows of a slab with
+// generations, state and entries of the free list.
+struct Growing {
+  std::vector<RowMemory> memory;
+  int64_t capacity = 0;
+  int64_t mapped = 0;
+
+  bool map(const char* op, int64_t rows, cudaStream_t stream) {
+    rows = std::min(rows, capacity);
+    if (rows <= mapped) return true;
+    int64_t row_bytes = 1;
+    for (const RowMemory& m : memory) row_bytes = std::max(row_bytes, m.row_bytes);
+    const int64_t step = std::min(mapped / 8, kStepBytes / row_bytes);
+    for (const int64_t target : {std::min(capacity, std::max(rows, mapped + step)), rows}) {
+      bool complete = true;
+      for (const RowMemory& m : memory) {
+        complete = complete && m.reservation->map(op, m.begin + mapped * m.row_bytes,
+                                                  (target - mapped) * m.row_bytes, stream);
+      }
+      if (complete) {
+        mapped = target;
+        return true;
+      }
+    }
+    return false;
+  }
+  int64_t bytes(int64_t rows) const {
+    int64_t total = 0;
+    for (const RowMemory& m : memory) total += std::max<int64_t>(rows - mapped, 0) * m.row_bytes;
+    return total;
+  }
+};
+
+// The most buckets that a table of `ids` ids can have got by growing (decide_growth).
+int64_t bucket_bound(int64_t ids) {
+  const int64_t buckets = buckets_for(ids);
+  return round_bucket_count(buckets + (buckets + 3) / 4);
+}
+
+}  // namespace
+
+class GroupMemory {
+ public:
+  GroupMemory(const Call& call, const IndexArgs& index, std::vector<Growing> tables,
+              std::vector<int64_t> slab_of_table, std::vector<Growing> slabs)
+      : device_(call.device),
+        index_(index),
+        tables_(std::move(tables)),
+        slab_of_table_(std::move(slab_of_table)),
+        slabs_(std::move(slabs)) {
+    const RelaxedCapture relaxed(call.op);
+    const size_t words = kSharedHeadWords + tables_.size() * kSharedTableWords +
+                         slabs_.size() * kSharedSlabWords;
+    void* host = nullptr;
+    void* mapped = nullptr;
+    check_cuda(call.op, "allocating the shared counts",
+               cudaHostAlloc(&host, words * 8, cudaHostAllocMapped | cudaHostAllocPortable));
+    host_.words = static_cast<volatile int64_t*>(host);
+    for (size_t i = 0; i < words; ++i) host_.words[i] = 0;
+    check_cuda(call.op, "mapping the shared counts", cudaHostGetDevicePointer(&mapped, host, 0));
+    host_.table_count = static_cast<int64_t>(tables_.size());
+    device_words_ = {static_cast<volatile int64_t*>(mapped), host_.table_count};
+  }
+  ~GroupMemory() {
+    for (cudaEvent_t event : step_events_) {
+      if (event != nullptr && cudaEventDestroy(event) != cudaSuccess) cudaGetLastError();
+    }
+    if (cudaFreeHost(const_cast<int64_t*>(host_.words)) != cudaSuccess) cudaGetLastError();
+  }
+  GroupMemory(const GroupMemory&) = delete;
+
+  SharedWords device_words() const { return device_words_; }
+
+  // Maps at least so much, then reads what the tables hold: waits for the stream.
+  void bind(const Call& call, const std::vector<int64_t>& buckets, const std::vector<int64_t>& rows,
+            const Tensor& tables, const Tensor& slabs) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int64_t> need_buckets = buckets;
+    std::vector<int64_t> need_rows = rows;
+    const std::vector<int64_t> table_words = read(call, tables);
+    const std::vector<int64_t> slab_words = read(call, slabs);
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      const int64_t* row = table_words.data() + t * kTableColumns;
+      need_buckets[t] = std::max(need_buckets[t], row[kTableBucketCount]);
+      host_.table(static_cast<int64_t>(t))[kSharedSize] = row[kTableSize];
+      host_.table(static_cast<int64_t>(t))[kSharedBucketCount] = row[kTableBucketCount];
+      host_.table(static_cast<int64_t>(t))[kSharedTombstones] = row[kTableTombstones];
+    }
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      const int64_t next = slab_words[s * kSlabColumns + kSlabNextRow];
+      need_rows[s] = std::max(need_rows[s], next);
+      host_.slab(static_cast<int64_t>(s))[kSharedNextRow] = next;
+    }
+    pending_.clear();
+    map_or_raise(call, need_buckets, need_rows, "the table needs");
+  }
+
+  InsertionRoom prepare(const Call& call, const std::vector<int64_t>& feature_tables, int64_t ids) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<bool> touched(tables_.size(), false);
+    for (const int64_t t : feature_tables) touched[static_cast<size_t>(t)] = true;
+    const bool capturing = call.capturing();
+    if (capturing) {
+      captured_now_ += ids;
+      for (size_t t = 0; t < touched.size(); ++t) {
+        if (touched[t]) captured_tables_[t] = true;
+      }
+      make_headroom(call.on_stream(side_stream(call.op, device_)), captured_now_);
+      return {true, false, 0, 0};
+    }
+    end_capture();
+    confirm();
+    InsertionRoom room{true, false, 0, ++launched_};
+    std::vector<int64_t> need_buckets(tables_.size(), 0);
+    std::vector<int64_t> need_rows(slabs_.size(), 0);
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      if (!touched[t]) continue;
+      const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
+      const int64_t before = shared[kSharedSize] + pending_ids(t);
+      const bool settled = pending_ids(t) == 0;
+      const int64_t count = shared[kSharedBucketCount];
+      const int64_t most_now =
+          settled ? count : std::min(std::max(count, bucket_bound(before)), tables_[t].capacity);
+      need_buckets[t] = std::max(most_now, bucket_bound(before + ids));
+      if (before + ids > max_ids(count) || erased_) {
+        room.growth = true;
+        room.old_buckets += most_now;
+      }
+    }
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      int64_t rows = host_.slab(static_cast<int64_t>(s))[kSharedNextRow];
+      for (const Pending& p : pending_) rows += p.slabs[s] ? p.ids : 0;
+      for (size_t t = 0; t < tables_.size(); ++t) {
+        if (touched[t] && slab_of_table_[t] == static_cast<int64_t>(s)) {
+          need_rows[s] = rows + ids;
+        }
+      }
+    }
+    room.mapped = map(call, need_buckets, need_rows);
+    Pending entry{room.call_number, ids, touched, std::vector<bool>(slabs_.size(), false)};
+    for (size_t t = 0; t < touched.size(); ++t) {
+      if (touched[t]) entry.slabs[static_cast<size_t>(slab_of_table_[t])] = true;
+    }
+    pending_.push_back(std::move(entry));
+    return room;
+  }
+
+  void map_exactly(const Call& call, const std::vector<int64_t>& new_ids) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int64_t> need_buckets(tables_.size(), 0);
+    std::vector<int64_t> need_rows(slabs_.size(), 0);
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      need_rows[s] = host_.slab(static_cast<int64_t>(s))[kSharedNextRow];
+    }
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
+      const GrowthDecision decision =
+          decide_growth(shared[kSharedBucketCount], tables_[t].capacity, shared[kSharedSize],
+                        shared[kSharedTombstones], new_ids[t]);
+      need_buckets[t] = decision.bucket_count;
+      need_rows[static_cast<size_t>(slab_of_table_[t])] += new_ids[t];
+    }
+    try {
+      map_or_raise(call, need_buckets, need_rows, "the table must grow by");
+    } catch (...) {
+      pending_.pop_back();  // the call ends here
+      throw;
+    }
+  }
+
+  void map_buckets(const Call& call, int64_t table, int64_t buckets) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t capacity = tables_[static_cast<size_t>(table)].capacity;
+    STD_TORCH_CHECK(buckets <= capacity, "dynemb::", call.op, ": table ", table, " needs ", buckets,
+                    " buckets for its ids but has room for ", capacity,
+                    ": create the table with a larger max_rows, or erase ids");
+    std::vector<int64_t> need_buckets(tables_.size(), 0);
+    need_buckets[static_cast<size_t>(table)] = buckets;
+    map_or_raise(call, need_buckets, std::vector<int64_t>(slabs_.size(), 0), "the index must grow by");
+  }
+
+  // The end of a training step: room for the replays that may follow before the host looks again.
+  void end_step(const Call& call) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    end_capture();
+    if (captured_ids_ == 0) return;
+    cudaEvent_t& event = step_events_[static_cast<size_t>(steps_++) % step_events_.size()];
+    if (event == nullptr) {
+      check_cuda(call.op, "creating an event",
+                 cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    } else {
+      check_cuda(call.op, "waiting for an earlier step", cudaEventSynchronize(event));
+    }
+    check_cuda(call.op, "recording an event", cudaEventRecord(event, call.stream));
+    make_headroom(call, captured_ids_);
+  }
+
+  void note_erasure() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    erased_ = true;
+  }
+
+  // Rows that are mapped in the slab with these generations; -1: not in this group.
+  int64_t mapped_rows(const void* generations) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Growing& slab : slabs_) {
+      const RowMemory& m = slab.memory[kGenerationsMemory];
+      if (m.reservation->base() + m.begin == generations) return slab.mapped;
+    }
+    return -1;
+  }
+
+ private:
+  struct Pending {
+    int64_t call;
+    int64_t ids;
+    std::vector<bool> tables;
+    std::vector<bool> slabs;
+  };
+
+  std::vector<int64_t> read(const Call& call, const Tensor& tensor) const {
+    std::vector<int64_t> words(static_cast<size_t>(tensor.numel()));
+    check_cuda(call.op, "reading the tables' counts",
+               cudaMemcpyAsync(words.data(), tensor.data_ptr(), words.size() * 8,
+                               cudaMemcpyDeviceToHost, call.stream));
+    call.synchronize();
+    return words;
+  }
+
+  // Drops the calls that the device has finished.
+  void confirm() {
+    const int64_t finished = host_.words[kSharedCalls];
+    while (!pending_.empty() && pending_.front().call <= finished) pending_.pop_front();
+  }
+  int64_t pending_ids(size_t table) const {
+    int64_t ids = 0;
+    for (const Pending& p : pending_) ids += p.tables[table] ? p.ids : 0;
+    return ids;
+  }
+
+  void end_capture() {
+    captured_ids_ = std::max(captured_ids_, captured_now_);
+    captured_now_ = 0;
+  }
+
+  bool map(const Call& call, const std::vector<int64_t>& buckets,
+           const std::vector<int64_t>& rows) {
+    bool complete = true;
+    bool more = false;
+    for (size_t t = 0; t < tables_.size(); ++t) more |= buckets[t] > tables_[t].mapped;
+    for (size_t s = 0; s < slabs_.size(); ++s) more |= rows[s] > slabs_[s].mapped;
+    if (more) {
+      const RelaxedCapture relaxed(call.op);
+      const cudaStream_t stream = side_stream(call.op, device_);
+      for (size_t t = 0; t < tables_.size(); ++t) {
+        complete = tables_[t].map(call.op, buckets[t], stream) && complete;
+      }
+      for (size_t s = 0; s < slabs_.size(); ++s) {
+        complete = slabs_[s].map(call.op, rows[s], stream) && complete;
+      }
+    }
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      host_.table(static_cast<int64_t>(t))[kSharedBucketLimit] = tables_[t].mapped;
+    }
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      host_.slab(static_cast<int64_t>(s))[kSharedRowLimit] = slabs_[s].mapped;
+    }
+    return complete;
+  }
+
+  void map_or_raise(const Call& call, const std::vector<int64_t>& buckets,
+                    const std::vector<int64_t>& rows, const char* what) {
+    if (map(call, buckets, rows)) return;
+    int64_t bytes = 0;
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      bytes += tables_[t].bytes(std::min(buckets[t], tables_[t].capacity));
+    }
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      bytes += slabs_[s].bytes(std::min(rows[s], slabs_[s].capacity));
+    }
+    size_t free_bytes = 0;
+    size_t total = 0;
+    check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
+    STD_TORCH_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
+                    (bytes >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
+                    " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
+                    "use a GPU with more memory");
+  }
+
+  // Memory and buckets for kReplaysAhead + 1 more batches of `ids` ids in every captured table.
+  void make_headroom(const Call& call, int64_t ids) {
+    confirm();
+    std::vector<int64_t> need_buckets(tables_.size(), 0);
+    std::vector<int64_t> need_rows(slabs_.size(), 0);
+    std::vector<int64_t> wanted(tables_.size(), 0);
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      if (!captured_tables_[t]) continue;
+      const auto s = static_cast<size_t>(slab_of_table_[t]);
+      const int64_t more = pending_ids(t) + (kReplaysAhead + 1) * ids;
+      const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
+      wanted[t] = std::min(buckets_for(shared[kSharedSize] + more), tables_[t].capacity);
+      if (wanted[t] <= shared[kSharedBucketCount]) wanted[t] = 0;
+      need_buckets[t] = std::max(wanted[t], static_cast<int64_t>(shared[kSharedBucketCount]));
+      int64_t rows = host_.slab(slab_of_table_[t])[kSharedNextRow];
+      for (const Pending& p : pending_) rows += p.slabs[s] ? p.ids : 0;
+      need_rows[s] = rows + (kReplaysAhead + 1) * ids;
+    }
+    map_or_raise(call, need_buckets, need_rows, "room for the replays of a captured step takes");
+    const RelaxedCapture relaxed(call.op);
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      if (wanted[t] > 0) {
+        grow_table(call, index_, device_words_, static_cast<int64_t>(t), wanted[t]);
+        // known at once: the next look must not grow again
+        call.synchronize();
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  int32_t device_;
+  IndexArgs index_;
+  std::vector<Growing> tables_;
+  std::vector<int64_t> slab_of_table_;
+  std::vector<Growing> slabs_;
+  SharedWords host_;
+  SharedWords device_words_;
+  std::deque<Pending> pending_;
+  int64_t launched_ = 0;
+  int64_t captured_now_ = 0;
+  int64_t captured_ids_ = 0;
+  std::vector<bool> captured_tables_ = std::vector<bool>(tables_.size(), false);
+  std::array<cudaEvent_t, kReplaysAhead> step_events_{};
+  int64_t steps_ = 0;
+  bool erased_ = false;
+};
+
+namespace {
+
+std::mutex groups_mutex;
+std::map<uintptr_t, std::shared_ptr<GroupMemory>>& groups() {
+  static auto* map = new std::map<uintptr_t, std::shared_ptr<GroupMemory>>();
+  return *map;
+}
+
+RowMemory row_memory(const Call& call, const char* name, const Tensor& tensor, int64_t first_row,
+                     int64_t row_bytes) {
+  const auto reservation = find_reservation(tensor.data_ptr());
+  STD_TORCH_CHECK(reservation != nullptr, "dynemb::", call.op, ": ", name,
+                  " was not made by reserve_cuda, but buckets was: reserve all tensors of a group");
+  const int64_t begin = static_cast<char*>(tensor.data_ptr()) - reservation->base();
+  return {reservation, begin + first_row * row_bytes, row_bytes};
+}
+
+// Says which reserved tensors grow together, maps memory for at least so many buckets and rows, and
+// for what the tables hold; waits for the device. Call it again after the counts were written from
+// outside.
+void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
+                Tensor meta, std::vector<Tensor> weights, std::vector<Tensor> generations,
+                std::vector<Tensor> state, std::vector<int64_t> table_buckets,
+                std::vector<int64_t> slab_rows) {
+  const Call call("bind_group", "buckets", buckets);
+  const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
+  const auto table_count = static_cast<size_t>(index.table_count);
+  const size_t slab_count = weights.size();
+  STD_TORCH_CHECK(table_buckets.size() == table_count && slab_rows.size() == slab_count &&
+                      generations.size() == slab_count && state.size() % slab_count == 0,
+                  "dynemb::bind_group: got ", table_buckets.size(), " table_buckets, ",
+                  slab_rows.size(), " slab_rows, ", generations.size(), " generations and ",
+                  state.size(), " state tensors for ", table_count, " tables and ", slab_count,
+                  " slabs");
+  std::vector<int64_t> m(static_cast<size_t>(meta.numel()));
+  check_cuda(call.op, "reading meta", cudaMemcpyAsync(m.data(), meta.data_ptr(), m.size() * 8,
+                                                      cudaMemcpyDeviceToHost, call.stream));
+  call.synchronize();
+  const auto key = reinterpret_cast<uintptr_t>(buckets.data_ptr());
+  std::shared_ptr<GroupMemory> group;
+  {
+    const std::lock_guard<std::mutex> lock(groups_mutex);
+    const auto known = groups().find(key);
+    if (known != groups().end()) group = known->second;
+  }
+  if (group == nullptr) {
+    std::vector<Growing> growing_tables(table_count);
+    std::vector<int64_t> slab_of_table(table_count);
+    for (size_t t = 0; t < table_count; ++t) {
+      const int64_t begin = m[t * kMetaColumns + kMetaRegionBegin];
+      slab_of_table[t] = m[t * kMetaColumns + kMetaSlab];
+      growing_tables[t].capacity = m[t * kMetaColumns + kMetaRegionBuckets];
+      growing_tables[t].memory.push_back(
+          row_memory(call, "buckets", buckets, begin, kBucketWords * 8));
+      if (index.scores != nullptr) {
+        growing_tables[t].memory.push_back(
+            row_memory(call, "scores", scores, begin, kBucketWidth * 8));
+      }
+    }
+    std::vector<Growing> growing_slabs(slab_count);
+    for (size_t s = 0; s < slab_count; ++s) {
+      Growing& slab = growing_slabs[s];
+      slab.capacity = weights[s].size(0);
+      slab.memory.push_back(row_memory(call, "weights", weights[s], 0, weights[s].size(1) * 4));
+      slab.memory.push_back(row_memory(call, "generations", generations[s], 0, 4));
+      slab.memory.push_back(row_memory(call, "free_rows", free_rows,
+                                       static_cast<int64_t>(s) * free_rows.size(1), 8));
+      for (size_t k = s; k < state.size(); k += slab_count) {
+        const int64_t width = state[k].dim() == 2 ? state[k].size(1) : 1;
+        slab.memory.push_back(row_memory(call, "state", state[k], 0, width * 4));
+      }
+    }
+    group = std::make_shared<GroupMemory>(call, index, std::move(growing_tables),
+                                          std::move(slab_of_table), std::move(growing_slabs));
+  }
+  group->bind(call, table_buckets, slab_rows, tables, slabs);
+  const std::lock_guard<std::mutex> lock(groups_mutex);
+  groups()[key] = group;
+}
+
+// Raises what kernels have reported, and prepares a group for the next replay of a captured step.
+void end_step(Tensor buckets) {
+  const Call call("end_step", "buckets", buckets);
+  const auto group = group_memory(call, buckets);
+  if (group != nullptr) group->end_step(call);
+}
+
+}  // namespace
+
+void forget_group(void* buckets) {
+  std::shared_ptr<GroupMemory> ended;
+  const std::lock_guard<std::mutex> lock(groups_mutex);
+  const auto entry = groups().find(reinterpret_cast<uintptr_t>(buckets));
+  if (entry == groups().end()) return;
+  ended = entry->second;
+  groups().erase(entry);
+}
+
+std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& buckets) {
+  {
+    const std::lock_guard<std::mutex> lock(groups_mutex);
+    const auto entry = groups().find(reinterpret_cast<uintptr_t>(buckets.data_ptr()));
+    if (entry != groups().end()) return entry->second;
+  }
+  STD_TORCH_CHECK(find_reservation(buckets.data_ptr()) == nullptr, "dynemb::", call.op,
+                  ": buckets is reserved memory of a group that has not been bound: call bind_group");
+  return nullptr;
+}
+
+InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
+                                const std::vector<int64_t>& feature_tables, int64_t ids) {
+  return group == nullptr ? InsertionRoom{} : group->prepare(call, feature_tables, ids);
+}
+
+void map_exactly(const Call& call, GroupMemory* group, const std::vector<int64_t>& new_ids) {
+  group->map_exactly(call, new_ids);
+}
+
+void map_buckets(const Call& call, GroupMemory* group, int64_t table, int64_t buckets) {
+  if (group != nullptr) group->map_buckets(call, table, buckets);
+}
+
+SharedWords shared_words(const GroupMemory* group) {
+  return group == nullptr ? SharedWords{} : group->device_words();
+}
+
+void note_erasure(GroupMemory* group) {
+  if (group != nullptr) group->note_erasure();
+}
+
+int64_t row_bound(const Call& call, const void* generations, int64_t rows) {
+  if (call.capturing()) return rows;  // replays may come when there are more
+  std::vector<std::shared_ptr<GroupMemory>> known;
+  {
+    const std::lock_guard<std::mutex> lock(groups_mutex);
+    for (const auto& [key, group] : groups()) known.push_back(group);
+  }
+  for (const auto& group : known) {
+    const int64_t mapped = group->mapped_rows(generations);
+    if (mapped >= 0) return mapped;
+  }
+  return rows;
+}
+
+}  // namespace dynemb::cuda
+
+DYNEMB_IMPLEMENT_OPS(m) {
+  m.impl("bind_group", TORCH_BOX(&dynemb::cuda::bind_group));
+  m.impl("end_step", TORCH_BOX(&dynemb::cuda::end_step));
+}

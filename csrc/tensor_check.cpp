@@ -1,0 +1,50 @@
+#include "tensor_check.h"
+
+namespace dynemb {
+namespace {
+
+const char* dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "another dtype";
+  }
+}
+
+}  // namespace
+
+void check_layout(const char* op, const char* name, const Tensor& tensor, ScalarType dtype) {
+  STD_TORCH_CHECK(tensor.scalar_type() == dtype, "dynemb::", op, ": ", name, " has dtype ",
+                  dtype_name(tensor.scalar_type()), ", expected ", dtype_name(dtype));
+  STD_TORCH_CHECK(tensor.is_contiguous(), "dynemb::", op, ": ", name,
+                  " is not contiguous: call .contiguous()");
+}
+
+void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
+                int64_t expected) {
+  STD_TORCH_CHECK(tensor.dim() > dim, "dynemb::", op, ": ", name, " has ", tensor.dim(),
+                  " dimensions, expected at least ", dim + 1);
+  STD_TORCH_CHECK(tensor.size(dim) == expected, "dynemb::", op, ": ", name, ".size(", dim, ") is ",
+                  tensor.size(dim), ", expected ", expected);
+}
+
+}  // namespace dynemb

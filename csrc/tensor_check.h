@@ -1,0 +1,20 @@
+// Checks of tensor arguments that all devices share.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+
+namespace dynemb {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Raises unless `tensor` is contiguous and of the dtype.
+void check_layout(const char* op, const char* name, const Tensor& tensor, ScalarType dtype);
+// Raises unless size(dim) is `expected`.
+void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
+                int64_t expected);
+
+}  // namespace dynemb

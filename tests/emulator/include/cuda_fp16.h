@@ -1,0 +1,2 @@
+// Empty: the kernels compute in float.
+#pragma once

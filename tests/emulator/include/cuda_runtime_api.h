@@ -1,0 +1,3 @@
+#pragma once
+
+#include "emulator/runtime_api.h"

@@ -1,0 +1,96 @@
+"""Sends calls of ``torch.ops.dynemb`` to the emulated CUDA kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from emulator.build import build
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The emulated kernels, built and loaded at the first call."""
+    path = str(build())
+    torch.ops.load_library(path)
+    return declare(ctypes.CDLL(path))
+
+
+def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """Sets the signatures of the emulator's own functions in a library."""
+    loaded.emulator_set_seed.argtypes = [ctypes.c_ulonglong]
+    loaded.emulator_set_memory_limit.argtypes = [ctypes.c_longlong]
+    loaded.emulator_set_capturing.argtypes = [ctypes.c_int]
+    for function in (
+        loaded.emulator_set_seed,
+        loaded.emulator_set_memory_limit,
+        loaded.emulator_set_capturing,
+    ):
+        function.restype = None
+    loaded.emulator_created_bytes.restype = ctypes.c_longlong
+    loaded.emulator_launches.restype = ctypes.c_longlong
+    return loaded
+
+
+def set_seed(seed: int) -> None:
+    """Shuffles the order of threads and blocks; 0: ascending."""
+    library().emulator_set_seed(seed)
+
+
+def set_memory_limit(size: int | None) -> None:
+    """Bytes of device memory that may exist at a time; None: no limit."""
+    library().emulator_set_memory_limit(-1 if size is None else size)
+
+
+def created_bytes() -> int:
+    """Bytes of device memory that exist."""
+    return int(library().emulator_created_bytes())
+
+
+def set_capturing(on: bool) -> None:
+    """Whether the default stream says that it is being captured."""
+    library().emulator_set_capturing(int(on))
+
+
+def launches() -> int:
+    """Number of kernels that have run."""
+    return int(library().emulator_launches())
+
+
+# Kernels of this key serve every device; they, too, are part of the CUDA sources.
+KEYS = ("CPU", "CompositeExplicitAutograd")
+
+
+class EmulatedCuda(TorchDispatchMode):
+    """Within it, ops of ``dynemb`` on CPU tensors run as emulated CUDA kernels, where there is one.
+
+    Attributes:
+        redirected: names of the ops that have run emulated.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        library()
+        self.redirected: set[str] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "dynemb":
+            name = func._schema.name.split("::")[1]
+            emulated = f"dynemb_emulated::{name}"
+            if any(torch._C._dispatch_has_kernel_for_dispatch_key(emulated, key) for key in KEYS):
+                self.redirected.add(name)
+                packet = getattr(torch.ops.dynemb_emulated, name)
+                return getattr(packet, func._overloadname)(*args, **kwargs)
+        return func(*args, **kwargs)
