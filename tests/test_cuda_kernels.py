@@ -1,4 +1,4 @@
-"""CUDA kernels against the CPU's, on an emulator (tests/emulator): every op, every integer and bit."""
+"""CUDA kernels against the CPU's, on an emulator (tests/emulator): every integer, every bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_an_op_does_what_the_cpu_does(name: str, case: Case, seed: int) -> None:
     with EmulatedCuda() as cuda:
         given = op(*emulated_arguments)
     assert name in cuda.redirected
-    pairs = list(zip(tensors_of((expected, arguments)), tensors_of((given, emulated_arguments)), strict=True))
+    pairs = list(
+        zip(tensors_of((expected, arguments)), tensors_of((given, emulated_arguments)), strict=True)
+    )
     assert pairs or name == "set_simd_level"
     for position, (on_cpu, on_cuda) in enumerate(pairs):
         if name.startswith(ROUNDED) and on_cpu.dtype == torch.float32:

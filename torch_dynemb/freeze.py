@@ -145,7 +145,7 @@ class FrozenEmbedding(FrozenModule):
         ids = flat_ids("FrozenEmbedding", input)
         rows = self._lookup(
             ids,
-            torch.arange(2, dtype=torch.int64) * ids.shape[0],
+            torch.arange(2, dtype=torch.int64, device=ids.device) * ids.shape[0],
             None,
             feature_tables=[0],
             feature_dims=[self.embedding_dim],

@@ -260,7 +260,7 @@ class InitData:
 
     def tensor(self) -> Tensor:
         """float64 [n]: all records, then the vectors they point to."""
-        records = torch.tensor(self._records, dtype=torch.float64)
+        records = torch.tensor(self._records, dtype=torch.float64, device="cpu")
         offset = records.numel()
         for record, values in self._vectors:
             records[record, 3] = offset

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -12,18 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_dynemb import ops, table_state
-from torch_dynemb.initializers import InitData, Initializer, Normal
+from torch_dynemb import ops, table_allocation, table_state
+from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
-    HYPER_COLUMNS,
-    MAX_LOAD_PERCENT,
     MAX_ROWS,
-    META_COLUMNS,
-    ROW_CLOCK_EXTRA,
-    SLAB_COLUMNS,
-    TABLE_COLUMNS,
     Meta,
     Pooling,
     RowClock,
@@ -33,8 +25,7 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
 from torch_dynemb.optim.config import OptimizerConfig
-
-_MIN_BUCKETS = 64 // BUCKET_WIDTH
+from torch_dynemb.table_memory import memory_of
 
 EvalDefault = Literal["initial", "zeros"] | Tensor
 Score = Literal["none", "step"]
@@ -108,15 +99,6 @@ class ExportedRows(NamedTuple):
     scores: Tensor
 
 
-def _machine_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _table_seed(base: int, name: str) -> int:
-    digest = hashlib.sha256(f"{base}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
-
-
 def _base_seed() -> int:
     """torch.initial_seed(), of rank 0 where there are ranks: an id starts equal on all of them."""
     seed = [torch.initial_seed()]
@@ -137,9 +119,24 @@ class TableGroup:
         optimizer: of the rows; None for a group that is only read.
         score: ``"step"`` keeps, per id, the optimizer step at which it was last looked up in
             training.
-        max_rows: rows to reserve per slab; default: what would fill the machine's memory.
+        max_rows: rows to reserve per slab; default: what would fill the device's memory.
         seed: default ``torch.initial_seed()``; with a process group, that of rank 0.
+        device: of all tensors; default: torch's default device.
     """
+
+    meta: Tensor
+    init_data: Tensor
+    buckets: Tensor
+    scores: Tensor
+    tables: Tensor
+    slabs: Tensor
+    free_rows: Tensor
+    clock: Tensor
+    weights: list[Tensor]
+    generations: list[Tensor]
+    state: list[Tensor]
+    row_clock: Tensor
+    hyper: Tensor
 
     def __init__(
         self,
@@ -149,6 +146,7 @@ class TableGroup:
         score: Score = "none",
         max_rows: int | None = None,
         seed: int | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         if not tables:
             raise ValueError("TableGroup: tables is empty, expected at least one table")
@@ -176,77 +174,20 @@ class TableGroup:
         self.optimizer_code = (
             NO_OPTIMIZER if optimizer is None else OPTIMIZER_NAMES.index(optimizer.op_name)
         )
-        self._allocate()
+        self._memory = memory_of("TableGroup", device)
+        self._place()
+
+    def _place(self) -> None:
+        """Makes the tensors, empty."""
+        table_allocation.allocate(self, self._memory)
         for tensor in self._tensors():
             # else dynamic=True takes a batch size that equals a dim of a table for that dim
             torch._dynamo.mark_static(tensor)
+            if tensor.is_cuda:
+                # else CUDA graphs of compiled code would copy it before every replay
+                torch._dynamo.mark_static_address(tensor)
 
     # -- state ---------------------------------------------------------------------------------
-
-    def _slab_rows(self, dim: int) -> int:
-        if self.max_rows is not None:
-            return self.max_rows
-        return max(1, min(MAX_ROWS, _machine_memory() // (4 * dim)))
-
-    def _allocate(self) -> None:
-        config = self.optimizer_config
-        slab_rows = [self._slab_rows(dim) for dim in self.dims]
-        count, slabs = len(self.tables_config), len(self.dims)
-        self.meta = torch.zeros(count, META_COLUMNS, dtype=torch.int64)
-        init = InitData()
-        region_begin = 0
-        for t, table in enumerate(self.tables_config):
-            slab = self.dims.index(table.embedding_dim)
-            slots = -(-slab_rows[slab] * 100 // MAX_LOAD_PERCENT)
-            region = max(_MIN_BUCKETS, -(-slots // BUCKET_WIDTH // 64) * 64)
-            row = self.meta[t]
-            row[Meta.SEED] = _table_seed(self.seed, table.name)
-            row[Meta.SLAB] = slab
-            row[Meta.DIM] = table.embedding_dim
-            row[Meta.HAS_PADDING] = int(table.padding_idx is not None)
-            row[Meta.PADDING_ID] = table.padding_idx or 0
-            row[Meta.INIT_BEGIN], row[Meta.INIT_COUNT] = init.add(
-                table.initializer, table.embedding_dim
-            )
-            default = table.eval_default
-            if isinstance(default, Tensor):
-                row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = init.add_vector(default)
-            elif default == "zeros":
-                zeros = torch.zeros(table.embedding_dim)
-                row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = init.add_vector(zeros)
-            else:
-                row[Meta.DEFAULT_BEGIN] = row[Meta.INIT_BEGIN]
-                row[Meta.DEFAULT_COUNT] = row[Meta.INIT_COUNT]
-            row[Meta.REGION_BEGIN] = region_begin
-            row[Meta.REGION_BUCKETS] = region
-            region_begin += region
-        self.init_data = init.tensor()
-
-        # the index: changed in the forward only
-        self.buckets = ops.reserve((region_begin, BUCKET_WORDS), torch.int64)
-        scored = region_begin if self.score != "none" else 0
-        self.scores = ops.reserve((scored, BUCKET_WIDTH), torch.int64)
-        self.tables = torch.zeros(count, TABLE_COLUMNS, dtype=torch.int64)
-        self.tables[:, Table.BUCKET_COUNT] = _MIN_BUCKETS
-        self.slabs = torch.zeros(slabs, SLAB_COLUMNS, dtype=torch.int64)
-        self.free_rows = ops.reserve((slabs, max(slab_rows)), torch.int64)
-        self.clock = torch.zeros(1, dtype=torch.int64)
-
-        # the rows: changed in the backward only
-        def reserve_rows(slab: int, *columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return ops.reserve((slab_rows[slab], *columns), dtype, huge_pages=True)
-
-        self.weights = [reserve_rows(s, dim) for s, dim in enumerate(self.dims)]
-        self.generations = [reserve_rows(s, dtype=torch.int32) for s in range(slabs)]
-        self.state: list[Tensor] = []
-        for tensor in () if config is None else config.state:
-            for s, dim in enumerate(self.dims):
-                self.state.append(reserve_rows(s) if tensor.per_row else reserve_rows(s, dim))
-        for s, dim in enumerate(self.dims):
-            self.slabs[s, Slab.ROW_BYTES] = self._row_bytes(dim)
-        self.row_clock = torch.zeros(count + ROW_CLOCK_EXTRA, dtype=torch.int64)
-        hyper = [0.0] * HYPER_COLUMNS if config is None else config.hyper_row()
-        self.hyper = torch.tensor([hyper] * count, dtype=torch.float64)
 
     def _tensors(self) -> list[Tensor]:
         """All tensors of the group; none of them ever changes its shape or address."""
@@ -254,9 +195,37 @@ class TableGroup:
         rows = [*self.weights, *self.generations, *self.state, self.row_clock]
         return [*index, *rows, self.hyper, self.meta, self.init_data]
 
-    def _row_bytes(self, dim: int) -> int:
+    def row_bytes(self, dim: int) -> int:
+        """Weights, generation and optimizer state of one row."""
         state = () if self.optimizer_config is None else self.optimizer_config.state
         return 4 * dim + 4 + sum(4 if tensor.per_row else 4 * dim for tensor in state)
+
+    @property
+    def device(self) -> torch.device:
+        """Where all tensors of the group lie."""
+        return self._memory.device
+
+    def to(self, device: torch.device) -> None:
+        """Moves everything to another device: new tensors, the old ones are given back.
+
+        Raises:
+            RuntimeError: tables cannot lie there, or too little memory; nothing has been moved.
+        """
+        memory = memory_of("TableGroup.to", device)
+        if memory.device == self.device:
+            return
+        moved = TableGroup.__new__(TableGroup)
+        state = self.__getstate__()
+        moved.__setstate__({**state, "arguments": {**state["arguments"], "device": memory.device}})
+        self.__dict__.update(moved.__dict__)
+
+    def bind_memory(self, buckets: Sequence[int] = (), rows: Sequence[int] = ()) -> None:
+        """After counts were written from outside; see :func:`torch_dynemb.ops.bind_group`."""
+        self._memory.bind(self, buckets, rows)
+
+    def end_step(self) -> None:
+        """Ends a training step; see :func:`torch_dynemb.ops.end_step`."""
+        self._memory.end_step(self)
 
     @property
     def rows(self) -> Rows:
@@ -305,7 +274,7 @@ class TableGroup:
     def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         self._config(table)
         flat = ids.reshape(-1).contiguous()
-        return flat, torch.tensor([0, flat.numel()]), [table]
+        return flat, torch.tensor([0, flat.numel()], device=flat.device), [table]
 
     def insert(self, table: int, ids: Tensor) -> Tensor:
         """Gives rows to ids, int64 of any shape, of one table; returns handles int64 [n]."""
@@ -416,7 +385,7 @@ class TableGroup:
                 self.rows,
                 batch.ids,
                 batch.handles,
-                torch.tensor([0, batch.ids.numel()]),
+                torch.tensor([0, batch.ids.numel()], device=self.device),
                 feature_tables=[table],
                 dim=dim,
             )
@@ -443,7 +412,7 @@ class TableGroup:
         rows = state = 0
         for s, dim in enumerate(self.dims):
             rows += self.used_rows(s) * (4 * dim + 4)
-            state += self.used_rows(s) * (self._row_bytes(dim) - 4 * dim - 4)
+            state += self.used_rows(s) * (self.row_bytes(dim) - 4 * dim - 4)
         buckets = int(self.tables[:, Table.BUCKET_COUNT].sum())
         words = BUCKET_WORDS + (BUCKET_WIDTH if self.score != "none" else 0)
         index = 8 * (buckets * words + int(self.slabs[:, Slab.FREE_COUNT].sum()))
@@ -490,6 +459,7 @@ class TableGroup:
             "score": self.score,
             "max_rows": self.max_rows,
             "seed": self.seed,
+            "device": self.device,
         }
 
     def __getstate__(self) -> dict[str, Any]:

@@ -76,6 +76,10 @@ def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     """Replaces everything by a saved state, in place; raises ValueError before any change."""
     check(group, tensors)
     row_bytes = group.slabs[:, Slab.ROW_BYTES].clone()
+    group.bind_memory(
+        tensors["tables"][:, Table.BUCKET_COUNT].tolist(),
+        tensors["slabs"][:, Slab.NEXT_ROW].tolist(),
+    )
     for name, tensor in used_tensors(group):
         if name not in _FIXED:
             tensor.zero_()
@@ -86,6 +90,7 @@ def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     for name, target in used_tensors(group):  # of the lengths that `tables` and `slabs` give now
         if name not in ("tables", "slabs"):
             target.copy_(tensors[name])
+    group.bind_memory()
 
 
 def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
@@ -168,7 +173,7 @@ def _check_index(group: TableGroup, tensors: Mapping[str, Tensor], t: int) -> Te
     ):
         raise damaged
     ids, handles = keys[occupied], stored[occupied] - 1
-    meta = group.meta[t : t + 1].clone()
+    meta = group.meta[t : t + 1].cpu().clone()
     meta[0, Meta.SEED] = tensors["seeds"][t]
     meta[0, Meta.REGION_BEGIN] = 0
     meta[0, Meta.REGION_BUCKETS] = count
@@ -178,7 +183,8 @@ def _check_index(group: TableGroup, tensors: Mapping[str, Tensor], t: int) -> Te
             "is the padding id of this module: construct it with the padding_idx it was saved with"
         )
     table = tensors["tables"][t : t + 1].cpu().contiguous()
-    found = ops.find(buckets, table, meta, ids, torch.tensor([0, ids.numel()]), [0])
+    offsets = torch.tensor([0, ids.numel()], device=ids.device)
+    found = ops.find(buckets, table, meta, ids, offsets, [0])
     if not torch.equal(found.handles, handles):
         raise damaged
     return handles
@@ -209,7 +215,8 @@ def _check_rows(
     rows = torch.cat([owned, free]) >> GENERATION_BITS
     if rows.numel() != used or (used > 0 and (int(rows.min()) < 0 or int(rows.max()) >= used)):
         raise damaged
-    if not bool(torch.zeros(used, dtype=torch.bool).index_fill_(0, rows, True).all()):
+    owned_once = torch.zeros(used, dtype=torch.bool, device=rows.device)
+    if not bool(owned_once.index_fill_(0, rows, True).all()):
         raise damaged
     generations = tensors[f"dim{dim}.generations"].cpu()[rows].to(torch.int64)
     live = generations == (torch.cat([owned, free]) & ((1 << GENERATION_BITS) - 1))

@@ -21,7 +21,8 @@ def bag_offsets(input: Tensor, offsets: Tensor | None, *, include_last_offset: b
                 "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
                 "bags: leave it out"
             )
-        return torch.arange(input.shape[0] + 1, dtype=torch.int64) * input.shape[1]
+        bags = torch.arange(input.shape[0] + 1, dtype=torch.int64, device=input.device)
+        return bags * input.shape[1]
     if input.dim() != 1:
         raise ValueError(
             f"DynamicEmbeddingBag: input has shape {tuple(input.shape)}, expected 1 or 2 dimensions"
@@ -38,7 +39,7 @@ def bag_offsets(input: Tensor, offsets: Tensor | None, *, include_last_offset: b
                 "number of ids at its end"
             )
         return offsets
-    end = torch.full((1,), input.shape[0], dtype=torch.int64)
+    end = torch.full((1,), input.shape[0], dtype=torch.int64, device=offsets.device)
     return torch.cat([offsets, end])
 
 
@@ -176,6 +177,7 @@ class DynamicEmbeddingBag(SingleTable):
             optimizer=optimizer,
             trainable=trainable,
             eval_default=eval_default,
+            device=weight.device,
         )
         keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()
         module._fill(weight.detach()[keep], ids[keep])

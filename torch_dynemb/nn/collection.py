@@ -144,8 +144,10 @@ def sequence_inputs(
     ids = [flat_ids(f"{owner}: feature {name!r}", features[name]) for name in names]
     sizes = {name: flat.shape[0] for name, flat in zip(names, ids, strict=True)}
     offsets = torch.cat(
-        [torch.zeros(1, dtype=torch.int64)]
-        + [torch.full((1,), size, dtype=torch.int64) for size in sizes.values()]
+        [
+            torch.full((1,), size, dtype=torch.int64, device=ids[0].device)
+            for size in (0, *sizes.values())
+        ]
     ).cumsum(0)
     return torch.cat(ids), offsets, sizes
 

@@ -69,12 +69,18 @@ class SingleTable(TableModule):
         return True  # an empty table is still a module
 
     def __contains__(self, id: int) -> bool:
-        return bool(self._group.contains(0, torch.tensor([id], dtype=torch.int64)))
+        return bool(
+            self._group.contains(
+                0, torch.tensor([id], dtype=torch.int64, device=self._group.device)
+            )
+        )
 
     def ids(self) -> Tensor:
         """All ids, int64 [n], in the order of the index."""
         batches = [batch.ids for batch in self._group.export(0)]
-        return torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64)
+        if not batches:
+            return torch.empty(0, dtype=torch.int64, device=self._group.device)
+        return torch.cat(batches)
 
     def _fill(self, weight: Tensor, ids: Tensor) -> None:
         self._group.reserve(0, ids.numel())
@@ -83,7 +89,9 @@ class SingleTable(TableModule):
     def _exported(self) -> tuple[Tensor, Tensor]:
         batches = list(self._group.export(0))
         if not batches:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0, self.embedding_dim)
+            device = self._group.device
+            ids = torch.empty(0, dtype=torch.int64, device=device)
+            return ids, torch.empty(0, self.embedding_dim, device=device)
         return torch.cat([b.ids for b in batches]), torch.cat([b.rows for b in batches])
 
 
@@ -96,7 +104,7 @@ def check_static_weight(owner: str, weight: Tensor, ids: Tensor | None) -> Tenso
     if weight.dim() != 2:
         raise ValueError(f"{owner}: weight has shape {tuple(weight.shape)}, expected (n, dim)")
     if ids is None:
-        return torch.arange(weight.shape[0])
+        return torch.arange(weight.shape[0], device=weight.device)
     if tuple(ids.shape) != (weight.shape[0],):
         raise ValueError(
             f"{owner}: ids has shape {tuple(ids.shape)}, expected ({weight.shape[0]},), one id per "
@@ -121,7 +129,7 @@ class DynamicEmbedding(SingleTable):
         eval_default: what a read gives for an id that is not there: ``"initial"``, ``"zeros"`` or a
             tensor [embedding_dim].
         dtype: float32.
-        device: the CPU.
+        device: of the rows; default: torch's default device.
         score: ``"step"`` keeps the step at which each id was last seen in training.
         max_rows: rows to reserve; default: what would fill the machine's memory.
 
@@ -177,7 +185,7 @@ class DynamicEmbedding(SingleTable):
             RuntimeError: the table is full, or memory is short; no id has been inserted then.
         """
         ids = flat_ids("DynamicEmbedding", input)
-        offsets = torch.arange(2, dtype=torch.int64) * ids.shape[0]
+        offsets = torch.arange(2, dtype=torch.int64, device=ids.device) * ids.shape[0]
         rows = self._lookup(
             ids,
             offsets,
@@ -201,7 +209,7 @@ class DynamicEmbedding(SingleTable):
         trainable: bool = True,
         eval_default: EvalDefault = "initial",
     ) -> DynamicEmbedding:
-        """A dynamic table that starts with the rows of a static one.
+        """A dynamic table that starts with the rows of a static one, on its device.
 
         Args:
             weight: float [n, dim], such as ``nn.Embedding.weight``.
@@ -216,6 +224,7 @@ class DynamicEmbedding(SingleTable):
             optimizer=optimizer,
             trainable=trainable,
             eval_default=eval_default,
+            device=weight.device,
         )
         keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()
         module._fill(weight.detach()[keep], ids[keep])

@@ -154,7 +154,9 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
                 f"{feature} has shape {tuple(value.shape)}, expected (B, L), or a tuple (values, "
                 "offsets)"
             )
-        lengths.append(torch.full((value.shape[0],), value.shape[1], dtype=torch.int64))
+        lengths.append(
+            torch.full((value.shape[0],), value.shape[1], dtype=torch.int64, device=value.device)
+        )
     for name, length in zip(names, lengths, strict=True):
         if length.shape[0] != lengths[0].shape[0]:
             raise ValueError(
@@ -178,7 +180,7 @@ def _bag_lengths(feature: str, offsets: Tensor, ids: int) -> Tensor:
 
 
 def _offsets_of(lengths: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped) -> GroupedIds:
@@ -208,14 +210,16 @@ def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped
 def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> GroupedIds:
     """The ids of the chosen features, in their order."""
     batch = (given.offsets.shape[0] - 1) // len(keys)
-    order = torch.tensor(chosen)
-    begins = given.offsets[:-1].reshape(len(keys), batch)[order].flatten()
-    lengths = given.offsets.diff().reshape(len(keys), batch)[order].flatten()
+    # Rows are picked one by one: an index tensor would be copied to a GPU, which waits for it.
+    all_begins = given.offsets[:-1].reshape(len(keys), batch)
+    all_lengths = given.offsets.diff().reshape(len(keys), batch)
+    begins = torch.cat([all_begins[feature] for feature in chosen])
+    lengths = torch.cat([all_lengths[feature] for feature in chosen])
     offsets = _offsets_of(lengths)
     # Without dropped features the count is known, so compiled code needs no value of a tensor.
     count = given.ids.shape[0] if len(chosen) == len(keys) else int(offsets[-1])
     shift = torch.repeat_interleave(begins - offsets[:-1], lengths, output_size=count)
-    position = torch.arange(count) + shift
+    position = torch.arange(count, device=shift.device) + shift
     return GroupedIds(
         given.ids[position],
         offsets,

@@ -17,6 +17,7 @@ from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
 from torch_dynemb.table import Score, TableConfig, TableGroup
+from torch_dynemb.table_memory import check_device
 
 # Updates without optimizer.step() from which on a module reports that the call is missing.
 FORGOTTEN_STEPS = 16
@@ -37,7 +38,7 @@ class TableModule(nn.Module):
         optimizer: config; required if trainable.
         trainable: False: lookups insert nothing and backward changes nothing.
         dtype: of the rows; float32.
-        device: of the rows; the CPU.
+        device: of the rows; default: torch's default device.
         score, max_rows: see :class:`torch_dynemb.table.TableGroup`.
     """
 
@@ -63,12 +64,16 @@ class TableModule(nn.Module):
             raise TypeError(
                 f"{owner}: dtype is {dtype}, expected torch.float32 (others come later)"
             )
-        _check_device(owner, torch.device("cpu" if device is None else device))
+        if device is not None:
+            check_device(owner, torch.device(device))
         self.trainable = trainable
-        self._group = TableGroup(tables, optimizer=optimizer, score=score, max_rows=max_rows)
+        self._group = TableGroup(
+            tables, optimizer=optimizer, score=score, max_rows=max_rows, device=device
+        )
         # Not a weight: autograd runs the backward of a lookup because of it. Shape (1,): FSDP2
         # takes neither scalars nor empty parameters.
-        self.grad_anchor = nn.Parameter(torch.zeros(1), requires_grad=trainable)
+        anchor = torch.zeros(1, device=self._group.device)
+        self.grad_anchor = nn.Parameter(anchor, requires_grad=trainable)
         self._own_anchor = (self.grad_anchor,)
         self._optimizer = self._make_optimizer()
 
@@ -110,6 +115,7 @@ class TableModule(nn.Module):
             hyper=group.hyper,
             row_clock=group.row_clock,
             clock=group.clock,
+            end_step=group.end_step,
         )
 
     # -- lookup --------------------------------------------------------------------------------
@@ -138,7 +144,8 @@ class TableModule(nn.Module):
                 "would be saved): export torch_dynemb.freeze(model)"
             )
         self._check_not_replicated()
-        if learning and not torch.compiler.is_compiling():
+        # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
+        if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
             self._report_forgotten_step()
         # Activation checkpointing runs the forward again inside backward. Ids are there by then,
         # unless it is the reentrant one, whose first forward has no grad and only reads.
@@ -284,9 +291,9 @@ class TableModule(nn.Module):
             error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {error}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
-        probe = fn(torch.zeros(1))
+        probe = fn(torch.zeros(1, device=self._group.device))
         owner = f"{type(self).__name__}.to()"
-        _check_device(owner, probe.device)
+        check_device(owner, probe.device)
         if probe.dtype != torch.float32:
             raise TypeError(
                 f"{owner}: dtype {probe.dtype}: the rows are float32; use autocast around the "
@@ -297,6 +304,19 @@ class TableModule(nn.Module):
                 f"{type(self).__name__}.share_memory(): the table's memory belongs to this "
                 "process: share a torch_dynemb.freeze() copy, or use threads"
             )
+        if probe.device != self._group.device:
+            self._group.to(probe.device)
+            anchor = self.grad_anchor.detach().to(probe.device)
+            self.grad_anchor = nn.Parameter(anchor, requires_grad=self.grad_anchor.requires_grad)
+            self._own_anchor = (self.grad_anchor,)
+            if self._optimizer is not None:
+                group = self._group
+                self._optimizer.rebind(
+                    hyper=group.hyper,
+                    row_clock=group.row_clock,
+                    clock=group.clock,
+                    end_step=group.end_step,
+                )
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -325,21 +345,13 @@ class TableModule(nn.Module):
         return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
 
 
-def _check_device(owner: str, device: torch.device) -> None:
-    if device.type != "cpu":
-        raise RuntimeError(
-            f"{owner}: device is {device}, but this torch_dynemb has kernels for the CPU only: "
-            "keep the table on the CPU and move the rest of the model"
-        )
-
-
 def flat_ids(owner: str, ids: Tensor) -> Tensor:
     """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"{owner}: input is a {type(ids).__name__}, expected a Tensor of ids")
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{owner}: input has dtype {ids.dtype}, expected int64 or int32 ids")
-    _check_device(owner, ids.device)
+    check_device(owner, ids.device)
     return ids.reshape(-1).to(torch.int64).contiguous()
 
 
@@ -351,7 +363,7 @@ def flat_offsets(owner: str, offsets: Tensor) -> Tensor:
         raise TypeError(f"{owner}: offsets has dtype {offsets.dtype}, expected int64 or int32")
     if offsets.dim() != 1:
         raise ValueError(f"{owner}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
-    _check_device(owner, offsets.device)
+    check_device(owner, offsets.device)
     return offsets.to(torch.int64).contiguous()
 
 
@@ -365,5 +377,5 @@ def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
         )
     if weights.dtype != torch.float32:
         raise TypeError(f"{owner} has dtype {weights.dtype}, expected float32")
-    _check_device(owner, weights.device)
+    check_device(owner, weights.device)
     return weights.reshape(-1).contiguous()

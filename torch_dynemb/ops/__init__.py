@@ -23,7 +23,16 @@ from torch_dynemb.ops.lookup import (  # noqa: E402
     embedding_bag_inference,
     embedding_inference,
 )
-from torch_dynemb.ops.memory import available_memory, reserve  # noqa: E402
+from torch_dynemb.ops.memory import (  # noqa: E402
+    available_cuda_memory,
+    available_memory,
+    bind_group,
+    end_step,
+    has_cuda_kernels,
+    raise_device_errors,
+    reserve,
+    reserve_cuda,
+)
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
@@ -31,20 +40,26 @@ __all__ = [
     "OPTIMIZER_NAMES",
     "ExportedBatch",
     "FoundIds",
+    "available_cuda_memory",
     "available_memory",
     "bag_weight_grad",
+    "bind_group",
     "embedding",
     "embedding_bag",
     "embedding_bag_inference",
     "embedding_inference",
+    "end_step",
     "erase_",
     "export_batch",
     "find",
     "find_or_insert_",
     "grow_",
+    "has_cuda_kernels",
     "materialize_",
+    "raise_device_errors",
     "reduce_grad",
     "reserve",
+    "reserve_cuda",
     "set_simd_level",
     "simd_level",
 ]

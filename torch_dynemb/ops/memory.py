@@ -1,4 +1,8 @@
-"""Reserved memory: tensors whose pages are taken when they are first touched."""
+"""Reserved memory: tensors that are far larger than what they hold, so that they never move.
+
+On the CPU pages are taken when they are first touched. On a GPU memory is mapped by the index ops
+before they launch, for groups that :func:`bind_group` has made known.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,138 @@ def available_memory() -> int:
     return available
 
 
+def has_cuda_kernels() -> bool:
+    """Whether the library was built where there was an nvcc."""
+    has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
+        "dynemb::reserve_cuda", "CompositeExplicitAutograd"
+    )
+    return has
+
+
+def _check_cuda_kernels(op: str) -> None:
+    if not has_cuda_kernels():
+        raise RuntimeError(
+            f"{op}: this torch_dynemb was built without CUDA kernels: build it where nvcc is on "
+            "PATH or in CUDA_HOME"
+        )
+
+
+def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor:
+    """A CUDA tensor of reserved addresses.
+
+    Nothing may touch it before :func:`bind_group` has mapped zeroed memory for its first rows, nor
+    beyond what has been mapped.
+
+    Args:
+        size: shape; may far exceed the GPU's memory.
+        dtype: float32, int32 or int64.
+        device: index of the GPU.
+
+    Raises:
+        TypeError: another dtype.
+        RuntimeError: no CUDA kernels in this build, or the driver refuses.
+    """
+    _check_cuda_kernels("reserve_cuda")
+    if dtype not in _DTYPE_CODES:
+        raise TypeError(f"reserve_cuda: dtype is {dtype}, expected float32, int32 or int64")
+    tensor: Tensor = torch.ops.dynemb.reserve_cuda(list(size), _DTYPE_CODES[dtype], device)
+    return tensor
+
+
+def available_cuda_memory(device: int) -> int:
+    """Bytes of a GPU's memory that no one has taken."""
+    _check_cuda_kernels("available_cuda_memory")
+    available: int = torch.ops.dynemb.available_cuda_memory(device)
+    return available
+
+
+def bind_group(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    slabs: Tensor,
+    free_rows: Tensor,
+    meta: Tensor,
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    table_buckets: Sequence[int],
+    slab_rows: Sequence[int],
+) -> None:
+    """Says which tensors of :func:`reserve_cuda` form a group, and maps memory for what it holds.
+
+    Call it once the group has been filled in, and again whenever ``tables`` or ``slabs`` have been
+    written from outside. Waits for the device.
+
+    Args:
+        table_buckets, slab_rows: buckets of each table and rows of each slab for which memory is
+            mapped at least.
+
+    Raises:
+        RuntimeError: too little memory, or tensors that were not reserved.
+    """
+    torch.ops.dynemb.bind_group(
+        buckets,
+        scores,
+        tables,
+        slabs,
+        free_rows,
+        meta,
+        list(weights),
+        list(generations),
+        list(state),
+        list(table_buckets),
+        list(slab_rows),
+    )
+
+
+def end_step(buckets: Tensor) -> None:
+    """What ``optimizer.step()`` does on a GPU.
+
+    Raises what kernels of earlier calls have found wrong, as far as they have run. If a lookup of
+    the group has been captured in a CUDA graph, makes room for the next replays.
+    """
+    torch.ops.dynemb.end_step(buckets)
+
+
+def raise_device_errors(device: int) -> None:
+    """Raises what kernels on a GPU have found wrong, as far as they have run.
+
+    Raises:
+        RuntimeError: names the op.
+    """
+    torch.ops.dynemb.raise_device_errors(device)
+
+
 @register_fake("reserve")
 def _reserve_fake(size: Sequence[int], dtype: int, huge_pages: bool) -> Tensor:
     dtypes = {code: dtype for dtype, code in _DTYPE_CODES.items()}
     return torch.empty(size, dtype=dtypes[dtype])
+
+
+@register_fake("reserve_cuda")
+def _reserve_cuda_fake(size: Sequence[int], dtype: int, device: int) -> Tensor:
+    dtypes = {code: dtype for dtype, code in _DTYPE_CODES.items()}
+    return torch.empty(size, dtype=dtypes[dtype], device=torch.device("cuda", device))
+
+
+@register_fake("bind_group")
+def _bind_group_fake(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    slabs: Tensor,
+    free_rows: Tensor,
+    meta: Tensor,
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    table_buckets: Sequence[int],
+    slab_rows: Sequence[int],
+) -> None:
+    return None
+
+
+@register_fake("end_step")
+def _end_step_fake(buckets: Tensor) -> None:
+    return None

@@ -25,6 +25,11 @@ class ParamGroup(dict[str, Any]):
         self._columns = columns
         super().__setitem__("lr", row[Hyper.LR])
 
+    def rebind(self, row: Tensor) -> None:
+        """Writes to another tensor from now on."""
+        self._row = row
+        super().__setitem__("lr", row[Hyper.LR])
+
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self._columns:
             super().__setitem__(key, value)
@@ -68,6 +73,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         hyper: float64 [tables, 8], the tensor the kernels read.
         row_clock: int64 [tables + 4].
         clock: int64 [1].
+        end_step: called by :meth:`step`.
     """
 
     _step_supports_amp_scaling = True  # so that GradScaler.step reaches `found_inf` below
@@ -80,9 +86,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         hyper: Tensor,
         row_clock: Tensor,
         clock: Tensor,
+        end_step: Callable[[], None],
     ) -> None:
         self._row_clock = row_clock
         self._clock = clock
+        self._end_step = end_step
         self._tables = len(names)
         self._config = config
         self._complete = False
@@ -98,6 +106,15 @@ class FusedOptimizer(torch.optim.Optimizer):
             for table, group in enumerate(self.param_groups)
         ]
         self._complete = True
+
+    def rebind(
+        self, *, hyper: Tensor, row_clock: Tensor, clock: Tensor, end_step: Callable[[], None]
+    ) -> None:
+        """Follows the tables to another device; param groups stay the same objects."""
+        self._row_clock, self._clock, self._end_step = row_clock, clock, end_step
+        for table, group in enumerate(self.param_groups):
+            if isinstance(group, ParamGroup):
+                group.rebind(hyper.data[table])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises RuntimeError: the groups are the tables; nothing would update other parameters."""
@@ -140,6 +157,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._clock += 1
         self._row_clock[self._tables + RowClock.SINCE_STEP] = 0
+        self._end_step()
         return loss
 
     def updates_since_step(self) -> int:

@@ -1,0 +1,122 @@
+"""Where a group of tables lies: reserved memory of the CPU, or of one GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+
+if TYPE_CHECKING:
+    from torch_dynemb.table import TableGroup
+
+
+class TableMemory(Protocol):
+    """What a group asks of the device that it lies on."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of all tensors of the group."""
+
+    def total_bytes(self) -> int:
+        """Memory of the machine or the GPU."""
+
+    def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
+        """A zero-filled tensor that takes memory as the group grows."""
+
+    def bind(self, group: TableGroup, buckets: Sequence[int], rows: Sequence[int]) -> None:
+        """Takes note of what the group holds; makes room for at least so much."""
+
+    def end_step(self, group: TableGroup) -> None:
+        """Ends a training step."""
+
+
+class HostMemory:
+    """The CPU's: pages are taken when they are touched, so there is nothing to bind."""
+
+    device = torch.device("cpu")
+
+    def total_bytes(self) -> int:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
+        return ops.reserve(size, dtype, huge_pages=huge_pages)
+
+    def bind(self, group: TableGroup, buckets: Sequence[int], rows: Sequence[int]) -> None:
+        pass
+
+    def end_step(self, group: TableGroup) -> None:
+        pass
+
+
+class CudaMemory:
+    """A GPU's: memory is mapped into reserved addresses, which the index ops do as ids arrive.
+
+    Args:
+        device: of CUDA.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self.index = index
+
+    def total_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
+
+    def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
+        return ops.reserve_cuda(size, dtype, self.index)
+
+    def bind(self, group: TableGroup, buckets: Sequence[int], rows: Sequence[int]) -> None:
+        ops.bind_group(
+            group.buckets,
+            group.scores,
+            group.tables,
+            group.slabs,
+            group.free_rows,
+            group.meta,
+            group.weights,
+            group.generations,
+            group.state,
+            [int(n) for n in buckets] or [0] * group.tables.shape[0],
+            [int(n) for n in rows] or [0] * len(group.dims),
+        )
+
+    def end_step(self, group: TableGroup) -> None:
+        ops.end_step(group.buckets)
+
+
+def check_device(owner: str, device: torch.device) -> None:
+    """Raises RuntimeError for a device on which tables cannot lie."""
+    if device.type == "cpu":
+        return
+    if device.type != "cuda":
+        raise RuntimeError(f"{owner}: device is {device}, expected the CPU or a CUDA device")
+    if not ops.has_cuda_kernels():
+        raise RuntimeError(
+            f"{owner}: device is {device}, but this torch_dynemb was built without CUDA kernels: "
+            "build it where nvcc is on PATH or in CUDA_HOME, or keep the table on the CPU"
+        )
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"{owner}: device is {device}, but torch finds no CUDA device: keep the table on the "
+            "CPU"
+        )
+
+
+def memory_of(owner: str, device: torch.device | str | None) -> TableMemory:
+    """The memory of a device; None: torch's default device.
+
+    Raises:
+        RuntimeError: tables cannot lie there.
+    """
+    chosen = torch.get_default_device() if device is None else torch.device(device)
+    check_device(owner, chosen)
+    return HostMemory() if chosen.type == "cpu" else CudaMemory(chosen)
+
+
+__all__ = ["CudaMemory", "HostMemory", "TableMemory", "check_device", "memory_of"]
