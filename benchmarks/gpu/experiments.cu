@@ -259,15 +259,15 @@ void random_access(const Memory& memory, bool quick, uint32_t* sink) {
     random_words<uint32_t>(memory, footprint, reads, sink);
     random_words<uint64_t>(memory, footprint, reads, sink);
   }
+  // every repetition lowers the words further, so that none finds its work done
+  unsigned long long base = 1ull << 60;
   for (const int64_t footprint : footprints) {
-    // every repetition lowers the words further, so that none finds its work done
-    unsigned long long base = ~0ull;
     const Time time = measure(
         [&] {
           lower_words<<<grid(), kBlock>>>(memory.as<unsigned long long>(), footprint / 8, reads / 2,
                                           base, sink);
         },
-        [&] { base = (base >> 1) - static_cast<unsigned long long>(reads); });
+        [&] { base -= static_cast<unsigned long long>(reads); });
     print("random atomicMin", "8 bytes, old value used", time, static_cast<double>(reads) / 2,
           "G/s",
           field("access_bytes", 8) + ", " + field("footprint", static_cast<double>(footprint)));

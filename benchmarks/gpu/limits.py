@@ -1,0 +1,158 @@
+"""How fast an op can be at best: the bytes and random accesses that it needs, on this GPU's ceilings.
+
+Counted as in the comments of the kernels in csrc/cuda, with what no implementation could leave out:
+
+* every distinct row, bucket line and generation is fetched from memory once, however often the batch
+  repeats its id (repeats are served by the cache);
+* every id, handle, gradient and output is read or written once;
+* a random access moves at least a sector of 32 bytes;
+* a random access counts once, however many bytes it moves, and a row that is read and written back
+  counts once.
+
+Left out because they are ways of doing it, not needs: second probes, the sort by row in the backward
+(:func:`gradient_sort` says what it adds), dedupe tables, and state that stays in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+SECTOR = 32  # bytes
+BUCKET_LINE = 64  # bytes: four keys and four handles
+ID = HANDLE = OFFSET = SCORE = 8  # bytes
+
+# optimizer -> tensors of optimizer state with a value per weight, and with one per row
+STATES = {
+    "SGD": (0, 0),
+    "Adagrad": (1, 0),
+    "RowWiseAdagrad": (0, 1),
+    "Adam": (2, 0),
+    "AdamW": (2, 0),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A call.
+
+    Attributes:
+        ids: N, occurrences of ids.
+        unique: U, distinct ids among them.
+        bags: pooled outputs; None: a vector per id.
+        dim: columns of a row.
+    """
+
+    ids: int
+    unique: int
+    bags: int | None
+    dim: int
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the output and of its gradient."""
+        return self.ids if self.bags is None else self.bags
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes to move, and random accesses to make."""
+
+    bytes: float
+    accesses: float
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes + other.bytes, self.accesses + other.accesses)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the GPU was measured to do.
+
+    Attributes:
+        gb_per_s: copy bandwidth, bytes read and written, in 10^9.
+        g_accesses_per_s: random 64-byte reads, in 10^9.
+    """
+
+    gb_per_s: float
+    g_accesses_per_s: float
+
+    def ms(self, work: Work) -> float:
+        """The larger of the two times that a piece of work takes at least."""
+        return max(
+            work.bytes / self.gb_per_s / 1e6,
+            work.accesses / self.g_accesses_per_s / 1e6,
+        )
+
+    def limited_by(self, work: Work) -> str:
+        """``bytes`` or ``accesses``, whichever takes longer."""
+        by_bytes = work.bytes / self.gb_per_s >= work.accesses / self.g_accesses_per_s
+        return "bytes" if by_bytes else "accesses"
+
+
+def _row_bytes(dim: int) -> int:
+    """A random row: whole sectors."""
+    return max(math.ceil(4 * dim / SECTOR), 1) * SECTOR
+
+
+def _offsets(shape: Shape) -> int:
+    return 0 if shape.bags is None else (shape.bags + 1) * OFFSET
+
+
+def find(shape: Shape) -> Work:
+    """N (id + handle) + U lines; an access per line."""
+    return Work(shape.ids * (ID + HANDLE) + shape.unique * BUCKET_LINE, shape.unique)
+
+
+def find_or_insert(shape: Shape, *, scored: bool = False) -> Work:
+    """All ids are there: as :func:`find`; with scores, U more accesses that write a sector."""
+    work = find(shape)
+    return work + Work(shape.unique * SECTOR, shape.unique) if scored else work
+
+
+def lookup_rows(shape: Shape) -> Work:
+    """embedding_bag and embedding: N handles, offsets, outputs of 4 D, U generations and rows."""
+    in_order = shape.ids * HANDLE + _offsets(shape) + shape.outputs * 4 * shape.dim
+    return Work(in_order + shape.unique * (SECTOR + _row_bytes(shape.dim)), 2 * shape.unique)
+
+
+def backward(shape: Shape, optimizer: str) -> Work:
+    """N handles, offsets, gradients of 4 D; U generations; U rows and states, read and written.
+
+    Accesses: generation, row and each state tensor, U each.
+    """
+    element_states, row_states = STATES[optimizer]
+    in_order = shape.ids * HANDLE + _offsets(shape) + shape.outputs * 4 * shape.dim
+    row = 2 * (1 + element_states) * _row_bytes(shape.dim) + 2 * row_states * SECTOR
+    accesses = 2 + element_states + row_states
+    return Work(in_order + shape.unique * (SECTOR + row), accesses * shape.unique)
+
+
+def gradient_sort(shape: Shape, rows: int) -> Work:
+    """What the sort by row adds to the backward as it is written: nothing at random.
+
+    Keys, positions and bags are written (12 bytes), sorted 8 bits at a time (4 bytes read for the
+    histogram, 16 read and written a pass), and turned into runs (24 bytes).
+    """
+    passes = math.ceil(max(math.ceil(math.log2(rows + 1)), 1) / 8)
+    return Work(shape.ids * (12 + 4 + 16 * passes + 24), 0)
+
+
+def lookup_parts(shape: Shape) -> list[Work]:
+    """A lookup: find, then the rows."""
+    return [find(shape), lookup_rows(shape)]
+
+
+def step_parts(shape: Shape, optimizer: str) -> list[Work]:
+    """A training step: find, lookup, backward, one after the other."""
+    return [find_or_insert(shape), lookup_rows(shape), backward(shape, optimizer)]
+
+
+def total(parts: list[Work]) -> Work:
+    """The sum of works."""
+    return sum(parts, Work(0, 0))
+
+
+def limit_ms(parts: list[Work], ceilings: Ceilings) -> float:
+    """Parts run one after the other, each at its own limit."""
+    return sum(ceilings.ms(work) for work in parts)

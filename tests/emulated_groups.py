@@ -1,0 +1,63 @@
+"""Table groups whose ops run as emulated CUDA kernels, in memory that is mapped as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from emulator.mode import EmulatedCuda
+from group_calls import same_bits
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb import table, table_state
+from torch_dynemb.table_memory import CudaMemory
+
+ADDRESS_SPACE = 1 << 36  # bytes that a tensor reserves by default
+
+
+class EmulatedMemory(CudaMemory):
+    """Of the emulator's one device, whose tensors are CPU tensors."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.index = 0
+
+    def total_bytes(self) -> int:
+        return ADDRESS_SPACE
+
+    def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
+        codes = {torch.float32: 0, torch.int32: 1, torch.int64: 2}
+        reserved: Tensor = torch.ops.dynemb.reserve_cuda(list(size), codes[dtype], self.index)
+        return reserved
+
+
+@contextmanager
+def emulated_cuda() -> Iterator[EmulatedCuda]:
+    """Ops on CPU tensors run as CUDA kernels; new groups reserve memory as on a GPU."""
+    with (
+        patch.object(table, "memory_of", lambda owner, device: EmulatedMemory()),
+        EmulatedCuda() as mode,
+    ):
+        yield mode
+
+
+def different_state(a: td.TableGroup, b: td.TableGroup, *, rounded: bool = False) -> list[str]:
+    """Names of used parts of two groups that are not equal bit for bit.
+
+    Args:
+        rounded: floats need only be close.
+    """
+    state_a, state_b = dict(table_state.used_tensors(a)), dict(table_state.used_tensors(b))
+    assert state_a.keys() == state_b.keys()
+    return [
+        name
+        for name, tensor in state_a.items()
+        if not (
+            torch.allclose(tensor, state_b[name], rtol=1e-4, atol=1e-6)
+            if rounded and tensor.is_floating_point() and tensor.shape == state_b[name].shape
+            else same_bits(tensor, state_b[name])
+        )
+    ]

@@ -1,0 +1,328 @@
+"""Memory of groups on the emulated GPU: mapping, running out, captured steps, reported errors."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from emulated_groups import different_state, emulated_cuda
+from emulator.mode import created_bytes, launches, set_capturing, set_memory_limit
+from group_calls import bag_lookup, call_of, flat_call, train
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Slab, Table
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def no_limit_after_a_test() -> Iterator[None]:
+    gc.collect()
+    yield
+    set_memory_limit(None)
+    set_capturing(False)
+
+
+def make_group(dim: int = 64, tables: int = 1, **arguments: Any) -> td.TableGroup:
+    configs = [td.TableConfig(f"table{t}", dim) for t in range(tables)]
+    with emulated_cuda():
+        return td.TableGroup(configs, **{"optimizer": td.Adam(lr=0.1), "seed": 1, **arguments})
+
+
+def counts(group: td.TableGroup) -> list[Tensor]:
+    return [group.tables.clone(), group.slabs.clone()]
+
+
+def assert_refused_on_device(
+    group: td.TableGroup, call: Callable[[], object], message: str
+) -> None:
+    """Runs a call in which a kernel finds an error; the end of the step must raise it, once."""
+    before = counts(group)
+    with emulated_cuda():
+        call()
+        with pytest.raises(RuntimeError, match=message):
+            group.end_step()
+        group.end_step()
+    assert all(torch.equal(a, b) for a, b in zip(before, counts(group), strict=True))
+
+
+# -- mapping -----------------------------------------------------------------------------------
+
+
+def test_memory_is_mapped_as_ids_arrive_and_given_back() -> None:
+    start = created_bytes()
+    group = make_group(tables=2)
+    empty = created_bytes() - start
+    assert empty <= 24 * MIB  # pages of 2 MiB: two indexes
+    with emulated_cuda():
+        group.insert(0, torch.arange(50_000))
+    rows = 50_000 * (64 * 4 * 3 + 4)
+    grown = created_bytes() - start - empty
+    assert rows <= grown <= 1.5 * rows + 64 * MIB
+    with emulated_cuda():
+        group.insert(0, torch.arange(50_000))  # known ids: the bound of the last call is met
+        del group
+        gc.collect()
+    assert created_bytes() == start
+
+
+def test_a_step_without_growth_maps_nothing_and_launches_less() -> None:
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(30_000))
+        before, mapped = launches(), created_bytes()
+        group.insert(0, torch.arange(100))  # fits into the index whatever is new
+        without_growth = launches() - before
+        group.insert(0, torch.arange(30_000))  # might not
+        with_growth = launches() - before - without_growth
+    assert created_bytes() <= mapped + 100 * MIB
+    assert without_growth + 3 == with_growth
+
+
+def test_repeated_ids_that_would_not_fit_if_all_were_new() -> None:
+    """The bound cannot be mapped, so the new ids are counted; two hundred of them fit."""
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(1000))
+        set_memory_limit(created_bytes() + 24 * MIB)
+        handles = group.insert(0, torch.arange(1000, 1200).repeat(1000))
+    assert group.size(0) == 1200
+    assert handles.unique().numel() == 200
+
+
+def test_out_of_memory_in_growth_changes_nothing() -> None:
+    group = make_group(score="step")
+    with emulated_cuda():
+        group.insert(0, torch.arange(1000))
+        before = counts(group)
+        set_memory_limit(created_bytes() + 24 * MIB)
+        message = r"find_or_insert_: out of GPU memory: .* no id was inserted. Call torch.cuda"
+        with pytest.raises(RuntimeError, match=message):
+            group.insert(0, torch.arange(500, 200_000))
+        assert all(torch.equal(a, b) for a, b in zip(before, counts(group), strict=True))
+        assert bool(group.contains(0, torch.arange(1000)).all())
+        assert not bool(group.contains(0, torch.arange(1000, 200_000)).any())
+        train(group, 0, torch.arange(900, 1100), torch.ones(200, 64))
+        assert group.size(0) == 1100
+        set_memory_limit(None)
+        group.insert(0, torch.arange(500, 100_000))
+    assert group.size(0) == 100_000
+
+
+def test_reserving_more_than_the_region_is_refused_at_once() -> None:
+    group = make_group(max_rows=100)
+    with emulated_cuda():
+        before = created_bytes()
+        with pytest.raises(RuntimeError, match=r"needs 4\d\d buckets .* larger max_rows"):
+            group.reserve(0, 1200)
+    assert created_bytes() == before
+
+
+def test_a_state_moves_between_devices() -> None:
+    config = [td.TableConfig("table0", 64)]
+    cpu = td.TableGroup(config, optimizer=td.Adam(lr=0.1), score="step", seed=1)
+    train(cpu, 0, torch.arange(5000), torch.ones(5000, 64))
+    cpu.erase(0, torch.arange(100))
+    group, back = make_group(score="step"), td.TableGroup(config, optimizer=td.Adam(), score="step")
+    with emulated_cuda():
+        group.load_state_tensors(cpu.state_tensors())
+        assert different_state(cpu, group) == []
+        train(group, 0, torch.arange(4000, 9000), torch.ones(5000, 64))
+        state = group.state_tensors()
+    train(cpu, 0, torch.arange(4000, 9000), torch.ones(5000, 64))
+    back.load_state_tensors(state)
+    assert different_state(cpu, back) == []
+
+
+def test_reserved_tensors_that_no_one_bound() -> None:
+    with emulated_cuda():
+        buckets = torch.ops.dynemb.reserve_cuda([64, 8], 2, 0)
+        tables = torch.zeros(1, 8, dtype=torch.int64)
+        meta = torch.zeros(1, 16, dtype=torch.int64)
+        scores = torch.zeros(0, 4, dtype=torch.int64)
+        with pytest.raises(RuntimeError, match=r"grow_: buckets is reserved .*: call bind_group"):
+            ops.grow_(buckets, scores, tables, meta, 0, 10)
+
+
+# -- captured steps ------------------------------------------------------------------------------
+
+
+def test_a_captured_call_makes_room_for_replays_first() -> None:
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(1000))
+        buckets = int(group.tables[0, Table.BUCKET_COUNT])
+        set_capturing(True)
+        group.insert(0, torch.arange(1000, 3000))
+        set_capturing(False)
+        room = int(group.tables[0, Table.BUCKET_COUNT]) * 4 * 70 // 100
+        assert buckets * 4 * 70 // 100 < 3000 < 1000 + 9 * 2000 <= room
+        # eager calls and steps go on from there, and each step looks ahead again
+        for step in range(4):
+            group.insert(0, torch.arange(3000 + step * 2000, 5000 + step * 2000))
+            group.end_step()
+        room = int(group.tables[0, Table.BUCKET_COUNT]) * 4 * 70 // 100
+        assert room >= group.size(0) + 9 * 2000
+        assert bool(group.contains(0, torch.arange(11_000)).all())
+
+
+def test_a_captured_call_without_memory_for_replays_is_refused() -> None:
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(1000))
+        set_memory_limit(created_bytes() + 24 * MIB)
+        set_capturing(True)
+        with pytest.raises(RuntimeError, match="room for the replays of a captured step takes"):
+            group.insert(0, torch.arange(1000, 30_000))
+        set_capturing(False)
+        assert group.size(0) == 1000
+
+
+# -- errors that a kernel finds ------------------------------------------------------------------
+
+
+def insert_with(group: td.TableGroup, offsets: list[int]) -> Callable[[], object]:
+    ids = torch.arange(100, 104)
+    return lambda: group.find_or_insert(ids, torch.tensor(offsets), [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([1, 2, 4], r"find_or_insert_: offsets\[0\] is 1, expected 0"),
+        ([0, 3, 2, 2, 4], r"find_or_insert_: offsets\[2\] is less than the offset before it"),
+        ([0, 2, 5], r"find_or_insert_: the last offset is 5, expected the number of ids"),
+    ],
+)
+def test_wrong_offsets(offsets: list[int], message: str) -> None:
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(10))
+    assert_refused_on_device(group, insert_with(group, offsets), message)
+
+
+def test_a_full_table() -> None:
+    group = make_group(max_rows=100)
+    with emulated_cuda():
+        group.insert(0, torch.arange(90))
+    handles = []
+    assert_refused_on_device(
+        group,
+        lambda: handles.append(group.insert(0, torch.arange(80, 120))),
+        r"find_or_insert_: row slab 0 has no room .* no id was inserted.*larger max_rows",
+    )
+    assert bool((handles[0][:10] >= 0).all())
+    assert bool((handles[0][10:] == -1).all())
+
+
+def test_an_update_whose_forward_saw_other_rows() -> None:
+    group = make_group(dim=4)
+    call = flat_call(group, 0, torch.arange(5))
+    with emulated_cuda():
+        first, second = bag_lookup(group, call), bag_lookup(group, call)
+        first.sum().backward()
+        rows = group.read(0, torch.arange(5))
+        clock = group.row_clock.clone()
+        second.sum().backward()
+        with pytest.raises(RuntimeError, match=r"adam_backward_: the rows were updated between"):
+            group.end_step()
+        assert torch.equal(group.read(0, torch.arange(5)), rows)
+        assert torch.equal(group.row_clock, clock)
+
+
+def test_the_next_op_reports_too() -> None:
+    group = make_group()
+    with emulated_cuda():
+        insert_with(group, [0, 2, 5])()
+        with pytest.raises(RuntimeError, match=r"found by the GPU in an earlier call, .* find\)"):
+            group.contains(0, torch.arange(3))
+
+
+def test_handles_and_dims_that_do_not_fit() -> None:
+    group = make_group(dim=4, max_rows=100)
+    call = flat_call(group, 0, torch.arange(3))
+    far = torch.tensor([(10**6 << 28) | 1, -1, -2])
+    assert_refused_on_device(
+        group,
+        lambda: bag_lookup(group, call, handles=far),
+        "embedding_bag: a handle names row 1000000",
+    )
+    rows = (group.weights, group.generations, group.meta, group.init_data)
+    arguments = (torch.ones(3, 4), call.ids, far, call.offsets, None, call.tables, call.dims, 0)
+    assert_refused_on_device(
+        group,
+        lambda: torch.ops.dynemb.reduce_grad(*rows, *arguments),
+        "reduce_grad: a handle names row 1000000",
+    )
+    with emulated_cuda():
+        mixed = td.TableGroup(
+            [td.TableConfig("a", 4), td.TableConfig("b", 8)], optimizer=td.SGD(lr=1)
+        )
+    wrong = call_of(mixed, [(0, [[1]]), (1, [[2]])])._replace(dims=[8, 4])
+    assert_refused_on_device(
+        mixed, lambda: bag_lookup(mixed, wrong), r"feature_dims\[\d\] is not the dim of the feature"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("handles", (10**6 << 28) | 1, "adam_update_: entry 0 names a row or table"),
+        ("tables", 5, "adam_update_: entry 0 names a row or table"),
+        ("counts", 99, r"adam_update_: counts\[0\] is more than"),
+    ],
+)
+def test_entries_that_reduce_grad_did_not_return(name: str, value: int, message: str) -> None:
+    group = make_group(dim=4, max_rows=100)
+    call = flat_call(group, 0, torch.arange(3))
+
+    def update() -> None:
+        handles = group.insert(0, call.ids)
+        reduced = torch.ops.dynemb.reduce_grad(
+            group.weights,
+            group.generations,
+            group.meta,
+            group.init_data,
+            torch.ones(3, 4),
+            call.ids,
+            handles,
+            call.offsets,
+            None,
+            call.tables,
+            call.dims,
+            0,
+        )
+        fields = dict(zip(("handles", "ids", "tables", "gradients"), reduced, strict=False))
+        target = reduced[4] if name == "counts" else fields[name][0]
+        target[0] = value
+        torch.ops.dynemb.adam_update_(*group.rows, *reduced, torch.tensor([0]), [0])
+
+    with emulated_cuda():
+        group.insert(0, call.ids)
+    assert_refused_on_device(group, update, message)
+
+
+# -- large numbers of tables -----------------------------------------------------------------------
+
+
+def test_more_features_than_one_upload_holds() -> None:
+    """Arguments reach the device in pieces of 480 words."""
+    tables = 700
+    cpu = td.TableGroup(
+        [td.TableConfig(f"table{t}", 2) for t in range(tables)], optimizer=td.SGD(lr=1), seed=1
+    )
+    group = make_group(dim=2, tables=tables, optimizer=td.SGD(lr=1), max_rows=5000)
+    call = call_of(cpu, [(t, [[t, 1, 2]]) for t in range(tables)])
+    for step in range(2):
+        expected = bag_lookup(cpu, call)
+        expected.backward(torch.ones_like(expected))
+        with emulated_cuda():
+            output = bag_lookup(group, call)
+            output.backward(torch.ones_like(output))
+        assert torch.equal(expected, output), step
+    assert int(group.slabs[0, Slab.NEXT_ROW]) == int(cpu.slabs[0, Slab.NEXT_ROW])
