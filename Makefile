@@ -5,6 +5,8 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
 DATA ?=
+PART ?= all
+GPU_PYTHON ?= python3
 
 VENV := .venv
 STAMPS := $(VENV)/stamps
@@ -22,7 +24,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test test-long lint format bench bench-peers wheel clean
+.PHONY: help build train test test-long lint format bench bench-peers gpu-check wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -54,6 +56,10 @@ format: $(STAMPS)/lint  ## rewrite the sources as lint wants them
 
 bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they compare with
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+# no .venv and no pip: for a machine with a GPU and no network, whose python3 has torch with CUDA
+gpu-check:  ## on a machine with a GPU: PART=build, test, sanitize, bench or all
+	PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu/check.py $(PART) $(ARGS)
 
 wheel: $(STAMPS)/tools  ## dist/torch_dynemb-*.whl
 	rm -rf build/lib.* build/bdist.*

@@ -50,7 +50,9 @@ def different_state(a: td.TableGroup, b: td.TableGroup, *, rounded: bool = False
     Args:
         rounded: floats need only be close.
     """
-    state_a, state_b = dict(table_state.used_tensors(a)), dict(table_state.used_tensors(b))
+    state_a, state_b = (
+        {name: tensor.cpu() for name, tensor in table_state.used_tensors(group)} for group in (a, b)
+    )
     assert state_a.keys() == state_b.keys()
     return [
         name

@@ -1,4 +1,7 @@
-"""CUDA kernels against the CPU's, on an emulator (tests/emulator): every integer, every bit."""
+"""CUDA kernels against the CPU's: every integer and nearly every bit.
+
+On an emulator (tests/emulator), and on a GPU where there is one.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,16 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def check_results(name: str, expected: Any, given: Any) -> None:
+    pairs = list(zip(tensors_of(expected), tensors_of(given), strict=True))
+    assert pairs
+    for position, (on_cpu, on_cuda) in enumerate(pairs):
+        if name.startswith(ROUNDED) and on_cpu.dtype == torch.float32:
+            torch.testing.assert_close(on_cuda.cpu(), on_cpu, rtol=1e-5, atol=1e-6)
+        else:
+            assert same_bits(on_cpu, on_cuda.cpu()), (position, on_cpu, on_cuda)
+
+
 @pytest.mark.parametrize(("name", "case"), OP_CASES)
 def test_an_op_does_what_the_cpu_does(name: str, case: Case, seed: int) -> None:
     op = getattr(torch.ops.dynemb, name)
@@ -46,12 +59,23 @@ def test_an_op_does_what_the_cpu_does(name: str, case: Case, seed: int) -> None:
     with EmulatedCuda() as cuda:
         given = op(*emulated_arguments)
     assert name in cuda.redirected
-    pairs = list(
-        zip(tensors_of((expected, arguments)), tensors_of((given, emulated_arguments)), strict=True)
-    )
-    assert pairs or name == "set_simd_level"
-    for position, (on_cpu, on_cuda) in enumerate(pairs):
-        if name.startswith(ROUNDED) and on_cpu.dtype == torch.float32:
-            torch.testing.assert_close(on_cuda, on_cpu, rtol=1e-5, atol=1e-6)
-        else:
-            assert same_bits(on_cpu, on_cuda), (position, on_cpu, on_cuda)
+    check_results(name, (expected, arguments), (given, emulated_arguments))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("name", "case"), OP_CASES)
+def test_an_op_does_what_the_cpu_does_on_a_gpu(name: str, case: Case) -> None:
+    with torch.device("cpu"):
+        arguments, host_arguments = case(), case()
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.detach().cuda().requires_grad_(leaf.requires_grad)
+
+    gpu_arguments = pytree.tree_map(move, host_arguments)
+    op = getattr(torch.ops.dynemb, name)
+    expected = op(*arguments)
+    given = op(*gpu_arguments)
+    torch.ops.dynemb.raise_device_errors(torch.cuda.current_device())
+    check_results(name, (expected, arguments), (given, gpu_arguments))

@@ -222,6 +222,7 @@ def through_file(program: torch.export.ExportedProgram) -> tuple[nn.Module, int]
     return torch.export.load(buffer).module(), len(buffer.getvalue())
 
 
+@pytest.mark.traced
 @each_case
 def test_exported_saved_and_loaded(
     make: Callable[[], nn.Module], seen: tuple[Any, ...], unseen: tuple[Any, ...]
@@ -233,6 +234,7 @@ def test_exported_saved_and_loaded(
         assert_same(loaded(*arguments), frozen(*arguments))
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_with_a_batch_of_any_size(strict: bool) -> None:
     model = trained_model()
@@ -246,6 +248,7 @@ def test_exported_with_a_batch_of_any_size(strict: bool) -> None:
         torch.testing.assert_close(loaded(ids), model(ids))
 
 
+@pytest.mark.traced
 def test_an_exported_file_has_the_size_of_the_used_part() -> None:
     sizes = {}
     for ids in (2000, 20_000):
@@ -311,6 +314,7 @@ def test_concurrent_lookups(freeze: bool) -> None:
     assert bag.sizes() == {bag.table.name: 20_000}
 
 
+@pytest.mark.traced
 def test_frozen_copies_serve_while_the_source_trains() -> None:
     ids = torch.arange(3000).reshape(100, 30)
     bag = td.DynamicEmbeddingBag(8, optimizer=td.SGD(lr=0.1))

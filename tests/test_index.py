@@ -330,6 +330,7 @@ def test_full_table_raises_and_stays_usable(extra: int) -> None:
     assert unchanged(group, lambda: group.insert(0, with_some_known)) == []
     with pytest.raises(RuntimeError, match=r"create the table with a larger max_rows, or erase"):
         group.insert(0, with_some_known)
+        group.end_step()
     assert torch.equal(group.read(0, torch.arange(100)), rows)
     assert group.insert(0, torch.arange(100)).numel() == 100
     assert group.erase(0, torch.arange(10)) == 10

@@ -387,10 +387,11 @@ def test_lookup_before_an_update_cannot_update_after_it(config: OptimizerConfig)
     call = flat_call(group, 0, torch.arange(5))
     first, second = bag_lookup(group, call), bag_lookup(group, call)
     second.sum().backward(retain_graph=True)
-    message = r"updated between this lookup's forward and its backward \(update 0 then, 1 now\)"
+    message = r"updated between this lookup's forward .*use split mode"
     for output in (first, second):
         with pytest.raises(RuntimeError, match=message):
             output.sum().backward(retain_graph=True)
+            group.end_step()
         assert unchanged(group, lambda o=output: o.sum().backward(retain_graph=True)) == []
 
 

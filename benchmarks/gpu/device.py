@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import re
 import subprocess
@@ -24,7 +25,9 @@ def driver_version() -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out; ``unknown`` in a copy without git."""
+    """The commit that is checked out; in a copy without git, that of the environment's COMMIT."""
+    if given := os.environ.get("COMMIT"):
+        return given
     try:
         return machine.commit()
     except (OSError, subprocess.CalledProcessError):

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import setup as build_script
-
 from benchmarks.gpu.limits import Ceilings
 from benchmarks.gpu.measure import Row, RowFile, read_rows
 

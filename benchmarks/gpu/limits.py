@@ -1,16 +1,17 @@
-"""How fast an op can be at best: the bytes and random accesses that it needs, on this GPU's ceilings.
+"""How fast an op can be at best: the bytes and random accesses that it needs, on this GPU.
 
-Counted as in the comments of the kernels in csrc/cuda, with what no implementation could leave out:
+Counted as in the comments of the kernels in csrc/cuda, with what no implementation could leave
+out:
 
-* every distinct row, bucket line and generation is fetched from memory once, however often the batch
-  repeats its id (repeats are served by the cache);
+* every distinct row, bucket line and generation is fetched from memory once, however often the
+  batch repeats its id (repeats are served by the cache);
 * every id, handle, gradient and output is read or written once;
 * a random access moves at least a sector of 32 bytes;
 * a random access counts once, however many bytes it moves, and a row that is read and written back
   counts once.
 
-Left out because they are ways of doing it, not needs: second probes, the sort by row in the backward
-(:func:`gradient_sort` says what it adds), dedupe tables, and state that stays in the cache.
+Left out because they are ways of doing it, not needs: second probes, dedupe tables, the sort by row
+in the backward (:func:`gradient_sort` says what it adds), and state that stays in the cache.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def elapsed_ms(run: Callable[[], object], device: torch.device) -> float:
     run()
     stop.record()
     stop.synchronize()
-    return start.elapsed_time(stop)
+    elapsed: float = start.elapsed_time(stop)
+    return elapsed
 
 
 def interleave(

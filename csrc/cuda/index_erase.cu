@@ -106,7 +106,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
   check_size(call.op, "free_rows", free_rows, 0, slabs.size(0));
   FeatureArgs features =
       feature_args(call, ids, offsets, feature_tables, index.table_count, nullptr);
-  note_erasure(group_memory(call, buckets).get());
+  note_erasure(group_memory(call, buckets).get(), features.count);
   const int64_t blocks = std::max<int64_t>((features.count + kRankBlock - 1) / kRankBlock, 1);
   const int64_t slots = dedupe_slots(features.count);
   const int64_t words = plan_words(features.features, index.table_count, slabs.size(0));

@@ -120,10 +120,11 @@ class GroupMemory {
     }
     for (size_t s = 0; s < slabs_.size(); ++s) {
       const int64_t next = slab_words[s * kSlabColumns + kSlabNextRow];
-      need_rows[s] = std::max(need_rows[s], next);
+      need_rows[s] = std::max({need_rows[s], next, int64_t{1}});  // copies of empty tables have a row
       host_.slab(static_cast<int64_t>(s))[kSharedNextRow] = next;
     }
     pending_.clear();
+    erasures_.clear();
     map_or_raise(call, need_buckets, need_rows, "the table needs");
   }
 
@@ -154,7 +155,9 @@ class GroupMemory {
       const int64_t most_now =
           settled ? count : std::min(std::max(count, bucket_bound(before)), tables_[t].capacity);
       need_buckets[t] = std::max(most_now, bucket_bound(before + ids));
-      if (before + ids > max_ids(count) || erased_) {
+      const int64_t tombstones = shared[kSharedTombstones] + erased_ids();
+      const bool fills = (before + ids + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
+      if (before + ids > max_ids(count) || (tombstones > 0 && fills)) {
         room.growth = true;
         room.old_buckets += most_now;
       }
@@ -227,9 +230,9 @@ class GroupMemory {
     make_headroom(call, captured_ids_);
   }
 
-  void note_erasure() {
+  void note_erasure(int64_t ids) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    erased_ = true;
+    erasures_.push_back({launched_ + 1, ids});
   }
 
   // Rows that are mapped in the slab with these generations; -1: not in this group.
@@ -250,6 +253,11 @@ class GroupMemory {
     std::vector<bool> slabs;
   };
 
+  struct Erasure {
+    int64_t before_call;  // the insertion that comes next
+    int64_t ids;
+  };
+
   std::vector<int64_t> read(const Call& call, const Tensor& tensor) const {
     std::vector<int64_t> words(static_cast<size_t>(tensor.numel()));
     check_cuda(call.op, "reading the tables' counts",
@@ -259,9 +267,17 @@ class GroupMemory {
     return words;
   }
 
+  // Erased ids whose tombstones the mirror may not count yet.
+  int64_t erased_ids() const {
+    int64_t ids = 0;
+    for (const Erasure& erasure : erasures_) ids += erasure.ids;
+    return ids;
+  }
+
   // Drops the calls that the device has finished.
   void confirm() {
     const int64_t finished = host_.words[kSharedCalls];
+    while (!erasures_.empty() && erasures_.front().before_call <= finished) erasures_.pop_front();
     while (!pending_.empty() && pending_.front().call <= finished) pending_.pop_front();
   }
   int64_t pending_ids(size_t table) const {
@@ -357,13 +373,13 @@ class GroupMemory {
   SharedWords host_;
   SharedWords device_words_;
   std::deque<Pending> pending_;
+  std::deque<Erasure> erasures_;
   int64_t launched_ = 0;
   int64_t captured_now_ = 0;
   int64_t captured_ids_ = 0;
   std::vector<bool> captured_tables_ = std::vector<bool>(tables_.size(), false);
   std::array<cudaEvent_t, kReplaysAhead> step_events_{};
   int64_t steps_ = 0;
-  bool erased_ = false;
 };
 
 namespace {
@@ -492,8 +508,8 @@ SharedWords shared_words(const GroupMemory* group) {
   return group == nullptr ? SharedWords{} : group->device_words();
 }
 
-void note_erasure(GroupMemory* group) {
-  if (group != nullptr) group->note_erasure();
+void note_erasure(GroupMemory* group, int64_t ids) {
+  if (group != nullptr) group->note_erasure(ids);
 }
 
 int64_t row_bound(const Call& call, const void* generations, int64_t rows) {

@@ -72,8 +72,8 @@ void map_buckets(const Call& call, GroupMemory* group, int64_t table, int64_t bu
 
 SharedWords shared_words(const GroupMemory* group);
 
-// Ids of this table may have been erased: rehashes that drop tombstones become possible.
-void note_erasure(GroupMemory* group);
+// At most so many ids are erased: rehashes that drop tombstones may become necessary.
+void note_erasure(GroupMemory* group, int64_t ids);
 
 // An upper bound of the rows in use in the slab with these generations; `rows`, the size of the
 // tensor, if the slab is not part of a group.

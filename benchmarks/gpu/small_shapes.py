@@ -1,0 +1,264 @@
+"""Runs every op on a GPU with small shapes, for a sanitizer; results are compared with the CPU's.
+
+Shapes are chosen to pass through every kernel: rows of odd and even width, bags of mixed length,
+new, repeated, erased and padding ids, growth of the index, runs long enough to be cut into pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_dynemb as td
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Pooling, RowClock
+
+OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
+    "sgd": td.SGD(lr=0.1),
+    "adagrad": td.Adagrad(lr=0.1, initial_accumulator_value=0.5),
+    "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
+    "adam": td.Adam(lr=0.1),
+    "adamw": td.AdamW(lr=0.1),
+}
+LONG_RUN = 3000  # occurrences of one id
+# No work for the device: memory, the host's instruction set.
+HOST_OPS = {
+    "reserve",
+    "available_memory",
+    "reserve_cuda",
+    "available_cuda_memory",
+    "raise_device_errors",
+    "simd_level",
+    "set_simd_level",
+}
+GPU_MEMORY_OPS = {"bind_group", "end_step"}
+
+
+class Recorder(TorchDispatchMode):
+    """Notes which of our ops are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "dynemb":
+            self.names.add(func._schema.name.removeprefix("dynemb::"))
+        return func(*args, **(kwargs or {}))
+
+
+def op_names() -> set[str]:
+    """All ops of the library."""
+    prefix = "dynemb::"
+    names = torch._C._dispatch_get_all_op_names()
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+
+
+class Program:
+    """The same calls on one device.
+
+    Args:
+        device: of the tables.
+        optimizer: a key of OPTIMIZERS.
+    """
+
+    def __init__(self, device: torch.device, optimizer: str) -> None:
+        self.device = device
+        self.optimizer = optimizer
+        tables = [
+            td.TableConfig("a", 8),
+            td.TableConfig("b", 3, padding_idx=0),
+            td.TableConfig("c", 8, initializer=td.Uniform()),
+        ]
+        self.group = td.TableGroup(
+            tables,
+            optimizer=OPTIMIZERS[optimizer],
+            score="step",
+            max_rows=20_000,
+            seed=2,
+            device=device,
+        )
+        self.results: dict[str, Tensor] = {}
+
+    def keep(self, name: str, *tensors: Tensor) -> None:
+        """Notes results."""
+        for number, tensor in enumerate(tensors):
+            self.results[f"{self.optimizer}: {name}[{number}]"] = tensor.detach().cpu()
+
+    def tensor(self, values: Any) -> Tensor:
+        """int64, on the device."""
+        return torch.tensor(values, dtype=torch.int64).to(self.device)
+
+    def pooled_call(self) -> tuple[Tensor, Tensor, list[int], list[int]]:
+        """Ids, offsets, tables and dims of three features of four bags each."""
+        bags: list[list[int]] = [[1, 2, 700], [], [5], [2] * LONG_RUN]
+        bags += [[0, 3, 3, 701], [702], [4], []]
+        bags += [[6], [703, 7, 7], [], list(range(40))]
+        lengths = [0, *(len(bag) for bag in bags)]
+        ids = self.tensor([id for bag in bags for id in bag])
+        return ids, self.tensor(lengths).cumsum(0), [0, 1, 2], [8, 3, 8]
+
+    def run(self) -> None:
+        """All ops but those of other optimizers."""
+        group = self.group
+        for table in range(3):
+            group.clock += 1
+            group.insert(table, torch.arange(500, device=self.device))
+        group.erase(0, torch.arange(3, device=self.device))
+        self.keep("insert after erase", group.insert(0, self.tensor([900, 1, 901, 901, 2])))
+        group.reserve(2, 3000)
+        self._pooled()
+        self._sequence()
+        self._split_update()
+        self.keep("materialize_", torch.tensor(group.materialize()))
+        for table in range(3):
+            for number, batch in enumerate(group.export(table, batch_size=256)):
+                self.keep(f"export {table} {number}", *batch)
+        self.keep("tables", group.tables, group.slabs, group.row_clock)
+        group.end_step()
+
+    def _pooled(self) -> None:
+        group = self.group
+        ids, offsets, tables, dims = self.pooled_call()
+        count = ids.numel()
+        for pooling in (Pooling.SUM, Pooling.MEAN):
+            for weighted in (False, True):
+                weights = None
+                if weighted:
+                    weights = torch.linspace(0.5, 1.5, count).to(self.device).requires_grad_()
+                found = group.find(ids, offsets, tables)
+                handles = group.find_or_insert(ids, offsets, tables)
+                self.keep(f"find {pooling} {weighted}", *found, handles)
+                read = ops.embedding_bag_inference(
+                    group.rows,
+                    ids,
+                    handles,
+                    offsets,
+                    weights,
+                    feature_tables=tables,
+                    feature_dims=dims,
+                    pooling=pooling,
+                )
+                anchor = torch.zeros(1, device=self.device, requires_grad=True)
+                output = ops.embedding_bag(
+                    group.rows,
+                    ids,
+                    handles,
+                    offsets,
+                    weights,
+                    anchor,
+                    feature_tables=tables,
+                    feature_dims=dims,
+                    pooling=pooling,
+                    optimizer=group.optimizer_code,
+                )
+                gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+                output.backward(gradient.to(self.device))
+                self.keep(f"bags {pooling} {weighted}", read, output)
+                if weights is not None and weights.grad is not None:
+                    self.keep(f"weights {pooling}", weights.grad)
+
+    def _sequence(self) -> None:
+        group = self.group
+        ids = self.tensor([1, 2, 800, 2, 5, 6, 6, 801])
+        offsets, tables = self.tensor([0, 4, 8]), [0, 2]
+        handles = group.find_or_insert(ids, offsets, tables)
+        read = ops.embedding_inference(
+            group.rows, ids, handles, offsets, feature_tables=tables, dim=8
+        )
+        anchor = torch.zeros(1, device=self.device, requires_grad=True)
+        output = ops.embedding(
+            group.rows,
+            ids,
+            handles,
+            offsets,
+            anchor,
+            feature_tables=tables,
+            dim=8,
+            optimizer=group.optimizer_code,
+        )
+        output.backward(torch.linspace(-1, 1, 64).reshape(8, 8).to(self.device))
+        self.keep("sequence", read, output)
+
+    def _split_update(self) -> None:
+        group = self.group
+        ids, offsets, tables, dims = self.pooled_call()
+        handles = group.find(ids, offsets, tables).handles
+        columns = sum(dims)
+        gradient = torch.linspace(-1, 1, 4 * columns).reshape(4, columns).to(self.device)
+        reduced = ops.reduce_grad(
+            group.weights,
+            group.generations,
+            group.meta,
+            group.init_data,
+            gradient,
+            ids,
+            handles,
+            offsets,
+            None,
+            feature_tables=tables,
+            feature_dims=dims,
+            pooling=Pooling.SUM,
+        )
+        self.keep("reduce_grad", *reduced.handles, *reduced.gradients, reduced.counts)
+        position = len(group.tables_config) + RowClock.UPDATES
+        update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")
+        updates = group.row_clock[position : position + 1].clone()
+        update(*group.rows, *reduced, updates, tables)
+
+
+def run(device: torch.device, optimizers: list[str]) -> tuple[dict[str, Tensor], set[str]]:
+    """Runs the program for some optimizers; returns its results and the names of the ops."""
+    results: dict[str, Tensor] = {}
+    with Recorder() as recorder:
+        for optimizer in optimizers:
+            program = Program(device, optimizer)
+            program.run()
+            results |= program.results
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        ops.raise_device_errors(torch.cuda.current_device())
+    return results, recorder.names
+
+
+def differences(expected: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
+    """Results that differ; floats may differ by the rounding of a sum over a row."""
+    names = sorted(expected.keys() ^ given.keys())
+    for name in sorted(expected.keys() & given.keys()):
+        a, b = expected[name], given[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            names.append(name)
+        elif a.dtype.is_floating_point:
+            if not torch.allclose(a, b, rtol=1e-4, atol=1e-5):
+                names.append(name)
+        elif not torch.equal(a, b):
+            names.append(name)
+    return names
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: a check")
+    arguments.add_argument(
+        "--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS)
+    )
+    options = arguments.parse_args()
+    device = torch.device(options.device)
+    given, names = run(device, options.optimizers)
+    expected, _ = run(torch.device("cpu"), options.optimizers)
+    wanted = op_names() - HOST_OPS - (set() if device.type == "cuda" else GPU_MEMORY_OPS)
+    if len(options.optimizers) < len(OPTIMIZERS):
+        wanted = {name for name in wanted if not name.endswith(("_update_", "_backward_"))}
+    if not_run := sorted(wanted - names):
+        raise SystemExit(f"ops that were not run: {', '.join(not_run)}")
+    if wrong := differences(expected, given):
+        raise SystemExit(f"{len(wrong)} results differ from the CPU's: {', '.join(wrong[:20])}")
+    print(f"{len(names)} ops ran on {device}, {len(given)} results equal the CPU's")
+
+
+if __name__ == "__main__":
+    main()

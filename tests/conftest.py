@@ -1,0 +1,66 @@
+"""Where tests run: ``--device cpu`` (the default), ``cuda``, or ``emulated`` (tests/emulator)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+# Tests of the library that say nothing about the device; with --device cuda or emulated these run.
+ANY_DEVICE = {
+    "test_collections",
+    "test_freeze",
+    "test_index",
+    "test_index_growth",
+    "test_index_sequences",
+    "test_initializers",
+    "test_lookup",
+    "test_module_optimizer",
+    "test_module_training",
+    "test_modules",
+    "test_optimizers",
+    "test_state",
+    "test_state_refused",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("cpu", "cuda", "emulated"), default="cpu")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise pytest.UsageError("--device cuda: torch finds no CUDA device")
+    torch.set_default_device("cuda")
+    # the default device applies to tensors, but not to what draws them
+    torch.Generator = functools.partial(torch.Generator, device="cuda")  # type: ignore[misc]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    device = config.getoption("--device")
+    for item in items:
+        needs_gpu = item.get_closest_marker("cuda") is not None
+        if needs_gpu and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
+        elif device != "cpu" and not needs_gpu and item.path.stem not in ANY_DEVICE:
+            item.add_marker(pytest.mark.skip(reason=f"says nothing about --device {device}"))
+        elif device != "cpu" and item.get_closest_marker("cpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="is about the CPU"))
+        elif device == "emulated" and item.get_closest_marker("traced") is not None:
+            item.add_marker(pytest.mark.skip(reason="the emulator has no fake implementations"))
+
+
+@pytest.fixture(autouse=True)
+def device_of_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --device emulated, runs a test's ops as CUDA kernels on the CPU."""
+    if request.config.getoption("--device") != "emulated":
+        yield
+        return
+    from emulated_groups import emulated_cuda
+
+    with emulated_cuda():
+        yield
