@@ -16,7 +16,7 @@ LIBRARY := torch_dynemb/_C.abi3.so
 KERNEL_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 # directories too: their times change when a file is removed
 KERNEL_DIRECTORIES := $(shell find csrc -type d)
-CXX_FILES = $(shell find csrc benchmarks -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+CXX_FILES = $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 
 # ninja, and a compiler started by torch.compile, are looked up on PATH
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -119,6 +121,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         integers = torch.int64 if a.element_size() == 8 else torch.int32
         return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
     return torch.equal(a, b)
+
+
+@contextmanager
+def raises_in_step(group: TableGroup, match: str) -> Iterator[None]:
+    """Expects RuntimeError: at once on the CPU, by the end of the step on a GPU."""
+    with pytest.raises(RuntimeError, match=match):  # noqa: PT012 -- either may raise
+        yield
+        group.end_step()
 
 
 def unchanged(group: TableGroup, call: Callable[[], object]) -> list[str]:

@@ -3,11 +3,11 @@
 //
 // An entry proposes to the free slots of its probe sequence in turn; a slot keeps the earliest
 // proposal and turns the later one away, which goes on from there (deferred acceptance: Gale and
-// Shapley 1962). Slots prefer earlier stages, then earlier orders, so the outcome is that of serving
-// entries stage by stage in order, whatever the order of the proposals themselves.
+// Shapley 1962). Slots prefer earlier stages, then earlier orders, so the outcome is that of
+// serving entries stage by stage in order, whatever the order of the proposals themselves.
 //
-// A claim lives in the word of the slot's stored handle: handles are positive, a free slot is 0, and
-// claims are negative, so "keep the earliest" is one atomic minimum.
+// A claim lives in the word of the slot's stored handle: handles are positive, a free slot is 0,
+// and claims are negative, so "keep the earliest" is one atomic minimum.
 #pragma once
 
 #include "core/host_device.h"
@@ -15,9 +15,9 @@
 namespace dynemb {
 
 enum ClaimStage : int {
-  kClaimKept = 0,       // growth: the entry lay in its first bucket and goes to its new first bucket
-  kClaimFirst = 1,      // first candidate bucket
-  kClaimSecond = 2,     // second candidate bucket
+  kClaimKept = 0,    // growth: the entry lay in its first bucket and goes to its new first bucket
+  kClaimFirst = 1,   // first candidate bucket
+  kClaimSecond = 2,  // second candidate bucket
   kClaimFollowing = 3,  // the buckets after it
 };
 

@@ -13,7 +13,7 @@ struct Philox4 {
 
 DYNEMB_HD Philox4 philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0,
                              uint32_t k1) {
-DYNEMB_UNROLL(10)
+  DYNEMB_UNROLL(10)
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = static_cast<uint64_t>(0xD2511F53U) * c0;
     const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57U) * c2;

@@ -28,11 +28,12 @@ __device__ void claim_place(const Entries& entries, int64_t order) {
   for (;;) {
     int64_t* stored = entry.table.line(at.bucket) + kBucketWidth;
     for (; slot < kBucketWidth; ++slot) {
-      // A value read here may be old, but slots only ever go from free to earlier and earlier claims.
+      // A value read here may be old, but slots only ever go from free to earlier and earlier
+      // claims.
       const int64_t seen = *const_cast<volatile int64_t*>(stored + slot);
       if (seen > 0 || seen < claim) continue;
-      const int64_t old = atomicMin(reinterpret_cast<long long*>(stored + slot),
-                                    static_cast<long long>(claim));
+      const int64_t old =
+          atomicMin(reinterpret_cast<long long*>(stored + slot), static_cast<long long>(claim));
       if (old == 0) return;
       if (old <= claim) continue;
       claim = old;  // displaced: it goes on from the next slot

@@ -32,8 +32,7 @@ __global__ void write_reduced(GradientArgs gradients, GradientRuns runs, int64_t
     if (lane == 0) {
       output.handles[r] = lookup.handles[position];
       output.ids[r] = features.ids[position];
-      output.tables[r] =
-          features.table[features.features == 1 ? 0 : features.feature_of(position)];
+      output.tables[r] = features.table[features.features == 1 ? 0 : features.feature_of(position)];
     }
     for (int64_t first = 0; first < dim; first += kLanes * kWidth) {
       const int64_t column = first + lane * kWidth;
@@ -147,9 +146,8 @@ __global__ void grad_of_weights(WeightGradJob job) {
   const float scale = total_weight == 0.0f ? 0.0f : 1.0f / total_weight;
   __syncwarp(Group::mask());  // lane 0 has written the products
   for (int64_t i = begin + lane; i < end; i += kLanes) {
-    job.output[i] = lookup.handles[i] == kPaddingHandle
-                        ? 0.0f
-                        : (job.output[i] - along_output * scale) * scale;
+    job.output[i] =
+        lookup.handles[i] == kPaddingHandle ? 0.0f : (job.output[i] - along_output * scale) * scale;
   }
 }
 
@@ -174,8 +172,9 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);
-  STD_TORCH_CHECK(pooling != kPoolNone, "dynemb::bag_weight_grad: pooling is 2 (none): no weights "
-                                        "there");
+  STD_TORCH_CHECK(pooling != kPoolNone,
+                  "dynemb::bag_weight_grad: pooling is 2 (none): no weights "
+                  "there");
   check_gradient(call, lookup, grad_output);
   Tensor result = call.empty({lookup.args.features.count}, ScalarType::Float);
   // ids beyond the last offset, which is an error, belong to no bag

@@ -1,7 +1,6 @@
-#include "cuda/gradient_runs.h"
-
 #include <cub/cub.cuh>
 
+#include "cuda/gradient_runs.h"
 #include "cuda/table_memory.h"
 
 namespace dynemb::cuda {
@@ -56,7 +55,8 @@ __global__ void scale_bags(LookupArgs lookup, float* scale) {
   scale[bag] = sum == 0.0f ? 0.0f : 1.0f / sum;
 }
 
-// A thread per occurrence: 1 where a run begins. Reads a key twice (once from cache), writes 4 bytes.
+// A thread per occurrence: 1 where a run begins. Reads a key twice (once from cache), writes 4
+// bytes.
 template <class Key>
 __global__ void flag_heads(const Key* keys, int64_t count, Key missing, int32_t* flags) {
   const int64_t i = thread_number();
@@ -108,9 +108,9 @@ __global__ void cut_runs(const int32_t* begin, int64_t* head, int32_t* piece, in
       continue;
     }
     const int64_t pieces = (length + kPieceLength - 1) / kPieceLength;
-    const auto first = static_cast<int64_t>(
-        atomicAdd(reinterpret_cast<unsigned long long*>(head + kRunPieces),
-                  static_cast<unsigned long long>(pieces)));
+    const auto first =
+        static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long*>(head + kRunPieces),
+                                       static_cast<unsigned long long>(pieces)));
     piece[r] = static_cast<int32_t>(first);
     for (int64_t p = 0; p < pieces; ++p) {
       piece_run[first + p] = static_cast<int32_t>(r);
@@ -248,8 +248,8 @@ GradientSort::GradientSort(const Call& call, const GroupRows& rows, LookupCall* 
   }
 }
 
-// cub sorts stably, so occurrences of a row stay in order. Its passes read and write 4 + sizeof(Key)
-// bytes an id for every 8 bits of the highest row number.
+// cub sorts stably, so occurrences of a row stay in order. Its passes read and write 4 +
+// sizeof(Key) bytes an id for every 8 bits of the highest row number.
 template <class Key>
 void GradientSort::sort(const Call& call, const GroupRows& rows, const LookupCall& lookup,
                         int64_t total_rows, int bits) {
@@ -260,14 +260,14 @@ void GradientSort::sort(const Call& call, const GroupRows& rows, const LookupCal
   size_t sort_bytes = 0;
   size_t scan_bytes = 0;
   check_cuda(call.op, "sorting rows",
-             cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, static_cast<const Key*>(nullptr),
-                                             static_cast<Key*>(nullptr),
-                                             static_cast<const uint32_t*>(nullptr),
-                                             static_cast<uint32_t*>(nullptr), items, 0, bits,
-                                             call.stream));
-  check_cuda(call.op, "numbering rows",
-             cub::DeviceScan::InclusiveSum(nullptr, scan_bytes, static_cast<const int32_t*>(nullptr),
-                                           static_cast<int32_t*>(nullptr), items, call.stream));
+             cub::DeviceRadixSort::SortPairs(
+                 nullptr, sort_bytes, static_cast<const Key*>(nullptr), static_cast<Key*>(nullptr),
+                 static_cast<const uint32_t*>(nullptr), static_cast<uint32_t*>(nullptr), items, 0,
+                 bits, call.stream));
+  check_cuda(
+      call.op, "numbering rows",
+      cub::DeviceScan::InclusiveSum(nullptr, scan_bytes, static_cast<const int32_t*>(nullptr),
+                                    static_cast<int32_t*>(nullptr), items, call.stream));
   const auto key_part = local.add<Key>(count);
   const auto sorted_part = local.add<Key>(count);
   const auto unsorted_part = local.add<uint32_t>(count);
@@ -287,16 +287,16 @@ void GradientSort::sort(const Call& call, const GroupRows& rows, const LookupCal
       std::max(count, lookup.args.features.features * lookup.args.features.batch);
   call.launch(make_keys<Key>, threads, 0, lookup.args, base, slabs, error_sink(call), keys,
               local.get(unsorted_part), bags);
-  check_cuda(call.op, "sorting rows",
-             cub::DeviceRadixSort::SortPairs(
-                 temporary, sort_bytes, static_cast<const Key*>(keys), sorted,
-                 static_cast<const uint32_t*>(local.get(unsorted_part)),
-                 scratch_.get(position_part_), items, 0, bits, call.stream));
+  check_cuda(
+      call.op, "sorting rows",
+      cub::DeviceRadixSort::SortPairs(temporary, sort_bytes, static_cast<const Key*>(keys), sorted,
+                                      static_cast<const uint32_t*>(local.get(unsorted_part)),
+                                      scratch_.get(position_part_), items, 0, bits, call.stream));
   call.launch(flag_heads<Key>, count, 0, sorted, count, missing, local.get(flag_part));
   check_cuda(call.op, "numbering rows",
-             cub::DeviceScan::InclusiveSum(
-                 temporary, scan_bytes, static_cast<const int32_t*>(local.get(flag_part)),
-                 number, items, call.stream));
+             cub::DeviceScan::InclusiveSum(temporary, scan_bytes,
+                                           static_cast<const int32_t*>(local.get(flag_part)),
+                                           number, items, call.stream));
   call.launch(write_runs<Key>, count, 0, sorted, number, count, missing, scratch_.get(begin_part_),
               scratch_.get(head_part_));
   call.launch(find_slabs<Key>, slabs + 1, 32, sorted, scratch_.get(begin_part_), base, slabs,

@@ -1,5 +1,6 @@
-// The backward's dedupe on the device: occurrences of ids sorted by row, so that each row's gradients
-// form a run that is summed in the order of occurrence (core/summation.h). No float atomics.
+// The backward's dedupe on the device: occurrences of ids sorted by row, so that each row's
+// gradients form a run that is summed in the order of occurrence (core/summation.h). No float
+// atomics.
 #pragma once
 
 #include "core/summation.h"
@@ -39,12 +40,12 @@ struct GradientRuns {
   const int32_t* piece_run;   // [pieces]
   const int32_t* piece_from;  // [pieces] first occurrence
   const int64_t* piece_count;
-  float* piece_sums;          // [pieces, piece_width]
+  float* piece_sums;  // [pieces, piece_width]
   int64_t piece_width;
 };
 
-// Sum of occurrences [begin, end) in columns column .. column + kWidth - 1, by a group of lanes. All
-// lanes of the group must call it; `active` says whether the columns exist.
+// Sum of occurrences [begin, end) in columns column .. column + kWidth - 1, by a group of lanes.
+// All lanes of the group must call it; `active` says whether the columns exist.
 template <int kWidth, int kLanes>
 __device__ __forceinline__ Floats<kWidth> sum_occurrences(const GradientArgs& args,
                                                           const uint32_t* positions, int64_t begin,

@@ -20,12 +20,12 @@ __device__ __forceinline__ bool occupied(const TableView& table, int64_t begin, 
 // A thread per slot: reads 8 of the 16 bytes of a slot, in order.
 __global__ void count_occupied(IndexArgs index, int64_t t, int64_t begin, int64_t slots,
                                int32_t* block_counts) {
-  const int count = __syncthreads_count(occupied(table_view(index, t), begin, slots, thread_number()));
+  const int count =
+      __syncthreads_count(occupied(table_view(index, t), begin, slots, thread_number()));
   if (threadIdx.x == 0) block_counts[blockIdx.x] = count;
 }
 
-__global__ void scan_occupied(int32_t* block_counts, int64_t blocks, int64_t slots,
-                              int64_t* head) {
+__global__ void scan_occupied(int32_t* block_counts, int64_t blocks, int64_t slots, int64_t* head) {
   const int64_t total = scan_counts(block_counts, blocks);
   if (threadIdx.x != 0) return;
   head[kExportCount] = total;
@@ -70,9 +70,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
   STD_TORCH_CHECK(max_ids >= kBucketWidth, "dynemb::export_batch: max_ids is ", max_ids,
                   ", expected at least a bucket of ", kBucketWidth);
   const auto read = [&](void* to, const void* from, int64_t bytes) {
-    check_cuda(call.op, "reading counts",
-               cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
-                               call.stream));
+    check_cuda(
+        call.op, "reading counts",
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, call.stream));
     call.synchronize();
   };
   int64_t bucket_count = 0;

@@ -7,7 +7,8 @@ namespace dynemb::cuda {
 namespace {
 
 // A thread per id. Per id: 8 bytes of id and 8 of handle, in order, and one random 64-byte line
-// (rarely a second); the random access is the floor: all four loads of a line are in flight at once.
+// (rarely a second); the random access is the floor: all four loads of a line are in flight at
+// once.
 __global__ void find_ids(IndexArgs index, FeatureArgs features, ErrorSink errors, int64_t threads,
                          int64_t* handles, int64_t* missing) {
   const int64_t i = thread_number();
@@ -42,11 +43,10 @@ std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tens
   Tensor missing = call.empty({index.table_count}, ScalarType::Long);
   call.fill(missing.data_ptr(), 0, index.table_count * 8);
   upload_words(call, feature_tables, scratch.get(words));
-  const int64_t threads = std::max<int64_t>(
-      features.count, std::max<int64_t>(features.features * features.batch, 1));
+  const int64_t threads =
+      std::max<int64_t>(features.count, std::max<int64_t>(features.features * features.batch, 1));
   call.launch(find_ids, threads, 0, index, features, error_sink(call), threads,
-              static_cast<int64_t*>(handles.data_ptr()),
-              static_cast<int64_t*>(missing.data_ptr()));
+              static_cast<int64_t*>(handles.data_ptr()), static_cast<int64_t*>(missing.data_ptr()));
   return {handles, missing};
 }
 

@@ -1,8 +1,7 @@
 // Growth of indexes, in the order that core/claim.h defines: entries that lie in their first bucket
 // keep to it, from the last bucket down; then the others.
-#include "cuda/index_growth.h"
-
 #include "cuda/claim.cuh"
+#include "cuda/index_growth.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -81,7 +80,8 @@ __global__ void claim_moved(IndexArgs index, Plan plan, OldIndex old) {
   }
 }
 
-// A thread per old slot. As above, with reads and three writes to the random line instead of atomics.
+// A thread per old slot. As above, with reads and three writes to the random line instead of
+// atomics.
 __global__ void settle_moved(IndexArgs index, Plan plan, OldIndex old) {
   const int64_t total = plan.head[kPlanRehash] * kBucketWidth;
   for (int64_t i = thread_number(); i < total; i += thread_total()) {

@@ -1,8 +1,8 @@
 // find_or_insert_: finds all ids, then gives rows to the new ones, in order of first occurrence and
 // with the integers that the CPU gives (csrc/README.md). The host learns nothing on the way: a plan
 // made on the device says how many ids are new, and later kernels do as much as it says.
-#include "cuda/claim.cuh"
 #include "core/row_allocation.h"
+#include "cuda/claim.cuh"
 #include "cuda/index_growth.h"
 #include "cuda/table_memory.h"
 
@@ -108,7 +108,8 @@ __global__ void plan_insertion(IndexArgs index, FeatureArgs features, SlabArgs s
     if (threadIdx.x == 0) {
       int64_t old_buckets = 0;
       for (int64_t t = 0; t < index.table_count; ++t) old_buckets += plan.old_buckets[t];
-      if (old_buckets > (room.growth ? room.old_buckets : 0)) {  // the host's bound was wrong: nothing may be lost
+      if (old_buckets > (room.growth ? room.old_buckets
+                                     : 0)) {  // the host's bound was wrong: nothing may be lost
         errors.report(kErrorMemory, 0);
         refused = 1;
       }
@@ -131,8 +132,8 @@ __global__ void plan_insertion(IndexArgs index, FeatureArgs features, SlabArgs s
         const int64_t rows = slab_total(index, features, plan, s);
         const int64_t reused = min(rows, slab[kSlabFreeCount]);
         const int64_t end = slab[kSlabNextRow] + rows - reused;
-        slab[kSlabCommittedRows] = committed_after(slab[kSlabCommittedRows], slab[kSlabNextRow], end,
-                                                   slab[kSlabRowBytes], slabs.max_rows);
+        slab[kSlabCommittedRows] = committed_after(slab[kSlabCommittedRows], slab[kSlabNextRow],
+                                                   end, slab[kSlabRowBytes], slabs.max_rows);
         slab[kSlabFreeCount] -= reused;
         slab[kSlabNextRow] = end;
       }

@@ -68,7 +68,8 @@ __device__ __forceinline__ int rank_in_block(bool flag) {
   return before;
 }
 
-// Exclusive prefix sums of `counts` in place, by one block of kPlanBlock threads; returns the total.
+// Exclusive prefix sums of `counts` in place, by one block of kPlanBlock threads; returns the
+// total.
 constexpr int kPlanBlock = 1024;
 __device__ __forceinline__ int64_t scan_counts(int32_t* counts, int64_t blocks) {
   __shared__ int64_t partial[kPlanBlock];
@@ -80,7 +81,8 @@ __device__ __forceinline__ int64_t scan_counts(int32_t* counts, int64_t blocks) 
   partial[threadIdx.x] = sum;
   __syncthreads();
   for (int distance = 1; distance < kPlanBlock; distance *= 2) {
-    const int64_t left = static_cast<int>(threadIdx.x) >= distance ? partial[threadIdx.x - distance] : 0;
+    const int64_t left =
+        static_cast<int>(threadIdx.x) >= distance ? partial[threadIdx.x - distance] : 0;
     __syncthreads();
     partial[threadIdx.x] += left;
     __syncthreads();

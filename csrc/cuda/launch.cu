@@ -1,10 +1,9 @@
-#include "cuda/launch.h"
-
 #include <atomic>
 #include <mutex>
 #include <string>
 
 #include "cuda/device.cuh"
+#include "cuda/launch.h"
 
 #if !defined(DYNEMB_EMULATED)
 // Absent from torch's CPU build, against which the library is linked; never called there.
@@ -44,13 +43,13 @@ DeviceState& device_state(const char* op, int32_t device) {
     int multiprocessors = 0;
     check_cuda(op, "asking for the architecture",
                cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    check_cuda(
-        op, "asking for the multiprocessors",
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    check_cuda(op, "asking for the multiprocessors",
+               cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     void* host = nullptr;
     void* mapped = nullptr;
-    check_cuda(op, "allocating the error word",
-               cudaHostAlloc(&host, sizeof(ErrorWord), cudaHostAllocMapped | cudaHostAllocPortable));
+    check_cuda(
+        op, "allocating the error word",
+        cudaHostAlloc(&host, sizeof(ErrorWord), cudaHostAllocMapped | cudaHostAllocPortable));
     check_cuda(op, "mapping the error word", cudaHostGetDevicePointer(&mapped, host, 0));
     check_cuda(op, "returning to the capture mode", cudaThreadExchangeStreamCaptureMode(&mode));
     state.host_error = static_cast<ErrorWord*>(host);
@@ -105,10 +104,12 @@ std::string error_text(ErrorWord word) {
       return "the rows were updated between this lookup's forward (update " + value +
              ") and its backward, so its gradients no longer fit them, and nothing was updated. Do "
              "not look a table up twice before a backward, nor run backward twice: pass all "
-             "features of a table to one call, or use split mode (reduce_grad, then one update_ op)";
+             "features of a table to one call, or use split mode (reduce_grad, then one update_ "
+             "op)";
     case kErrorEntry:
       return "entry " + value +
-             " names a row or table that does not exist, and was skipped; expected what reduce_grad "
+             " names a row or table that does not exist, and was skipped; expected what "
+             "reduce_grad "
              "returned";
     case kErrorCount:
       return "counts[" + value + "] is more than handles, ids, tables or gradients hold";
@@ -177,6 +178,8 @@ Call::Call(const char* op_name, int32_t device_index)
       op_number(number_of(op_name)),
       guard_(device_index) {
 #if !defined(DYNEMB_EMULATED)
+  STD_TORCH_CHECK(&aoti_torch_get_current_cuda_stream != nullptr, "dynemb::", op,
+                  ": this torch has no CUDA: install a CUDA build of torch");
   void* current = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &current));
   stream = static_cast<cudaStream_t>(current);
@@ -229,8 +232,9 @@ void Call::fill(void* data, int value, int64_t bytes) const {
 
 void Call::copy(void* to, const void* from, int64_t bytes) const {
   if (bytes == 0) return;
-  check_cuda(op, "copying memory", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
-                                                   cudaMemcpyDeviceToDevice, stream));
+  check_cuda(
+      op, "copying memory",
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream));
 }
 
 void upload_words(const Call& call, const std::vector<int64_t>& words, int64_t* to) {

@@ -1,7 +1,7 @@
 // Kernel launches, streams and scratch memory: what every CUDA op needs on the host side.
 //
-// Tests compile these sources for an emulator on the CPU (DYNEMB_EMULATED), where ops are registered
-// for CPU tensors under another namespace.
+// Tests compile these sources for an emulator on the CPU (DYNEMB_EMULATED), where ops are
+// registered for CPU tensors under another namespace.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -31,7 +31,8 @@ __device__ __forceinline__ void check_feature(const SlabLookup& job, int64_t fea
 
 // A group of lanes per bag; every lane resolves one id of the bag, then all lanes read the rows
 // together. Per id: 8 bytes of handle in order, a random 4-byte generation and a random row of
-// 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes written.
+// 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes
+// written.
 template <int kWidth, int kLanes>
 __global__ void pool_bags(SlabLookup job) {
   using Group = LaneGroup<kLanes>;
@@ -166,8 +167,8 @@ Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
   return output;
 }
 
-// How often the rows have been updated, so that the backward can tell whether they are still those of
-// the forward.
+// How often the rows have been updated, so that the backward can tell whether they are still those
+// of the forward.
 Tensor update_count(const Call& call, const Tensor& row_clock, const Tensor& meta) {
   call.check("row_clock", row_clock, ScalarType::Long);
   check_size(call.op, "row_clock", row_clock, 0, meta.size(0) + kRowClockExtra);

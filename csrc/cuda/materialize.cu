@@ -20,8 +20,8 @@ struct MaterializeJob {
   int64_t* written;
 };
 
-// A group of lanes per slot of every table of the slab. Reads the index in order; per occupied slot a
-// random 4-byte generation; per row written, the row and its state.
+// A group of lanes per slot of every table of the slab. Reads the index in order; per occupied slot
+// a random 4-byte generation; per row written, the row and its state.
 template <int kWidth, int kLanes>
 __global__ void write_unwritten(MaterializeJob job) {
   using Group = LaneGroup<kLanes>;
@@ -32,8 +32,7 @@ __global__ void write_unwritten(MaterializeJob job) {
     if (job.index.meta_row(t)[kMetaSlab] != job.slab_number) continue;
     const TableView table = table_view(job.index, t);
     const TableInit init = table_init(job.rows, t);
-    const float initial =
-        static_cast<float>(job.hyper[t * kHyperColumns + kHyperInitialState]);
+    const float initial = static_cast<float>(job.hyper[t * kHyperColumns + kHyperInitialState]);
     const int64_t slots = table.bucket_count * kBucketWidth;
     for (int64_t i = thread_number() / kLanes; i < slots; i += stride) {
       const int64_t* line = table.line(i / kBucketWidth);

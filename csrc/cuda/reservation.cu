@@ -1,11 +1,10 @@
-#include "cuda/reservation.h"
-
 #include <cuda.h>
 
 #include <limits>
 #include <mutex>
 #include <string>
 
+#include "cuda/reservation.h"
 #include "cuda/table_memory.h"
 
 namespace dynemb::cuda {
@@ -120,17 +119,16 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
   const torch::stable::Device where(torch::headeronly::DeviceType::CUDA,
                                     static_cast<int32_t>(device));
 #endif
-  return torch::stable::from_blob(reservation->base(), size, strides, where, info.type,
-                                  [](void* data) {
-                                    forget_group(data);
-                                    std::shared_ptr<Reservation> ended;
-                                    const std::lock_guard<std::mutex> lock(registry_mutex);
-                                    const auto entry =
-                                        registry().find(reinterpret_cast<uintptr_t>(data));
-                                    if (entry == registry().end()) return;
-                                    ended = entry->second;
-                                    registry().erase(entry);
-                                  });
+  return torch::stable::from_blob(
+      reservation->base(), size, strides, where, info.type, [](void* data) {
+        forget_group(data);
+        std::shared_ptr<Reservation> ended;
+        const std::lock_guard<std::mutex> lock(registry_mutex);
+        const auto entry = registry().find(reinterpret_cast<uintptr_t>(data));
+        if (entry == registry().end()) return;
+        ended = entry->second;
+        registry().erase(entry);
+      });
 }
 
 // Bytes of the device's memory that no one has taken.
@@ -138,7 +136,8 @@ int64_t available_cuda_memory(int64_t device) {
   const CurrentDevice guard(static_cast<int32_t>(device));
   size_t free_bytes = 0;
   size_t total = 0;
-  check_cuda("available_cuda_memory", "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
+  check_cuda("available_cuda_memory", "asking for free memory",
+             cudaMemGetInfo(&free_bytes, &total));
   return static_cast<int64_t>(free_bytes);
 }
 

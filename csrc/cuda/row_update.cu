@@ -82,14 +82,9 @@ UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, int states, int 
 }
 
 UpdateArgs UpdateCall::slab(const Call& call, const GroupRows& rows, size_t s) const {
-  UpdateArgs args{rows.slabs[s],
-                  static_cast<int64_t>(s),
-                  rows.args,
-                  scratch_.get(step_part_),
-                  {nullptr, nullptr},
-                  scratch_.get(refused_part_),
-                  stale_,
-                  error_sink(call)};
+  UpdateArgs args{
+      rows.slabs[s],      static_cast<int64_t>(s),     rows.args, scratch_.get(step_part_),
+      {nullptr, nullptr}, scratch_.get(refused_part_), stale_,    error_sink(call)};
   for (size_t k = 0; k < state_[s].size(); ++k) args.state[k] = state_[s][k];
   return args;
 }
@@ -102,9 +97,8 @@ ReducedRows reduced_rows(const Call& call, const UpdateCall& update, const Group
   call.check("ids", ids[slab], ScalarType::Long);
   call.check("tables", tables[slab], ScalarType::Long);
   call.check("gradients", gradients[slab], ScalarType::Float);
-  const int64_t capacity =
-      std::min({handles[slab].numel(), ids[slab].numel(), tables[slab].numel(),
-                gradients[slab].numel() / rows.slabs[slab].dim});
+  const int64_t capacity = std::min({handles[slab].numel(), ids[slab].numel(), tables[slab].numel(),
+                                     gradients[slab].numel() / rows.slabs[slab].dim});
   return {static_cast<const int64_t*>(handles[slab].data_ptr()),
           static_cast<const int64_t*>(ids[slab].data_ptr()),
           static_cast<const int64_t*>(tables[slab].data_ptr()),

@@ -39,9 +39,10 @@ __device__ __forceinline__ Floats<kWidth> row_weights(const UpdateArgs& args, co
   return load_floats<kWidth>(args.slab.weights + row * args.slab.dim + column);
 }
 
-// Applies the optimizer to one row by a group of lanes. `gradient(column, active)` gives the reduced
-// gradient of kWidth columns; all lanes call it. Reads and writes the row and each state tensor once
-// (row-wise ones: a row wider than the group's reach is read twice), 4 bytes of generation at random.
+// Applies the optimizer to one row by a group of lanes. `gradient(column, active)` gives the
+// reduced gradient of kWidth columns; all lanes call it. Reads and writes the row and each state
+// tensor once (row-wise ones: a row wider than the group's reach is read twice), 4 bytes of
+// generation at random.
 template <class Optimizer, int kWidth, int kLanes, class Gradient>
 __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handle, int64_t id,
                                            int64_t table, const Gradient& gradient) {
@@ -77,8 +78,7 @@ __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handl
     }
     squares = Group::sum(squares);
     float row_state = unwritten ? step.initial_state : args.state[0][row];
-    const float scale =
-        Optimizer::row_scale(step, squares / static_cast<float>(dim), &row_state);
+    const float scale = Optimizer::row_scale(step, squares / static_cast<float>(dim), &row_state);
     for (int64_t first = 0; first < dim; first += kReach) {
       const int64_t column = first + lane * kWidth;
       const bool active = column < dim;
@@ -146,11 +146,11 @@ __global__ void update_runs(UpdateArgs args, GradientArgs gradients, GradientRun
     const int64_t position = runs.positions[runs.begin[r]];
     const int64_t table =
         features.table[features.features == 1 ? 0 : features.feature_of(position)];
-    update_row<Optimizer, kWidth, kLanes>(
-        args, lookup.handles[position], features.ids[position], table,
-        [&](int64_t column, bool active) {
-          return sum_run<kWidth, kLanes>(gradients, runs, r, column, active);
-        });
+    update_row<Optimizer, kWidth, kLanes>(args, lookup.handles[position], features.ids[position],
+                                          table, [&](int64_t column, bool active) {
+                                            return sum_run<kWidth, kLanes>(gradients, runs, r,
+                                                                           column, active);
+                                          });
   }
 }
 
@@ -188,11 +188,10 @@ __global__ void update_entries(UpdateArgs args, ReducedRows entries) {
       continue;
     }
     const float* gradient = entries.gradients + e * args.slab.dim;
-    update_row<Optimizer, kWidth, kLanes>(args, handle, entries.ids[e], table,
-                                          [&](int64_t column, bool active) {
-                                            return active ? load_floats<kWidth>(gradient + column)
-                                                          : zero_floats<kWidth>();
-                                          });
+    update_row<Optimizer, kWidth, kLanes>(
+        args, handle, entries.ids[e], table, [&](int64_t column, bool active) {
+          return active ? load_floats<kWidth>(gradient + column) : zero_floats<kWidth>();
+        });
   }
 }
 
@@ -307,29 +306,31 @@ void update(const char* op, const std::vector<Tensor>& weights,
 }  // namespace dynemb::cuda
 
 // The two ops of one optimizer, name##_update_ and name##_backward_, defined and registered.
-#define DYNEMB_OPTIMIZER_OPS(name, Optimizer)                                                     \
-  namespace dynemb::cuda {                                                                        \
-  static void name##_update_(                                                                     \
-      std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
-      Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, std::vector<Tensor> handles, \
-      std::vector<Tensor> ids, std::vector<Tensor> tables, std::vector<Tensor> gradients,         \
-      Tensor counts, Tensor updates, std::vector<int64_t> updated_tables) {                       \
-    update<Optimizer>(#name "_update_", weights, generations, state, row_clock, hyper, meta,      \
-                      init_data, handles, ids, tables, gradients, counts, updates,                \
-                      updated_tables);                                                            \
-  }                                                                                               \
-  static void name##_backward_(                                                                   \
-      std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
-      Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor grad_output,          \
-      Tensor ids, Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,       \
-      Tensor updates, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,     \
-      int64_t pooling) {                                                                          \
-    backward<Optimizer>(#name "_backward_", weights, generations, state, row_clock, hyper, meta,  \
-                        init_data, grad_output, ids, handles, offsets, per_sample_weights,        \
-                        updates, feature_tables, feature_dims, pooling);                          \
-  }                                                                                               \
-  }                                                                                               \
-  DYNEMB_IMPLEMENT_OPS(m) {                                                                       \
-    m.impl(#name "_update_", TORCH_BOX(&dynemb::cuda::name##_update_));                           \
-    m.impl(#name "_backward_", TORCH_BOX(&dynemb::cuda::name##_backward_));                       \
+#define DYNEMB_OPTIMIZER_OPS(name, Optimizer)                                                    \
+  namespace dynemb::cuda {                                                                       \
+  static void name##_update_(std::vector<Tensor> weights, std::vector<Tensor> generations,       \
+                             std::vector<Tensor> state, Tensor row_clock, Tensor hyper,          \
+                             Tensor meta, Tensor init_data, std::vector<Tensor> handles,         \
+                             std::vector<Tensor> ids, std::vector<Tensor> tables,                \
+                             std::vector<Tensor> gradients, Tensor counts, Tensor updates,       \
+                             std::vector<int64_t> updated_tables) {                              \
+    update<Optimizer>(#name "_update_", weights, generations, state, row_clock, hyper, meta,     \
+                      init_data, handles, ids, tables, gradients, counts, updates,               \
+                      updated_tables);                                                           \
+  }                                                                                              \
+  static void name##_backward_(std::vector<Tensor> weights, std::vector<Tensor> generations,     \
+                               std::vector<Tensor> state, Tensor row_clock, Tensor hyper,        \
+                               Tensor meta, Tensor init_data, Tensor grad_output, Tensor ids,    \
+                               Tensor handles, Tensor offsets,                                   \
+                               std::optional<Tensor> per_sample_weights, Tensor updates,         \
+                               std::vector<int64_t> feature_tables,                              \
+                               std::vector<int64_t> feature_dims, int64_t pooling) {             \
+    backward<Optimizer>(#name "_backward_", weights, generations, state, row_clock, hyper, meta, \
+                        init_data, grad_output, ids, handles, offsets, per_sample_weights,       \
+                        updates, feature_tables, feature_dims, pooling);                         \
+  }                                                                                              \
+  }                                                                                              \
+  DYNEMB_IMPLEMENT_OPS(m) {                                                                      \
+    m.impl(#name "_update_", TORCH_BOX(&dynemb::cuda::name##_update_));                          \
+    m.impl(#name "_backward_", TORCH_BOX(&dynemb::cuda::name##_backward_));                      \
   }

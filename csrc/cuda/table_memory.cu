@@ -1,5 +1,3 @@
-#include "cuda/table_memory.h"
-
 #include <array>
 #include <deque>
 #include <map>
@@ -10,6 +8,7 @@
 #include "core/columns.h"
 #include "cuda/index_growth.h"
 #include "cuda/reservation.h"
+#include "cuda/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -81,8 +80,8 @@ class GroupMemory {
         slab_of_table_(std::move(slab_of_table)),
         slabs_(std::move(slabs)) {
     const RelaxedCapture relaxed(call.op);
-    const size_t words = kSharedHeadWords + tables_.size() * kSharedTableWords +
-                         slabs_.size() * kSharedSlabWords;
+    const size_t words =
+        kSharedHeadWords + tables_.size() * kSharedTableWords + slabs_.size() * kSharedSlabWords;
     void* host = nullptr;
     void* mapped = nullptr;
     check_cuda(call.op, "allocating the shared counts",
@@ -120,7 +119,8 @@ class GroupMemory {
     }
     for (size_t s = 0; s < slabs_.size(); ++s) {
       const int64_t next = slab_words[s * kSlabColumns + kSlabNextRow];
-      need_rows[s] = std::max({need_rows[s], next, int64_t{1}});  // copies of empty tables have a row
+      need_rows[s] =
+          std::max({need_rows[s], next, int64_t{1}});  // copies of empty tables have a row
       host_.slab(static_cast<int64_t>(s))[kSharedNextRow] = next;
     }
     pending_.clear();
@@ -211,7 +211,8 @@ class GroupMemory {
                     ": create the table with a larger max_rows, or erase ids");
     std::vector<int64_t> need_buckets(tables_.size(), 0);
     need_buckets[static_cast<size_t>(table)] = buckets;
-    map_or_raise(call, need_buckets, std::vector<int64_t>(slabs_.size(), 0), "the index must grow by");
+    map_or_raise(call, need_buckets, std::vector<int64_t>(slabs_.size(), 0),
+                 "the index must grow by");
   }
 
   // The end of a training step: room for the replays that may follow before the host looks again.
@@ -417,8 +418,9 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
                   state.size(), " state tensors for ", table_count, " tables and ", slab_count,
                   " slabs");
   std::vector<int64_t> m(static_cast<size_t>(meta.numel()));
-  check_cuda(call.op, "reading meta", cudaMemcpyAsync(m.data(), meta.data_ptr(), m.size() * 8,
-                                                      cudaMemcpyDeviceToHost, call.stream));
+  check_cuda(call.op, "reading meta",
+             cudaMemcpyAsync(m.data(), meta.data_ptr(), m.size() * 8, cudaMemcpyDeviceToHost,
+                             call.stream));
   call.synchronize();
   const auto key = reinterpret_cast<uintptr_t>(buckets.data_ptr());
   std::shared_ptr<GroupMemory> group;
@@ -447,8 +449,8 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
       slab.capacity = weights[s].size(0);
       slab.memory.push_back(row_memory(call, "weights", weights[s], 0, weights[s].size(1) * 4));
       slab.memory.push_back(row_memory(call, "generations", generations[s], 0, 4));
-      slab.memory.push_back(row_memory(call, "free_rows", free_rows,
-                                       static_cast<int64_t>(s) * free_rows.size(1), 8));
+      slab.memory.push_back(
+          row_memory(call, "free_rows", free_rows, static_cast<int64_t>(s) * free_rows.size(1), 8));
       for (size_t k = s; k < state.size(); k += slab_count) {
         const int64_t width = state[k].dim() == 2 ? state[k].size(1) : 1;
         slab.memory.push_back(row_memory(call, "state", state[k], 0, width * 4));
@@ -486,8 +488,9 @@ std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& bucket
     const auto entry = groups().find(reinterpret_cast<uintptr_t>(buckets.data_ptr()));
     if (entry != groups().end()) return entry->second;
   }
-  STD_TORCH_CHECK(find_reservation(buckets.data_ptr()) == nullptr, "dynemb::", call.op,
-                  ": buckets is reserved memory of a group that has not been bound: call bind_group");
+  STD_TORCH_CHECK(
+      find_reservation(buckets.data_ptr()) == nullptr, "dynemb::", call.op,
+      ": buckets is reserved memory of a group that has not been bound: call bind_group");
   return nullptr;
 }
 

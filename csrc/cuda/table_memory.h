@@ -1,5 +1,5 @@
-// Memory of a group of tables on a GPU: reserved address ranges in which physical memory is mapped as
-// the tables grow, so that neither rows nor tensors ever move.
+// Memory of a group of tables on a GPU: reserved address ranges in which physical memory is mapped
+// as the tables grow, so that neither rows nor tensors ever move.
 //
 // The host maps before it launches, from an upper bound: the counts that the last finished call
 // reported (the mirror) plus the ids of the calls since. Kernels check the mapped limits and refuse
@@ -31,7 +31,8 @@ enum SharedTableWord : int {
 enum SharedSlabWord : int { kSharedNextRow = 0, kSharedRowLimit = 1, kSharedSlabWords = 2 };
 
 struct SharedWords {
-  volatile int64_t* words = nullptr;  // nullptr: tensors that are fully mapped; no limits, no mirror
+  volatile int64_t* words =
+      nullptr;  // nullptr: tensors that are fully mapped; no limits, no mirror
   int64_t table_count = 0;
 
   __host__ __device__ volatile int64_t* table(int64_t t) const {
@@ -63,8 +64,8 @@ struct InsertionRoom {
 InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
                                 const std::vector<int64_t>& feature_tables, int64_t ids);
 
-// Maps memory for exactly these new ids, by table, after the stream has been synchronised; raises if
-// it is not to be had.
+// Maps memory for exactly these new ids, by table, after the stream has been synchronised; raises
+// if it is not to be had.
 void map_exactly(const Call& call, GroupMemory* group, const std::vector<int64_t>& new_ids);
 
 // Maps memory for an index of `buckets` buckets.
