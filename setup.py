@@ -186,8 +186,8 @@ def kernel_library(cuda_root: Path | None) -> Extension:
         include_dirs=[str(SOURCES)],
         libraries=libraries,
         library_dirs=library_dirs,
-        # libtorch brings in libtorch_cuda where torch has it; the linker would leave it out, because
-        # torch's CPU build, which we link with, defines nothing in it that we use
+        # libtorch brings in libtorch_cuda where torch has it. The linker would leave it out: in
+        # torch's CPU build, which we link with, it defines nothing that we use.
         extra_link_args=["-Wl,--no-as-needed", "-ltorch"],
         extra_compile_args={
             "cxx": [abi, *CXX_FLAGS, *system_headers],

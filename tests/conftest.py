@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,16 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_default_device("cuda")
     # the default device applies to tensors, but not to what draws them
     torch.Generator = functools.partial(torch.Generator, device="cuda")  # type: ignore[misc]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that say nothing about the device."""
+    if config.getoption("--device") == "cpu" or collection_path.suffix != ".py":
+        return None
+    name = collection_path.stem
+    if name.startswith("test_") and name not in ANY_DEVICE and not name.startswith("test_cuda_"):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,13 +8,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import expecttest
 import pytest
 import torch
 from op_cases import CASES, op_names
 from torch import Tensor
 
 from torch_dynemb.ops import OPTIMIZER_NAMES, columns
+
+expecttest = pytest.importorskip("expecttest")
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 # Without tensors: these run as they are under torch.compile, and return no tensor to be faked.
