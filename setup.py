@@ -147,7 +147,7 @@ def default_architectures(cuda_root: Path) -> str:
     if not chosen:
         raise RuntimeError(
             f"{command[0]} compiles for {', '.join(known)}, but the kernels need one of "
-            f"{', '.join(ARCHITECTURES)}. Install CUDA 11.1 or later."
+            f"{', '.join(ARCHITECTURES)}. Install CUDA 12.5 or later."
         )
     return ";".join(chosen) + "+PTX"
 

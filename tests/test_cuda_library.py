@@ -34,7 +34,7 @@ needs_kernels = pytest.mark.skipif(
 def kernel_names() -> set[str]:
     """All ``__global__`` functions."""
     text = "\n".join(file.read_text() for file in sorted(CUDA.glob("*.cu*")))
-    return set(re.findall(r"__global__\s+void\s+(\w+)\(", text))
+    return set(re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\(", text))
 
 
 @needs_kernels

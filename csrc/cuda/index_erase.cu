@@ -43,9 +43,9 @@ __global__ void count_erased(FeatureArgs features, DedupeTable dedupe, Plan plan
 }
 
 // One block: the counts of tables and slabs.
-__global__ void plan_erasure(IndexArgs index, FeatureArgs features, int64_t* slabs,
-                             int64_t slab_count, Plan plan, int32_t* block_counts, int64_t blocks,
-                             int64_t* erased) {
+__global__ void __launch_bounds__(kPlanBlock)
+    plan_erasure(IndexArgs index, FeatureArgs features, int64_t* slabs, int64_t slab_count,
+                 Plan plan, int32_t* block_counts, int64_t blocks, int64_t* erased) {
   if (plan.head[kPlanTouched] == 0 || plan.head[kPlanInvalid] != 0) return;
   const int64_t total = scan_counts(block_counts, blocks);
   rank_features(index, features, plan);

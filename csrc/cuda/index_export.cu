@@ -25,7 +25,8 @@ __global__ void count_occupied(IndexArgs index, int64_t t, int64_t begin, int64_
   if (threadIdx.x == 0) block_counts[blockIdx.x] = count;
 }
 
-__global__ void scan_occupied(int32_t* block_counts, int64_t blocks, int64_t slots, int64_t* head) {
+__global__ void __launch_bounds__(kPlanBlock)
+    scan_occupied(int32_t* block_counts, int64_t blocks, int64_t slots, int64_t* head) {
   const int64_t total = scan_counts(block_counts, blocks);
   if (threadIdx.x != 0) return;
   head[kExportCount] = total;

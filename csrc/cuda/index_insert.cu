@@ -62,9 +62,10 @@ __global__ void count_new(FeatureArgs features, DedupeTable dedupe, Plan plan,
 }
 
 // One block: decides growth, checks room, advances the counts of tables and slabs.
-__global__ void plan_insertion(IndexArgs index, FeatureArgs features, SlabArgs slabs, Plan plan,
-                               SharedWords shared, ErrorSink errors, InsertionRoom room,
-                               int32_t* block_counts, int64_t blocks) {
+__global__ void __launch_bounds__(kPlanBlock)
+    plan_insertion(IndexArgs index, FeatureArgs features, SlabArgs slabs, Plan plan,
+                   SharedWords shared, ErrorSink errors, InsertionRoom room, int32_t* block_counts,
+                   int64_t blocks) {
   __shared__ int refused;
   if (threadIdx.x == 0) refused = 0;
   __syncthreads();

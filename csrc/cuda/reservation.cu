@@ -92,8 +92,8 @@ DtypeInfo dtype_info(int64_t code) {
   }
 }
 
-// A CUDA tensor of reserved addresses without memory. Nothing may touch it before the group that it
-// belongs to has been bound (bind_group), nor beyond what that maps.
+// A CUDA tensor of reserved addresses with memory for its first page. Nothing may touch it beyond
+// what the group that it belongs to has mapped (bind_group).
 Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
   const char* op = "reserve_cuda";
   const DtypeInfo info = dtype_info(dtype);
@@ -106,19 +106,26 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
     strides[i] = numel;
     numel *= size[i];
   }
-  const CurrentDevice guard(static_cast<int32_t>(device));
-  const auto reservation = std::make_shared<Reservation>(
-      op, std::max<int64_t>(numel * info.bytes, 1), static_cast<int32_t>(device));
+  const auto device_index = static_cast<int32_t>(device);
+  const CurrentDevice guard(device_index);
+#if defined(DYNEMB_EMULATED)
+  const torch::stable::Device where(torch::headeronly::DeviceType::CPU);
+#else
+  const torch::stable::Device where(torch::headeronly::DeviceType::CUDA, device_index);
+#endif
+  if (numel == 0) return torch::stable::empty(size, info.type, std::nullopt, where);
+  const auto reservation = std::make_shared<Reservation>(op, numel * info.bytes, device_index);
+  {
+    // from_blob asks the driver what the address is, which it knows of mapped memory only
+    const RelaxedCapture relaxed(op);
+    STD_TORCH_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index)),
+                    "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
+                    "a page left. Call torch.cuda.empty_cache(), or use another GPU");
+  }
   {
     const std::lock_guard<std::mutex> lock(registry_mutex);
     registry()[reinterpret_cast<uintptr_t>(reservation->base())] = reservation;
   }
-#if defined(DYNEMB_EMULATED)
-  const torch::stable::Device where(torch::headeronly::DeviceType::CPU);
-#else
-  const torch::stable::Device where(torch::headeronly::DeviceType::CUDA,
-                                    static_cast<int32_t>(device));
-#endif
   return torch::stable::from_blob(
       reservation->base(), size, strides, where, info.type, [](void* data) {
         forget_group(data);

@@ -120,7 +120,8 @@ def find_or_insert_(
     Raises:
         TypeError, ValueError: dtype, shape or device of an argument.
         RuntimeError: values of offsets or feature_tables, a full table, or too little memory; then
-            no id has been inserted.
+            no id has been inserted. On a GPU, what depends on values of tensors is raised by a
+            later op or :func:`torch_dynemb.ops.end_step`, and new ids get handle -1.
     """
     check_ids("find_or_insert_", buckets, ids, offsets)
     handles: Tensor = torch.ops.dynemb.find_or_insert_(
