@@ -63,6 +63,7 @@ struct LaneGroup {
   static __device__ __forceinline__ T broadcast(T value, int from) {
     return __shfl_sync(mask(), value, from, kLanes);
   }
+  static __device__ __forceinline__ bool any(bool flag) { return __ballot_sync(mask(), flag) != 0; }
   // Sum over the lanes, in a fixed order, to all of them.
   static __device__ __forceinline__ float sum(float value) {
 #pragma unroll

@@ -29,6 +29,79 @@ __device__ __forceinline__ void check_feature(const SlabLookup& job, int64_t fea
   }
 }
 
+// The ids of a bag that the lanes of a group have resolved, one each.
+template <int kLanes>
+struct ResolvedIds {
+  int64_t source;  // ValueSource
+  int64_t id;      // set where the value has to be computed from it
+  float weight;
+  int count;  // of the group's lanes
+
+  __device__ __forceinline__ int64_t source_at(int lane) const {
+    return LaneGroup<kLanes>::broadcast(static_cast<long long>(source), lane);
+  }
+  __device__ __forceinline__ int64_t id_at(int lane) const {
+    return LaneGroup<kLanes>::broadcast(static_cast<long long>(id), lane);
+  }
+  __device__ __forceinline__ float weight_at(int lane) const {
+    return LaneGroup<kLanes>::broadcast(weight, lane);
+  }
+};
+
+// A bag on its way: the sum of its rows in a lane's columns, and of its weights.
+template <int kWidth>
+struct BagSum {
+  Floats<kWidth> rows;
+  float weights;
+
+  __device__ __forceinline__ void add(int64_t source, float weight, const Floats<kWidth>& value) {
+    if (source != kFromPadding) weights += weight;
+    if (source == kFromPadding || source == kFromZeros) return;
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) rows.value[k] += weight * value.value[k];
+  }
+};
+
+// Rows that are stored, several loads in flight.
+template <int kWidth, int kLanes>
+__device__ __forceinline__ void add_stored(const SlabRows& slab, const ResolvedIds<kLanes>& ids,
+                                           int64_t column, bool active, BagSum<kWidth>* sum) {
+  for (int j = 0; j < ids.count; j += kRowsInFlight) {
+    Floats<kWidth> values[kRowsInFlight];
+    int64_t source[kRowsInFlight];
+    float weight[kRowsInFlight];
+#pragma unroll
+    for (int u = 0; u < kRowsInFlight; ++u) {
+      const int from = j + u < ids.count ? j + u : ids.count - 1;
+      source[u] = ids.source_at(from);
+      weight[u] = ids.weight_at(from);
+      values[u] = j + u < ids.count && active && source[u] >= 0
+                      ? load_floats<kWidth>(slab.weights + source[u] * slab.dim + column)
+                      : zero_floats<kWidth>();
+    }
+#pragma unroll
+    for (int u = 0; u < kRowsInFlight; ++u) {
+      if (j + u < ids.count) sum->add(source[u], weight[u], values[u]);
+    }
+  }
+}
+
+// Rows some of which must be computed: rare once ids have been trained, so not worth registers.
+template <int kWidth, int kLanes>
+__device__ __forceinline__ void add_any(const SlabRows& slab, const TableInit& init,
+                                        const ResolvedIds<kLanes>& ids, int64_t column, bool active,
+                                        BagSum<kWidth>* sum) {
+#pragma unroll 1
+  for (int j = 0; j < ids.count; ++j) {
+    const int64_t source = ids.source_at(j);
+    const int64_t id = ids.id_at(j);
+    const float weight = ids.weight_at(j);
+    const Floats<kWidth> value =
+        active ? source_floats<kWidth>(slab, init, source, id, column) : zero_floats<kWidth>();
+    sum->add(source, weight, value);
+  }
+}
+
 // A group of lanes per bag; every lane resolves one id of the bag, then all lanes read the rows
 // together. Per id: 8 bytes of handle in order, a random 4-byte generation and a random row of
 // 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes
@@ -54,51 +127,30 @@ __global__ void pool_bags(SlabLookup job) {
   for (int64_t first = 0; first < job.slab.dim; first += kLanes * kWidth) {
     const int64_t column = first + lane * kWidth;
     const bool active = column < job.slab.dim;
-    Floats<kWidth> sum = zero_floats<kWidth>();
-    float total_weight = 0.0f;
+    BagSum<kWidth> sum{zero_floats<kWidth>(), 0.0f};
     for (int64_t i = begin; i < end; i += kLanes) {
       const int64_t own = i + lane;
-      int64_t own_source = kFromZeros;
-      int64_t own_id = 0;
-      float own_weight = 1.0f;
+      ResolvedIds<kLanes> ids{kFromZeros, 0, 1.0f,
+                              static_cast<int>(min(static_cast<int64_t>(kLanes), end - i))};
+      bool computed = false;
       if (own < end) {
-        own_source = value_source(job.slab, lookup.handles[own], job.errors);
-        if (own_source == kFromInitial || own_source == kFromDefault) own_id = features.ids[own];
-        if (lookup.id_weights != nullptr) own_weight = lookup.id_weights[own];
+        ids.source = value_source(job.slab, lookup.handles[own], job.errors);
+        computed = ids.source == kFromInitial || ids.source == kFromDefault;
+        if (computed) ids.id = features.ids[own];
+        if (lookup.id_weights != nullptr) ids.weight = lookup.id_weights[own];
       }
-      const int count = static_cast<int>(min(static_cast<int64_t>(kLanes), end - i));
-      for (int j = 0; j < count; j += kRowsInFlight) {
-        Floats<kWidth> values[kRowsInFlight];
-        long long source[kRowsInFlight];
-        float weight[kRowsInFlight];
-#pragma unroll
-        for (int u = 0; u < kRowsInFlight; ++u) {
-          const int from = j + u < count ? j + u : count - 1;
-          source[u] = Group::broadcast(static_cast<long long>(own_source), from);
-          weight[u] = Group::broadcast(own_weight, from);
-          const int64_t id = Group::broadcast(static_cast<long long>(own_id), from);
-          if (j + u < count && active) {
-            values[u] = source_floats<kWidth>(job.slab, init, source[u], id, column);
-          } else {
-            values[u] = zero_floats<kWidth>();
-          }
-        }
-#pragma unroll
-        for (int u = 0; u < kRowsInFlight; ++u) {
-          if (j + u >= count) break;
-          if (source[u] != kFromPadding) total_weight += weight[u];
-          if (source[u] == kFromPadding || source[u] == kFromZeros) continue;
-#pragma unroll
-          for (int k = 0; k < kWidth; ++k) sum.value[k] += weight[u] * values[u].value[k];
-        }
+      if (Group::any(computed)) {
+        add_any<kWidth, kLanes>(job.slab, init, ids, column, active, &sum);
+      } else {
+        add_stored<kWidth, kLanes>(job.slab, ids, column, active, &sum);
       }
     }
     if (lookup.pooling == kPoolMean) {
-      const float scale = total_weight == 0.0f ? 0.0f : 1.0f / total_weight;
+      const float scale = sum.weights == 0.0f ? 0.0f : 1.0f / sum.weights;
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) sum.value[k] *= scale;
+      for (int k = 0; k < kWidth; ++k) sum.rows.value[k] *= scale;
     }
-    if (active) store_floats<kWidth>(output + column, sum);
+    if (active) store_floats<kWidth>(output + column, sum.rows);
   }
 }
 

@@ -48,7 +48,11 @@ __device__ __forceinline__ Floats<kWidth> initial_floats(const TableInit& init, 
   Floats<kWidth> result;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const uint32_t word = words.word[(column + i) % 4];
+    // no index that is known at run time only: it would put the words into local memory
+    const int lane = kWidth == 4 ? i : static_cast<int>((column + i) % 4);
+    const uint32_t low = lane == 0 ? words.word[0] : words.word[1];
+    const uint32_t high = lane == 2 ? words.word[2] : words.word[3];
+    const uint32_t word = lane < 2 ? low : high;
     result.value[i] = initial_value(init.init_data, begin, count, column + i, word);
   }
   return result;
