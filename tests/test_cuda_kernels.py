@@ -5,10 +5,11 @@ On an emulator (tests/emulator), and on a GPU where there is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import test_errors_ops
 import torch
 from emulator.mode import EmulatedCuda, set_seed
 from group_calls import same_bits
@@ -79,3 +80,21 @@ def test_an_op_does_what_the_cpu_does_on_a_gpu(name: str, case: Case) -> None:
     given = op(*gpu_arguments)
     torch.ops.dynemb.raise_device_errors(torch.cuda.current_device())
     check_results(name, (expected, arguments), (given, gpu_arguments))
+
+
+@test_errors_ops.EVERY_TENSOR
+@pytest.mark.parametrize(
+    "check",
+    [
+        test_errors_ops.test_wrong_dtype,
+        test_errors_ops.test_strided,
+        test_errors_ops.test_wrong_number_of_dimensions,
+    ],
+    ids=["dtype", "strides", "dimensions"],
+)
+def test_wrong_tensors_are_refused(
+    check: Callable[[str, int], None], name: str, position: int
+) -> None:
+    """What the host can see, with the CPU's messages, before anything is changed."""
+    with EmulatedCuda():
+        check(name, position)

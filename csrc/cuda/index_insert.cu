@@ -296,18 +296,19 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
               threads, handle);
   call.launch(count_new, blocks * kRankBlock, kRankBlock, features, dedupe, plan, handle,
               block_counts);
+  // The plan changes the tables: all memory must have been allocated by then.
+  Scratch old_scratch;
+  OldIndexParts old_parts{};
+  if (room.growth) {
+    old_parts = add_old_index(&old_scratch, room.old_buckets, index.scores != nullptr);
+    old_scratch.allocate(call);
+  }
   if (!room.mapped) {
     map_exactly(call, group.get(), count_exactly(call, plan, feature_tables, index.table_count));
   }
   call.launch(plan_insertion, kPlanBlock, kPlanBlock, index, features, slab_args, plan, shared,
               error_sink(call), room, block_counts, blocks);
-  if (room.growth) {
-    Scratch old_scratch;
-    const OldIndexParts parts =
-        add_old_index(&old_scratch, room.old_buckets, index.scores != nullptr);
-    old_scratch.allocate(call);
-    rehash(call, index, plan, old_scratch, parts, room.old_buckets);
-  }
+  if (room.growth) rehash(call, index, plan, old_scratch, old_parts, room.old_buckets);
   call.launch(give_rows, blocks * kRankBlock, kRankBlock, index, features, slab_args, dedupe, plan,
               block_counts, handle, scratch.get(position_part));
   const NewEntries entries{index, features, scratch.get(position_part)};

@@ -89,24 +89,38 @@ UpdateArgs UpdateCall::slab(const Call& call, const GroupRows& rows, size_t s) c
   return args;
 }
 
-ReducedRows reduced_rows(const Call& call, const UpdateCall& update, const GroupRows& rows,
-                         size_t slab, const std::vector<Tensor>& handles,
-                         const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
-                         const std::vector<Tensor>& gradients, const Tensor& counts) {
-  call.check("handles", handles[slab], ScalarType::Long);
-  call.check("ids", ids[slab], ScalarType::Long);
-  call.check("tables", tables[slab], ScalarType::Long);
-  call.check("gradients", gradients[slab], ScalarType::Float);
-  const int64_t capacity = std::min({handles[slab].numel(), ids[slab].numel(), tables[slab].numel(),
-                                     gradients[slab].numel() / rows.slabs[slab].dim});
-  return {static_cast<const int64_t*>(handles[slab].data_ptr()),
-          static_cast<const int64_t*>(ids[slab].data_ptr()),
-          static_cast<const int64_t*>(tables[slab].data_ptr()),
-          static_cast<const float*>(gradients[slab].data_ptr()),
-          static_cast<const int64_t*>(counts.data_ptr()) + slab,
-          capacity,
-          update.updated(),
-          rows.table_count};
+std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
+                                      const std::vector<Tensor>& handles,
+                                      const std::vector<Tensor>& ids,
+                                      const std::vector<Tensor>& tables,
+                                      const std::vector<Tensor>& gradients, const Tensor& counts) {
+  const size_t slabs = rows.slabs.size();
+  STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
+                      gradients.size() == slabs,
+                  "dynemb::", call.op, ": handles, ids, tables and gradients must have one tensor ",
+                  "for each of ", slabs, " slabs");
+  call.check("counts", counts, ScalarType::Long);
+  check_size(call.op, "counts", counts, 0, static_cast<int64_t>(slabs));
+  std::vector<ReducedRows> result;
+  for (size_t s = 0; s < slabs; ++s) {
+    call.check("handles", handles[s], ScalarType::Long);
+    call.check("ids", ids[s], ScalarType::Long);
+    call.check("tables", tables[s], ScalarType::Long);
+    call.check("gradients", gradients[s], ScalarType::Float);
+    const int64_t capacity = handles[s].numel();
+    check_size(call.op, "handles", handles[s], 0, capacity);
+    check_size(call.op, "ids", ids[s], 0, capacity);
+    check_size(call.op, "tables", tables[s], 0, capacity);
+    check_size(call.op, "gradients", gradients[s], 0, capacity);
+    check_size(call.op, "gradients", gradients[s], 1, rows.slabs[s].dim);
+    result.push_back({static_cast<const int64_t*>(handles[s].data_ptr()),
+                      static_cast<const int64_t*>(ids[s].data_ptr()),
+                      static_cast<const int64_t*>(tables[s].data_ptr()),
+                      static_cast<const float*>(gradients[s].data_ptr()),
+                      static_cast<const int64_t*>(counts.data_ptr()) + s, capacity, nullptr,
+                      rows.table_count});
+  }
+  return result;
 }
 
 }  // namespace dynemb::cuda

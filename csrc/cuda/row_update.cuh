@@ -204,6 +204,7 @@ class UpdateCall {
              const std::vector<int64_t>& updated_tables);
 
   UpdateArgs slab(const Call& call, const GroupRows& rows, size_t s) const;
+  // [tables] on the device, 1: the table is updated.
   const int64_t* updated() const { return scratch_.get(updated_part_); }
 
  private:
@@ -215,11 +216,12 @@ class UpdateCall {
   int64_t* stale_;
 };
 
-// Checks the reduced gradients of one slab.
-ReducedRows reduced_rows(const Call& call, const UpdateCall& update, const GroupRows& rows,
-                         size_t slab, const std::vector<Tensor>& handles,
-                         const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
-                         const std::vector<Tensor>& gradients, const Tensor& counts);
+// The reduced gradients by slab, checked; `updated` is to be set.
+std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
+                                      const std::vector<Tensor>& handles,
+                                      const std::vector<Tensor>& ids,
+                                      const std::vector<Tensor>& tables,
+                                      const std::vector<Tensor>& gradients, const Tensor& counts);
 
 template <class Optimizer>
 struct LaunchRuns {
@@ -261,11 +263,11 @@ void backward(const char* op, const std::vector<Tensor>& weights,
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);
-  check_gradient(call, lookup, grad_output);
+  // Whatever may fail comes before UpdateCall, which is the first to change anything.
+  const GradientSort sort(call, rows, &lookup, grad_output);
   const UpdateCall update(call, rows, Optimizer::kElementStates + Optimizer::kRowStates,
                           Optimizer::kElementStates, state, row_clock, hyper, updates,
                           "feature_tables", feature_tables);
-  const GradientSort sort(call, rows, &lookup, grad_output);
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
     if (lookup.slab_features[s].empty() || lookup.args.features.count == 0) continue;
     const UpdateArgs args = update.slab(call, rows, s);
@@ -284,19 +286,14 @@ void update(const char* op, const std::vector<Tensor>& weights,
             const std::vector<int64_t>& updated_tables) {
   const Call call(op, "weights", weights.empty() ? meta : weights[0]);
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  const size_t slabs = weights.size();
-  STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
-                      gradients.size() == slabs,
-                  "dynemb::", op, ": handles, ids, tables and gradients must have one tensor for ",
-                  "each of ", slabs, " slabs");
-  call.check("counts", counts, ScalarType::Long);
-  check_size(op, "counts", counts, 0, static_cast<int64_t>(slabs));
+  std::vector<ReducedRows> reduced =
+      reduced_rows(call, rows, handles, ids, tables, gradients, counts);
   const UpdateCall update(call, rows, Optimizer::kElementStates + Optimizer::kRowStates,
                           Optimizer::kElementStates, state, row_clock, hyper, updates,
                           "updated_tables", updated_tables);
-  for (size_t s = 0; s < slabs; ++s) {
-    const ReducedRows entries =
-        reduced_rows(call, update, rows, s, handles, ids, tables, gradients, counts);
+  for (size_t s = 0; s < reduced.size(); ++s) {
+    ReducedRows& entries = reduced[s];
+    entries.updated = update.updated();
     const UpdateArgs args = update.slab(call, rows, s);
     const bool aligned = is_aligned(entries.gradients) && is_aligned(rows.slabs[s].weights);
     with_lanes(rows.slabs[s].dim, aligned, LaunchEntries<Optimizer>{call, args, entries});

@@ -8,6 +8,8 @@ GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
   call.check("meta", meta, ScalarType::Long);
   check_size(call.op, "meta", meta, 1, kMetaColumns);
   call.check("init_data", init_data, ScalarType::Double);
+  STD_TORCH_CHECK(init_data.dim() == 1, "dynemb::", call.op, ": init_data has ", init_data.dim(),
+                  " dimensions, expected 1");
   STD_TORCH_CHECK(!weights.empty() && weights.size() == generations.size(), "dynemb::", call.op,
                   ": got ", weights.size(), " weights and ", generations.size(),
                   " generations, expected one of each per slab");
