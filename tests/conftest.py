@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,8 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda: torch finds no CUDA device")
     torch.set_default_device("cuda")
-    # the default device applies to tensors, but not to what draws them
-    torch.Generator = functools.partial(torch.Generator, device="cuda")  # type: ignore[misc]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

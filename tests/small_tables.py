@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from seeding import seeded
 from torch import Tensor
 
 import torch_dynemb as td
@@ -15,12 +16,12 @@ IDS = torch.tensor([7, -3, 0, 2**62, -(2**63), 2**63 - 1, 99, -1, 10**12, 5, 6, 
 
 
 def weight(seed: int = 0) -> Tensor:
-    return torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(ROWS, DIM, generator=seeded(seed))
 
 
 def positions(*shape: int, seed: int = 0) -> Tensor:
     """Row numbers; IDS[positions] are the ids."""
-    return torch.randint(0, ROWS, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, ROWS, shape, generator=seeded(seed))
 
 
 def embedding(**arguments: Any) -> td.DynamicEmbedding:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from group_calls import raises_in_step
+from seeding import seeded
 from torch import Tensor, nn
 
 import torch_dynemb as td
@@ -44,7 +45,7 @@ def separate(mode: str = "sum") -> dict[str, td.DynamicEmbeddingBag]:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def same_seed() -> None:
     torch.manual_seed(0)
 
 
@@ -52,7 +53,7 @@ class Jagged:
     """Random bags: ids and offsets by feature name."""
 
     def __init__(self, names: list[str] = NAMES, batch: int = BATCH, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         self.lengths = {n: torch.randint(0, 4, (batch,), generator=generator) for n in names}
         self.values = {
             n: torch.randint(-5, 6, (int(length.sum()),), generator=generator)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeding import seeded
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import lr_scheduler
@@ -83,12 +84,12 @@ class Head(nn.Module):
 
 
 def random_ids(*shape: int, seed: int, below: int = 60) -> Tensor:
-    return torch.randint(-below, below, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(-below, below, shape, generator=seeded(seed))
 
 
 def bags(step: int) -> tuple[Tensor, Tensor, Tensor]:
     """ids, offsets of 4 to 7 bags, weights."""
-    generator = torch.Generator().manual_seed(step)
+    generator = seeded(step)
     lengths = torch.randint(0, 5, (4 + step,), generator=generator)
     ids = random_ids(int(lengths.sum()) + 2, seed=step)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -102,7 +103,7 @@ Inputs = Callable[[int], tuple[Any, ...]]
 
 def keyed(names: list[str]) -> Inputs:
     def inputs(step: int) -> tuple[Any, ...]:
-        generator = torch.Generator().manual_seed(step)
+        generator = seeded(step)
         lengths = torch.randint(0, 4, (3 * (4 + step),), generator=generator)
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         ids = random_ids(int(offsets[-1]), seed=step)

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from seeding import seeded
 from torch import Tensor, nn
 from torch.export import Dim
 
 import torch_dynemb as td
 
-IDS = torch.randint(-(2**60), 2**60, (40, 3), generator=torch.Generator().manual_seed(0)) % 500
+IDS = torch.randint(-(2**60), 2**60, (40, 3), generator=seeded(0)) % 500
 UNSEEN = IDS + 1000
 NAMES = ["a", "b", "c"]
 

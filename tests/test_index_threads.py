@@ -14,6 +14,7 @@ from collisions import bucket_of, first_hashes, ids_in_first_buckets, ids_in_one
 from execution import cpu_seconds_by_thread, threads
 from group_calls import call_of, differences, same_bits, snapshot
 from oracle import Oracle
+from seeding import seeded
 from torch import Tensor
 
 import torch_dynemb as td
@@ -30,7 +31,7 @@ def make_group(max_rows: int, *, score: str = "step") -> td.TableGroup:
 
 def index_history(count: int, size: int) -> tuple[dict[str, Tensor], list[Tensor]]:
     """State and results after insertions, erasures and growths on ``count`` threads."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
 
     def some(table_range: int) -> list[int]:
         return torch.randint(-table_range, table_range, (size,), generator=generator).tolist()
@@ -63,7 +64,7 @@ def test_large_calls_equal_the_oracle(count: int) -> None:
     between them, with erased rows taken up again."""
     group = make_group(max_rows=100_000)
     oracle = Oracle(group)
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     for step in range(3):
         features = [
             (table, torch.randint(15_000 + 5000 * step, (9000,), generator=generator).tolist())
@@ -80,7 +81,7 @@ def test_large_calls_equal_the_oracle(count: int) -> None:
 
 def crowded_ids(group: td.TableGroup, kind: str) -> Tensor:
     """10^6 ids for 1/64 of the buckets of table 0, or for one bucket."""
-    generator = torch.Generator().manual_seed(2)
+    generator = seeded(2)
     if kind == "distinct":
         ids = ids_in_first_buckets(group, 0, COUNT, buckets=1, bucket_count=64)
         return ids[torch.randperm(COUNT, generator=generator)]

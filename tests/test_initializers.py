@@ -11,6 +11,7 @@ import torch
 from execution import simd, simd_levels, threads
 from group_calls import bag_lookup, call_of, flat_call, same_bits, train
 from oracle import random_words, uniform_row
+from seeding import seeded
 from torch import Tensor
 
 import torch_dynemb as td
@@ -166,7 +167,7 @@ def test_values_do_not_depend_on_how_they_are_made(initializer: Initializer) -> 
     ids = torch.arange(-1500, 1500)
     expected = initial_rows(initializer, ids)
     group = make_group(initializer, seed=11)
-    shuffled = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))]
+    shuffled = ids[torch.randperm(len(ids), generator=seeded(1))]
     position = shuffled + 1500
     for level in simd_levels():
         with simd(level):

@@ -19,6 +19,7 @@ from group_calls import (
     snapshot,
     train,
 )
+from seeding import seeded
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,7 +48,7 @@ def make_group(
 
 def random_call(group: td.TableGroup, tables: list[int], batch: int, longest: int) -> Call:
     """Bags of 0 to ``longest`` ids below 60."""
-    generator = torch.Generator().manual_seed(batch)
+    generator = seeded(batch)
     lengths = torch.randint(longest + 1, (len(tables) * batch,), generator=generator)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     ids = torch.randint(60, (int(offsets[-1]),), generator=generator)
@@ -94,7 +95,7 @@ def test_bags_equal_plain_torch(
     group = make_group((3, 8, 33, 8), padding_idx=padding_idx)
     call = random_call(group, [2, 0, 1, 0, 3], batch, longest)
     dense = dense_rows(group)
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     values = torch.rand(len(call.ids), generator=generator) + 0.1
     mine = values.clone().requires_grad_() if weighted else None
     theirs = values.clone().requires_grad_() if weighted else None
@@ -123,8 +124,8 @@ def test_weight_gradient_equals_finite_differences(pooling: Pooling) -> None:
     group = make_group((4, 5), padding_idx=PADDING)
     call = call_of(group, [(0, [[1, 2, 1], [], [PADDING, 4]]), (1, [[5], [6, 7, 8, 9], [PADDING]])])
     group.find_or_insert(call.ids, call.offsets, call.tables)
-    values = torch.rand(len(call.ids), generator=torch.Generator().manual_seed(2)) + 0.5
-    gradient = torch.randn(3, 9, generator=torch.Generator().manual_seed(3))
+    values = torch.rand(len(call.ids), generator=seeded(2)) + 0.5
+    gradient = torch.randn(3, 9, generator=seeded(3))
     weights = values.clone().requires_grad_()
     bag_lookup(group, call, pooling=pooling, weights=weights, optimizer=-1).backward(gradient)
     step = 1e-2
@@ -159,7 +160,7 @@ def test_mean_of_weights_that_cancel_is_zero() -> None:
 
 def test_equals_nn_embedding_bag() -> None:
     group = make_group((16,))
-    ids = torch.randint(60, (500,), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(60, (500,), generator=seeded(1))
     offsets = torch.arange(0, 501, 5)
     static = torch.nn.EmbeddingBag.from_pretrained(
         group.read(0, torch.arange(60)), mode="mean", include_last_offset=True
@@ -187,7 +188,7 @@ def sequence_lookup(group: td.TableGroup, call: Call, handles: Tensor, optimizer
 @pytest.mark.parametrize("count", [0, 5, 6000])
 def test_sequences_equal_plain_torch(count: int) -> None:
     group = make_group((7, 7), padding_idx=PADDING)
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     ids = torch.randint(60, (2 * count,), generator=generator)
     call = Call(ids, torch.tensor([0, count, 2 * count]), [1, 0], [7, 7])
     dense = dense_rows(group)
@@ -214,7 +215,7 @@ def test_gradient_layouts(pooling: Pooling) -> None:
     """An expanded or transposed gradient gives what its contiguous copy gives."""
     groups = [make_group((4,)) for _ in range(2)]
     call = call_of(groups[0], [(0, [[1, 2], [2, 3], [4]])])
-    wide = torch.randn(4, 3, generator=torch.Generator().manual_seed(5)).T
+    wide = torch.randn(4, 3, generator=seeded(5)).T
     for gradient in (torch.ones(1, 1).expand(3, 4), wide):
         for group, given in zip(groups, (gradient, gradient.contiguous()), strict=True):
             bag_lookup(group, call, pooling=pooling).backward(given)
@@ -224,7 +225,7 @@ def test_gradient_layouts(pooling: Pooling) -> None:
 def test_lookup_bits_do_not_depend_on_threads() -> None:
     group = make_group((33, 8))
     call = random_call(group, [0, 1, 0], 2000, 5)
-    weights = torch.rand(len(call.ids), generator=torch.Generator().manual_seed(6))
+    weights = torch.rand(len(call.ids), generator=seeded(6))
     train(group, 0, torch.arange(30), torch.ones(30, 33))
     outputs = []
     for number in (1, 2):

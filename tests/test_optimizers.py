@@ -21,6 +21,7 @@ from group_calls import (
     unchanged,
 )
 from oracle import Oracle
+from seeding import seeded
 from torch import Tensor
 
 import torch_dynemb as td
@@ -58,7 +59,7 @@ def make_group(
 
 def exact_gradient(*shape: int, seed: int) -> Tensor:
     """Multiples of 1/64 in [-2, 2): their sums have no rounding."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return torch.randint(-128, 128, shape, generator=generator) / 64
 
 
@@ -97,10 +98,10 @@ def test_equals_torch_where_all_rows_are_touched(
     weight = group.read(0, ids).double().requires_grad_()
     reference = make_reference([weight])
     for step in range(STEPS):
-        gradient = torch.randn(40, 6, generator=torch.Generator().manual_seed(step))
+        gradient = torch.randn(40, 6, generator=seeded(step))
         weight.grad = gradient.double()
         reference.step()
-        order = torch.randperm(40, generator=torch.Generator().manual_seed(step))
+        order = torch.randperm(40, generator=seeded(step))
         train(group, 0, ids[order], gradient[order])
     torch.testing.assert_close(group.read(0, ids).double(), weight.detach(), rtol=1e-5, atol=1e-6)
     states = reference.state[weight]
@@ -125,7 +126,7 @@ def test_equals_torch_with_sparse_gradients(
     weight = torch.nn.Parameter(group.read(0, ids).double())
     reference = make_reference([weight])
     for step in range(STEPS):
-        generator = torch.Generator().manual_seed(step)
+        generator = seeded(step)
         batch = torch.randint(40, (25,), generator=generator)  # with repeated ids
         gradient = torch.randn(25, 6, generator=generator)
         with torch.sparse.check_sparse_tensor_invariants(True):
@@ -158,7 +159,7 @@ def test_equals_float64_formula(config: OptimizerConfig) -> None:
         gradient = exact_gradient(10, sum(call.dims), seed=step)
         bag_lookup(group, call, handles=handles).backward(gradient)
         sums: dict[tuple[int, int], np.ndarray] = {}
-        columns = np.split(gradient.double().numpy(), np.cumsum(call.dims)[:-1], axis=1)
+        columns = np.split(gradient.double().cpu().numpy(), np.cumsum(call.dims)[:-1], axis=1)
         for (table, bags), part in zip(features, columns, strict=True):
             for bag, row in zip(bags, part, strict=True):
                 for id in bag:
@@ -242,7 +243,7 @@ def test_split_equals_fused(config: OptimizerConfig, pooling: Pooling, batch: in
     for step in range(3):
         tables = [[0, 1, 2], [2, 2], [1, 0, 1]][step]
         call = random_call(groups[0], tables, batch, seed=step)
-        generator = torch.Generator().manual_seed(step)
+        generator = seeded(step)
         gradient = torch.randn(batch, sum(call.dims), generator=generator)
         weights = None if step == 0 else torch.rand(len(call.ids), generator=generator)
         for group, path in zip(groups, (fused, split, split), strict=True):
@@ -309,7 +310,7 @@ def test_heavy_hitter_sums_exactly(pooling: Pooling) -> None:
 @five_optimizers
 def test_heavy_hitter_bits_do_not_depend_on_threads(config: OptimizerConfig) -> None:
     count = 30_000
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     ids = torch.randint(2000, (count,), generator=generator)
     ids[torch.rand(count, generator=generator) < 0.6] = 11
     gradient = torch.randn(count, 6, generator=generator)

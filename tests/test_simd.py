@@ -15,6 +15,7 @@ from group_calls import (
     same_bits,
     snapshot,
 )
+from seeding import seeded
 from torch import Tensor
 
 import torch_dynemb as td
@@ -54,7 +55,7 @@ def make_group(optimizer: OptimizerConfig | None = None, *, score: str = "none")
 
 def mixed_call(batch: int, *, seed: int) -> Call:
     """All tables, bags of 0 to 40 ids, some ids very often."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     lengths = torch.randint(5, (len(DIMS) * batch,), generator=generator)
     lengths[::17] = 40
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -131,7 +132,7 @@ def test_initializers_and_materialize(initializer: td.Initializer, dim: int) -> 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_bags(pooling: Pooling, weighted: bool) -> None:
     call = mixed_call(100, seed=2)
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     values = torch.rand(len(call.ids), generator=generator)
     gradient = torch.randn(100, sum(DIMS), generator=generator)
 
@@ -208,7 +209,7 @@ def test_optimizers(optimizer: OptimizerConfig, pooling: Pooling) -> None:
         group = make_group(optimizer)
         for step in range(3):
             call = mixed_call(60, seed=step)
-            generator = torch.Generator().manual_seed(step)
+            generator = seeded(step)
             gradient = torch.randn(60, sum(DIMS), generator=generator)
             bag_lookup(group, call, pooling=pooling).backward(gradient)
         handles = group.find(call.ids, call.offsets, call.tables).handles

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeding import seeded
 from torch import nn
 
 import torch_dynemb as td
@@ -117,7 +118,7 @@ def test_rowwise_adagrad_is_the_formula(dim):
     weight = bag.weight.detach().double()
     s = torch.zeros(rows, dtype=torch.float64)
     for step in range(50):
-        generator = torch.Generator().manual_seed(step)
+        generator = seeded(step)
         ids = torch.randint(rows, (6, 2), generator=generator)
         target = torch.randn(6, dim, generator=generator)
         optimizer.zero_grad()
@@ -158,7 +159,7 @@ def test_hashed_rows_without_collisions_train_as_dynamic_rows():
             bag.weight[positions[f][0]] = start[:, f]
     optimizer = hashed.optimizer()
     for step in range(20):
-        target = torch.randn(3, 26, 4, generator=torch.Generator().manual_seed(step))
+        target = torch.randn(3, 26, 4, generator=seeded(step))
         ((dynamic(ids) - target) ** 2).sum().backward()
         dynamic.optimizer().step()
         optimizer.zero_grad()

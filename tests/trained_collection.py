@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from seeding import seeded
 
 import torch_dynemb as td
 from torch_dynemb.optim import OptimizerConfig
@@ -26,7 +27,7 @@ def collection(
 def train(module: td.DynamicEmbeddingBagCollection, steps: range, ids: int = 40) -> None:
     """Steps whose batches depend on their numbers alone; ids come, grow the index and leave."""
     for step in steps:
-        generator = torch.Generator().manual_seed(step)
+        generator = seeded(step)
         features = {
             name: torch.randint(0, 30 * (step + 1), (ids, 2), generator=generator)
             for name, _ in TABLES

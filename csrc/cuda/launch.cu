@@ -22,6 +22,19 @@ __global__ void write_words(const __grid_constant__ Words words, int64_t count, 
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) to[i] = words.value[i];
 }
 
+// Reasoned, not measured: enough warps to hide random accesses at up to 128 registers a thread, and
+// two waves of blocks where more multiprocessors share the memory.
+Tuning tuning_of(int major, int multiprocessors) {
+  switch (major) {
+    case 8:  // A100
+      return {256, 8, multiprocessors};
+    case 9:  // H100, H200
+      return {256, 16, multiprocessors};
+    default:  // B200 and later
+      return {256, 16, multiprocessors};
+  }
+}
+
 constexpr int kMaxDevices = 64;
 
 struct DeviceState {
@@ -55,7 +68,7 @@ DeviceState& device_state(const char* op, int32_t device) {
     state.host_error = static_cast<ErrorWord*>(host);
     *state.host_error = 0;
     state.device_error = static_cast<ErrorWord*>(mapped);
-    state.tuning = {256, major >= 9 ? 16 : 8, multiprocessors};
+    state.tuning = tuning_of(major, multiprocessors);
   });
   return state;
 }
@@ -157,6 +170,14 @@ void raise_device_errors(int64_t device) {
 }
 
 }  // namespace
+
+#if defined(DYNEMB_EMULATED)
+CurrentDevice::CurrentDevice(int32_t) {}
+#else
+CurrentDevice::CurrentDevice(int32_t device) : guard_(device) {
+  check_cuda("CurrentDevice", "selecting the device", cudaSetDevice(device));
+}
+#endif
 
 const Tuning& tuning(int32_t device) { return device_state("tuning", device).tuning; }
 

@@ -33,7 +33,7 @@
 
 namespace dynemb::cuda {
 
-// Launch shapes by architecture. Values are those of the A100 until a GPU has measured others.
+// Launch shapes of a GPU, by architecture (tuning_of in launch.cu).
 struct Tuning {
   int64_t block;          // threads of a block
   int64_t blocks_per_sm;  // blocks of a grid-stride kernel, per multiprocessor
@@ -44,14 +44,17 @@ const Tuning& tuning(int32_t device);
 // Raises with the name of the op and CUDA's message.
 void check_cuda(const char* op, const char* what, cudaError_t status);
 
-// Makes a device the current one while it lives.
-#if defined(DYNEMB_EMULATED)
-struct CurrentDevice {
-  explicit CurrentDevice(int32_t) {}
-};
-#else
-using CurrentDevice = torch::stable::accelerator::DeviceGuard;
+// Makes a device the current one while it lives: for torch, and for this library's own copy of the
+// CUDA runtime, which is linked statically.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int32_t device);
+
+#if !defined(DYNEMB_EMULATED)
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
 #endif
+};
 
 // The device of a call: its guard, current stream and error word. Construct it first in every op;
 // it also raises what kernels of earlier calls have reported.

@@ -59,7 +59,7 @@ def check_ids(op: str, buckets: Tensor, ids: Tensor, offsets: Tensor) -> None:
     if ids.device != device or offsets.device != device:
         raise ValueError(
             f"{op}: ids is on {ids.device} and offsets on {offsets.device}, but the table is on "
-            f"{device}"
+            f"{device}: move them there"
         )
 
 
