@@ -205,6 +205,12 @@ class BuildKernels(cpp_extension.BuildExtension):
     object file older than any header is removed here first.
     """
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # One place for object files. An editable install would have a new directory each time, and
+        # compile everything again, whatever the options of setup() say.
+        self.build_temp = "build/objects"
+
     def build_extensions(self) -> None:
         newest = max((Path(header).stat().st_mtime for header in header_files()), default=0.0)
         compiled = {source for extension in self.extensions for source in extension.sources}
@@ -236,8 +242,6 @@ def main() -> None:
         cmdclass={"build_ext": BuildKernels},
         options={
             "bdist_wheel": {"py_limited_api": "cp310"},
-            # one place for object files, so that an editable install compiles only what changed
-            "build_ext": {"build_temp": "build/objects"},
         },
     )
 
