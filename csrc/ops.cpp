@@ -43,6 +43,12 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table, "
       "int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)");
+  m.def(
+      "get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids, "
+      "Tensor offsets, int[] feature_tables) -> (Tensor scores, Tensor found)");
+  m.def(
+      "set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor ids, "
+      "Tensor offsets, int[] feature_tables, Tensor values) -> Tensor");
 
   // Lookups. State, hyper, grad_anchor and optimizer are there for the autograd formula, whose
   // backward updates the rows. The second output says how often the rows had been updated.

@@ -126,6 +126,14 @@ def export_arguments(score: Any) -> OpArguments:
     return group.buckets, group.scores, group.tables, group.meta, 0, 0, 1000
 
 
+def score_arguments(*, given: bool) -> OpArguments:
+    group = make_group()
+    call = call_of(group, [(0, [[1, 5, 70]]), (1, [[0, 3, 4]])])
+    index = (group.buckets, group.scores, group.tables, group.meta)
+    values = (torch.arange(100, 106),) if given else ()
+    return (*index, call.ids, call.offsets, call.tables, *values)
+
+
 def per_sample_weights(call: Call, kind: str) -> Tensor | None:
     if kind == "plain":
         return None
@@ -259,6 +267,8 @@ CASES: dict[str, dict[str, Case]] = {
         "scored": partial(export_arguments, "step"),
         "plain": partial(export_arguments, "none"),
     },
+    "get_scores": {"": partial(score_arguments, given=False)},
+    "set_scores_": {"": partial(score_arguments, given=True)},
     "embedding_bag": {
         **{
             f"{kind} {pooling.name}": partial(bag_arguments, kind, pooling, anchor=True)

@@ -37,7 +37,15 @@ class TestSchemas(expecttest.TestCase):
     """Run with EXPECTTEST_ACCEPT=1 to accept a change."""
 
     def test_index(self) -> None:
-        shown = listing("find", "find_or_insert_", "erase_", "grow_", "export_batch")
+        shown = listing(
+            "find",
+            "find_or_insert_",
+            "erase_",
+            "grow_",
+            "export_batch",
+            "get_scores",
+            "set_scores_",
+        )
         self.assertExpectedInline(
             shown,
             """\
@@ -52,7 +60,11 @@ dynemb::erase_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(
 dynemb::grow_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor meta, int
     table, int ids) -> ()
 dynemb::export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table,
-    int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)""",
+    int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)
+dynemb::get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids,
+    Tensor offsets, int[] feature_tables) -> (Tensor scores, Tensor found)
+dynemb::set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor
+    ids, Tensor offsets, int[] feature_tables, Tensor values) -> Tensor""",
         )
 
     def test_lookup(self) -> None:

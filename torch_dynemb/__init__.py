@@ -13,6 +13,7 @@ from torch_dynemb.initializers import (
     XavierNormal,
     XavierUniform,
 )
+from torch_dynemb.life_cycle import TableStats
 from torch_dynemb.nn import (
     DynamicEmbedding,
     DynamicEmbeddingBag,
@@ -45,6 +46,7 @@ __all__ = [
     "RowWiseAdagrad",
     "TableConfig",
     "TableGroup",
+    "TableStats",
     "TruncatedNormal",
     "Uniform",
     "XavierNormal",

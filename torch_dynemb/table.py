@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_dynemb import ops, table_allocation, table_state
+from torch_dynemb import life_cycle, ops, table_allocation, table_state
 from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -369,18 +369,7 @@ class TableGroup:
                 f"export: batch_size is {batch_size}, expected at least {BUCKET_WIDTH}"
             )
         dim = self._config(table).embedding_dim
-        begin = 0
-        while begin >= 0:
-            batch = ops.export_batch(
-                self.buckets,
-                self.scores,
-                self.tables,
-                self.meta,
-                table=table,
-                begin=begin,
-                max_ids=batch_size,
-            )
-            begin = int(batch.next)
+        for batch in life_cycle.exported(self, table, batch_size):
             rows = ops.embedding_inference(
                 self.rows,
                 batch.ids,
@@ -389,8 +378,90 @@ class TableGroup:
                 feature_tables=[table],
                 dim=dim,
             )
-            if batch.ids.numel() > 0:
-                yield ExportedRows(batch.ids, rows, batch.scores)
+            yield ExportedRows(batch.ids, rows, batch.scores)
+
+    # -- life cycle ----------------------------------------------------------------------------
+
+    def get_score(self, table: int, ids: Tensor) -> ops.ScoredIds:
+        """Scores of ids of one table; see :func:`torch_dynemb.ops.get_scores`."""
+        flat, offsets, features = self._one_table(table, ids)
+        return ops.get_scores(
+            self.buckets, self.scores, self.tables, self.meta, flat, offsets, features
+        )
+
+    def set_score(self, table: int, ids: Tensor, scores: Tensor) -> int:
+        """Sets the scores of the ids that are in a table; returns how many are.
+
+        Args:
+            ids: int64 [n], distinct.
+            scores: int64 [n].
+
+        Raises:
+            ValueError, TypeError: shape or dtype of scores, or an id is given twice.
+            RuntimeError: the group keeps no scores.
+        """
+        if torch.unique(ids).numel() != ids.numel():
+            raise ValueError("set_score: ids has repeated ids, expected every id once")
+        flat, offsets, features = self._one_table(table, ids)
+        found = ops.set_scores_(
+            self.buckets,
+            self.scores,
+            self.tables,
+            self.meta,
+            flat,
+            offsets,
+            features,
+            scores.reshape(-1).contiguous(),
+        )
+        return int(found.sum())
+
+    def remove(
+        self,
+        table: int,
+        *,
+        not_seen_for: int | None = None,
+        score_below: int | None = None,
+        norm_below: float | None = None,
+        predicate: life_cycle.Predicate | None = None,
+        batch_size: int = 1 << 20,
+    ) -> int:
+        """Removes the ids of a table for which one condition holds; later ids get their rows.
+
+        Between training steps only: handles of a forward whose backward is still to come become
+        stale, and their gradients are dropped and counted.
+
+        Args:
+            not_seen_for: that no training lookup of the last so many steps has met.
+            score_below: whose score is less.
+            norm_below: whose row has a smaller L2 norm (an untrained row: its initial value).
+            predicate: from ids int64 [n] and scores int64 [n] of a batch to bool [n].
+            batch_size: ids looked at at a time.
+
+        Returns:
+            How many ids were removed.
+
+        Raises:
+            ValueError, TypeError: no condition or several, or one that does not fit the group;
+                nothing has been removed.
+        """
+        self._config(table)
+        condition = life_cycle.condition_of(
+            self,
+            table,
+            not_seen_for=not_seen_for,
+            score_below=score_below,
+            norm_below=norm_below,
+            predicate=predicate,
+        )
+        return life_cycle.remove(self, table, condition, batch_size)
+
+    def clear(self, table: int) -> int:
+        """Removes all ids of a table; returns how many. Its index keeps its size."""
+        return self.remove(table, predicate=lambda ids, _: torch.ones_like(ids, dtype=torch.bool))
+
+    def stats(self) -> dict[str, life_cycle.TableStats]:
+        """What each table holds and what has happened to it, by name."""
+        return life_cycle.stats(self)
 
     # -- sizes ---------------------------------------------------------------------------------
 

@@ -11,11 +11,14 @@ from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
     FoundIds,
+    ScoredIds,
     erase_,
     export_batch,
     find,
     find_or_insert_,
+    get_scores,
     grow_,
+    set_scores_,
 )
 from torch_dynemb.ops.lookup import (  # noqa: E402
     embedding,
@@ -40,6 +43,7 @@ __all__ = [
     "OPTIMIZER_NAMES",
     "ExportedBatch",
     "FoundIds",
+    "ScoredIds",
     "available_cuda_memory",
     "available_memory",
     "bag_weight_grad",
@@ -53,6 +57,7 @@ __all__ = [
     "export_batch",
     "find",
     "find_or_insert_",
+    "get_scores",
     "grow_",
     "has_cuda_kernels",
     "materialize_",
@@ -60,6 +65,7 @@ __all__ = [
     "reduce_grad",
     "reserve",
     "reserve_cuda",
+    "set_scores_",
     "set_simd_level",
     "simd_level",
 ]

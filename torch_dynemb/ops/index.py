@@ -45,6 +45,18 @@ class ExportedBatch(NamedTuple):
     next: Tensor
 
 
+class ScoredIds(NamedTuple):
+    """Result of :func:`get_scores`.
+
+    Attributes:
+        scores: int64 [N]; 0 for an id that is not in its table.
+        found: bool [N].
+    """
+
+    scores: Tensor
+    found: Tensor
+
+
 def check_ids(op: str, buckets: Tensor, ids: Tensor, offsets: Tensor) -> None:
     """Raises TypeError or ValueError for what can be told without reading values."""
     if ids.dtype != torch.int64:
@@ -185,6 +197,66 @@ def export_batch(
     )
 
 
+def get_scores(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> ScoredIds:
+    """Scores of ids; changes nothing.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of an argument.
+        RuntimeError: the index keeps no scores.
+    """
+    check_ids("get_scores", buckets, ids, offsets)
+    return ScoredIds(
+        *torch.ops.dynemb.get_scores(
+            buckets, scores, tables, meta, ids, offsets, list(feature_tables)
+        )
+    )
+
+
+def set_scores_(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    values: Tensor,
+) -> Tensor:
+    """Sets the scores of the ids that are in their tables.
+
+    Args:
+        ids: distinct within a table.
+        values: int64 [N].
+
+    Returns:
+        bool [N]; which ids are there.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of an argument.
+        RuntimeError: the index keeps no scores.
+    """
+    check_ids("set_scores_", buckets, ids, offsets)
+    if values.dtype != torch.int64:
+        raise TypeError(f"set_scores_: values has dtype {values.dtype}, expected int64")
+    if values.shape != ids.shape:
+        raise ValueError(
+            f"set_scores_: values has shape {tuple(values.shape)}, expected that of ids, "
+            f"{tuple(ids.shape)}"
+        )
+    found: Tensor = torch.ops.dynemb.set_scores_(
+        buckets, scores, tables, meta, ids, offsets, list(feature_tables), values
+    )
+    return found
+
+
 @register_fake("find")
 def _find_fake(
     buckets: Tensor,
@@ -233,6 +305,33 @@ def _grow_fake(
     buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
 ) -> None:
     return None
+
+
+@register_fake("get_scores")
+def _get_scores_fake(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
+
+
+@register_fake("set_scores_")
+def _set_scores_fake(
+    buckets: Tensor,
+    scores: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    values: Tensor,
+) -> Tensor:
+    return torch.empty_like(ids, dtype=torch.bool)
 
 
 @register_fake("export_batch")

@@ -1,0 +1,198 @@
+"""Scores of ids, removal by rule, statistics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from group_calls import train, unchanged
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb.ops.columns import Slab
+
+
+def make_group(score: str = "step", **arguments: object) -> td.TableGroup:
+    tables = [td.TableConfig("a", 4), td.TableConfig("b", 4)]
+    given = {"optimizer": td.Adagrad(lr=0.1), "score": score, "seed": 1, **arguments}
+    return td.TableGroup(tables, **given)  # type: ignore[arg-type]
+
+
+def step(group: td.TableGroup, ids: Tensor, table: int = 0) -> None:
+    train(group, table, ids, torch.ones(ids.numel(), 4))
+    group.clock += 1
+
+
+def ids_of(group: td.TableGroup, table: int = 0) -> set[int]:
+    return {int(id) for batch in group.export(table) for id in batch.ids}
+
+
+# -- scores --------------------------------------------------------------------------------------
+
+
+def test_scores_are_read_and_set_per_id_and_table() -> None:
+    group = make_group()
+    for k in range(3):
+        step(group, torch.arange(k, 6))
+        step(group, torch.arange(3), table=1)
+    scores, found = group.get_score(0, torch.tensor([0, 1, 5, 99]))
+    assert scores.tolist() == [0, 2, 4, 0]
+    assert found.tolist() == [True, True, True, False]
+    values = torch.tensor([-7, 1 << 62, 5])
+    assert group.set_score(0, torch.tensor([1, 5, 99]), values) == 2
+    assert group.get_score(0, torch.tensor([0, 1, 5])).scores.tolist() == [0, -7, 1 << 62]
+    assert group.get_score(1, torch.tensor([1])).scores.tolist() == [5]
+    step(group, torch.tensor([1]))
+    assert group.get_score(0, torch.tensor([1])).scores.tolist() == [6]
+
+
+def test_scores_of_many_ids_on_all_threads() -> None:
+    group = make_group()
+    ids = torch.arange(30_000) * 7919
+    group.insert(0, ids)
+    assert group.set_score(0, ids.flip(0), torch.arange(30_000)) == 30_000
+    scores, found = group.get_score(0, ids)
+    assert torch.equal(scores, torch.arange(30_000).flip(0))
+    assert bool(found.all())
+
+
+def test_wrong_scores_are_refused() -> None:
+    group = make_group()
+    group.insert(0, torch.arange(3))
+    cases = [
+        (torch.arange(3), torch.arange(2), ValueError, r"values has shape \(2,\)"),
+        (torch.arange(3), torch.rand(3), TypeError, r"values has dtype torch\.float32"),
+        (torch.tensor([1, 2, 1]), torch.arange(3), ValueError, "repeated ids"),
+    ]
+    for ids, values, error, message in cases:
+        with pytest.raises(error, match=message):
+            group.set_score(0, ids, values)
+    assert group.get_score(0, torch.arange(3)).scores.tolist() == [0, 0, 0]
+    without = make_group("none")
+    for call in (
+        lambda: without.get_score(0, torch.arange(3)),
+        lambda: without.set_score(0, torch.arange(3), torch.arange(3)),
+    ):
+        with pytest.raises(RuntimeError, match=r"keeps no scores: create .* score=\"step\""):
+            call()
+
+
+# -- removal -------------------------------------------------------------------------------------
+
+
+def test_ids_not_seen_for_some_steps_go_and_their_rows_start_clean() -> None:
+    group = make_group()
+    for k in range(5):
+        step(group, torch.arange(10 * k, 10 * k + 20))
+    fresh = make_group().read(0, torch.arange(1000, 1030))
+    assert group.remove(0, not_seen_for=3) == 20
+    assert ids_of(group) == set(range(20, 60))
+    assert group.remove(0, not_seen_for=3) == 0
+    rows = int(group.slabs[0, Slab.NEXT_ROW])
+    group.insert(0, torch.arange(1000, 1020))
+    assert int(group.slabs[0, Slab.NEXT_ROW]) == rows  # reused
+    assert torch.equal(group.read(0, torch.arange(1000, 1020)), fresh[:20])
+    train(group, 0, torch.arange(1000, 1020), torch.ones(20, 4))
+    other = make_group()
+    train(other, 0, torch.arange(1000, 1020), torch.ones(20, 4))
+    ids = torch.arange(1000, 1020)
+    assert torch.equal(group.read(0, ids), other.read(0, ids))  # with clean optimizer state
+
+
+def test_removal_by_score_norm_and_predicate() -> None:
+    group = make_group()
+    ids = torch.arange(200)
+    group.write(0, ids, torch.arange(200)[:, None].expand(200, 4) / 2.0)
+    group.set_score(0, ids, 1000 - ids)
+    assert group.remove(0, score_below=901, batch_size=16) == 100
+    assert ids_of(group) == set(range(100))
+    assert group.remove(0, norm_below=50.0, batch_size=16) == 50
+    assert ids_of(group) == set(range(50, 100))
+    removed = group.remove(0, predicate=lambda ids, scores: (ids % 2 == 0) & (scores < 930))
+    assert removed == 14
+    assert ids_of(group) == set(range(50, 71)) | {*range(71, 100, 2)}
+    assert group.sizes() == {"a": 36, "b": 0}
+
+
+def test_clear_leaves_other_tables_alone() -> None:
+    group = make_group()
+    group.insert(0, torch.arange(1000))
+    group.insert(1, torch.arange(10))
+    assert group.clear(0) == 1000
+    assert group.sizes() == {"a": 0, "b": 10}
+    assert group.clear(0) == 0
+    group.insert(0, torch.arange(50))
+    assert ids_of(group) == set(range(50))
+
+
+def test_removal_before_a_backward_makes_its_handles_stale() -> None:
+    from group_calls import bag_lookup, flat_call
+
+    group = make_group()
+    output = bag_lookup(group, flat_call(group, 0, torch.arange(5)))
+    group.clear(0)
+    group.insert(0, torch.arange(100, 105))
+    train(group, 1, torch.arange(1), torch.zeros(1, 4))
+    group.row_clock[2] = 0  # as if nothing had been updated: only the rows' owners have changed
+    assert group.stale_gradients() == 0
+    before = group.read(0, torch.arange(100, 105))
+    train(group, 0, torch.arange(100, 105), torch.zeros(5, 4))
+    group.row_clock[2] = 0
+    output.sum().backward()
+    assert group.stale_gradients() == 5
+    assert torch.equal(group.read(0, torch.arange(100, 105)), before)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "error", "message"),
+    [
+        ({}, ValueError, r"got no condition, expected one of \['not_seen_for'"),
+        ({"score_below": 1, "norm_below": 1.0}, ValueError, r"got \['score_below', 'norm_below'\]"),
+        ({"not_seen_for": 0}, ValueError, "not_seen_for is 0, expected at least 1 step"),
+        ({"norm_below": -1.0}, ValueError, r"norm_below is -1\.0, expected more than 0"),
+        ({"norm_below": float("nan")}, ValueError, "norm_below is nan"),
+        ({"predicate": 3}, TypeError, "predicate is 3, expected a function"),
+        ({"predicate": lambda ids, _: ids}, TypeError, r"predicate returned torch\.int64 \(9,\)"),
+        ({"predicate": lambda ids, _: ids[:2] > 0}, TypeError, r"predicate returned torch\.bool"),
+        ({"score_below": 5, "batch_size": 3}, ValueError, "batch_size is 3, expected at least 4"),
+    ],
+)
+def test_wrong_conditions(
+    conditions: dict[str, object], error: type[Exception], message: str
+) -> None:
+    group = make_group(max_rows=100)
+    group.insert(0, torch.arange(9))
+
+    def call() -> object:
+        return group.remove(0, **conditions)  # type: ignore[arg-type]
+
+    with pytest.raises(error, match=message):
+        call()
+    assert unchanged(group, call) == []
+
+
+def test_conditions_that_need_scores() -> None:
+    group = make_group("none")
+    for condition in ("not_seen_for", "score_below"):
+        with pytest.raises(ValueError, match=rf"{condition} needs scores.* score='step'"):
+            group.remove(0, **{condition: 5})  # type: ignore[arg-type]
+
+
+# -- statistics ----------------------------------------------------------------------------------
+
+
+def test_statistics_say_what_has_happened() -> None:
+    group = make_group()
+    step(group, torch.arange(100))
+    group.insert(1, torch.arange(7))
+    group.remove(0, predicate=lambda ids, _: ids < 30)
+    group.insert(0, torch.arange(200, 210))
+    a, b = group.stats()["a"], group.stats()["b"]
+    assert (a.size, a.inserted, a.removed, b.size, b.removed) == (80, 110, 30, 7, 0)
+    assert a.slots >= 143  # 100 ids at load 0.7
+    assert a.load == 80 / a.slots <= 0.7
+    assert a.growths >= 1
+    assert b.growths == 0
+    assert a.row_bytes == 80 * (4 * 4 + 4 + 4 * 4)  # weights, generation, Adagrad's sums
+    assert a.index_bytes == a.slots * 24  # key, handle, score
+    assert group.memory()["index"] >= a.index_bytes + b.index_bytes
+    assert set(a.as_dict()) >= {"size", "load", "removed"}

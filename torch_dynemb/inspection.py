@@ -1,0 +1,143 @@
+"""What a checkpoint holds: sizes and policies of its tables, and how old their ids are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
+
+BAR_WIDTH = 40  # characters of the fullest bin
+BINS = 10
+
+
+class SavedGroup(NamedTuple):
+    """The entries of one table group in a state dict.
+
+    Attributes:
+        prefix: of their names, without the last dot; empty if there is none.
+        description: what ``format`` says.
+        tensors: by name, without the prefix.
+    """
+
+    prefix: str
+    description: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def saved_groups(checkpoint: Any, path: str = "") -> Iterator[SavedGroup]:
+    """The table groups in nested dicts."""
+    if not isinstance(checkpoint, Mapping):
+        return
+    for key, value in checkpoint.items():
+        name = str(key)
+        if isinstance(value, Mapping):
+            yield from saved_groups(value, f"{path}{name}.")
+        elif name.split(".")[-1] == "format" and isinstance(value, Tensor):
+            prefix = name.removesuffix("format")
+            tensors = {
+                k[len(prefix) :]: v
+                for k, v in checkpoint.items()
+                if str(k).startswith(prefix) and isinstance(v, Tensor)
+            }
+            description = json.loads(bytes(value.tolist()).decode())
+            yield SavedGroup((path + prefix).rstrip("."), description, tensors)
+
+
+def load(path: Path) -> list[SavedGroup]:
+    """The table groups of a file written by ``torch.save``.
+
+    Raises:
+        ValueError: the file holds none, or cannot be read.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        groups = list(saved_groups(checkpoint))
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cannot be read as a checkpoint: {error}") from error
+    if not groups:
+        raise ValueError(f"{path}: holds no table of torch_dynemb")
+    return groups
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Lines with columns of equal width: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column > 0 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def histogram(scores: Tensor) -> list[str]:
+    """Lines of a histogram of int64 [n]."""
+    if scores.numel() == 0:
+        return ["no ids"]
+    low, high = int(scores.min()), int(scores.max())
+    width = -(-(high - low + 1) // BINS)
+    firsts = list(range(low, high + 1, width))
+    # not by subtraction, which could leave the range of int64
+    numbers = torch.bucketize(scores, torch.tensor(firsts), right=True) - 1
+    counts = torch.bincount(numbers, minlength=len(firsts)).tolist()
+    ranges = []
+    for first, count in zip(firsts, counts, strict=True):
+        last = min(first + width - 1, high)
+        ranges.append([str(first) if last == first else f"{first} - {last}", str(count)])
+    bars = ["#" * round(BAR_WIDTH * count / max(counts)) for count in counts]
+    return [f"{line}  {bar}".rstrip() for line, bar in zip(_aligned(ranges), bars, strict=True)]
+
+
+def describe(group: SavedGroup) -> str:
+    """A readable account of a group."""
+    about, tensors = group.description, group.tensors
+    lines = [
+        f"{group.prefix or 'tables'}: optimizer {about['optimizer'] or 'none'}, score "
+        f"{about['score']}, step {int(tensors['clock'][0])}, format {about['version']}"
+    ]
+    rows = [["table", "dim", "ids", "load", "inserted", "removed", "growths", "index"]]
+    for table, counts in zip(about["tables"], tensors["tables"].tolist(), strict=True):
+        slots = counts[Table.BUCKET_COUNT] * BUCKET_WIDTH
+        index = [tensors[f"{table['name']}.buckets"], tensors.get(f"{table['name']}.scores")]
+        rows.append(
+            [
+                table["name"],
+                str(table["embedding_dim"]),
+                str(counts[Table.SIZE]),
+                f"{counts[Table.SIZE] / slots:.2f}",
+                str(counts[Table.INSERTED]),
+                str(counts[Table.ERASED]),
+                str(counts[Table.GROWTHS]),
+                _bytes(sum(t.numel() * t.element_size() for t in index if t is not None)),
+            ]
+        )
+    lines += _aligned(rows)
+    row_bytes = sum(
+        tensor.numel() * tensor.element_size()
+        for name, tensor in tensors.items()
+        if name.startswith("dim") and not name.endswith(".free_rows")
+    )
+    lines.append(f"rows and optimizer state: {_bytes(row_bytes)}")
+    for table in about["tables"] if about["score"] != "none" else ():
+        occupied = tensors[f"{table['name']}.buckets"][:, BUCKET_WIDTH:] > 0
+        lines += ["", f"scores of {table['name']} ({about['score']}):"]
+        lines += histogram(tensors[f"{table['name']}.scores"][occupied])
+    return "\n".join(lines)
+
+
+__all__ = ["SavedGroup", "describe", "histogram", "load", "saved_groups"]
