@@ -121,7 +121,6 @@ def test_what_kernels_share_with_the_cpu_runs_in_cpu_tests() -> None:
     }
     assert of_gpu_alone == {
         "make_claim",
-        "is_claim",
         "claim_stage",
         "claim_order",
         "next_claim_probe",

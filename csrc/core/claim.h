@@ -27,7 +27,6 @@ constexpr int64_t kClaimBase = -(int64_t{1} << 62);
 DYNEMB_HD int64_t make_claim(int stage, int64_t order) {
   return kClaimBase + (static_cast<int64_t>(stage) << kClaimOrderBits) + order;
 }
-DYNEMB_HD bool is_claim(int64_t stored) { return stored < 0; }
 DYNEMB_HD int claim_stage(int64_t claim) {
   return static_cast<int>((claim - kClaimBase) >> kClaimOrderBits);
 }

@@ -207,6 +207,15 @@ struct DedupeTable {
   }
 };
 
+// Whether position i holds the first occurrence of an id that is in the dedupe table: `work` holds
+// kMissBase - slot there, and more than kMissBase for all other ids.
+__device__ __forceinline__ bool is_first(const FeatureArgs& features, const DedupeTable& dedupe,
+                                         const int64_t* work, int64_t i) {
+  if (i >= features.count) return false;
+  const int64_t held = work[i];
+  return held <= kMissBase && dedupe.slots[kMissBase - held] == i;
+}
+
 inline int64_t dedupe_slots(int64_t count) {
   int64_t slots = 64;
   while (slots < 2 * count) slots *= 2;

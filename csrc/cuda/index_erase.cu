@@ -27,11 +27,6 @@ __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink err
   plan.head[kPlanTouched] = 1;
 }
 
-__device__ __forceinline__ bool is_first(const FeatureArgs& features, const DedupeTable& dedupe,
-                                         const int64_t* work, int64_t i) {
-  return i < features.count && work[i] <= kMissBase && dedupe.slots[kMissBase - work[i]] == i;
-}
-
 // A thread per id: reads 8 bytes in order, and 4 at random for an id that is there.
 __global__ void count_erased(FeatureArgs features, DedupeTable dedupe, Plan plan,
                              const int64_t* work, int32_t* block_counts) {

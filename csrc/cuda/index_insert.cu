@@ -43,14 +43,6 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
   plan.head[kPlanTouched] = 1;
 }
 
-// Whether position i holds the first occurrence of a new id.
-__device__ __forceinline__ bool is_first(const FeatureArgs& features, const DedupeTable& dedupe,
-                                         const int64_t* handles, int64_t i) {
-  if (i >= features.count) return false;
-  const int64_t handle = handles[i];
-  return handle <= kMissBase && dedupe.slots[kMissBase - handle] == i;
-}
-
 // A thread per id: reads 8 bytes in order, and 4 at random for a miss.
 __global__ void count_new(FeatureArgs features, DedupeTable dedupe, Plan plan,
                           const int64_t* handles, int32_t* block_counts) {

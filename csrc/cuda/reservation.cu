@@ -218,7 +218,6 @@ bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_
     if (mapped != CUDA_SUCCESS) d.release(handle);
     check_driver(op, "mapping memory", mapped);
     pieces_[at] = {stop - at, handle};
-    mapped_bytes_ += stop - at;
     check_cuda(op, "clearing new memory",
                cudaMemsetAsync(reinterpret_cast<void*>(address), 0, size, stream));
     cleared = false;

@@ -18,7 +18,6 @@ class Reservation {
 
   char* base() const { return base_; }
   int64_t bytes() const { return bytes_; }
-  int64_t mapped_bytes() const { return mapped_bytes_; }
 
   // Maps zeroed memory where [offset, offset + bytes) has none yet. false: the device has not that
   // much memory; what has been mapped stays. `stream` is used to clear the memory, and waited for.
@@ -33,7 +32,6 @@ class Reservation {
   int64_t bytes_ = 0;
   int64_t page_ = 0;
   int32_t device_;
-  int64_t mapped_bytes_ = 0;
   std::map<int64_t, Piece> pieces_;  // by offset
 };
 
