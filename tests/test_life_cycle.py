@@ -196,3 +196,20 @@ def test_statistics_say_what_has_happened() -> None:
     assert a.index_bytes == a.slots * 24  # key, handle, score
     assert group.memory()["index"] >= a.index_bytes + b.index_bytes
     assert set(a.as_dict()) >= {"size", "load", "removed"}
+
+
+def test_statistics_are_logged_by_table() -> None:
+    logged: dict[tuple[str, int], float] = {}
+
+    class Writer:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            logged[tag, global_step] = scalar_value
+
+    group = make_group()
+    step(group, torch.arange(5))
+    group.log_to(Writer())
+    group.log_to(Writer(), step=70)
+    for at in (1, 70):
+        assert logged["a/size", at] == 5
+        assert logged["b/size", at] == 0
+        assert logged["a/load", at] == group.stats()["a"].load

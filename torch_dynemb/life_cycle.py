@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,14 @@ from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, Meta, Table
 
 if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
+
+
+class ScalarWriter(Protocol):
+    """What ``torch.utils.tensorboard.SummaryWriter`` and others have."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Logs one number."""
+
 
 Predicate = Callable[[Tensor, Tensor], Tensor]
 Condition = Callable[[ops.ExportedBatch], Tensor]
@@ -46,7 +54,7 @@ class TableStats:
     row_bytes: int
 
     def as_dict(self) -> dict[str, float]:
-        """By name, for loggers such as ``SummaryWriter.add_scalars``."""
+        """By name."""
         return asdict(self)
 
 
@@ -176,4 +184,4 @@ def _norms(group: TableGroup, table: int, batch: ops.ExportedBatch) -> Tensor:
     return norms
 
 
-__all__ = ["Predicate", "TableStats", "condition_of", "exported", "remove", "stats"]
+__all__ = ["Predicate", "ScalarWriter", "TableStats", "condition_of", "exported", "remove", "stats"]

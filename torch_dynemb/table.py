@@ -463,6 +463,18 @@ class TableGroup:
         """What each table holds and what has happened to it, by name."""
         return life_cycle.stats(self)
 
+    def log_to(self, writer: life_cycle.ScalarWriter, step: int | None = None) -> None:
+        """Writes :meth:`stats` to a ``torch.utils.tensorboard.SummaryWriter``, as ``table/name``.
+
+        Args:
+            writer: anything with its ``add_scalar``.
+            step: default: the number of ``optimizer.step()`` so far.
+        """
+        at = int(self.clock) if step is None else step
+        for table, values in self.stats().items():
+            for name, value in values.as_dict().items():
+                writer.add_scalar(f"{table}/{name}", value, at)
+
     # -- sizes ---------------------------------------------------------------------------------
 
     def size(self, table: int) -> int:
