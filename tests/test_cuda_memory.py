@@ -220,6 +220,16 @@ def test_a_full_table() -> None:
     assert bool((handles[0][10:] == -1).all())
 
 
+def test_writing_into_a_full_table() -> None:
+    group = make_group(dim=4, max_rows=100)
+    with emulated_cuda():
+        group.write(0, torch.arange(90), torch.ones(90, 4))
+        with pytest.raises(RuntimeError, match="row slab 0 has no room"):
+            group.write(0, torch.arange(80, 120), torch.zeros(40, 4))
+        assert torch.equal(group.read(0, torch.arange(90)), torch.ones(90, 4))
+    assert group.size(0) == 90
+
+
 def test_an_update_whose_forward_saw_other_rows() -> None:
     group = make_group(dim=4)
     call = flat_call(group, 0, torch.arange(5))

@@ -134,6 +134,21 @@ def test_reused_row_starts_clean(optimizer: Any) -> None:
     assert [s[0].tolist() for s in used.state] == [s[0].tolist() for s in fresh.state]
 
 
+def test_write_touches_no_other_row_and_starts_state_afresh() -> None:
+    group = make_group(optimizer=td.Adagrad(lr=0.1, initial_accumulator_value=0.5))
+    train(group, 0, torch.arange(4), torch.ones(4, 4))
+    group.insert(0, torch.arange(4, 8))
+    group.erase(0, tensor([3]))
+    values = torch.arange(16.0).reshape(4, 4)
+    group.write(0, tensor([2, 5, 100, 101]), values)  # trained, unwritten, a reused row, a new one
+    assert torch.equal(group.read(0, tensor([2, 5, 100, 101])), values)
+    assert torch.equal(group.read(0, tensor([4])), make_group().read(0, tensor([4])))
+    assert group.materialize() == 3  # ids 4, 6, 7
+    rows = rows_of(group.insert(0, tensor([2, 5, 100, 101])))
+    sums = group.state[0][rows, 0].tolist()
+    assert sums == [1.5, 0.5, 0.5, 0.5]
+
+
 def test_materialize_writes_each_unwritten_row_once() -> None:
     optimizer = td.Adagrad(lr=0.1, initial_accumulator_value=0.25)
     group = make_group((3, 5), optimizer=optimizer)

@@ -15,7 +15,9 @@ from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
+    GENERATION_BITS,
     MAX_ROWS,
+    Hyper,
     Meta,
     Pooling,
     RowClock,
@@ -325,6 +327,7 @@ class TableGroup:
 
         Raises:
             ValueError: shapes do not match, an id is given twice, or one is the padding id.
+            RuntimeError: the table is full, or memory is short; nothing has been written.
         """
         config = self._config(table)
         if tuple(rows.shape) != (ids.numel(), config.embedding_dim):
@@ -339,10 +342,17 @@ class TableGroup:
                 f"write: ids has the padding id {config.padding_idx}, which has no row"
             )
         handles = self.insert(table, ids)
-        self.materialize()
-        self.weights[int(self.meta[table, Meta.SLAB])][handle_rows(handles)] = rows.detach().to(
-            torch.float32
-        )
+        if bool((handles < 0).any()):  # a GPU has refused the ids, and says why here
+            self.end_step()
+            raise RuntimeError("write: the table has no room for all ids; nothing has been written")
+        slab = int(self.meta[table, Meta.SLAB])
+        written = handle_rows(handles)
+        generations = (handles & ((1 << GENERATION_BITS) - 1)).to(torch.int32)
+        fresh = written[self.generations[slab][written] != generations]
+        for state in self.state[slab :: len(self.dims)]:
+            state[fresh] = self.hyper[table, Hyper.INITIAL_STATE].to(torch.float32)
+        self.weights[slab][written] = rows.detach().to(torch.float32)
+        self.generations[slab][written] = generations
 
     def materialize(self) -> int:
         """Writes the rows that no backward has written yet; returns how many."""
@@ -566,7 +576,7 @@ class TableGroup:
 
 def handle_rows(handles: Tensor) -> Tensor:
     """Row numbers of handles, int64; handles must not be negative."""
-    return handles >> 28
+    return handles >> GENERATION_BITS
 
 
 def pooling_of(mode: str) -> Pooling:
