@@ -56,8 +56,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
         elif device != "cpu" and not needs_gpu and item.path.stem not in ANY_DEVICE:
             item.add_marker(pytest.mark.skip(reason=f"says nothing about --device {device}"))
-        elif device != "cpu" and item.get_closest_marker("cpu") is not None:
-            item.add_marker(pytest.mark.skip(reason="is about the CPU"))
         elif device == "emulated" and item.get_closest_marker("traced") is not None:
             item.add_marker(pytest.mark.skip(reason="the emulator has no fake implementations"))
 

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "reserved_layout.h"
+
 namespace dynemb::cpu {
 namespace {
 
@@ -69,42 +71,14 @@ int64_t control_group_left() {
   return std::numeric_limits<int64_t>::max();
 }
 
-struct DtypeInfo {
-  ScalarType type;
-  int64_t bytes;
-};
-
-DtypeInfo dtype_info(int64_t code) {
-  switch (code) {
-    case 0:
-      return {ScalarType::Float, 4};
-    case 1:
-      return {ScalarType::Int, 4};
-    case 2:
-      return {ScalarType::Long, 8};
-    default:
-      STD_TORCH_CHECK(false, "dynemb::reserve: dtype is ", code,
-                      ", expected 0 (float32), 1 (int32) or 2 (int64)");
-  }
-}
-
 int64_t available_memory_op() { return available_memory(); }
 
 // The first pages stay small, so that a small table does not take huge ones.
 constexpr size_t kSmallPages = size_t{4} << 20;
 
 Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
-  const DtypeInfo info = dtype_info(dtype);
-  std::vector<int64_t> strides(size.size());
-  int64_t numel = 1;
-  for (size_t i = size.size(); i-- > 0;) {
-    STD_TORCH_CHECK(size[i] >= 0 && (size[i] == 0 || numel <= (int64_t{1} << 47) / size[i]),
-                    "dynemb::reserve: size[", i, "] is ", size[i],
-                    ": the tensor would exceed the address space");
-    strides[i] = numel;
-    numel *= size[i];
-  }
-  const size_t bytes = std::max<size_t>(static_cast<size_t>(numel * info.bytes), page_size());
+  const ReservedLayout layout = reserved_layout("reserve", size, dtype);
+  const size_t bytes = std::max<size_t>(static_cast<size_t>(layout.bytes), page_size());
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   STD_TORCH_CHECK(
@@ -119,9 +93,9 @@ Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
     const std::lock_guard<std::mutex> lock(ranges_mutex);
     ranges()[reinterpret_cast<uintptr_t>(data)] = bytes;
   }
-  return torch::stable::from_blob(data, size, strides,
+  return torch::stable::from_blob(data, size, layout.strides,
                                   torch::stable::Device(torch::headeronly::DeviceType::CPU),
-                                  info.type, [bytes](void* pointer) {
+                                  layout.dtype, [bytes](void* pointer) {
                                     {
                                       const std::lock_guard<std::mutex> lock(ranges_mutex);
                                       ranges().erase(reinterpret_cast<uintptr_t>(pointer));

@@ -283,8 +283,7 @@ void GradientSort::sort(const Call& call, const GroupRows& rows, const LookupCal
   const auto missing = static_cast<Key>(total_rows);
   const int64_t* base = scratch_.get(base_part_);
   auto* bags = args_.bag == nullptr ? nullptr : scratch_.get(bag_part_);
-  const int64_t threads =
-      std::max(count, lookup.args.features.features * lookup.args.features.batch);
+  const int64_t threads = lookup.args.features.threads();
   call.launch(make_keys<Key>, threads, 0, lookup.args, base, slabs, error_sink(call), keys,
               local.get(unsorted_part), bags);
   check_cuda(

@@ -57,6 +57,12 @@ struct FeatureArgs {
   int64_t features;
   const int64_t* table;  // of each feature, on the device
 
+  // Threads of a kernel that has one per id and one per offset that it checks.
+  int64_t threads() const {
+    const int64_t bags = features * batch > 1 ? features * batch : 1;
+    return count > bags ? count : bags;
+  }
+
   // The feature of the id at `position`, by binary search; in range whatever offsets hold.
   __device__ __forceinline__ int64_t feature_of(int64_t position) const {
     int64_t low = 0;

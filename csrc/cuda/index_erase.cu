@@ -125,8 +125,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
   call.fill(scratch.get(plan_part), 0, words * 8);
   call.fill(dedupe.slots, 0xff, slots * 4);
   call.fill(erased_counts, 0, index.table_count * 8);
-  const int64_t threads =
-      std::max<int64_t>(features.count, std::max<int64_t>(features.features * features.batch, 1));
+  const int64_t threads = features.threads();
   call.launch(find_erased, threads, 0, index, features, error_sink(call), dedupe, plan, threads,
               scratch.get(work_part), scratch.get(place_part));
   call.launch(count_erased, blocks * kRankBlock, kRankBlock, features, dedupe, plan,

@@ -43,8 +43,7 @@ std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tens
   Tensor missing = call.empty({index.table_count}, ScalarType::Long);
   call.fill(missing.data_ptr(), 0, index.table_count * 8);
   upload_words(call, feature_tables, scratch.get(words));
-  const int64_t threads =
-      std::max<int64_t>(features.count, std::max<int64_t>(features.features * features.batch, 1));
+  const int64_t threads = features.threads();
   call.launch(find_ids, threads, 0, index, features, error_sink(call), threads,
               static_cast<int64_t*>(handles.data_ptr()), static_cast<int64_t*>(missing.data_ptr()));
   return {handles, missing};

@@ -101,8 +101,7 @@ __global__ void __launch_bounds__(kPlanBlock)
     if (threadIdx.x == 0) {
       int64_t old_buckets = 0;
       for (int64_t t = 0; t < index.table_count; ++t) old_buckets += plan.old_buckets[t];
-      if (old_buckets > (room.growth ? room.old_buckets
-                                     : 0)) {  // the host's bound was wrong: nothing may be lost
+      if (old_buckets > room.old_buckets) {  // the host's bound was wrong: nothing may be lost
         errors.report(kErrorMemory, 0);
         refused = 1;
       }
@@ -282,8 +281,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   upload_words(call, feature_tables, scratch.get(table_part));
   call.fill(scratch.get(plan_part), 0, words * 8);
   call.fill(dedupe.slots, 0xff, slots * 4);
-  const int64_t threads =
-      std::max<int64_t>(features.count, std::max<int64_t>(features.features * features.batch, 1));
+  const int64_t threads = features.threads();
   call.launch(find_or_claim, threads, 0, index, features, error_sink(call), now, dedupe, plan,
               threads, handle);
   call.launch(count_new, blocks * kRankBlock, kRankBlock, features, dedupe, plan, handle,

@@ -40,8 +40,7 @@ Tensor run(const Call& call, const Tensor& buckets, const Tensor& scores, const 
       feature_args(call, ids, offsets, feature_tables, index.table_count, scratch.get(words));
   Tensor found = call.empty({features.count}, ScalarType::Bool);
   upload_words(call, feature_tables, scratch.get(words));
-  const int64_t threads =
-      std::max<int64_t>(features.count, std::max<int64_t>(features.features * features.batch, 1));
+  const int64_t threads = features.threads();
   call.launch(visit_scores, threads, 0, index, features, error_sink(call), threads, given, values,
               static_cast<bool*>(found.data_ptr()));
   return found;

@@ -188,8 +188,7 @@ struct LaunchLookup {
   void run() const {
     const FeatureArgs& features = job.lookup.features;
     if (job.lookup.pooling == kPoolNone) {
-      const int64_t groups = std::max(features.count, features.features * features.batch);
-      call.launch(gather_rows<kWidth, kLanes>, groups * kLanes, 0, job);
+      call.launch(gather_rows<kWidth, kLanes>, features.threads() * kLanes, 0, job);
     } else {
       const int64_t groups = job.slab_feature_count * features.batch;
       if (groups > 0) call.launch(pool_bags<kWidth, kLanes>, groups * kLanes, 0, job);

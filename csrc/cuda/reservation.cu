@@ -6,6 +6,7 @@
 
 #include "cuda/reservation.h"
 #include "cuda/table_memory.h"
+#include "reserved_layout.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -74,38 +75,11 @@ std::map<uintptr_t, std::shared_ptr<Reservation>>& registry() {
   return *map;
 }
 
-struct DtypeInfo {
-  ScalarType type;
-  int64_t bytes;
-};
-DtypeInfo dtype_info(int64_t code) {
-  switch (code) {
-    case 0:
-      return {ScalarType::Float, 4};
-    case 1:
-      return {ScalarType::Int, 4};
-    case 2:
-      return {ScalarType::Long, 8};
-    default:
-      STD_TORCH_CHECK(false, "dynemb::reserve_cuda: dtype is ", code,
-                      ", expected 0 (float32), 1 (int32) or 2 (int64)");
-  }
-}
-
 // A CUDA tensor of reserved addresses with memory for its first page. Nothing may touch it beyond
 // what the group that it belongs to has mapped (bind_group).
 Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
   const char* op = "reserve_cuda";
-  const DtypeInfo info = dtype_info(dtype);
-  std::vector<int64_t> strides(size.size());
-  int64_t numel = 1;
-  for (size_t i = size.size(); i-- > 0;) {
-    STD_TORCH_CHECK(size[i] >= 0 && (size[i] == 0 || numel <= (int64_t{1} << 47) / size[i]),
-                    "dynemb::reserve_cuda: size[", i, "] is ", size[i],
-                    ": the tensor would exceed the address space");
-    strides[i] = numel;
-    numel *= size[i];
-  }
+  const ReservedLayout layout = reserved_layout(op, size, dtype);
   const auto device_index = static_cast<int32_t>(device);
   const CurrentDevice guard(device_index);
 #if defined(DYNEMB_EMULATED)
@@ -113,8 +87,10 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
 #else
   const torch::stable::Device where(torch::headeronly::DeviceType::CUDA, device_index);
 #endif
-  if (numel == 0) return torch::stable::empty(size, info.type, std::nullopt, where);
-  const auto reservation = std::make_shared<Reservation>(op, numel * info.bytes, device_index);
+  if (layout.bytes == 0) {
+    return torch::stable::empty(size, layout.dtype, std::nullopt, where);
+  }
+  const auto reservation = std::make_shared<Reservation>(op, layout.bytes, device_index);
   {
     // from_blob asks the driver what the address is, which it knows of mapped memory only
     const RelaxedCapture relaxed(op);
@@ -127,7 +103,7 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
     registry()[reinterpret_cast<uintptr_t>(reservation->base())] = reservation;
   }
   return torch::stable::from_blob(
-      reservation->base(), size, strides, where, info.type, [](void* data) {
+      reservation->base(), size, layout.strides, where, layout.dtype, [](void* data) {
         forget_group(data);
         std::shared_ptr<Reservation> ended;
         const std::lock_guard<std::mutex> lock(registry_mutex);
@@ -218,6 +194,7 @@ bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_
     if (mapped != CUDA_SUCCESS) d.release(handle);
     check_driver(op, "mapping memory", mapped);
     pieces_[at] = {stop - at, handle};
+    mapped_end_ = std::max(mapped_end_.load(), stop);
     check_cuda(op, "clearing new memory",
                cudaMemsetAsync(reinterpret_cast<void*>(address), 0, size, stream));
     cleared = false;

@@ -1,6 +1,7 @@
 // Reserved address ranges of a GPU in which physical memory is mapped piece by piece.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -18,6 +19,8 @@ class Reservation {
 
   char* base() const { return base_; }
   int64_t bytes() const { return bytes_; }
+  // Nothing is mapped at or beyond this offset. Any thread may ask.
+  int64_t mapped_end() const { return mapped_end_.load(std::memory_order_relaxed); }
 
   // Maps zeroed memory where [offset, offset + bytes) has none yet. false: the device has not that
   // much memory; what has been mapped stays. `stream` is used to clear the memory, and waited for.
@@ -32,6 +35,7 @@ class Reservation {
   int64_t bytes_ = 0;
   int64_t page_ = 0;
   int32_t device_;
+  std::atomic<int64_t> mapped_end_{0};
   std::map<int64_t, Piece> pieces_;  // by offset
 };
 

@@ -26,9 +26,6 @@ struct RowMemory {
   int64_t row_bytes;
 };
 
-// Position of a slab's generations in Growing::memory.
-constexpr size_t kGenerationsMemory = 1;
-
 // What grows together: the buckets of a table with their scores, or the rows of a slab with
 // generations, state and entries of the free list.
 struct Growing {
@@ -119,8 +116,8 @@ class GroupMemory {
     }
     for (size_t s = 0; s < slabs_.size(); ++s) {
       const int64_t next = slab_words[s * kSlabColumns + kSlabNextRow];
-      need_rows[s] =
-          std::max({need_rows[s], next, int64_t{1}});  // copies of empty tables have a row
+      // at least one: copies of empty tables have a row
+      need_rows[s] = std::max({need_rows[s], next, int64_t{1}});
       host_.slab(static_cast<int64_t>(s))[kSharedNextRow] = next;
     }
     pending_.clear();
@@ -162,20 +159,14 @@ class GroupMemory {
         room.old_buckets += most_now;
       }
     }
-    for (size_t s = 0; s < slabs_.size(); ++s) {
-      int64_t rows = host_.slab(static_cast<int64_t>(s))[kSharedNextRow];
-      for (const Pending& p : pending_) rows += p.slabs[s] ? p.ids : 0;
-      for (size_t t = 0; t < tables_.size(); ++t) {
-        if (touched[t] && slab_of_table_[t] == static_cast<int64_t>(s)) {
-          need_rows[s] = rows + ids;
-        }
-      }
-    }
-    room.mapped = map(call, need_buckets, need_rows);
     Pending entry{room.call_number, ids, touched, std::vector<bool>(slabs_.size(), false)};
     for (size_t t = 0; t < touched.size(); ++t) {
       if (touched[t]) entry.slabs[static_cast<size_t>(slab_of_table_[t])] = true;
     }
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      if (entry.slabs[s]) need_rows[s] = most_rows(s) + ids;
+    }
+    room.mapped = map(call, need_buckets, need_rows);
     pending_.push_back(std::move(entry));
     return room;
   }
@@ -236,16 +227,6 @@ class GroupMemory {
     erasures_.push_back({launched_ + 1, ids});
   }
 
-  // Rows that are mapped in the slab with these generations; -1: not in this group.
-  int64_t mapped_rows(const void* generations) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const Growing& slab : slabs_) {
-      const RowMemory& m = slab.memory[kGenerationsMemory];
-      if (m.reservation->base() + m.begin == generations) return slab.mapped;
-    }
-    return -1;
-  }
-
  private:
   struct Pending {
     int64_t call;
@@ -285,6 +266,13 @@ class GroupMemory {
     int64_t ids = 0;
     for (const Pending& p : pending_) ids += p.tables[table] ? p.ids : 0;
     return ids;
+  }
+
+  // Rows of a slab once the pending calls have been done, if all their ids are new.
+  int64_t most_rows(size_t slab) const {
+    int64_t rows = host_.slab(static_cast<int64_t>(slab))[kSharedNextRow];
+    for (const Pending& p : pending_) rows += p.slabs[slab] ? p.ids : 0;
+    return rows;
   }
 
   void end_capture() {
@@ -350,9 +338,7 @@ class GroupMemory {
       wanted[t] = std::min(buckets_for(shared[kSharedSize] + more), tables_[t].capacity);
       if (wanted[t] <= shared[kSharedBucketCount]) wanted[t] = 0;
       need_buckets[t] = std::max(wanted[t], static_cast<int64_t>(shared[kSharedBucketCount]));
-      int64_t rows = host_.slab(slab_of_table_[t])[kSharedNextRow];
-      for (const Pending& p : pending_) rows += p.slabs[s] ? p.ids : 0;
-      need_rows[s] = rows + (kReplaysAhead + 1) * ids;
+      need_rows[s] = most_rows(s) + (kReplaysAhead + 1) * ids;
     }
     map_or_raise(call, need_buckets, need_rows, "room for the replays of a captured step takes");
     const RelaxedCapture relaxed(call.op);
@@ -517,16 +503,10 @@ void note_erasure(GroupMemory* group, int64_t ids) {
 
 int64_t row_bound(const Call& call, const void* generations, int64_t rows) {
   if (call.capturing()) return rows;  // replays may come when there are more
-  std::vector<std::shared_ptr<GroupMemory>> known;
-  {
-    const std::lock_guard<std::mutex> lock(groups_mutex);
-    for (const auto& [key, group] : groups()) known.push_back(group);
-  }
-  for (const auto& group : known) {
-    const int64_t mapped = group->mapped_rows(generations);
-    if (mapped >= 0) return mapped;
-  }
-  return rows;
+  const auto reservation = find_reservation(generations);
+  if (reservation == nullptr) return rows;
+  const int64_t begin = static_cast<const char*>(generations) - reservation->base();
+  return std::min(rows, (reservation->mapped_end() - begin) / 4);
 }
 
 }  // namespace dynemb::cuda

@@ -76,8 +76,8 @@ SharedWords shared_words(const GroupMemory* group);
 // At most so many ids are erased: rehashes that drop tombstones may become necessary.
 void note_erasure(GroupMemory* group, int64_t ids);
 
-// An upper bound of the rows in use in the slab with these generations; `rows`, the size of the
-// tensor, if the slab is not part of a group.
+// An upper bound of the rows in use in the slab with these generations: what is mapped, or `rows`,
+// the size of the tensor, if it was not reserved.
 int64_t row_bound(const Call& call, const void* generations, int64_t rows);
 
 }  // namespace dynemb::cuda
