@@ -1,6 +1,5 @@
 // erase_: takes ids out of the index; their rows go to the free list in order of first occurrence.
-#include "cuda/index_args.h"
-#include "cuda/index_plan.cuh"
+#include "cuda/planned_call.h"
 #include "cuda/table_memory.h"
 
 namespace dynemb::cuda {
@@ -95,46 +94,32 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
               Tensor meta, Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables) {
   const Call call("erase_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
-  call.check("slabs", slabs, ScalarType::Long);
-  check_size(call.op, "slabs", slabs, 1, kSlabColumns);
-  call.check("free_rows", free_rows, ScalarType::Long);
-  check_size(call.op, "free_rows", free_rows, 0, slabs.size(0));
-  FeatureArgs features =
-      feature_args(call, ids, offsets, feature_tables, index.table_count, nullptr);
+  PlannedCall planned(call, index, slabs, free_rows, ids, offsets, feature_tables);
+  const FeatureArgs& features = planned.features;
   note_erasure(group_memory(call, buckets).get(), features.count);
-  const int64_t blocks = std::max<int64_t>((features.count + kRankBlock - 1) / kRankBlock, 1);
-  const int64_t slots = dedupe_slots(features.count);
-  const int64_t words = plan_words(features.features, index.table_count, slabs.size(0));
-  Scratch scratch;
-  const auto table_part = scratch.add<int64_t>(features.features);
-  const auto plan_part = scratch.add<int64_t>(words);
-  const auto slot_part = scratch.add<int32_t>(slots);
-  const auto count_part = scratch.add<int32_t>(blocks);
-  const auto work_part = scratch.add<int64_t>(features.count);
-  const auto place_part = scratch.add<int64_t>(features.count);
-  scratch.allocate(call);
-  features.table = scratch.get(table_part);
-  const Plan plan =
-      make_plan(scratch.get(plan_part), features.features, index.table_count, slabs.size(0));
-  const DedupeTable dedupe{scratch.get(slot_part), slots - 1};
+  const auto work_part = planned.scratch.add<int64_t>(features.count);
+  const auto place_part = planned.scratch.add<int64_t>(features.count);
+  planned.start(call);
+  const Plan& plan = planned.plan;
+  const DedupeTable& dedupe = planned.dedupe;
+  const int64_t rank_threads = planned.blocks * kRankBlock;
+  int64_t* work = planned.scratch.get(work_part);
+  int64_t* places = planned.scratch.get(place_part);
   Tensor erased = call.empty({index.table_count}, ScalarType::Long);
   auto* erased_counts = static_cast<int64_t*>(erased.data_ptr());
   auto* slab = static_cast<int64_t*>(slabs.data_ptr());
 
-  upload_words(call, feature_tables, scratch.get(table_part));
-  call.fill(scratch.get(plan_part), 0, words * 8);
-  call.fill(dedupe.slots, 0xff, slots * 4);
   call.fill(erased_counts, 0, index.table_count * 8);
   const int64_t threads = features.threads();
   call.launch(find_erased, threads, 0, index, features, error_sink(call), dedupe, plan, threads,
-              scratch.get(work_part), scratch.get(place_part));
-  call.launch(count_erased, blocks * kRankBlock, kRankBlock, features, dedupe, plan,
-              scratch.get(work_part), scratch.get(count_part));
+              work, places);
+  call.launch(count_erased, rank_threads, kRankBlock, features, dedupe, plan, work,
+              planned.block_counts);
   call.launch(plan_erasure, kPlanBlock, kPlanBlock, index, features, slab, slabs.size(0), plan,
-              scratch.get(count_part), blocks, erased_counts);
-  call.launch(clear_slots, blocks * kRankBlock, kRankBlock, index, features,
+              planned.block_counts, planned.blocks, erased_counts);
+  call.launch(clear_slots, rank_threads, kRankBlock, index, features,
               static_cast<int64_t*>(free_rows.data_ptr()), free_rows.size(1), dedupe, plan,
-              scratch.get(count_part), scratch.get(work_part), scratch.get(place_part));
+              planned.block_counts, work, places);
   return erased;
 }
 

@@ -4,6 +4,7 @@
 #include "core/row_allocation.h"
 #include "cuda/claim.cuh"
 #include "cuda/index_growth.h"
+#include "cuda/planned_call.h"
 #include "cuda/table_memory.h"
 
 namespace dynemb::cuda {
@@ -243,14 +244,10 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
                        std::vector<int64_t> feature_tables) {
   const Call call("find_or_insert_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
-  call.check("slabs", slabs, ScalarType::Long);
-  check_size(call.op, "slabs", slabs, 1, kSlabColumns);
-  call.check("free_rows", free_rows, ScalarType::Long);
-  check_size(call.op, "free_rows", free_rows, 0, slabs.size(0));
   call.check("clock", clock, ScalarType::Long);
   check_size(call.op, "clock", clock, 0, 1);
-  FeatureArgs features =
-      feature_args(call, ids, offsets, feature_tables, index.table_count, nullptr);
+  PlannedCall planned(call, index, slabs, free_rows, ids, offsets, feature_tables);
+  const FeatureArgs& features = planned.features;
   const SlabArgs slab_args{static_cast<int64_t*>(slabs.data_ptr()),
                            static_cast<const int64_t*>(free_rows.data_ptr()), free_rows.size(1),
                            slabs.size(0)};
@@ -258,34 +255,22 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   InsertionRoom room = prepare_insertion(call, group.get(), feature_tables, features.count);
   if (group == nullptr) room.old_buckets = buckets.size(0);
 
-  const int64_t blocks = std::max<int64_t>((features.count + kRankBlock - 1) / kRankBlock, 1);
-  const int64_t slots = dedupe_slots(features.count);
-  const int64_t words = plan_words(features.features, index.table_count, slab_args.count);
-  Scratch scratch;
-  const auto table_part = scratch.add<int64_t>(features.features);
-  const auto plan_part = scratch.add<int64_t>(words);
-  const auto slot_part = scratch.add<int32_t>(slots);
-  const auto count_part = scratch.add<int32_t>(blocks);
-  const auto position_part = scratch.add<int32_t>(features.count);
-  scratch.allocate(call);
-  features.table = scratch.get(table_part);
-  const Plan plan =
-      make_plan(scratch.get(plan_part), features.features, index.table_count, slab_args.count);
-  const DedupeTable dedupe{scratch.get(slot_part), slots - 1};
-  int32_t* block_counts = scratch.get(count_part);
+  const auto position_part = planned.scratch.add<int32_t>(features.count);
+  planned.start(call);
+  const Plan& plan = planned.plan;
+  const DedupeTable& dedupe = planned.dedupe;
+  const int64_t rank_threads = planned.blocks * kRankBlock;
+  int32_t* new_positions = planned.scratch.get(position_part);
   Tensor handles = call.empty({features.count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());
   const auto* now = static_cast<const int64_t*>(clock.data_ptr());
   const SharedWords shared = shared_words(group.get());
 
-  upload_words(call, feature_tables, scratch.get(table_part));
-  call.fill(scratch.get(plan_part), 0, words * 8);
-  call.fill(dedupe.slots, 0xff, slots * 4);
   const int64_t threads = features.threads();
   call.launch(find_or_claim, threads, 0, index, features, error_sink(call), now, dedupe, plan,
               threads, handle);
-  call.launch(count_new, blocks * kRankBlock, kRankBlock, features, dedupe, plan, handle,
-              block_counts);
+  call.launch(count_new, rank_threads, kRankBlock, features, dedupe, plan, handle,
+              planned.block_counts);
   // The plan changes the tables: all memory must have been allocated by then.
   Scratch old_scratch;
   OldIndexParts old_parts{};
@@ -297,11 +282,11 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
     map_exactly(call, group.get(), count_exactly(call, plan, feature_tables, index.table_count));
   }
   call.launch(plan_insertion, kPlanBlock, kPlanBlock, index, features, slab_args, plan, shared,
-              error_sink(call), room, block_counts, blocks);
+              error_sink(call), room, planned.block_counts, planned.blocks);
   if (room.growth) rehash(call, index, plan, old_scratch, old_parts, room.old_buckets);
-  call.launch(give_rows, blocks * kRankBlock, kRankBlock, index, features, slab_args, dedupe, plan,
-              block_counts, handle, scratch.get(position_part));
-  const NewEntries entries{index, features, scratch.get(position_part)};
+  call.launch(give_rows, rank_threads, kRankBlock, index, features, slab_args, dedupe, plan,
+              planned.block_counts, handle, new_positions);
+  const NewEntries entries{index, features, new_positions};
   call.launch_strided(claim_new, features.count, entries, plan);
   call.launch_strided(settle_new, features.count, entries, plan, now, handle);
   call.launch(finish_handles, features.count, 0, features, dedupe, plan, handle);
