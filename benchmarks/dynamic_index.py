@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_dynemb import TableConfig, TableGroup
+from torch_dynemb import Policy, TableConfig, TableGroup
 from torch_dynemb.ops.columns import Table
 
 _FEATURE_TABLES = [0]
@@ -20,7 +20,8 @@ class DynamicIndex:
 
     def __init__(self, *, scores: bool = False) -> None:
         self._group = TableGroup(
-            [TableConfig("bench", 1)], optimizer=None, score="step" if scores else "none"
+            [TableConfig("bench", 1, policy=Policy(score="step" if scores else "none"))],
+            optimizer=None,
         )
         self._offsets: dict[int, Tensor] = {}
 
@@ -57,4 +58,4 @@ class DynamicIndex:
 
     def step(self) -> None:
         """Advances the clock, as ``optimizer.step()`` does."""
-        self._group.clock += 1
+        self._group.clock[0] += 1

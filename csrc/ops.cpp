@@ -20,8 +20,8 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows, "
       "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, int[] table_buckets, "
-      "int[] slab_rows) -> ()");
-  m.def("end_step(Tensor buckets) -> ()");
+      "int[] slab_rows, Tensor? policy=None) -> ()");
+  m.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
   m.def("simd_level() -> int");
   m.def("set_simd_level(int level) -> ()");
 
@@ -31,8 +31,9 @@ DYNEMB_DEFINE_OPS(m) {
       "int[] feature_tables) -> (Tensor handles, Tensor missing)");
   m.def(
       "find_or_insert_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(d!) slabs, "
-      "Tensor free_rows, Tensor meta, Tensor clock, Tensor ids, Tensor offsets, "
-      "int[] feature_tables) -> Tensor");
+      "Tensor free_rows, Tensor(e!) sketch, Tensor(f!) evicted, Tensor meta, Tensor policy, "
+      "Tensor clock, Tensor ids, Tensor offsets, Tensor? admit, int[] feature_tables, "
+      "int[] feature_policies) -> Tensor");
   m.def(
       "erase_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(d!) slabs, "
       "Tensor(e!) free_rows, Tensor meta, Tensor ids, Tensor offsets, int[] feature_tables) "
@@ -45,10 +46,13 @@ DYNEMB_DEFINE_OPS(m) {
       "int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)");
   m.def(
       "get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids, "
-      "Tensor offsets, int[] feature_tables) -> (Tensor scores, Tensor found)");
+      "Tensor offsets, int[] feature_tables, int word) -> (Tensor scores, Tensor found)");
   m.def(
       "set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor ids, "
-      "Tensor offsets, int[] feature_tables, Tensor values) -> Tensor");
+      "Tensor offsets, int[] feature_tables, Tensor values, int word) -> Tensor");
+  m.def(
+      "reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) "
+      "-> (Tensor tables, Tensor row_clock)");
 
   // Lookups. State, hyper, grad_anchor and optimizer are there for the autograd formula, whose
   // backward updates the rows. The second output says how often the rows had been updated.

@@ -1,5 +1,7 @@
 #include "tensor_check.h"
 
+#include "core/policy.h"
+
 namespace dynemb {
 namespace {
 
@@ -45,6 +47,17 @@ void check_size(const char* op, const char* name, const Tensor& tensor, int64_t 
                   " dimensions, expected at least ", dim + 1);
   STD_TORCH_CHECK(tensor.size(dim) == expected, "dynemb::", op, ": ", name, ".size(", dim, ") is ",
                   tensor.size(dim), ", expected ", expected);
+}
+
+int64_t score_words(const char* op, const Tensor& scores) {
+  check_layout(op, "scores", scores, ScalarType::Long);
+  STD_TORCH_CHECK(scores.dim() == 2, "dynemb::", op, ": scores has ", scores.dim(),
+                  " dimensions, expected 2");
+  const int64_t words = scores.size(1) / kBucketWidth;
+  STD_TORCH_CHECK(scores.size(1) == words * kBucketWidth && words >= 1 && words <= kMaxScoreWords,
+                  "dynemb::", op, ": scores.size(1) is ", scores.size(1), ", expected 1 to ",
+                  kMaxScoreWords, " words for each of ", kBucketWidth, " slots");
+  return scores.size(0) > 0 ? words : 0;
 }
 
 }  // namespace dynemb

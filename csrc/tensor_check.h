@@ -16,5 +16,7 @@ void check_layout(const char* op, const char* name, const Tensor& tensor, Scalar
 // Raises unless size(dim) is `expected`.
 void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
                 int64_t expected);
+// Words that `scores` keeps of an id; 0 if it has no rows. Raises for a wrong layout.
+int64_t score_words(const char* op, const Tensor& scores);
 
 }  // namespace dynemb

@@ -24,6 +24,19 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
     "adamw": td.AdamW(lr=0.1),
 }
 
+MANY_SCORES = td.Policy(score=("timestamp", "frequency"), ttl=10)
+# of a group that has ten ids in every table, when pooled_call brings new ones
+POLICIES = {
+    "frequency": td.Policy(score="frequency"),
+    "many scores": MANY_SCORES,
+    "evict": td.Policy(score="frequency", capacity=10),
+    "default": td.Policy(capacity=11, on_full="default"),
+    "beyond capacity": td.Policy(capacity=11, on_full="grow"),
+    "counted": td.Policy(admission=td.AdmitFrequent(2)),
+    "sketch": td.Policy(score="step", admission=td.AdmitFrequentSketch(2, memory=4096)),
+    "chance": td.Policy(admission=td.AdmitByChance(0.5)),
+    "admit none": td.Policy(score="step", admission=td.AdmitNone()),
+}
 
 # They manage a GPU's memory and have no CPU kernel; tests of CUDA call them.
 GPU_MEMORY_OPS = {
@@ -49,14 +62,15 @@ def op_names() -> list[str]:
 
 def make_group(*, optimizer: str = "adam", score: Any = "step") -> td.TableGroup:
     """Two dims, three tables; ids 0 to 9 are there, some trained, some erased."""
+    policy = score if isinstance(score, td.Policy) else td.Policy(score=score)
     tables = [
-        td.TableConfig("a", 4),
-        td.TableConfig("b", 3, padding_idx=0),
-        td.TableConfig("c", 4, initializer=td.Uniform()),
+        td.TableConfig("a", 4, policy=policy),
+        td.TableConfig("b", 3, padding_idx=0, policy=policy),
+        td.TableConfig("c", 4, initializer=td.Uniform(), policy=policy),
     ]
-    group = td.TableGroup(tables, optimizer=OPTIMIZERS[optimizer], score=score, max_rows=64, seed=2)
+    group = td.TableGroup(tables, optimizer=OPTIMIZERS[optimizer], max_rows=64, seed=2)
     for table in range(3):
-        group.clock += 1
+        group.clock[0] += 1
         group.insert(table, torch.arange(10))
     call = call_of(group, [(0, [[1, 2]]), (1, [[1]]), (2, [[3]])])
     handles = group.find(call.ids, call.offsets, call.tables).handles
@@ -92,21 +106,28 @@ def found(group: td.TableGroup, call: Call) -> Tensor:
     return group.find(call.ids, call.offsets, call.tables).handles
 
 
-def index_arguments(score: Any, *, insert: bool, empty: bool = False) -> OpArguments:
+def index_arguments(
+    score: Any, *, insert: bool, empty: bool = False, masked: bool = False
+) -> OpArguments:
     group = make_group(score=score)
     call = pooled_call(group, batch=0 if empty else 2)
-    clock = (group.clock,) if insert else ()
+    index = (group.buckets, group.scores, group.tables, group.slabs, group.free_rows)
+    if not insert:
+        return (*index, group.meta, call.ids, call.offsets, call.tables)
+    policies = list(call.tables) if group.layout.rows else []
+    admit = call.ids % 3 != 0 if masked else None
     return (
-        group.buckets,
-        group.scores,
-        group.tables,
-        group.slabs,
-        group.free_rows,
+        *index,
+        group.sketch,
+        group.evicted,
         group.meta,
-        *clock,
+        group.policy,
+        group.clock,
         call.ids,
         call.offsets,
+        admit,
         call.tables,
+        policies,
     )
 
 
@@ -126,12 +147,17 @@ def export_arguments(score: Any) -> OpArguments:
     return group.buckets, group.scores, group.tables, group.meta, 0, 0, 1000
 
 
+def counts_arguments() -> OpArguments:
+    group = make_group()
+    return group.buckets, group.tables, group.row_clock
+
+
 def score_arguments(*, given: bool) -> OpArguments:
     group = make_group()
     call = call_of(group, [(0, [[1, 5, 70]]), (1, [[0, 3, 4]])])
     index = (group.buckets, group.scores, group.tables, group.meta)
     values = (torch.arange(100, 106),) if given else ()
-    return (*index, call.ids, call.offsets, call.tables, *values)
+    return (*index, call.ids, call.offsets, call.tables, *values, 0)
 
 
 def per_sample_weights(call: Call, kind: str) -> Tensor | None:
@@ -249,24 +275,32 @@ CASES: dict[str, dict[str, Case]] = {
         "empty": partial(find_arguments, empty=True),
     },
     "find_or_insert_": {
-        "scored": partial(index_arguments, "step", insert=True),
+        "scored and masked": partial(index_arguments, POLICIES["sketch"], insert=True, masked=True),
+        "step": partial(index_arguments, "step", insert=True),
         "plain": partial(index_arguments, "none", insert=True),
         "empty": partial(index_arguments, "step", insert=True, empty=True),
+        **{
+            name: partial(index_arguments, policy, insert=True) for name, policy in POLICIES.items()
+        },
     },
     "erase_": {
         "scored": partial(index_arguments, "step", insert=False),
         "plain": partial(index_arguments, "none", insert=False),
+        "many scores": partial(index_arguments, MANY_SCORES, insert=False),
         "empty": partial(index_arguments, "none", insert=False, empty=True),
     },
     "grow_": {
         "scored": partial(grow_arguments, "step", 60),
         "plain": partial(grow_arguments, "none", 60),
+        "many scores": partial(grow_arguments, MANY_SCORES, 60),
         "enough": partial(grow_arguments, "none", 5),
     },
     "export_batch": {
         "scored": partial(export_arguments, "step"),
         "plain": partial(export_arguments, "none"),
+        "many scores": partial(export_arguments, MANY_SCORES),
     },
+    "reported_counts": {"": counts_arguments},
     "get_scores": {"": partial(score_arguments, given=False)},
     "set_scores_": {"": partial(score_arguments, given=True)},
     "embedding_bag": {

@@ -34,7 +34,7 @@ def order_of_threads() -> Iterator[None]:
     set_seed(0)
 
 
-def make_group(dims: list[int], **arguments: Any) -> td.TableGroup:
+def make_group(dims: list[int], score: Any = "none", **arguments: Any) -> td.TableGroup:
     names = [f"table{i}" for i in range(len(dims))]
     initializers = [td.Uniform(-1.0, 1.0), td.Normal(), td.TruncatedNormal(std=0.5), td.Constant(2)]
     tables = [
@@ -44,6 +44,7 @@ def make_group(dims: list[int], **arguments: Any) -> td.TableGroup:
             initializer=initializers[i % 4],
             padding_idx=7 if i == 1 else None,
             eval_default="zeros" if i == 2 else "initial",
+            policy=td.Policy(score=score),
         )
         for i, (name, dim) in enumerate(zip(names, dims, strict=True))
     ]
@@ -93,7 +94,7 @@ class Pair:
             output = bag_lookup(group, call, pooling=pooling, weights=weights)
             gradient = torch.linspace(-1.0, 1.0, output.numel(), device="cpu").to(group.device)
             output.backward(gradient.reshape(output.shape))
-            group.clock += 1
+            group.clock[0] += 1
             return output.detach()
 
         self.check_equal(step, call, weights if weighted else None)

@@ -28,8 +28,11 @@ def no_limit_after_a_test() -> Iterator[None]:
     set_capturing(False)
 
 
-def make_group(dim: int = 64, tables: int = 1, **arguments: Any) -> td.TableGroup:
-    configs = [td.TableConfig(f"table{t}", dim) for t in range(tables)]
+def make_group(
+    dim: int = 64, tables: int = 1, score: Any = "none", **arguments: Any
+) -> td.TableGroup:
+    policy = td.Policy(score=score)
+    configs = [td.TableConfig(f"table{t}", dim, policy=policy) for t in range(tables)]
     with emulated_cuda():
         return td.TableGroup(configs, **{"optimizer": td.Adam(lr=0.1), "seed": 1, **arguments})
 
@@ -124,11 +127,11 @@ def test_reserving_more_than_the_region_is_refused_at_once() -> None:
 
 
 def test_a_state_moves_between_devices() -> None:
-    config = [td.TableConfig("table0", 64)]
-    cpu = td.TableGroup(config, optimizer=td.Adam(lr=0.1), score="step", seed=1)
+    config = [td.TableConfig("table0", 64, policy=td.Policy(score="step"))]
+    cpu = td.TableGroup(config, optimizer=td.Adam(lr=0.1), seed=1)
     train(cpu, 0, torch.arange(5000), torch.ones(5000, 64))
     cpu.erase(0, torch.arange(100))
-    group, back = make_group(score="step"), td.TableGroup(config, optimizer=td.Adam(), score="step")
+    group, back = make_group(score="step"), td.TableGroup(config, optimizer=td.Adam())
     with emulated_cuda():
         group.load_state_tensors(cpu.state_tensors())
         assert different_state(cpu, group) == []
@@ -223,9 +226,9 @@ def test_a_full_table() -> None:
 def test_writing_into_a_full_table() -> None:
     group = make_group(dim=4, max_rows=100)
     with emulated_cuda():
-        group.write(0, torch.arange(90), torch.ones(90, 4))
+        group.insert_or_assign(0, torch.arange(90), torch.ones(90, 4))
         with pytest.raises(RuntimeError, match="row slab 0 has no room"):
-            group.write(0, torch.arange(80, 120), torch.zeros(40, 4))
+            group.insert_or_assign(0, torch.arange(80, 120), torch.zeros(40, 4))
         assert torch.equal(group.read(0, torch.arange(90)), torch.ones(90, 4))
     assert group.size(0) == 90
 

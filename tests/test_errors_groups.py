@@ -138,7 +138,6 @@ def test_table_config(arguments: dict[str, Any], error: type[Exception], message
     [
         ([], {}, ValueError, r"tables is empty, expected at least one"),
         (["a", "b", "a"], {}, ValueError, r"2 tables are named 'a'"),
-        (["a"], {"score": "lfu"}, ValueError, r"score is 'lfu', expected 'none' or 'step'"),
         (["a"], {"max_rows": 0}, ValueError, r"max_rows is 0, expected 1 to \d+, or None"),
         (["a"], {"optimizer": torch.optim.SGD}, TypeError, r"optimizer is .*, expected a config"),
     ],
@@ -164,14 +163,22 @@ def test_group_methods() -> None:
         (lambda: list(group.export(0, batch_size=1)), ValueError, r"batch_size is 1, expected"),
         (lambda: list(group.export(4)), IndexError, r"table is 4, expected 0 to 2"),
         (lambda: group.size(-1), IndexError, r"table is -1, expected 0 to 2"),
-        (lambda: group.write(0, ids, rows[:2]), ValueError, r"rows has shape \(2, 4\), expected"),
-        (lambda: group.write(0, torch.tensor([90, 91, 90]), rows), ValueError, r"repeated ids"),
         (
-            lambda: group.write(1, torch.tensor([90, 0, 91]), rows[:, :3]),
+            lambda: group.insert_or_assign(0, ids, rows[:2]),
+            ValueError,
+            r"rows has shape \(2, 4\), expected",
+        ),
+        (
+            lambda: group.insert_or_assign(0, torch.tensor([90, 91, 90]), rows),
+            ValueError,
+            r"repeated ids",
+        ),
+        (
+            lambda: group.insert_or_assign(1, torch.tensor([90, 0, 91]), rows[:, :3]),
             ValueError,
             r"has the padding id 0",
         ),
-        (lambda: group.write(9, ids, rows), IndexError, r"table is 9, expected 0 to 2"),
+        (lambda: group.insert_or_assign(9, ids, rows), IndexError, r"table is 9, expected 0 to 2"),
     ]
     for call, error, message in calls:
         before = snapshot(group)

@@ -51,7 +51,9 @@ def generated_code(step: Callable[[Tensor], Tensor], *, dynamic: bool | None = N
 
 
 def make_bag(optimizer: td.optim.OptimizerConfig) -> td.DynamicEmbeddingBag:
-    return td.DynamicEmbeddingBag(DIM, optimizer=optimizer, max_rows=ROWS, score="step")
+    return td.DynamicEmbeddingBag(
+        DIM, optimizer=optimizer, max_rows=ROWS, policy=td.Policy(score="step")
+    )
 
 
 @pytest.mark.parametrize("optimizer", [td.SGD(lr=0.1), td.Adam(lr=0.1)], ids=["sgd", "adam"])

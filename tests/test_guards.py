@@ -103,7 +103,7 @@ def test_the_dense_part_may_be_replicated(wrap: Callable[[nn.Module], nn.Module]
     torch.manual_seed(0)
     model = Model(wrap)
     for module in (plain, model):
-        module.table.group.write(0, torch.arange(6), torch.ones(6, DIM))
+        module.table.group.insert_or_assign(0, torch.arange(6), torch.ones(6, DIM))
         optimizer = torch.optim.SGD(module.dense.parameters(), lr=0.1)
         for _ in range(3):
             optimizer.zero_grad()
@@ -147,7 +147,6 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
         ({"optimizer": SGD, "dtype": torch.float16}, TypeError, r"dtype is torch\.float16"),
         ({"optimizer": SGD, "device": "meta"}, RuntimeError, "device is meta"),
         ({"optimizer": SGD, "device": "cuda"}, RuntimeError, "device is cuda"),
-        ({"optimizer": SGD, "score": "lfu"}, ValueError, "score is 'lfu', expected 'none' or"),
         ({"optimizer": SGD, "max_rows": 0}, ValueError, "max_rows is 0, expected 1 to"),
         ({"optimizer": SGD, "max_rows": 1 << 40}, ValueError, "max_rows is 1099511627776"),
     ],

@@ -27,12 +27,15 @@ def make_group(
     score: Any = "none",
 ) -> td.TableGroup:
     tables = [
-        td.TableConfig(f"t{t}", dim, padding_idx=padding_idx if t == 0 else None)
+        td.TableConfig(
+            f"t{t}",
+            dim,
+            padding_idx=padding_idx if t == 0 else None,
+            policy=td.Policy(score=score),
+        )
         for t, dim in enumerate(dims)
     ]
-    return td.TableGroup(
-        tables, optimizer=optimizer or td.SGD(lr=0.1), max_rows=max_rows, score=score, seed=3
-    )
+    return td.TableGroup(tables, optimizer=optimizer or td.SGD(lr=0.1), max_rows=max_rows, seed=3)
 
 
 def rows_of(handles: Tensor) -> list[int]:
@@ -140,7 +143,9 @@ def test_write_touches_no_other_row_and_starts_state_afresh() -> None:
     group.insert(0, torch.arange(4, 8))
     group.erase(0, tensor([3]))
     values = torch.arange(16.0).reshape(4, 4)
-    group.write(0, tensor([2, 5, 100, 101]), values)  # trained, unwritten, a reused row, a new one
+    group.insert_or_assign(
+        0, tensor([2, 5, 100, 101]), values
+    )  # trained, unwritten, a reused row, a new one
     assert torch.equal(group.read(0, tensor([2, 5, 100, 101])), values)
     assert torch.equal(group.read(0, tensor([4])), make_group().read(0, tensor([4])))
     assert group.materialize() == 3  # ids 4, 6, 7
@@ -230,9 +235,9 @@ def test_strided_ids() -> None:
 def test_score_is_the_clock_of_the_last_call() -> None:
     group = make_group(score="step")
     for step, ids in enumerate(([1, 2, 3], [2], [3, 4])):
-        group.clock.fill_(step)
+        group.clock[0].fill_(step)
         group.insert(0, tensor(ids))
-    group.clock.fill_(9)
+    group.clock[0].fill_(9)
     group.find(tensor([1]), tensor([0, 1]), [0])  # reading leaves scores alone
     scores = {}
     for batch in group.export(0):

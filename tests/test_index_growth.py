@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,10 +21,10 @@ from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_LOAD_PERCENT, Table
 FIRST_BUCKETS = 64 // BUCKET_WIDTH
 
 
-def make_group(max_rows: int, dim: int = 4, *, score: str = "none") -> td.TableGroup:
-    table = td.TableConfig("grown", dim)
+def make_group(max_rows: int, dim: int = 4, *, score: Any = "none") -> td.TableGroup:
+    table = td.TableConfig("grown", dim, policy=td.Policy(score=score))
     optimizer = td.Adagrad(lr=0.1)
-    return td.TableGroup([table], optimizer=optimizer, max_rows=max_rows, score=score, seed=5)
+    return td.TableGroup([table], optimizer=optimizer, max_rows=max_rows, seed=5)
 
 
 def resident_bytes(tensor: Tensor) -> int:
@@ -92,6 +93,7 @@ def test_growth_inside_one_call() -> None:
     reserved = make_group(max_rows=ids)
     reserved.reserve(0, ids)
     reserved.insert(0, torch.arange(ids))
+    reserved.insert(0, torch.arange(ids))
     reserved.tables[0, Table.GROWTHS] = 1
     assert differences(snapshot(reserved), snapshot(at_once)) == []
 
@@ -105,7 +107,7 @@ def test_growth_keeps_displaced_ids(count: int, score: str) -> None:
     with threads(count):
         handles = []
         for step, part in enumerate([same[:100], torch.arange(9000), same[100:]]):
-            group.clock.fill_(step)
+            group.clock[0].fill_(step)
             handles.append(group.insert(0, part))
         for ids in (20_000, 30_000, 50_000):
             group.reserve(0, ids)

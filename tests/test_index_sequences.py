@@ -48,12 +48,13 @@ OPTIMIZERS: list[OptimizerConfig] = [
 def make_group(optimizer: OptimizerConfig, score: Any) -> td.TableGroup:
     """Two tables share the rows of one dim; the third has a padding id and its own default."""
     uniform = td.Uniform(-1.0, 1.0)
+    policy = td.Policy(score=score)
     tables = [
-        td.TableConfig("first", 3, initializer=uniform),
-        td.TableConfig("second", 3, initializer=uniform, eval_default="zeros"),
-        td.TableConfig("third", 5, initializer=uniform, padding_idx=PADDING),
+        td.TableConfig("first", 3, initializer=uniform, policy=policy),
+        td.TableConfig("second", 3, initializer=uniform, eval_default="zeros", policy=policy),
+        td.TableConfig("third", 5, initializer=uniform, padding_idx=PADDING, policy=policy),
     ]
-    return td.TableGroup(tables, optimizer=optimizer, score=score, max_rows=MAX_ROWS, seed=SEED)
+    return td.TableGroup(tables, optimizer=optimizer, max_rows=MAX_ROWS, seed=SEED)
 
 
 @cache
@@ -212,7 +213,7 @@ class Sequence(RuleBasedStateMachine):
     def advance_clock(self) -> None:
         self.oracle.clock += 1
         for group in self.groups.values():
-            group.clock += 1
+            group.clock[0] += 1
 
     @rule(chosen=one_table())
     def read(self, chosen: tuple[int, list[int]]) -> None:
@@ -229,7 +230,7 @@ class Sequence(RuleBasedStateMachine):
         """Continues with a new group that has loaded the state of the old one."""
 
         def reloaded(group: td.TableGroup) -> td.TableGroup:
-            loaded = make_group(group.optimizer_config, group.score)
+            loaded = make_group(group.optimizer_config, group.tables_config[0].policy.score)
             loaded.load_state_tensors(group.state_tensors())
             return loaded
 
@@ -286,7 +287,7 @@ class Sequence(RuleBasedStateMachine):
         call = call_of(group, [(table, [ids])])
         found = group.find(call.ids, call.offsets, call.tables).handles
         assert found.tolist() == [handles[id] for id in ids]
-        if group.score == "step":
+        if group.layout.score_words:
             scores = [score for batch in batches for score in batch.scores.tolist()]
             assert scores == [self.oracle.scores[table][id] for id in ids]
         if not ids:

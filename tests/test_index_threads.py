@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +25,12 @@ COUNT = 1_000_000
 SIZES = [2047, 2048, 4096, 4097, 60_000]  # around what one thread does alone, and tiles of ids
 
 
-def make_group(max_rows: int, *, score: str = "step") -> td.TableGroup:
-    tables = [td.TableConfig("a", 4), td.TableConfig("b", 4), td.TableConfig("c", 8)]
-    return td.TableGroup(tables, optimizer=None, max_rows=max_rows, score=score, seed=9)
+def make_group(max_rows: int, *, score: Any = "step") -> td.TableGroup:
+    policy = td.Policy(score=score)
+    tables = [
+        td.TableConfig(name, dim, policy=policy) for name, dim in (("a", 4), ("b", 4), ("c", 8))
+    ]
+    return td.TableGroup(tables, optimizer=None, max_rows=max_rows, seed=9)
 
 
 def index_history(count: int, size: int) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -40,7 +44,7 @@ def index_history(count: int, size: int) -> tuple[dict[str, Tensor], list[Tensor
     results = []
     with threads(count):
         for step in range(4):
-            group.clock.fill_(step)
+            group.clock[0].fill_(step)
             call = call_of(group, [(0, [some(size)]), (1, [some(size // 2)]), (2, [some(50)])])
             results.append(group.find_or_insert(call.ids, call.offsets, call.tables))
             results += group.find(call.ids.flip(0), call.offsets, call.tables)

@@ -12,14 +12,15 @@ from torch_dynemb.ops.columns import Slab
 
 
 def make_group(score: str = "step", **arguments: object) -> td.TableGroup:
-    tables = [td.TableConfig("a", 4), td.TableConfig("b", 4)]
-    given = {"optimizer": td.Adagrad(lr=0.1), "score": score, "seed": 1, **arguments}
+    policy = td.Policy(score=score)  # type: ignore[arg-type]
+    tables = [td.TableConfig("a", 4, policy=policy), td.TableConfig("b", 4, policy=policy)]
+    given = {"optimizer": td.Adagrad(lr=0.1), "seed": 1, **arguments}
     return td.TableGroup(tables, **given)  # type: ignore[arg-type]
 
 
 def step(group: td.TableGroup, ids: Tensor, table: int = 0) -> None:
     train(group, table, ids, torch.ones(ids.numel(), 4))
-    group.clock += 1
+    group.step()
 
 
 def ids_of(group: td.TableGroup, table: int = 0) -> set[int]:
@@ -37,9 +38,9 @@ def test_scores_are_read_and_set_per_id_and_table() -> None:
     scores, found = group.get_score(0, torch.tensor([0, 1, 5, 99]))
     assert scores.tolist() == [0, 2, 4, 0]
     assert found.tolist() == [True, True, True, False]
-    values = torch.tensor([-7, 1 << 62, 5])
+    values = torch.tensor([7, 1 << 62, 5])
     assert group.set_score(0, torch.tensor([1, 5, 99]), values) == 2
-    assert group.get_score(0, torch.tensor([0, 1, 5])).scores.tolist() == [0, -7, 1 << 62]
+    assert group.get_score(0, torch.tensor([0, 1, 5])).scores.tolist() == [0, 7, 1 << 62]
     assert group.get_score(1, torch.tensor([1])).scores.tolist() == [5]
     step(group, torch.tensor([1]))
     assert group.get_score(0, torch.tensor([1])).scores.tolist() == [6]
@@ -61,7 +62,7 @@ def test_wrong_scores_are_refused() -> None:
     cases = [
         (torch.arange(3), torch.arange(2), ValueError, r"values has shape \(2,\)"),
         (torch.arange(3), torch.rand(3), TypeError, r"values has dtype torch\.float32"),
-        (torch.tensor([1, 2, 1]), torch.arange(3), ValueError, "repeated ids"),
+        (torch.arange(3), torch.tensor([1, -1, 2]), ValueError, "scores has -1, expected steps"),
     ]
     for ids, values, error, message in cases:
         with pytest.raises(error, match=message):
@@ -71,9 +72,19 @@ def test_wrong_scores_are_refused() -> None:
     for call in (
         lambda: without.get_score(0, torch.arange(3)),
         lambda: without.set_score(0, torch.arange(3), torch.arange(3)),
+        lambda: group.get_score(0, torch.arange(3), score="frequency"),
     ):
-        with pytest.raises(RuntimeError, match=r"keeps no scores: create .* score=\"step\""):
+        with pytest.raises(ValueError, match=r"does not keep score '\w+': create .* policy=Policy"):
             call()
+
+
+def test_of_several_scores_for_an_id_the_largest_counts() -> None:
+    group = make_group()
+    ids = torch.arange(20_000)
+    group.insert(0, ids)
+    values = torch.stack([ids + 3, ids + 7, ids])
+    assert group.set_score(0, ids.repeat(3), values.flatten()) == 60_000
+    assert torch.equal(group.get_score(0, ids).scores, ids + 7)
 
 
 # -- removal -------------------------------------------------------------------------------------
@@ -101,7 +112,7 @@ def test_ids_not_seen_for_some_steps_go_and_their_rows_start_clean() -> None:
 def test_removal_by_score_norm_and_predicate() -> None:
     group = make_group()
     ids = torch.arange(200)
-    group.write(0, ids, torch.arange(200)[:, None].expand(200, 4) / 2.0)
+    group.insert_or_assign(0, ids, torch.arange(200)[:, None].expand(200, 4) / 2.0)
     group.set_score(0, ids, 1000 - ids)
     assert group.remove(0, score_below=901, batch_size=16) == 100
     assert ids_of(group) == set(range(100))
@@ -173,7 +184,7 @@ def test_wrong_conditions(
 def test_conditions_that_need_scores() -> None:
     group = make_group("none")
     for condition in ("not_seen_for", "score_below"):
-        with pytest.raises(ValueError, match=rf"{condition} needs scores.* score='step'"):
+        with pytest.raises(ValueError, match=rf"{condition} needs scores.*score='step'"):
             group.remove(0, **{condition: 5})  # type: ignore[arg-type]
 
 

@@ -33,8 +33,9 @@ def resident() -> int:
 
 
 def two_tables() -> td.TableGroup:
-    tables = [td.TableConfig("a", 4), td.TableConfig("b", 8)]
-    return td.TableGroup(tables, optimizer=td.Adam(lr=0.01), score="step")
+    policy = td.Policy(score="step")
+    tables = [td.TableConfig("a", 4, policy=policy), td.TableConfig("b", 8, policy=policy)]
+    return td.TableGroup(tables, optimizer=td.Adam(lr=0.01))
 
 
 Loop = Callable[[], None]

@@ -234,7 +234,7 @@ def test_defaults_are_those_of_the_config() -> None:
 
 
 def test_step_advances_the_clock_and_zero_grad_is_harmless() -> None:
-    module = embedding(score="step")
+    module = embedding(policy=td.Policy(score="step"))
     for step in range(3):
         module.optimizer.zero_grad()
         module.optimizer.zero_grad(set_to_none=False)

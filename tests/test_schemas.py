@@ -45,6 +45,7 @@ class TestSchemas(expecttest.TestCase):
             "export_batch",
             "get_scores",
             "set_scores_",
+            "reported_counts",
         )
         self.assertExpectedInline(
             shown,
@@ -52,8 +53,9 @@ class TestSchemas(expecttest.TestCase):
 dynemb::find(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets, int[]
     feature_tables) -> (Tensor handles, Tensor missing)
 dynemb::find_or_insert_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables,
-    Tensor(d!) slabs, Tensor free_rows, Tensor meta, Tensor clock, Tensor ids, Tensor
-    offsets, int[] feature_tables) -> Tensor
+    Tensor(d!) slabs, Tensor free_rows, Tensor(e!) sketch, Tensor(f!) evicted, Tensor
+    meta, Tensor policy, Tensor clock, Tensor ids, Tensor offsets, Tensor? admit, int[]
+    feature_tables, int[] feature_policies) -> Tensor
 dynemb::erase_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(d!) slabs,
     Tensor(e!) free_rows, Tensor meta, Tensor ids, Tensor offsets, int[] feature_tables)
     -> Tensor
@@ -62,9 +64,11 @@ dynemb::grow_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor m
 dynemb::export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table,
     int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)
 dynemb::get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids,
-    Tensor offsets, int[] feature_tables) -> (Tensor scores, Tensor found)
+    Tensor offsets, int[] feature_tables, int word) -> (Tensor scores, Tensor found)
 dynemb::set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor
-    ids, Tensor offsets, int[] feature_tables, Tensor values) -> Tensor""",
+    ids, Tensor offsets, int[] feature_tables, Tensor values, int word) -> Tensor
+dynemb::reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) -> (Tensor
+    tables, Tensor row_clock)""",
         )
 
     def test_lookup(self) -> None:
@@ -223,6 +227,10 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.RowClock, "columns.h", "RowClockColumn", "RowClock", "ROW_CLOCK_EXTRA"),
         (columns.Hyper, "columns.h", "HyperColumn", "Hyper", "HYPER_COLUMNS"),
         (columns.InitKind, "initializer.h", "InitKind", "Init", None),
+        (columns.PolicyColumn, "policy.h", "PolicyColumn", "Policy", "POLICY_COLUMNS"),
+        (columns.OnFull, "policy.h", "OnFull", "Full", None),
+        (columns.Admission, "policy.h", "Admission", "Admit", None),
+        (columns.Evicted, "policy.h", "EvictedColumn", "Evicted", "EVICTED_COLUMNS"),
     ],
 )
 def test_columns_are_those_of_cpp(
@@ -257,6 +265,10 @@ def test_constants_are_those_of_cpp() -> None:
     assert int(constant("core/handle.h", "kGenerationBits")) == columns.GENERATION_BITS
     assert int(constant("core/handle.h", "kNoHandle")) == columns.NO_HANDLE
     assert int(constant("core/handle.h", "kPaddingHandle")) == columns.PADDING_HANDLE
+    assert int(constant("core/handle.h", "kRefusedHandle")) == columns.REFUSED_HANDLE
+    assert int(constant("core/policy.h", "kSketchRows")) == columns.SKETCH_ROWS
+    clock = {f"Clock{c.name.capitalize()}": c.value for c in columns.Clock}
+    assert enum_of("policy.h", "ClockColumn") == {**clock, "ClockHead": columns.CLOCK_HEAD}
     records = enum_of("initializer.h", "InitColumn")
     assert records["InitRecordColumns"] == columns.INIT_RECORD_COLUMNS
     pooling = enum_of("../cpu/rows_view.h", "Pooling")

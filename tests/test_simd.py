@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -43,14 +44,18 @@ INITIALIZERS = [
 ]
 
 
-def make_group(optimizer: OptimizerConfig | None = None, *, score: str = "none") -> td.TableGroup:
+def make_group(optimizer: OptimizerConfig | None = None, *, score: Any = "none") -> td.TableGroup:
     tables = [
         td.TableConfig(
-            f"t{dim}", dim, initializer=INITIALIZERS[(i + 1) % len(INITIALIZERS)], padding_idx=0
+            f"t{dim}",
+            dim,
+            initializer=INITIALIZERS[(i + 1) % len(INITIALIZERS)],
+            padding_idx=0,
+            policy=td.Policy(score=score),
         )
         for i, dim in enumerate(DIMS)
     ]
-    return td.TableGroup(tables, optimizer=optimizer, max_rows=2000, score=score, seed=4)
+    return td.TableGroup(tables, optimizer=optimizer, max_rows=2000, seed=4)
 
 
 def mixed_call(batch: int, *, seed: int) -> Call:
@@ -105,7 +110,7 @@ def test_index(score: str) -> None:
         half = len(call.ids) // 2 // len(DIMS) * len(DIMS)
         offsets = torch.arange(len(DIMS) + 1) * (half // len(DIMS))
         first = group.find_or_insert(call.ids[:half], offsets, call.tables)
-        group.clock += 1
+        group.clock[0] += 1
         group.erase(2, torch.arange(0, 300, 3))
         found = group.find(call.ids, call.offsets, call.tables)
         second = group.find_or_insert(call.ids, call.offsets, call.tables)

@@ -157,7 +157,7 @@ def test_a_copy_within_a_copy_stays_shared() -> None:
 def test_format_has_a_version() -> None:
     state = used().state_dict()
     saved = json.loads(bytes(state["format"].tolist()))
-    assert saved["version"] == 1
+    assert saved["version"] == 2
     assert saved["tables"] == [{"name": n, "embedding_dim": d} for n, d in TABLES]
     assert saved["optimizer"] == "adam"
 

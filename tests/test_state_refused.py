@@ -28,9 +28,11 @@ def assert_refuses(
 def test_states_of_other_modules_are_refused() -> None:
     target = used()
 
-    def other(tables: Any = TABLES, **arguments: Any) -> dict[str, Tensor]:
+    def other(
+        tables: Any = TABLES, policy: td.Policy | None = None, **arguments: Any
+    ) -> dict[str, Tensor]:
         return td.DynamicEmbeddingBagCollection(
-            [td.TableConfig(name, dim) for name, dim in tables],
+            [td.TableConfig(name, dim, policy=policy or td.Policy()) for name, dim in tables],
             **{"optimizer": td.Adam(lr=0.1), **arguments},
         ).state_dict()
 
@@ -39,14 +41,14 @@ def test_states_of_other_modules_are_refused() -> None:
     assert_refuses(target, other((("b", 8), ("a", 4), ("c", 4))), "tables = ")
     assert_refuses(target, other(TABLES[:2]), "tables = ")
     assert_refuses(target, other(optimizer=td.AdamW(lr=0.1)), "optimizer = 'adamw'.*has 'adam'")
-    assert_refuses(target, other(score="step"), "score = 'step'")
+    assert_refuses(target, other(policy=td.Policy(score="step")), r"scores = \['step'\]")
     assert_refuses(target, nn.Linear(2, 2).state_dict(), "Missing key.*format")
 
 
 def test_versions_are_checked() -> None:
     target, state = used(), used().state_dict()
     text = json.loads(bytes(state["format"].tolist()))
-    for version in (0, 2, "1", None):
+    for version in (0, 1, 3, "2", None):
         text["version"] = version
         entry = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
         assert_refuses(target, {**state, "format": entry}, f"format version {version}")

@@ -1,5 +1,14 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
+from torch_dynemb.admission import (
+    AdmitBy,
+    AdmitByChance,
+    AdmitFrequent,
+    AdmitFrequentSketch,
+    AdmitNone,
+    NewIds,
+    register_admission,
+)
 from torch_dynemb.freeze import freeze
 from torch_dynemb.initializers import (
     ByColumn,
@@ -13,7 +22,7 @@ from torch_dynemb.initializers import (
     XavierNormal,
     XavierUniform,
 )
-from torch_dynemb.life_cycle import TableStats
+from torch_dynemb.life_cycle import EvictedIds, TableStats
 from torch_dynemb.nn import (
     DynamicEmbedding,
     DynamicEmbeddingBag,
@@ -22,6 +31,7 @@ from torch_dynemb.nn import (
     KeyedJagged,
 )
 from torch_dynemb.optim import SGD, Adagrad, Adam, AdamW, FusedOptimizer, RowWiseAdagrad
+from torch_dynemb.policy import FeaturePolicy, Policy
 from torch_dynemb.table import TableConfig, TableGroup
 
 __version__ = "0.1.0"
@@ -31,18 +41,27 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "AdmitBy",
+    "AdmitByChance",
+    "AdmitFrequent",
+    "AdmitFrequentSketch",
+    "AdmitNone",
     "ByColumn",
     "Constant",
     "DynamicEmbedding",
     "DynamicEmbeddingBag",
     "DynamicEmbeddingBagCollection",
     "DynamicEmbeddingCollection",
+    "EvictedIds",
+    "FeaturePolicy",
     "FusedOptimizer",
     "Initializer",
     "KaimingNormal",
     "KaimingUniform",
     "KeyedJagged",
+    "NewIds",
     "Normal",
+    "Policy",
     "RowWiseAdagrad",
     "TableConfig",
     "TableGroup",
@@ -52,4 +71,5 @@ __all__ = [
     "XavierNormal",
     "XavierUniform",
     "freeze",
+    "register_admission",
 ]

@@ -37,8 +37,9 @@ class FrozenTables(nn.Module):
     def __init__(self, group: TableGroup) -> None:
         super().__init__()
         group.materialize()
-        meta, tables = group.meta.clone(), group.tables.clone()
-        active = [group.active_buckets(t) for t in range(len(group.tables_config))]
+        count = len(group.tables_config)
+        meta, tables = group.meta[:count].clone(), group.tables[:count].clone()
+        active = [group.active_buckets(t) for t in range(count)]
         meta[:, Meta.REGION_BUCKETS] = tables[:, Table.BUCKET_COUNT]
         meta[:, Meta.REGION_BEGIN] = (
             meta[:, Meta.REGION_BUCKETS].cumsum(0) - (meta[:, Meta.REGION_BUCKETS])

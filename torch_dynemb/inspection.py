@@ -107,11 +107,27 @@ def describe(group: SavedGroup) -> str:
     """A readable account of a group."""
     about, tensors = group.description, group.tensors
     lines = [
-        f"{group.prefix or 'tables'}: optimizer {about['optimizer'] or 'none'}, score "
-        f"{about['score']}, step {int(tensors['clock'][0])}, format {about['version']}"
+        f"{group.prefix or 'tables'}: optimizer {about['optimizer'] or 'none'}, "
+        f"step {int(tensors['clock'][0])}, format {about['version']}"
     ]
-    rows = [["table", "dim", "ids", "load", "inserted", "removed", "growths", "index"]]
-    for table, counts in zip(about["tables"], tensors["tables"].tolist(), strict=True):
+    rows = [
+        [
+            "table",
+            "dim",
+            "ids",
+            "load",
+            "inserted",
+            "evicted",
+            "removed",
+            "growths",
+            "index",
+            "score",
+            "capacity",
+            "admission",
+        ]
+    ]
+    for table, counts in zip(about["tables"], tensors["tables"].tolist(), strict=False):
+        policy = about["policies"][table["name"]]
         slots = counts[Table.BUCKET_COUNT] * BUCKET_WIDTH
         index = [tensors[f"{table['name']}.buckets"], tensors.get(f"{table['name']}.scores")]
         rows.append(
@@ -121,9 +137,13 @@ def describe(group: SavedGroup) -> str:
                 str(counts[Table.SIZE]),
                 f"{counts[Table.SIZE] / slots:.2f}",
                 str(counts[Table.INSERTED]),
+                str(counts[Table.EVICTED]),
                 str(counts[Table.ERASED]),
                 str(counts[Table.GROWTHS]),
                 _bytes(sum(t.numel() * t.element_size() for t in index if t is not None)),
+                policy["score"],
+                str(policy["capacity"] or "-"),
+                policy["admission"] or "-",
             ]
         )
     lines += _aligned(rows)
@@ -133,10 +153,12 @@ def describe(group: SavedGroup) -> str:
         if name.startswith("dim") and not name.endswith(".free_rows")
     )
     lines.append(f"rows and optimizer state: {_bytes(row_bytes)}")
-    for table in about["tables"] if about["score"] != "none" else ():
+    for table in about["tables"]:
         occupied = tensors[f"{table['name']}.buckets"][:, BUCKET_WIDTH:] > 0
-        lines += ["", f"scores of {table['name']} ({about['score']}):"]
-        lines += histogram(tensors[f"{table['name']}.scores"][occupied])
+        for number, word in enumerate(about["scores"]):
+            first = number * BUCKET_WIDTH
+            scores = tensors[f"{table['name']}.scores"][:, first : first + BUCKET_WIDTH]
+            lines += ["", f"{word} of {table['name']}:", *histogram(scores[occupied])]
     return "\n".join(lines)
 
 

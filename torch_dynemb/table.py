@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb import life_cycle, ops, table_allocation, table_state
-from torch_dynemb.initializers import Initializer, Normal
+from torch_dynemb.admission import parse_bytes
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
@@ -19,6 +18,8 @@ from torch_dynemb.ops.columns import (
     MAX_ROWS,
     Hyper,
     Meta,
+    OnFull,
+    PolicyColumn,
     Pooling,
     RowClock,
     Slab,
@@ -27,74 +28,19 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
 from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.policy_layout import layout_of
+from torch_dynemb.table_config import EvalDefault, TableConfig
 from torch_dynemb.table_memory import memory_of
-
-EvalDefault = Literal["initial", "zeros"] | Tensor
-Score = Literal["none", "step"]
-
-
-@dataclass(frozen=True, eq=False)
-class TableConfig:
-    """One table of a group.
-
-    Args:
-        name: names the table in checkpoints and seeds its initial values; unique in its group.
-        embedding_dim: columns of a row.
-        feature_names: features that look it up (default: one, named as the table).
-        initializer: of new rows.
-        padding_idx: an id that is looked up as zeros, never inserted and never trained.
-        eval_default: what a read gives for an id that is not in the table: ``"initial"`` (the value
-            it would start with), ``"zeros"``, or a float tensor [embedding_dim].
-    """
-
-    name: str
-    embedding_dim: int
-    feature_names: Sequence[str] = ()
-    initializer: Initializer = field(default_factory=Normal)
-    padding_idx: int | None = None
-    eval_default: EvalDefault = "initial"
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("TableConfig: name is empty, expected a name for the table")
-        if isinstance(self.embedding_dim, bool) or not isinstance(self.embedding_dim, int):
-            raise TypeError(
-                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim!r}, expected int"
-            )
-        if self.embedding_dim <= 0:
-            raise ValueError(
-                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
-                "least 1"
-            )
-        if not isinstance(self.initializer, Initializer):
-            raise TypeError(
-                f"TableConfig {self.name!r}: initializer is {self.initializer!r}, expected one of "
-                "torch_dynemb's initializers, such as Uniform(-0.01, 0.01)"
-            )
-        if isinstance(self.eval_default, Tensor):
-            if tuple(self.eval_default.shape) != (self.embedding_dim,):
-                raise ValueError(
-                    f"TableConfig {self.name!r}: eval_default has shape "
-                    f"{tuple(self.eval_default.shape)}, expected ({self.embedding_dim},)"
-                )
-        elif self.eval_default not in ("initial", "zeros"):
-            raise ValueError(
-                f"TableConfig {self.name!r}: eval_default is {self.eval_default!r}, expected "
-                "'initial', 'zeros' or a tensor"
-            )
-        if self.padding_idx is not None and not -(1 << 63) <= self.padding_idx < (1 << 63):
-            raise ValueError(
-                f"TableConfig {self.name!r}: padding_idx is {self.padding_idx}, expected an int64"
-            )
-        object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
-
-    def description(self) -> dict[str, Any]:
-        """What identifies the table in a checkpoint."""
-        return {"name": self.name, "embedding_dim": self.embedding_dim}
 
 
 class ExportedRows(NamedTuple):
-    """A batch of a table's content: ids int64 [n], rows float32 [n, dim], scores int64 [n]."""
+    """A batch of a table's content.
+
+    Attributes:
+        ids: int64 [n].
+        rows: float32 [n, dim].
+        scores: int64 [n], by which the table evicts; zeros if it keeps none.
+    """
 
     ids: Tensor
     rows: Tensor
@@ -109,7 +55,7 @@ def _base_seed() -> int:
     return seed[0]
 
 
-class TableGroup:
+class TableGroup(life_cycle.LifeCycle):
     """Tables that are looked up together: one index, one slab of rows per distinct dim.
 
     Memory is reserved as address space for as many rows as the machine could hold and taken as ids
@@ -119,14 +65,19 @@ class TableGroup:
     Args:
         tables: at least one; names must differ.
         optimizer: of the rows; None for a group that is only read.
-        score: ``"step"`` keeps, per id, the optimizer step at which it was last looked up in
-            training.
-        max_rows: rows to reserve per slab; default: what would fill the device's memory.
+        max_rows: rows to reserve per slab; default: what the tables' capacities add up to, or what
+            would fill the device's memory.
+        memory_budget: bytes that the tables may take together, index and optimizer state included,
+            a number or a text such as ``"4GB"``; whoever needs room first gets it, but for a
+            sixteenth of an equal share that is kept for each. Then ids are evicted, or what their
+            policy says.
         seed: default ``torch.initial_seed()``; with a process group, that of rank 0.
         device: of all tensors; default: torch's default device.
     """
 
     meta: Tensor
+    row_meta: Tensor
+    policy: Tensor
     init_data: Tensor
     buckets: Tensor
     scores: Tensor
@@ -134,6 +85,8 @@ class TableGroup:
     slabs: Tensor
     free_rows: Tensor
     clock: Tensor
+    sketch: Tensor
+    evicted: Tensor
     weights: list[Tensor]
     generations: list[Tensor]
     state: list[Tensor]
@@ -145,8 +98,8 @@ class TableGroup:
         tables: Sequence[TableConfig],
         *,
         optimizer: OptimizerConfig | None,
-        score: Score = "none",
         max_rows: int | None = None,
+        memory_budget: int | str | None = None,
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -156,8 +109,6 @@ class TableGroup:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"TableGroup: {names.count(name)} tables are named {name!r}")
-        if score not in ("none", "step"):
-            raise ValueError(f"TableGroup: score is {score!r}, expected 'none' or 'step'")
         if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
             raise TypeError(
                 f"TableGroup: optimizer is {optimizer!r}, expected a config such as "
@@ -169,15 +120,25 @@ class TableGroup:
             )
         self.tables_config = tuple(tables)
         self.optimizer_config = optimizer
-        self.score: Score = score
         self.max_rows = max_rows
+        self.memory_budget = (
+            None
+            if memory_budget is None
+            else parse_bytes("TableGroup: memory_budget", memory_budget)
+        )
         self.seed = _base_seed() if seed is None else seed
         self.dims = sorted({table.embedding_dim for table in tables})
         self.optimizer_code = (
             NO_OPTIMIZER if optimizer is None else OPTIMIZER_NAMES.index(optimizer.op_name)
         )
+        self.layout = layout_of(
+            tables,
+            [self.row_bytes(table.embedding_dim) for table in tables],
+            self.memory_budget,
+        )
         self._memory = memory_of("TableGroup", device)
         self._place()
+        self._start_life_cycle()
 
     def _place(self) -> None:
         """Makes the tensors, empty."""
@@ -194,13 +155,27 @@ class TableGroup:
     def _tensors(self) -> list[Tensor]:
         """All tensors of the group; none of them ever changes its shape or address."""
         index = [self.buckets, self.scores, self.tables, self.slabs, self.free_rows, self.clock]
+        index += [self.sketch, self.evicted]
         rows = [*self.weights, *self.generations, *self.state, self.row_clock]
-        return [*index, *rows, self.hyper, self.meta, self.init_data]
+        constants = [self.hyper, self.meta, self.row_meta, self.init_data, self.policy]
+        return [*index, *rows, *constants]
 
     def row_bytes(self, dim: int) -> int:
         """Weights, generation and optimizer state of one row."""
         state = () if self.optimizer_config is None else self.optimizer_config.state
         return 4 * dim + 4 + sum(4 if tensor.per_row else 4 * dim for tensor in state)
+
+    def capacity_bound(self, table: int) -> int | None:
+        """Ids that a table can never exceed; None: as many as there are rows."""
+        if not self.layout.rows:
+            return None
+        row = self.layout.rows[table]
+        bounds = []
+        if row[PolicyColumn.CAPACITY] > 0 and row[PolicyColumn.ON_FULL] != OnFull.GROW:
+            bounds.append(row[PolicyColumn.CAPACITY])
+        if row.get(PolicyColumn.BUDGET, 0) > 0:
+            bounds.append(row[PolicyColumn.BUDGET] // row[PolicyColumn.ID_BYTES])
+        return min(bounds, default=None)
 
     @property
     def device(self) -> torch.device:
@@ -238,7 +213,7 @@ class TableGroup:
             self.state,
             self.row_clock,
             self.hyper,
-            self.meta,
+            self.row_meta,
             self.init_data,
         )
 
@@ -253,20 +228,61 @@ class TableGroup:
         """Handles of ids; see :func:`torch_dynemb.ops.find`."""
         return ops.find(self.buckets, self.tables, self.meta, ids, offsets, feature_tables)
 
-    def find_or_insert(self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]) -> Tensor:
-        """Handles of ids; new ids get a row. See :func:`torch_dynemb.ops.find_or_insert_`."""
-        return ops.find_or_insert_(
+    def find_or_insert(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        feature_tables: Sequence[int],
+        feature_policies: Sequence[int] | None = None,
+        *,
+        scores: Tensor | None = None,
+    ) -> Tensor:
+        """Handles of ids; new ids get a row, if their policy lets them.
+
+        See :func:`torch_dynemb.ops.find_or_insert_`.
+
+        Args:
+            feature_policies: rows of ``policy``; default: those of the tables.
+            scores: int64 [N], custom scores of the ids.
+
+        Raises:
+            ValueError: a table keeps custom scores, and none have been given.
+        """
+        self._check_custom_scores(feature_tables, ids, scores)
+        if feature_policies is None:
+            feature_policies = list(feature_tables) if self.layout.rows else []
+        before = self._evicted_before()
+        handles = ops.find_or_insert_(
             self.buckets,
             self.scores,
             self.tables,
             self.slabs,
             self.free_rows,
+            self.sketch,
+            self.evicted,
             self.meta,
+            self.policy,
             self.clock,
             ids,
             offsets,
+            self._admitted_by_hooks(ids, offsets, feature_tables),
             feature_tables,
+            feature_policies,
         )
+        if scores is not None:
+            ops.set_scores_(
+                self.buckets,
+                self.scores,
+                self.tables,
+                self.meta,
+                ids,
+                offsets,
+                feature_tables,
+                scores,
+                word=self.layout.word("custom"),
+            )
+        self._keep_evicted_rows(before)
+        return handles
 
     def _config(self, table: int) -> TableConfig:
         if not 0 <= table < len(self.tables_config):
@@ -278,9 +294,12 @@ class TableGroup:
         flat = ids.reshape(-1).contiguous()
         return flat, torch.tensor([0, flat.numel()], device=flat.device), [table]
 
-    def insert(self, table: int, ids: Tensor) -> Tensor:
-        """Gives rows to ids, int64 of any shape, of one table; returns handles int64 [n]."""
-        return self.find_or_insert(*self._one_table(table, ids))
+    def insert(self, table: int, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
+        """Gives rows to ids, int64 of any shape, of one table; returns handles int64 [n].
+
+        The table's policy decides as in training.
+        """
+        return self.find_or_insert(*self._one_table(table, ids), scores=scores)
 
     def contains(self, table: int, ids: Tensor) -> Tensor:
         """Which ids are in a table: bool of the shape of ``ids``."""
@@ -318,8 +337,10 @@ class TableGroup:
             dim=self.tables_config[table].embedding_dim,
         )
 
-    def write(self, table: int, ids: Tensor, rows: Tensor) -> None:
+    def insert_or_assign(self, table: int, ids: Tensor, rows: Tensor) -> None:
         """Sets rows of ids, inserting those that are new; optimizer state of a new row is fresh.
+
+        Admission does not apply; other ids are evicted where there is no room.
 
         Args:
             ids: int64 [n], distinct.
@@ -332,19 +353,25 @@ class TableGroup:
         config = self._config(table)
         if tuple(rows.shape) != (ids.numel(), config.embedding_dim):
             raise ValueError(
-                f"write: rows has shape {tuple(rows.shape)}, expected "
+                f"insert_or_assign: rows has shape {tuple(rows.shape)}, expected "
                 f"({ids.numel()}, {config.embedding_dim})"
             )
         if torch.unique(ids).numel() != ids.numel():
-            raise ValueError("write: ids has repeated ids, expected every id once")
+            raise ValueError("insert_or_assign: ids has repeated ids, expected every id once")
         if config.padding_idx is not None and bool((ids == config.padding_idx).any()):
             raise ValueError(
-                f"write: ids has the padding id {config.padding_idx}, which has no row"
+                f"insert_or_assign: ids has the padding id {config.padding_idx}, which has no row"
             )
-        handles = self.insert(table, ids)
-        if bool((handles < 0).any()):  # a GPU has refused the ids, and says why here
-            self.end_step()
-            raise RuntimeError("write: the table has no room for all ids; nothing has been written")
+        there = self.contains(table, ids)
+        rule = self.layout.assign_rows[table : table + 1]
+        handles = self.find_or_insert(*self._one_table(table, ids), rule)
+        if bool((handles < 0).any()):
+            self.end_step()  # if a GPU has refused the ids, it says why here
+            self.erase(table, ids[~there])
+            raise RuntimeError(
+                f"insert_or_assign: table {config.name!r} has no room for all ids; none has been "
+                "inserted or written"
+            )
         slab = int(self.meta[table, Meta.SLAB])
         written = handle_rows(handles)
         generations = (handles & ((1 << GENERATION_BITS) - 1)).to(torch.int32)
@@ -362,9 +389,9 @@ class TableGroup:
                 self.generations,
                 self.state,
                 self.buckets,
-                self.tables,
+                self.tables[: len(self.tables_config)],
                 self.hyper,
-                self.meta,
+                self.row_meta,
                 self.init_data,
             )
         )
@@ -388,102 +415,7 @@ class TableGroup:
                 feature_tables=[table],
                 dim=dim,
             )
-            yield ExportedRows(batch.ids, rows, batch.scores)
-
-    # -- life cycle ----------------------------------------------------------------------------
-
-    def get_score(self, table: int, ids: Tensor) -> ops.ScoredIds:
-        """Scores of ids of one table; see :func:`torch_dynemb.ops.get_scores`."""
-        flat, offsets, features = self._one_table(table, ids)
-        return ops.get_scores(
-            self.buckets, self.scores, self.tables, self.meta, flat, offsets, features
-        )
-
-    def set_score(self, table: int, ids: Tensor, scores: Tensor) -> int:
-        """Sets the scores of the ids that are in a table; returns how many are.
-
-        Args:
-            ids: int64 [n], distinct.
-            scores: int64 [n].
-
-        Raises:
-            ValueError, TypeError: shape or dtype of scores, or an id is given twice.
-            RuntimeError: the group keeps no scores.
-        """
-        if torch.unique(ids).numel() != ids.numel():
-            raise ValueError("set_score: ids has repeated ids, expected every id once")
-        flat, offsets, features = self._one_table(table, ids)
-        found = ops.set_scores_(
-            self.buckets,
-            self.scores,
-            self.tables,
-            self.meta,
-            flat,
-            offsets,
-            features,
-            scores.reshape(-1).contiguous(),
-        )
-        return int(found.sum())
-
-    def remove(
-        self,
-        table: int,
-        *,
-        not_seen_for: int | None = None,
-        score_below: int | None = None,
-        norm_below: float | None = None,
-        predicate: life_cycle.Predicate | None = None,
-        batch_size: int = 1 << 20,
-    ) -> int:
-        """Removes the ids of a table for which one condition holds; later ids get their rows.
-
-        Between training steps only: handles of a forward whose backward is still to come become
-        stale, and their gradients are dropped and counted.
-
-        Args:
-            not_seen_for: that no training lookup of the last so many steps has met.
-            score_below: whose score is less.
-            norm_below: whose row has a smaller L2 norm (an untrained row: its initial value).
-            predicate: from ids int64 [n] and scores int64 [n] of a batch to bool [n].
-            batch_size: ids looked at at a time.
-
-        Returns:
-            How many ids were removed.
-
-        Raises:
-            ValueError, TypeError: no condition or several, or one that does not fit the group;
-                nothing has been removed.
-        """
-        self._config(table)
-        condition = life_cycle.condition_of(
-            self,
-            table,
-            not_seen_for=not_seen_for,
-            score_below=score_below,
-            norm_below=norm_below,
-            predicate=predicate,
-        )
-        return life_cycle.remove(self, table, condition, batch_size)
-
-    def clear(self, table: int) -> int:
-        """Removes all ids of a table; returns how many. Its index keeps its size."""
-        return self.remove(table, predicate=lambda ids, _: torch.ones_like(ids, dtype=torch.bool))
-
-    def stats(self) -> dict[str, life_cycle.TableStats]:
-        """What each table holds and what has happened to it, by name."""
-        return life_cycle.stats(self)
-
-    def log_to(self, writer: life_cycle.ScalarWriter, step: int | None = None) -> None:
-        """Writes :meth:`stats` to a ``torch.utils.tensorboard.SummaryWriter``, as ``table/name``.
-
-        Args:
-            writer: anything with its ``add_scalar``.
-            step: default: the number of ``optimizer.step()`` so far.
-        """
-        at = int(self.clock) if step is None else step
-        for table, values in self.stats().items():
-            for name, value in values.as_dict().items():
-                writer.add_scalar(f"{table}/{name}", value, at)
+            yield ExportedRows(batch.ids, rows, self._eviction_scores(table, batch))
 
     # -- sizes ---------------------------------------------------------------------------------
 
@@ -494,21 +426,25 @@ class TableGroup:
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
-        return dict(zip(self.names, self.tables[:, Table.SIZE].tolist(), strict=True))
+        return {name: self.size(table) for table, name in enumerate(self.names)}
 
     def used_rows(self, slab: int) -> int:
         """Rows of a slab that have ever had an owner."""
         return int(self.slabs[slab, Slab.NEXT_ROW])
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``."""
+        """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``.
+
+        ``index`` includes scores and what admission counts.
+        """
         rows = state = 0
         for s, dim in enumerate(self.dims):
             rows += self.used_rows(s) * (4 * dim + 4)
             state += self.used_rows(s) * (self.row_bytes(dim) - 4 * dim - 4)
         buckets = int(self.tables[:, Table.BUCKET_COUNT].sum())
-        words = BUCKET_WORDS + (BUCKET_WIDTH if self.score != "none" else 0)
+        words = BUCKET_WORDS + BUCKET_WIDTH * len(self.layout.score_words)
         index = 8 * (buckets * words + int(self.slabs[:, Slab.FREE_COUNT].sum()))
+        index += 4 * self.sketch.numel()
         return {"rows": rows, "state": state, "index": index, "total": rows + state + index}
 
     def stale_gradients(self) -> int:
@@ -549,8 +485,8 @@ class TableGroup:
         return {
             "tables": self.tables_config,
             "optimizer": self.optimizer_config,
-            "score": self.score,
             "max_rows": self.max_rows,
+            "memory_budget": self.memory_budget,
             "seed": self.seed,
             "device": self.device,
         }
@@ -592,4 +528,11 @@ def pooling_of(mode: str) -> Pooling:
     return Pooling.SUM if mode == "sum" else Pooling.MEAN
 
 
-__all__ = ["ExportedRows", "TableConfig", "TableGroup", "handle_rows", "pooling_of"]
+__all__ = [
+    "EvalDefault",
+    "ExportedRows",
+    "TableConfig",
+    "TableGroup",
+    "handle_rows",
+    "pooling_of",
+]

@@ -12,6 +12,8 @@ from torch_dynemb.initializers import InitData
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
+    CLOCK_HEAD,
+    EVICTED_COLUMNS,
     HYPER_COLUMNS,
     MAX_LOAD_PERCENT,
     MAX_ROWS,
@@ -25,6 +27,7 @@ from torch_dynemb.ops.columns import (
 )
 
 if TYPE_CHECKING:
+    from torch_dynemb.policy import Default
     from torch_dynemb.table import TableGroup
     from torch_dynemb.table_memory import TableMemory
 
@@ -33,29 +36,45 @@ _MIN_BUCKETS = 64 // BUCKET_WIDTH
 
 def allocate(group: TableGroup, memory: TableMemory) -> None:
     """Sets the tensors of a group. None of them ever changes its shape or address."""
-    rows = [
-        max(1, min(MAX_ROWS, memory.total_bytes() // (4 * dim)))
-        if group.max_rows is None
-        else group.max_rows
-        for dim in group.dims
-    ]
-    buckets = _describe_tables(group, rows, memory.device)
+    rows = [_slab_rows(group, memory, dim) for dim in group.dims]
+    buckets = _describe_tables(group, rows, memory)
     _allocate_index(group, memory, rows, buckets)
     _allocate_rows(group, memory, rows)
     memory.bind(group, [], [])
 
 
-def _describe_tables(group: TableGroup, rows: list[int], device: torch.device) -> int:
+def _slab_rows(group: TableGroup, memory: TableMemory, dim: int) -> int:
+    """Rows to reserve for a dim: what its tables may hold, or what would fill the memory."""
+    most = max(1, min(MAX_ROWS, memory.total_bytes() // (4 * dim)))
+    most = most if group.max_rows is None else group.max_rows
+    bounds = [
+        group.capacity_bound(t)
+        for t, table in enumerate(group.tables_config)
+        if table.embedding_dim == dim
+    ]
+    return most if None in bounds else min(most, sum(bound or 0 for bound in bounds))
+
+
+def _region_buckets(ids: int) -> int:
+    slots = -(-ids * 100 // MAX_LOAD_PERCENT)
+    return max(_MIN_BUCKETS, -(-slots // BUCKET_WIDTH // 64) * 64)
+
+
+def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) -> int:
     """Sets ``meta`` and ``init_data``; returns the number of buckets of all tables."""
+    counted = group.layout.counter_tables
     meta = torch.zeros(
-        len(group.tables_config), META_COLUMNS, dtype=torch.int64, device=torch.device("cpu")
+        len(group.tables_config) + len(counted),
+        META_COLUMNS,
+        dtype=torch.int64,
+        device=torch.device("cpu"),
     )
     init = InitData()
     region_begin = 0
     for t, table in enumerate(group.tables_config):
         slab = group.dims.index(table.embedding_dim)
-        slots = -(-rows[slab] * 100 // MAX_LOAD_PERCENT)
-        region = max(_MIN_BUCKETS, -(-slots // BUCKET_WIDTH // 64) * 64)
+        bound = group.capacity_bound(t)
+        region = _region_buckets(rows[slab] if bound is None else min(bound, rows[slab]))
         row = meta[t]
         row[Meta.SEED] = _table_seed(group.seed, table.name)
         row[Meta.SLAB] = slab
@@ -65,26 +84,49 @@ def _describe_tables(group: TableGroup, rows: list[int], device: torch.device) -
         row[Meta.INIT_BEGIN], row[Meta.INIT_COUNT] = init.add(
             table.initializer, table.embedding_dim
         )
-        default = table.eval_default
-        if isinstance(default, Tensor):
-            row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = init.add_vector(default)
-        elif default == "zeros":
-            zeros = torch.zeros(table.embedding_dim)
-            row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = init.add_vector(zeros)
-        else:
-            row[Meta.DEFAULT_BEGIN] = row[Meta.INIT_BEGIN]
-            row[Meta.DEFAULT_COUNT] = row[Meta.INIT_COUNT]
+        row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = _default_records(
+            init, table.eval_default, table.embedding_dim, row
+        )
+        refused = table.eval_default if table.policy.refused is None else table.policy.refused
+        row[Meta.REFUSED_BEGIN], row[Meta.REFUSED_COUNT] = _default_records(
+            init, refused, table.embedding_dim, row
+        )
         row[Meta.REGION_BEGIN] = region_begin
         row[Meta.REGION_BUCKETS] = region
         region_begin += region
-    group.meta = meta.to(device)
-    group.init_data = init.tensor().to(device)
+    # counters lie in the same index, and take no rows
+    region = _region_buckets(
+        memory.total_bytes() // (16 * BUCKET_WIDTH) if group.max_rows is None else 4 * max(rows)
+    )
+    for number, t in enumerate(counted):
+        row = meta[len(group.tables_config) + number]
+        row[:] = meta[t]
+        row[Meta.SEED] = _table_seed(group.seed, f"counts of {group.tables_config[t].name}")
+        row[Meta.REGION_BEGIN] = region_begin
+        row[Meta.REGION_BUCKETS] = region
+        region_begin += region
+    group.meta = meta.to(memory.device)
+    # the tables that have rows; the same tensor if all have: a view would be an input of its own
+    group.row_meta = group.meta[: len(group.tables_config)] if counted else group.meta
+    group.init_data = init.tensor().to(memory.device)
+    group.policy = group.layout.policy_tensor().to(memory.device)
     return region_begin
+
+
+def _default_records(
+    init: InitData, default: Default, dim: int, row: Tensor
+) -> tuple[int | Tensor, int | Tensor]:
+    if isinstance(default, Tensor):
+        return init.add_vector(default)
+    if default == "zeros":
+        return init.add_vector(torch.zeros(dim))
+    return row[Meta.INIT_BEGIN], row[Meta.INIT_COUNT]
 
 
 def _allocate_index(group: TableGroup, memory: TableMemory, rows: list[int], buckets: int) -> None:
     """The tensors that are changed in the forward only."""
-    count, slabs = len(group.tables_config), len(group.dims)
+    count, slabs = group.meta.shape[0], len(group.dims)
+    words = len(group.layout.score_words)
 
     def zeros(*size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int64, device=memory.device)
@@ -93,14 +135,17 @@ def _allocate_index(group: TableGroup, memory: TableMemory, rows: list[int], buc
         return memory.reserve(size, torch.int64, huge_pages=False)
 
     group.buckets = reserve(buckets, BUCKET_WORDS)
-    group.scores = reserve(buckets if group.score != "none" else 0, BUCKET_WIDTH)
+    group.scores = reserve(buckets if words > 0 else 0, BUCKET_WIDTH * max(words, 1))
     group.tables = zeros(count, TABLE_COLUMNS)
     group.tables[:, Table.BUCKET_COUNT] = _MIN_BUCKETS
     group.slabs = zeros(slabs, SLAB_COLUMNS)
     for s, dim in enumerate(group.dims):
         group.slabs[s, Slab.ROW_BYTES] = group.row_bytes(dim)
     group.free_rows = reserve(slabs, max(rows))
-    group.clock = zeros(1)
+    group.clock = zeros(CLOCK_HEAD + count)
+    cells = group.layout.sketch_cells
+    group.sketch = torch.zeros(cells, dtype=torch.int32, device=memory.device)
+    group.evicted = zeros(1, EVICTED_COLUMNS)
 
 
 def _allocate_rows(group: TableGroup, memory: TableMemory, rows: list[int]) -> None:

@@ -87,7 +87,7 @@ class CudaMemory:
         )
 
     def end_step(self, group: TableGroup) -> None:
-        ops.end_step(group.buckets)
+        ops.end_step(group.buckets, group.tables, group.row_clock)
 
 
 def check_device(owner: str, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
+    CLOCK_HEAD,
     GENERATION_BITS,
     Meta,
     Slab,
@@ -21,9 +22,9 @@ from torch_dynemb.ops.columns import (
 if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Entries whose shape depends on the group alone; the lengths of the others are written in them.
-_FIXED = ("seeds", "tables", "slabs", "clock", "row_clock")
+_FIXED = ("seeds", "tables", "slabs", "clock", "sketch", "row_clock")
 
 
 def describe(group: TableGroup) -> dict[str, Any]:
@@ -32,7 +33,9 @@ def describe(group: TableGroup) -> dict[str, Any]:
     return {
         "tables": [table.description() for table in group.tables_config],
         "optimizer": None if config is None else config.op_name,
-        "score": group.score,
+        "scores": list(group.layout.score_words),
+        "counts": [group.names[t] for t in group.layout.counter_tables],
+        "sketch": group.layout.sketch_cells,
         "bucket_width": BUCKET_WIDTH,
     }
 
@@ -47,8 +50,11 @@ def used_tensors(group: TableGroup) -> Iterator[tuple[str, Tensor]]:
     for t, table in enumerate(group.tables_config):
         active = group.active_buckets(t)
         yield f"{table.name}.buckets", group.buckets[active]
-        if group.score != "none":
+        if group.layout.score_words:
             yield f"{table.name}.scores", group.scores[active]
+        counters = group.layout.counters[t]
+        if counters is not None:
+            yield f"{table.name}.counts", group.buckets[group.active_buckets(counters)]
     slabs = len(group.dims)
     for s, dim in enumerate(group.dims):
         used = group.used_rows(s)
@@ -61,12 +67,14 @@ def used_tensors(group: TableGroup) -> Iterator[tuple[str, Tensor]]:
     yield "tables", group.tables
     yield "slabs", group.slabs
     yield "clock", group.clock
+    yield "sketch", group.sketch
     yield "row_clock", group.row_clock
 
 
 def save(group: TableGroup) -> dict[str, Tensor]:
     """Copies of the used part of everything; the group's rows must have been materialised."""
-    description = json.dumps({"version": FORMAT_VERSION, **describe(group)})
+    policies = {table.name: table.policy.description() for table in group.tables_config}
+    description = json.dumps({"version": FORMAT_VERSION, **describe(group), "policies": policies})
     result = {"format": torch.frombuffer(bytearray(description.encode()), dtype=torch.uint8)}
     result.update((name, tensor.clone()) for name, tensor in used_tensors(group))
     return result
@@ -91,6 +99,7 @@ def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
         if name not in ("tables", "slabs"):
             target.copy_(tensors[name])
     group.bind_memory()
+    group.state_was_loaded()
 
 
 def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
@@ -113,12 +122,17 @@ def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
             what = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else given
             shape = tuple(own.shape) if fixed else ("n", *own.shape[1:])
             raise ValueError(f"state entry {name!r} is {what}, expected {own.dtype} {shape}")
-    for name in ("clock", "row_clock"):
-        if bool((tensors[name] < 0).any()):
+    for name in ("clock", "row_clock", "sketch"):
+        counts = tensors[name][:CLOCK_HEAD] if name == "clock" else tensors[name]
+        if bool((counts < 0).any()):
             raise ValueError(f"state entry {name!r} is corrupted: a count is negative")
     rows: list[list[Tensor]] = [[] for _ in group.dims]
-    for t in range(len(group.tables_config)):
-        rows[int(group.meta[t, Meta.SLAB])].append(_check_index(group, tensors, t))
+    for t, table in enumerate(group.tables_config):
+        handles = _check_index(group, tensors, t, f"{table.name}.buckets")
+        rows[int(group.meta[t, Meta.SLAB])].append(handles)
+        counters = group.layout.counters[t]
+        if counters is not None:
+            _check_index(group, tensors, counters, f"{table.name}.counts")
     for s in range(len(group.dims)):
         _check_rows(group, tensors, s, rows[s])
 
@@ -147,21 +161,22 @@ def _check_format(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _check_index(group: TableGroup, tensors: Mapping[str, Tensor], t: int) -> Tensor:
-    """Handles of a table's ids, if every id is found where the state says."""
-    name = group.names[t]
+def _check_index(group: TableGroup, tensors: Mapping[str, Tensor], t: int, entry: str) -> Tensor:
+    """Handles (or counts) of a table's ids, if every id is found where the state says."""
+    name, kind = entry.rsplit(".", 1)
     damaged = ValueError(f"state of table {name!r} is corrupted: its index is damaged")
-    buckets = tensors[f"{name}.buckets"].cpu().contiguous()
+    buckets = tensors[entry].cpu().contiguous()
     row = tensors["tables"][t].tolist()
     count = row[Table.BUCKET_COUNT]
     if count < 1 or buckets.shape[0] != count or min(row) < 0:
         raise damaged
-    if group.score != "none" and tensors[f"{name}.scores"].shape[0] != count:
+    scored = kind == "buckets" and bool(group.layout.score_words)
+    if scored and tensors[f"{name}.scores"].shape[0] != count:
         raise damaged
     if count > int(group.meta[t, Meta.REGION_BUCKETS]):
         raise ValueError(
             f"table {name!r} of the state has {count} buckets, more than this module reserves: "
-            "construct it with a larger max_rows"
+            "construct it with a larger capacity or max_rows"
         )
     keys, stored = buckets[:, :BUCKET_WIDTH], buckets[:, BUCKET_WIDTH:]
     occupied = stored > 0

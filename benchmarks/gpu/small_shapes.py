@@ -69,15 +69,15 @@ class Program:
     def __init__(self, device: torch.device, optimizer: str) -> None:
         self.device = device
         self.optimizer = optimizer
+        policy = td.Policy(score="step")
         tables = [
-            td.TableConfig("a", 8),
-            td.TableConfig("b", 3, padding_idx=0),
-            td.TableConfig("c", 8, initializer=td.Uniform()),
+            td.TableConfig("a", 8, policy=policy),
+            td.TableConfig("b", 3, padding_idx=0, policy=policy),
+            td.TableConfig("c", 8, initializer=td.Uniform(), policy=policy),
         ]
         self.group = td.TableGroup(
             tables,
             optimizer=OPTIMIZERS[optimizer],
-            score="step",
             max_rows=20_000,
             seed=2,
             device=device,
@@ -106,7 +106,7 @@ class Program:
         """All ops but those of other optimizers."""
         group = self.group
         for table in range(3):
-            group.clock += 1
+            group.clock[0] += 1
             group.insert(table, torch.arange(500, device=self.device))
         group.erase(0, torch.arange(3, device=self.device))
         self.keep("insert after erase", group.insert(0, self.tensor([900, 1, 901, 901, 2])))

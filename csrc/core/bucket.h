@@ -53,14 +53,16 @@ DYNEMB_HD int64_t buckets_for(int64_t ids) {
   return round_bucket_count((slots + kBucketWidth - 1) / kBucketWidth);
 }
 
-// The bucket count for a table of `size` ids and `tombstones` that takes `incoming` new ids: the
-// same rule wherever it is evaluated. A result above region_buckets means that the table is full.
+// The bucket count for a table of `size` ids and `tombstones` that takes `incoming` new ids, and
+// `replacing` more in place of others: the same rule wherever it is evaluated. A result above
+// region_buckets means that the table is full.
 struct GrowthDecision {
   bool rehash;
   int64_t bucket_count;
 };
 DYNEMB_HD GrowthDecision decide_growth(int64_t bucket_count, int64_t region_buckets, int64_t size,
-                                       int64_t tombstones, int64_t incoming) {
+                                       int64_t tombstones, int64_t incoming,
+                                       int64_t replacing = 0) {
   const int64_t slots = bucket_count * kBucketWidth;
   const int64_t needed = size + incoming;
   if (needed > max_ids(bucket_count)) {
@@ -69,7 +71,7 @@ DYNEMB_HD GrowthDecision decide_growth(int64_t bucket_count, int64_t region_buck
     const int64_t exact = buckets_for(needed);
     return {true, exact > bounded ? exact : bounded};
   }
-  if (tombstones > 0 && (needed + tombstones) * 100 > slots * kMaxUsedPercent) {
+  if (tombstones > 0 && (needed + tombstones + replacing) * 100 > slots * kMaxUsedPercent) {
     return {true, bucket_count};
   }
   return {false, bucket_count};

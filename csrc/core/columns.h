@@ -19,6 +19,8 @@ enum MetaColumn : int {
   kMetaDefaultCount = 8,
   kMetaRegionBegin = 9,     // first bucket of the table's region
   kMetaRegionBuckets = 10,  // buckets in the region
+  kMetaRefusedBegin = 11,   // records for ids that training refused a row
+  kMetaRefusedCount = 12,
   kMetaColumns = 16
 };
 
@@ -30,7 +32,13 @@ enum TableColumn : int {
   kTableInserted = 3,
   kTableGrowths = 4,
   kTableErased = 5,
-  kTableColumns = 8
+  kTableEvicted = 6,
+  kTableRejected = 7,        // new ids of a call for which there was no row
+  kTableNotAdmitted = 8,     // new ids of a call that were not admitted
+  kTableFound = 9,           // occurrences in training lookups
+  kTableMissed = 10,         // occurrences, padding not counted
+  kTableDefaultServed = 11,  // occurrences of ids without a row
+  kTableColumns = 16
 };
 
 // `slabs` int64 [slabs, kSlabColumns]: allocation of the rows of one dim.

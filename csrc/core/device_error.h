@@ -22,6 +22,7 @@ enum DeviceError : int {
   kErrorCount = 10,           // value: slab
   kErrorTableUpdated = 11,    // value: entry
   kErrorFeatureDim = 12,      // value: feature
+  kErrorFull = 13,            // value: table
 };
 
 // code : 6 | op : 10 | value : 48 (clipped)

@@ -11,6 +11,7 @@ namespace dynemb {
 
 constexpr int64_t kNoHandle = -1;       // the id has no row
 constexpr int64_t kPaddingHandle = -2;  // the id is the table's padding id
+constexpr int64_t kRefusedHandle = -3;  // training has refused the id a row
 
 constexpr int kGenerationBits = 28;
 constexpr int64_t kGenerationMask = (int64_t{1} << kGenerationBits) - 1;

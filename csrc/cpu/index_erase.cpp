@@ -33,22 +33,10 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
       const int64_t id = features.ids[i];
       const SlotPosition position = probe(table, id, first_hash(id, table.salt), 0);
       if (position.bucket < 0) continue;
-      int64_t* line = table.line(position.bucket);
-      int64_t& key = line[position.slot];
-      int64_t& stored = line[kBucketWidth + position.slot];
+      const int64_t stored = table.line(position.bucket)[kBucketWidth + position.slot];
       free_row[s * max_rows + slab[s * kSlabColumns + kSlabFreeCount]++] =
           next_owner(decode_handle(stored));
-      // A bucket that was never full needs no tombstone: no probe goes past it.
-      if (has_empty_slot(line)) {
-        key = 0;
-      } else {
-        if (key == 0) key = kTombstoneKey;
-        ++row[kTableTombstones];
-      }
-      stored = 0;
-      if (table.scores != nullptr) {
-        table.scores[position.bucket * kBucketWidth + position.slot] = 0;
-      }
+      row[kTableTombstones] += clear_slot(table, position.bucket, position.slot);
       --row[kTableSize];
       ++row[kTableErased];
       ++count[t];

@@ -10,8 +10,8 @@
 namespace dynemb::cpu {
 namespace {
 
-// Ids, handles and scores (zeros if the index keeps none) of the occupied slots from bucket `begin`
-// on, at most max_ids of them, and the bucket to go on from (-1: that was all).
+// Ids, handles and scores [n, words] of the occupied slots from bucket `begin` on, at most max_ids
+// of them, and the bucket to go on from (-1: that was all).
 std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor scores,
                                                         Tensor tables, Tensor meta, int64_t table,
                                                         int64_t begin, int64_t max_ids) {
@@ -33,16 +33,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
       if (line[kBucketWidth + slot] == 0) continue;
       id.push_back(line[slot]);
       handle.push_back(decode_handle(line[kBucketWidth + slot]));
-      score.push_back(view.scores == nullptr ? 0 : view.scores[bucket * kBucketWidth + slot]);
+      for (int64_t w = 0; w < view.score_words; ++w) {
+        score.push_back(view.score(bucket, slot)[w * kBucketWidth]);
+      }
     }
   }
-  const auto to_tensor = [](const std::vector<int64_t>& values) {
-    Tensor tensor = empty_cpu({static_cast<int64_t>(values.size())}, ScalarType::Long);
+  const auto to_tensor = [](const std::vector<int64_t>& values, const std::vector<int64_t>& size) {
+    Tensor tensor = empty_cpu(size, ScalarType::Long);
     std::copy(values.begin(), values.end(), static_cast<int64_t*>(tensor.data_ptr()));
     return tensor;
   };
-  return {to_tensor(id), to_tensor(handle), to_tensor(score),
-          to_tensor({bucket < view.bucket_count ? bucket : -1})};
+  const auto count = static_cast<int64_t>(id.size());
+  return {to_tensor(id, {count}), to_tensor(handle, {count}),
+          to_tensor(score, {count, view.score_words}),
+          to_tensor({bucket < view.bucket_count ? bucket : -1}, {1})};
 }
 
 }  // namespace

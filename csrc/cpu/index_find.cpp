@@ -27,15 +27,38 @@ DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, int64_t count,
     block.hash[i] = hash;
     block.bucket[i] = bucket;
     prefetch_line(job.table.line(bucket));
-    if (job.table.scores != nullptr) {
-      __builtin_prefetch(job.table.scores + bucket * kBucketWidth, 1);
+    if (job.table.scores != nullptr) __builtin_prefetch(job.table.score(bucket, 0), 1);
+  }
+}
+
+// Several threads may find one id: what they do to its words does not depend on their order.
+void refresh_scores(const ScoreUpdate& update, int64_t* score) {
+  const auto store = [&](int word, int64_t value) {
+    if (word != 0) __atomic_store_n(score + word * kBucketWidth, value, __ATOMIC_RELAXED);
+  };
+  store(update.timestamp_word, update.now);
+  store(update.custom_word, update.custom);
+  if (update.frequency_word != 0) {
+    int64_t* word = score + update.frequency_word * kBucketWidth;
+    // beyond the limit every thread comes back to it, the last one too
+    if (__atomic_add_fetch(word, 1, __ATOMIC_RELAXED) > kMaxFrequency) {
+      __atomic_store_n(word, kMaxFrequency, __ATOMIC_RELAXED);
+    }
+  }
+  if (update.expiry_word != 0) {
+    int64_t* word = score + update.expiry_word * kBucketWidth;
+    int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (seen < update.expires &&
+           !__atomic_compare_exchange_n(word, &seen, update.expires, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
     }
   }
 }
 
-// Two threads may stamp one slot with the same score.
-DYNEMB_INLINE void set_score(const FindJob& job, int64_t bucket, int64_t slot) {
-  __atomic_store_n(job.table.scores + bucket * kBucketWidth + slot, job.score, __ATOMIC_RELAXED);
+DYNEMB_INLINE void update_scores(const FindJob& job, int64_t bucket, int64_t slot) {
+  int64_t* score = job.table.score(bucket, slot);
+  __atomic_store_n(score, job.update.step, __ATOMIC_RELAXED);
+  if (job.update.refresh) refresh_scores(job.update, score);
 }
 
 // Misses are collected without a branch and looked at again: first whether the bucket was ever
@@ -53,7 +76,7 @@ DYNEMB_INLINE int64_t finish_block(const FindJob& job, int64_t begin, int64_t co
     retry[retries] = static_cast<int32_t>(i);
     retries += stored == 0;
     if (job.table.scores != nullptr && stored != 0) {
-      set_score(job, block.bucket[i], match_slot(line, id));
+      update_scores(job, block.bucket[i], match_slot(line, id));
     }
   }
   if (retries == 0) return missing_count;
@@ -72,12 +95,13 @@ DYNEMB_INLINE int64_t finish_block(const FindJob& job, int64_t begin, int64_t co
       const SlotPosition position = probe(job.table, id, block.hash[i], 1);
       if (position.bucket >= 0) {
         handles[i] = decode_handle(job.table.line(position.bucket)[kBucketWidth + position.slot]);
-        if (job.table.scores != nullptr) set_score(job, position.bucket, position.slot);
+        if (job.table.scores != nullptr) update_scores(job, position.bucket, position.slot);
         continue;
       }
     }
     if (job.table.has_padding && id == job.table.padding_id) {
       handles[i] = kPaddingHandle;  // never inserted, so always found missing
+      if (job.padding_count != nullptr) ++*job.padding_count;
       continue;
     }
     if (job.missing != nullptr) job.missing[missing_count] = static_cast<int32_t>(begin + i);
@@ -119,7 +143,7 @@ std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tens
         for (int64_t i = begin; i < end; ++i) {
           const Tile& tile = tiles[i];
           find_tile({index.table(tile.table), features.ids + tile.begin, tile.end - tile.begin,
-                     handle + tile.begin, nullptr, &tile_missing[i], 0});
+                     handle + tile.begin, nullptr, &tile_missing[i], nullptr, ScoreUpdate{}});
         }
       });
   auto* count = static_cast<int64_t*>(missing.data_ptr());

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/policy.h"
 #include "cpu/index_view.h"
 
 namespace dynemb::cpu {
@@ -14,7 +15,8 @@ struct FindJob {
   int64_t* handles;        // out: handle, kNoHandle or kPaddingHandle
   int32_t* missing;        // out, may be nullptr: positions of ids not found, ascending
   int64_t* missing_count;  // out
-  int64_t score;           // written to the slots found if table.scores is set
+  int64_t* padding_count;  // out, may be nullptr
+  ScoreUpdate update;      // of the slots found if table.scores is set
 };
 
 void find_tile(const FindJob& job);

@@ -24,14 +24,15 @@ constexpr int64_t kSpreadBuckets = 16;  // taken out of the index together
 void spread_buckets(const TableView& table, int64_t table_number, int64_t begin, int64_t end,
                     int64_t bucket_count, std::vector<Entry>* rest) {
   int64_t lines[kSpreadBuckets * kBucketWords];
-  int64_t scores[kSpreadBuckets * kBucketWidth] = {};
+  int64_t scores[kSpreadBuckets * kBucketWidth * kMaxScoreWords];
+  const int64_t words = table.score_words;
   const size_t buckets = static_cast<size_t>(end - begin);
   std::memcpy(lines, table.line(begin), buckets * sizeof(int64_t) * kBucketWords);
   std::memset(table.line(begin), 0, buckets * sizeof(int64_t) * kBucketWords);
   if (table.scores != nullptr) {
-    int64_t* old_scores = table.scores + begin * kBucketWidth;
-    std::memcpy(scores, old_scores, buckets * sizeof(int64_t) * kBucketWidth);
-    std::memset(old_scores, 0, buckets * sizeof(int64_t) * kBucketWidth);
+    const size_t bytes = buckets * sizeof(int64_t) * kBucketWidth * static_cast<size_t>(words);
+    std::memcpy(scores, table.score(begin, 0), bytes);
+    std::memset(table.score(begin, 0), 0, bytes);
   }
   int32_t occupied[kSpreadBuckets * kBucketWidth];
   int64_t count = 0;
@@ -54,14 +55,19 @@ void spread_buckets(const TableView& table, int64_t table_number, int64_t begin,
       if (free < kBucketWidth) {
         new_line[free] = line[slot];
         new_line[kBucketWidth + free] = line[kBucketWidth + slot];
-        if (table.scores != nullptr) {
-          table.scores[target * kBucketWidth + free] = scores[bucket * kBucketWidth + slot];
+        for (int64_t w = 0; w < words; ++w) {
+          table.score(target, free)[w * kBucketWidth] =
+              scores[(bucket * words + w) * kBucketWidth + slot];
         }
         continue;
       }
     }
-    rest->push_back({hash, line[slot], line[kBucketWidth + slot],
-                     scores[bucket * kBucketWidth + slot], static_cast<int32_t>(table_number), 0});
+    Entry entry{hash, line[slot], line[kBucketWidth + slot], static_cast<int32_t>(table_number),
+                0,    {}};
+    for (int64_t w = 0; w < words; ++w) {
+      entry.score[w] = scores[(bucket * words + w) * kBucketWidth + slot];
+    }
+    rest->push_back(entry);
   }
 }
 
@@ -85,7 +91,7 @@ int64_t check_rehash(const IndexView& index, int64_t table, int64_t bucket_count
                   bucket_count, " buckets for its ids but has room for ", region,
                   ": create the table with a larger max_rows, or erase ids");
   const int64_t added = bucket_count - index.table_row(table)[kTableBucketCount];
-  return added * (kLineBytes + (index.scores == nullptr ? 0 : kBucketWidth * 8));
+  return added * (kLineBytes + index.score_words * kBucketWidth * 8);
 }
 
 void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
@@ -94,7 +100,8 @@ void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
   if (bucket_count * kLineBytes >= kHugePageBytes) {
     prefer_huge_pages(view.lines, static_cast<size_t>(bucket_count * kLineBytes));
     if (view.scores != nullptr) {
-      prefer_huge_pages(view.scores, static_cast<size_t>(bucket_count * kBucketWidth * 8));
+      prefer_huge_pages(view.scores,
+                        static_cast<size_t>(bucket_count * view.score_words * kBucketWidth * 8));
     }
   }
   // Equal ranges of the hash are whole ranges of buckets before and after, where both counts allow

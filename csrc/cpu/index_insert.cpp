@@ -3,164 +3,25 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
-#include "core/row_allocation.h"
-#include "cpu/index_find.h"
+#include "cpu/index_admission.h"
+#include "cpu/index_eviction.h"
 #include "cpu/index_growth.h"
+#include "cpu/index_misses.h"
 #include "cpu/index_placement.h"
 #include "cpu/index_probe.h"
-#include "cpu/index_view.h"
 #include "cpu/memory.h"
+#include "cpu/row_allocator.h"
 
 namespace dynemb::cpu {
 namespace {
 
-// An id that round 1 did not find. `order` counts the misses in order of occurrence.
-struct Miss {
-  int64_t id;
-  int32_t order;
-  int32_t table;  // from round 2 on: ~table for all but the first miss of a table and id
-};
-
-// All misses of a call, by partition of the hash: a partition's dedupe table and its buckets stay
-// in cache. Within a partition the order of occurrence is kept.
-struct Misses {
-  std::vector<Tile> tiles;
-  std::vector<int64_t> tile_begin;  // order of each tile's first miss, and their number at the end
-  std::vector<int32_t> in_tile;     // positions of misses within their tile, from tile.begin on
-  std::vector<Miss> items;
-  std::vector<int64_t> begin;   // first item of each partition
-  std::vector<int32_t> first;   // by order: order of the first miss of the same table and id
-  std::vector<int64_t> handle;  // by order, of first misses
-
-  int64_t count() const { return tile_begin.back(); }
-};
-
-struct ReleaseLarge {
-  static constexpr size_t kKeptIds = size_t{1} << 21;
-  Misses* misses;
-
-  explicit ReleaseLarge(Misses* target) : misses(target) {}
-  ~ReleaseLarge() {
-    if (misses->in_tile.capacity() > kKeptIds) *misses = Misses{};
-  }
-};
-
-// Round 1: handles of the ids that are there; scores of their slots are updated.
-void find_all(const IndexView& index, const FeatureIds& features, int64_t score, int64_t* handles,
-              Misses* misses) {
-  misses->tiles = make_tiles(features);
-  const std::vector<Tile>& tiles = misses->tiles;
-  const int64_t tile_count = static_cast<int64_t>(tiles.size());
-  misses->tile_begin.assign(tile_count + 1, 0);
-  misses->in_tile.resize(features.count);
-  parallel_units(tile_count, features.count, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const Tile& tile = tiles[i];
-      find_tile({index.table(tile.table), features.ids + tile.begin, tile.end - tile.begin,
-                 handles + tile.begin, misses->in_tile.data() + tile.begin,
-                 &misses->tile_begin[i + 1], score});
-    }
-  });
-  for (int64_t i = 0; i < tile_count; ++i) misses->tile_begin[i + 1] += misses->tile_begin[i];
-}
-
-// Few misses make one partition.
-int64_t partition_of(const Misses& misses, uint64_t hash) {
-  return misses.count() < kParallelWork ? 0 : static_cast<int64_t>(hash >> 58);
-}
-
-void partition_misses(const IndexView& index, const FeatureIds& features, Misses* misses) {
-  const std::vector<Tile>& tiles = misses->tiles;
-  const int64_t tile_count = static_cast<int64_t>(tiles.size());
-  constexpr int64_t kMaxChunks = 16;
-  const int64_t chunks = std::min(kMaxChunks, tile_count);
-  std::vector<int64_t> next(chunks * kPartitions, 0);
-  const auto for_each_miss = [&](int64_t chunk, const auto& visit) {
-    for (int64_t i = tile_count * chunk / chunks; i < tile_count * (chunk + 1) / chunks; ++i) {
-      const Tile& tile = tiles[i];
-      const uint64_t salt = bucket_salt(index.meta_row(tile.table)[kMetaSeed]);
-      for (int64_t m = misses->tile_begin[i]; m < misses->tile_begin[i + 1]; ++m) {
-        const int64_t position = misses->in_tile[tile.begin + m - misses->tile_begin[i]];
-        const int64_t id = features.ids[tile.begin + position];
-        const int64_t part = partition_of(*misses, first_hash(id, salt));
-        visit(part, Miss{id, static_cast<int32_t>(m), static_cast<int32_t>(tile.table)});
-      }
-    }
-  };
-  parallel_units(chunks, misses->count(), [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) {
-      for_each_miss(c, [&](int64_t part, const Miss&) { ++next[c * kPartitions + part]; });
-    }
-  });
-  misses->begin.assign(kPartitions + 1, 0);
-  int64_t sum = 0;
-  for (int64_t p = 0; p < kPartitions; ++p) {
-    misses->begin[p] = sum;
-    for (int64_t c = 0; c < chunks; ++c) {
-      const int64_t n = next[c * kPartitions + p];
-      next[c * kPartitions + p] = sum;
-      sum += n;
-    }
-  }
-  misses->begin[kPartitions] = sum;
-  misses->items.resize(misses->count());
-  parallel_units(chunks, misses->count(), [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) {
-      int64_t* position = next.data() + c * kPartitions;
-      for_each_miss(
-          c, [&](int64_t part, const Miss& miss) { misses->items[position[part]++] = miss; });
-    }
-  });
-}
-
-// Round 2: finds the first occurrence of every new id; returns the number of new ids by table.
-std::vector<int64_t> dedupe_misses(int64_t table_count, Misses* misses) {
-  misses->first.resize(misses->count());
-  std::vector<int64_t> new_ids(kPartitions * table_count, 0);
-  parallel_units(kPartitions, misses->count(), [&](int64_t part_begin, int64_t part_end) {
-    std::vector<int32_t> slots;  // item numbers within the partition
-    std::vector<int32_t> repeated;
-    for (int64_t p = part_begin; p < part_end; ++p) {
-      Miss* items = misses->items.data() + misses->begin[p];
-      const int64_t count = misses->begin[p + 1] - misses->begin[p];
-      if (count == 0) continue;
-      repeated.clear();
-      int bits = 4;
-      while ((int64_t{1} << bits) < 2 * count) ++bits;
-      slots.assign(size_t{1} << bits, -1);
-      const uint64_t mask = (uint64_t{1} << bits) - 1;
-      for (int64_t i = 0; i < count; ++i) {
-        const Miss& miss = items[i];
-        uint64_t slot = fmix64(static_cast<uint64_t>(miss.id) + static_cast<uint64_t>(miss.table));
-        slot &= mask;
-        while (slots[slot] >= 0 &&
-               (items[slots[slot]].id != miss.id || items[slots[slot]].table != miss.table)) {
-          slot = (slot + 1) & mask;
-        }
-        if (slots[slot] < 0) {
-          slots[slot] = static_cast<int32_t>(i);
-          ++new_ids[p * table_count + miss.table];
-        } else {
-          repeated.push_back(static_cast<int32_t>(i));
-        }
-        misses->first[miss.order] = items[slots[slot]].order;
-      }
-      for (const int32_t i : repeated) items[i].table = ~items[i].table;
-    }
-  });
-  std::vector<int64_t> total(table_count, 0);
-  for (int64_t p = 0; p < kPartitions; ++p) {
-    for (int64_t t = 0; t < table_count; ++t) total[t] += new_ids[p * table_count + t];
-  }
-  return total;
-}
-
 // Round 3: every new id into its first bucket, partition by partition. A partition is a range of
 // the hash, hence a range of buckets where the bucket count allows it. What finds no place there
 // goes through the remaining rounds in order of occurrence.
-void place_misses(const IndexView& index, int64_t score, const Misses& misses) {
+void place_misses(const IndexView& index, int64_t step, const Misses& misses) {
   constexpr int64_t kLookahead = 16;
   std::vector<TableView> tables;
   for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
@@ -185,9 +46,9 @@ void place_misses(const IndexView& index, int64_t score, const Misses& misses) {
         const Entry entry{first_hash(miss.id, table.salt),
                           miss.id,
                           encode_handle(misses.handle[miss.order]),
-                          score,
                           miss.table,
-                          miss.order};
+                          miss.order,
+                          {step}};
         const bool owned = one_partition || table.bucket_count % kPartitions == 0;
         if (!owned || !put_entry(table, bucket_of(entry.hash, table.bucket_count), entry,
                                  &reused[p * index.table_count + miss.table])) {
@@ -204,70 +65,209 @@ void place_misses(const IndexView& index, int64_t score, const Misses& misses) {
   place_entries(index, merge_by_order(rest, misses.count()));
 }
 
-// Hands out the rows of the group's slabs.
-class RowAllocator {
- public:
-  RowAllocator(const IndexView& index, const Tensor& slabs, const Tensor& free_rows)
-      : index_(index) {
-    check_tensor(index.op, "slabs", slabs, ScalarType::Long);
-    check_size(index.op, "slabs", slabs, 1, kSlabColumns);
-    check_tensor(index.op, "free_rows", free_rows, ScalarType::Long);
-    check_size(index.op, "free_rows", free_rows, 0, slabs.size(0));
-    slabs_ = static_cast<int64_t*>(slabs.data_ptr());
-    slab_count_ = slabs.size(0);
-    free_rows_ = static_cast<int64_t*>(free_rows.data_ptr());
-    max_rows_ = free_rows.size(1);
-  }
-
-  int64_t* slab(int64_t s) const { return slabs_ + s * kSlabColumns; }
-
-  // Bytes of memory to be had before `rows[s]` more rows of each slab s are given out, 0 while
-  // enough has been checked before. Raises if there is no room for that many rows. Changes nothing.
-  int64_t check(const std::vector<int64_t>& rows) const {
-    int64_t bytes = 0;
-    for (int64_t s = 0; s < slab_count_; ++s) {
-      const int64_t fresh = std::max<int64_t>(rows[s] - slab(s)[kSlabFreeCount], 0);
-      const int64_t needed = slab(s)[kSlabNextRow] + fresh;
-      STD_TORCH_CHECK(needed <= max_rows_, "dynemb::", index_.op, ": row slab ", s, " needs ",
-                      needed, " rows but has room for ", max_rows_,
-                      ": create the table with a larger max_rows, or erase ids");
-      if (needed > slab(s)[kSlabCommittedRows]) {
-        bytes += (commit_target(needed, slab(s)[kSlabRowBytes], max_rows_) -
-                  slab(s)[kSlabCommittedRows]) *
-                 slab(s)[kSlabRowBytes];
-      }
-    }
-    return bytes;
-  }
-
-  // The next row's handle: freed rows first, last freed first.
-  int64_t take(int64_t s) {
-    int64_t* row = slab(s);
-    if (row[kSlabFreeCount] > 0) return free_rows_[s * max_rows_ + --row[kSlabFreeCount]];
-    const int64_t next = row[kSlabNextRow]++;
-    if (next >= row[kSlabCommittedRows]) {
-      row[kSlabCommittedRows] = commit_target(next + 1, row[kSlabRowBytes], max_rows_);
-    }
-    return make_handle(next, kFirstGeneration);
-  }
-
- private:
-  const IndexView& index_;
-  int64_t* slabs_;
-  int64_t slab_count_;
-  int64_t* free_rows_;
-  int64_t max_rows_;
+// What a call does to every table.
+struct Plan {
+  std::vector<int64_t> added;    // ids that get a row that no other id has
+  std::vector<int64_t> evicted;  // ids that need a victim
+  std::vector<int64_t> counted;  // ids counted for the first time, by counter table
+  std::vector<GrowthDecision> growth;
 };
 
+// Decides growth and checks room for the plan. Changes nothing.
+void check_plan(const IndexView& index, const RowAllocator& allocator, int64_t slabs, Plan* plan) {
+  std::vector<int64_t> new_rows(slabs, 0);
+  plan->growth.resize(index.table_count);
+  int64_t bytes = 0;
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    const int64_t* row = index.table_row(t);
+    new_rows[index.meta_row(t)[kMetaSlab]] += plan->added[t];
+    // the slots of victims become tombstones
+    plan->growth[t] = decide_growth(row[kTableBucketCount], index.meta_row(t)[kMetaRegionBuckets],
+                                    row[kTableSize], row[kTableTombstones],
+                                    plan->added[t] + plan->counted[t], plan->evicted[t]);
+    if (plan->growth[t].rehash) bytes += check_rehash(index, t, plan->growth[t].bucket_count);
+  }
+  check_available_memory(index.op, bytes + allocator.check(new_rows));
+}
+
+void rehash_tables(const IndexView& index, const Plan& plan) {
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    if (plan.growth[t].rehash) rehash(index, t, plan.growth[t].bucket_count);
+  }
+}
+
+// Rows and places for all new ids, where no table has a policy.
+void insert_all(const IndexView& index, const PolicyView& policies, RowAllocator* allocator,
+                int64_t slabs, Misses* misses) {
+  Plan plan;
+  plan.added = dedupe_misses(index.table_count, misses);
+  plan.evicted.assign(index.table_count, 0);
+  plan.counted.assign(index.table_count, 0);
+  check_plan(index, *allocator, slabs, &plan);
+  // Up to here nothing has been changed but the scores of the ids found.
+  misses->handle.resize(misses->count());
+  for (size_t i = 0; i < misses->tiles.size(); ++i) {
+    const int64_t slab = index.meta_row(misses->tiles[i].table)[kMetaSlab];
+    for (int64_t m = misses->tile_begin[i]; m < misses->tile_begin[i + 1]; ++m) {
+      if (misses->first[m] == m) misses->handle[m] = allocator->take(slab);
+    }
+  }
+  rehash_tables(index, plan);
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    index.table_row(t)[kTableSize] += plan.added[t];
+    index.table_row(t)[kTableInserted] += plan.added[t];
+  }
+  place_misses(index, policies.clock[kClockStep], *misses);
+}
+
+// How many of the admitted ids of each table get a row that no other id has; the others need a
+// victim, or are refused, or are too many.
+void plan_room(const IndexView& index, const PolicyView& policies,
+               const std::vector<int64_t>& admitted, Plan* plan) {
+  int64_t budget = 0;
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    const int64_t* policy = policies.row(t);
+    budget = std::max(budget, policy[kPolicyBudget]);
+  }
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    budget -= budget_share(policies.row(t), index.table_row(t)[kTableSize]);
+  }
+  plan->added.resize(index.table_count);
+  plan->evicted.assign(index.table_count, 0);
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    const int64_t* policy = policies.row(t);
+    const int64_t size = index.table_row(t)[kTableSize];
+    plan->added[t] = ids_with_room(policy, size, admitted[t], &budget);
+    const int64_t rest = admitted[t] - plan->added[t];
+    STD_TORCH_CHECK(rest == 0 || policy[kPolicyOnFull] != kFullError, "dynemb::", index.op,
+                    ": table ", t, " has ", size, " ids and room for ", plan->added[t],
+                    " more, but the call brings ", admitted[t],
+                    " new ones: give it a larger capacity or budget, remove ids, or choose "
+                    "another on_full than \"error\"");
+    if (policy[kPolicyOnFull] == kFullEvict) plan->evicted[t] = rest;
+  }
+}
+
+Entry entry_of(const IndexView& index, const PolicyView& policies, const NewId& id, int64_t table) {
+  const ScoreUpdate update = policy_update(policies.row(id.policy), policies.clock, id.table);
+  Entry entry{first_hash(id.id, index.table(table).salt),
+              id.id,
+              id.verdict == kVerdictCount ? id.occurrences : encode_handle(id.handle),
+              static_cast<int32_t>(table),
+              0,
+              {}};
+  for (int w = 0; w < index.score_words; ++w) {
+    entry.score[w] = new_score(update, w, id.occurrences);
+  }
+  return entry;
+}
+
+// Rows and places for the new ids that the policies let in.
+void insert_by_policy(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+                      const EvictionLog& log, const FeatureIds& features, const bool* admit,
+                      RowAllocator* allocator, int64_t slabs, Misses* misses) {
+  dedupe_misses(index.table_count, misses);
+  std::vector<NewId> new_ids = collect_new_ids(policies, features, *misses, admit);
+  decide_admission(index, policies, sketch, &new_ids);
+  Plan plan;
+  std::vector<int64_t> admitted(index.table_count, 0);
+  plan.counted.assign(index.table_count, 0);
+  for (const NewId& entry : new_ids) {
+    admitted[entry.table] += entry.verdict == kVerdictInsert;
+    if (entry.verdict == kVerdictCount) {
+      ++plan.counted[policies.row(entry.policy)[kPolicyCounterTable]];
+    }
+  }
+  plan_room(index, policies, admitted, &plan);
+  check_plan(index, *allocator, slabs, &plan);
+  // Up to here nothing has been changed but the scores of the ids found.
+  note_admission(index, policies, sketch, new_ids);
+  rehash_tables(index, plan);
+  std::vector<int64_t> given(index.table_count, 0);
+  std::vector<int32_t> evictors;
+  for (size_t i = 0; i < new_ids.size(); ++i) {
+    NewId& entry = new_ids[i];
+    int64_t* row = index.table_row(entry.table);
+    if (entry.verdict != kVerdictInsert) {
+      entry.handle = kRefusedHandle;
+      ++row[kTableNotAdmitted];
+    } else if (given[entry.table]++ < plan.added[entry.table]) {
+      entry.handle = allocator->take(index.meta_row(entry.table)[kMetaSlab]);
+    } else {
+      entry.handle = kRefusedHandle;
+      if (plan.evicted[entry.table] > 0) {
+        evictors.push_back(static_cast<int32_t>(i));
+      } else {
+        entry.verdict = kVerdictRefuse;
+        ++row[kTableRejected];
+      }
+    }
+  }
+  evict(index, policies, log, evictors, &new_ids);
+  std::vector<Entry> entries;
+  entries.reserve(new_ids.size());
+  misses->handle.resize(misses->count());
+  for (const NewId& entry : new_ids) {
+    misses->handle[entry.order] = entry.handle;
+    if (entry.verdict == kVerdictInsert) {
+      entries.push_back(entry_of(index, policies, entry, entry.table));
+      ++index.table_row(entry.table)[kTableSize];
+      ++index.table_row(entry.table)[kTableInserted];
+    } else if (entry.verdict == kVerdictCount) {
+      const int64_t counters = policies.row(entry.policy)[kPolicyCounterTable];
+      entries.push_back(entry_of(index, policies, entry, counters));
+      ++index.table_row(counters)[kTableSize];
+      ++index.table_row(counters)[kTableInserted];
+    }
+  }
+  place_entries(index, std::move(entries));
+}
+
+// Handles of the ids that were not found, and how often ids were found, missed and refused.
+void finish(const IndexView& index, const Misses& misses, int64_t* handles) {
+  const auto tile_count = static_cast<int64_t>(misses.tiles.size());
+  std::vector<int64_t> refused(static_cast<size_t>(tile_count), 0);
+  parallel_units(tile_count, misses.count(), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t tile_begin = misses.tiles[i].begin;
+      for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
+        const int64_t position = misses.in_tile[tile_begin + m - misses.tile_begin[i]];
+        const int64_t handle = misses.handle[misses.first[m]];
+        handles[tile_begin + position] = handle;
+        refused[i] += handle < 0;
+      }
+    }
+  });
+  for (int64_t i = 0; i < tile_count; ++i) {
+    const Tile& tile = misses.tiles[i];
+    const int64_t missed = misses.tile_begin[i + 1] - misses.tile_begin[i];
+    int64_t* row = index.table_row(tile.table);
+    row[kTableFound] += tile.end - tile.begin - missed - misses.tile_padding[i];
+    row[kTableMissed] += missed;
+    row[kTableDefaultServed] += refused[i];
+  }
+}
+
 Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
-                       Tensor meta, Tensor clock, Tensor ids, Tensor offsets,
-                       std::vector<int64_t> feature_tables) {
+                       Tensor sketch, Tensor evicted, Tensor meta, Tensor policy, Tensor clock,
+                       Tensor ids, Tensor offsets, std::optional<Tensor> admit,
+                       std::vector<int64_t> feature_tables, std::vector<int64_t> feature_policies) {
   const char* op = "find_or_insert_";
   const IndexView index = index_view(op, buckets, &scores, tables, meta);
-  check_tensor(op, "clock", clock, ScalarType::Long);
-  check_size(op, "clock", clock, 0, 1);
   RowAllocator allocator(index, slabs, free_rows);
   const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
+  const PolicyView policies = policy_view(index, features, policy, clock, sketch, feature_policies);
+  check_tensor(op, "evicted", evicted, ScalarType::Long);
+  check_size(op, "evicted", evicted, 1, kEvictedColumns);
+  STD_TORCH_CHECK(evicted.size(0) > 0, "dynemb::", op, ": evicted.size(0) is 0, expected 1 or more");
+  const bool* admitted = nullptr;
+  if (admit.has_value()) {
+    check_tensor(op, "admit", *admit, ScalarType::Bool);
+    check_size(op, "admit", *admit, 0, features.count);
+    STD_TORCH_CHECK(!policies.empty(), "dynemb::", op,
+                    ": admit is given, but no table has a policy");
+    admitted = static_cast<const bool*>(admit->data_ptr());
+  }
   for (int64_t t = 0; t < index.table_count; ++t) {
     const int64_t slab = index.meta_row(t)[kMetaSlab];
     STD_TORCH_CHECK(slab >= 0 && slab < slabs.size(0), "dynemb::", op, ": meta of table ", t,
@@ -275,54 +275,24 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   }
   STD_TORCH_CHECK(features.count < (int64_t{1} << 31), "dynemb::", op, ": ids has ", features.count,
                   " elements, expected fewer than 2^31: split the batch");
-  const int64_t score = *static_cast<const int64_t*>(clock.data_ptr());
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());
   // Kept between calls, unless large: fresh memory would cost page faults in every call.
   static thread_local Misses kept;
   Misses& misses = kept;  // a lambda that named `kept` would see that of the thread it runs on
   const ReleaseLarge release(&misses);
-  find_all(index, features, score, handle, &misses);
-  if (misses.count() == 0) return handles;
-  partition_misses(index, features, &misses);
-  const std::vector<int64_t> new_ids = dedupe_misses(index.table_count, &misses);
-
-  std::vector<int64_t> new_rows(slabs.size(0), 0);
-  std::vector<GrowthDecision> growth(index.table_count);
-  int64_t bytes = 0;
-  for (int64_t t = 0; t < index.table_count; ++t) {
-    const int64_t* row = index.table_row(t);
-    new_rows[index.meta_row(t)[kMetaSlab]] += new_ids[t];
-    growth[t] = decide_growth(row[kTableBucketCount], index.meta_row(t)[kMetaRegionBuckets],
-                              row[kTableSize], row[kTableTombstones], new_ids[t]);
-    if (growth[t].rehash) bytes += check_rehash(index, t, growth[t].bucket_count);
-  }
-  check_available_memory(op, bytes + allocator.check(new_rows));
-  // Up to here nothing has been changed but the scores of the ids found.
-
-  const int64_t tile_count = static_cast<int64_t>(misses.tiles.size());
-  misses.handle.resize(misses.count());
-  for (int64_t i = 0; i < tile_count; ++i) {
-    const int64_t slab = index.meta_row(misses.tiles[i].table)[kMetaSlab];
-    for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
-      if (misses.first[m] == m) misses.handle[m] = allocator.take(slab);
+  find_all(index, features, policies, handle, &misses);
+  if (misses.count() > 0) {
+    partition_misses(index, features, &misses);
+    if (policies.empty()) {
+      insert_all(index, policies, &allocator, slabs.size(0), &misses);
+    } else {
+      insert_by_policy(index, policies, static_cast<int32_t*>(sketch.data_ptr()),
+                       {static_cast<int64_t*>(evicted.data_ptr()), evicted.size(0) - 1}, features,
+                       admitted, &allocator, slabs.size(0), &misses);
     }
   }
-  for (int64_t t = 0; t < index.table_count; ++t) {
-    if (growth[t].rehash) rehash(index, t, growth[t].bucket_count);
-    index.table_row(t)[kTableSize] += new_ids[t];
-    index.table_row(t)[kTableInserted] += new_ids[t];
-  }
-  place_misses(index, score, misses);
-  parallel_units(tile_count, misses.count(), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t tile_begin = misses.tiles[i].begin;
-      for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
-        const int64_t position = misses.in_tile[tile_begin + m - misses.tile_begin[i]];
-        handle[tile_begin + position] = misses.handle[misses.first[m]];
-      }
-    }
-  });
+  finish(index, misses, handle);
   return handles;
 }
 

@@ -90,7 +90,10 @@ bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
     if (line[slot] != 0) ++*reused_tombstones;
     line[slot] = entry.key;
     line[kBucketWidth + slot] = entry.stored;
-    if (table.scores != nullptr) table.scores[bucket * kBucketWidth + slot] = entry.score;
+    if (table.scores != nullptr) {
+      int64_t* score = table.score(bucket, slot);
+      for (int64_t w = 0; w < table.score_words; ++w) score[w * kBucketWidth] = entry.score[w];
+    }
     return true;
   }
   return false;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/policy.h"
 #include "cpu/index_view.h"
 
 namespace dynemb::cpu {
@@ -13,9 +14,9 @@ struct Entry {
   uint64_t hash;
   int64_t key;
   int64_t stored;
-  int64_t score;
   int32_t table;
   int32_t order;
+  int64_t score[kMaxScoreWords];
 };
 
 // The entries of all lists in ascending order; orders are less than `orders`.

@@ -80,4 +80,21 @@ DYNEMB_INLINE SlotPosition probe(const TableView& table, int64_t id, uint64_t ha
   return {-1, 0};
 }
 
+// Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none:
+// no probe goes past it.
+DYNEMB_INLINE bool clear_slot(const TableView& table, int64_t bucket, int64_t slot) {
+  int64_t* line = table.line(bucket);
+  const bool tombstone = !has_empty_slot(line);
+  if (!tombstone) {
+    line[slot] = 0;
+  } else if (line[slot] == 0) {
+    line[slot] = kTombstoneKey;
+  }
+  line[kBucketWidth + slot] = 0;
+  if (table.scores != nullptr) {
+    for (int64_t w = 0; w < table.score_words; ++w) table.score(bucket, slot)[w * kBucketWidth] = 0;
+  }
+  return tombstone;
+}
+
 }  // namespace dynemb::cpu

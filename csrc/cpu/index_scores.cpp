@@ -10,12 +10,14 @@
 namespace dynemb::cpu {
 namespace {
 
-// Calls visit(position in the call, score of the slot) for every id that is in its table, from many
-// threads.
+// Calls visit(position in the call, score word of the slot) for every id that is in its table, from
+// many threads.
 template <class F>
-void visit_scores(const IndexView& index, const FeatureIds& features, const F& visit) {
-  STD_TORCH_CHECK(index.scores != nullptr, "dynemb::", index.op,
-                  ": the index keeps no scores: create the tables with score=\"step\"");
+void visit_scores(const IndexView& index, const FeatureIds& features, int64_t word,
+                  const F& visit) {
+  STD_TORCH_CHECK(word >= 0 && word < index.score_words, "dynemb::", index.op, ": word is ", word,
+                  ", but the index keeps ", index.score_words,
+                  " scores of an id: create the tables with a policy that keeps it");
   const std::vector<Tile> tiles = make_tiles(features);
   parallel_units(static_cast<int64_t>(tiles.size()), features.count,
                  [&](int64_t begin, int64_t end) {
@@ -25,7 +27,7 @@ void visit_scores(const IndexView& index, const FeatureIds& features, const F& v
                        const int64_t id = features.ids[i];
                        const SlotPosition at = probe(table, id, first_hash(id, table.salt), 0);
                        if (at.bucket >= 0)
-                         visit(i, table.scores + at.bucket * kBucketWidth + at.slot);
+                         visit(i, table.score(at.bucket, at.slot) + word * kBucketWidth);
                      }
                    }
                  });
@@ -34,7 +36,7 @@ void visit_scores(const IndexView& index, const FeatureIds& features, const F& v
 // Scores of ids (0 for those that are not there), and which are there.
 std::tuple<Tensor, Tensor> get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta,
                                       Tensor ids, Tensor offsets,
-                                      std::vector<int64_t> feature_tables) {
+                                      std::vector<int64_t> feature_tables, int64_t word) {
   const char* op = "get_scores";
   const IndexView index = index_view(op, buckets, &scores, tables, meta);
   const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
@@ -42,16 +44,18 @@ std::tuple<Tensor, Tensor> get_scores(Tensor buckets, Tensor scores, Tensor tabl
   Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
   auto* value = static_cast<int64_t*>(values.data_ptr());
   auto* is_found = static_cast<bool*>(found.data_ptr());
-  visit_scores(index, features, [&](int64_t i, const int64_t* score) {
+  visit_scores(index, features, word, [&](int64_t i, const int64_t* score) {
     value[i] = *score;
     is_found[i] = true;
   });
   return {values, found};
 }
 
-// Sets the scores of the ids that are there, which must be distinct; returns which are.
+// Sets the scores of the ids that are there, to the largest value given for an id; returns which
+// are.
 Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids,
-                   Tensor offsets, std::vector<int64_t> feature_tables, Tensor values) {
+                   Tensor offsets, std::vector<int64_t> feature_tables, Tensor values,
+                   int64_t word) {
   const char* op = "set_scores_";
   const IndexView index = index_view(op, buckets, &scores, tables, meta);
   const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
@@ -60,9 +64,15 @@ Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
   Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
   const auto* value = static_cast<const int64_t*>(values.data_ptr());
   auto* is_found = static_cast<bool*>(found.data_ptr());
-  visit_scores(index, features, [&](int64_t i, int64_t* score) {
-    *score = value[i];
+  visit_scores(index, features, word, [&](int64_t i, int64_t* score) {
+    __atomic_store_n(score, INT64_MIN, __ATOMIC_RELAXED);
     is_found[i] = true;
+  });
+  visit_scores(index, features, word, [&](int64_t i, int64_t* score) {
+    int64_t seen = __atomic_load_n(score, __ATOMIC_RELAXED);
+    while (seen < value[i] && !__atomic_compare_exchange_n(score, &seen, value[i], true,
+                                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
   });
   return found;
 }

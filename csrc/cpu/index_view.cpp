@@ -24,7 +24,8 @@ TableView IndexView::table(int64_t table) const {
   const int64_t begin = m[kMetaRegionBegin];
   TableView view;
   view.lines = buckets + begin * kBucketWords;
-  view.scores = scores == nullptr ? nullptr : scores + begin * kBucketWidth;
+  view.scores = scores == nullptr ? nullptr : scores + begin * kBucketWidth * score_words;
+  view.score_words = score_words;
   view.bucket_count = table_row(table)[kTableBucketCount];
   view.salt = bucket_salt(m[kMetaSeed]);
   view.has_padding = m[kMetaHasPadding] != 0;
@@ -46,13 +47,14 @@ IndexView index_view(const char* op, const Tensor& buckets, const Tensor* scores
   view.buckets = static_cast<int64_t*>(buckets.data_ptr());
   view.bucket_capacity = buckets.size(0);
   view.scores = nullptr;
+  view.score_words = 0;
   view.tables = static_cast<int64_t*>(tables.data_ptr());
   view.meta = static_cast<const int64_t*>(meta.data_ptr());
   view.table_count = tables.size(0);
   if (scores != nullptr) {
     check_tensor(op, "scores", *scores, ScalarType::Long);
-    check_size(op, "scores", *scores, 1, kBucketWidth);
-    if (scores->size(0) > 0) {
+    view.score_words = score_words(op, *scores);
+    if (view.score_words > 0) {
       check_size(op, "scores", *scores, 0, view.bucket_capacity);
       view.scores = static_cast<int64_t*>(scores->data_ptr());
     }
@@ -115,8 +117,8 @@ std::vector<Tile> make_tiles(const FeatureIds& features) {
   tiles.reserve(features.table.size() + static_cast<size_t>(features.count / kTileIds));
   for (size_t f = 0; f < features.table.size(); ++f) {
     for (int64_t begin = features.begin[f]; begin < features.begin[f + 1]; begin += kTileIds) {
-      tiles.push_back(
-          {begin, std::min(begin + kTileIds, features.begin[f + 1]), features.table[f]});
+      tiles.push_back({begin, std::min(begin + kTileIds, features.begin[f + 1]), features.table[f],
+                       static_cast<int64_t>(f)});
     }
   }
   return tiles;

@@ -25,12 +25,17 @@ Tensor zeros_cpu(const std::vector<int64_t>& size, ScalarType dtype);
 struct TableView {
   int64_t* lines;
   int64_t* scores;  // nullptr: the index keeps no scores
+  int64_t score_words;
   int64_t bucket_count;
   uint64_t salt;
   bool has_padding;
   int64_t padding_id;
 
   int64_t* line(int64_t bucket) const { return lines + bucket * kBucketWords; }
+  // Words of a slot are kBucketWidth apart.
+  int64_t* score(int64_t bucket, int64_t slot) const {
+    return scores + bucket * kBucketWidth * score_words + slot;
+  }
 };
 
 struct IndexView {
@@ -38,6 +43,7 @@ struct IndexView {
   int64_t* buckets;
   int64_t bucket_capacity;  // buckets in the tensor
   int64_t* scores;
+  int64_t score_words;
   int64_t* tables;
   const int64_t* meta;
   int64_t table_count;
@@ -69,6 +75,7 @@ struct Tile {
   int64_t begin;
   int64_t end;
   int64_t table;
+  int64_t feature;
 };
 std::vector<Tile> make_tiles(const FeatureIds& features);
 

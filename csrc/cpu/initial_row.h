@@ -87,7 +87,11 @@ DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, i
     return scratch;
   }
   if (handle == kPaddingHandle) return nullptr;
-  write_initial_row(table, table.default_begin, table.default_count, id, scratch);
+  if (handle == kRefusedHandle) {
+    write_initial_row(table, table.refused_begin, table.refused_count, id, scratch);
+  } else {
+    write_initial_row(table, table.default_begin, table.default_count, id, scratch);
+  }
   return scratch;
 }
 

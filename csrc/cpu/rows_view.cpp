@@ -32,13 +32,15 @@ std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& wei
       return begin >= 0 && count > 0 && begin + count * kInitRecordColumns <= init_data.numel();
     };
     STD_TORCH_CHECK(in_data(m[kMetaInitBegin], m[kMetaInitCount]) &&
-                        in_data(m[kMetaDefaultBegin], m[kMetaDefaultCount]),
+                        in_data(m[kMetaDefaultBegin], m[kMetaDefaultCount]) &&
+                        in_data(m[kMetaRefusedBegin], m[kMetaRefusedCount]),
                     "dynemb::", op, ": meta of table ", t, " names records outside init_data");
     tables.push_back({static_cast<float*>(weights[s].data_ptr()),
                       static_cast<int32_t*>(generations[s].data_ptr()), weights[s].size(0),
                       m[kMetaDim], s, m[kMetaSeed],
                       static_cast<const double*>(init_data.data_ptr()), m[kMetaInitBegin],
-                      m[kMetaInitCount], m[kMetaDefaultBegin], m[kMetaDefaultCount]});
+                      m[kMetaInitCount], m[kMetaDefaultBegin], m[kMetaDefaultCount],
+                      m[kMetaRefusedBegin], m[kMetaRefusedCount]});
   }
   return tables;
 }

@@ -29,6 +29,8 @@ struct TableRows {
   int64_t init_count;
   int64_t default_begin;
   int64_t default_count;
+  int64_t refused_begin;
+  int64_t refused_count;
 };
 
 // Checks the tensors and returns one entry per table.

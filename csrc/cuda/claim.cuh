@@ -67,15 +67,19 @@ __device__ __forceinline__ ClaimedSlot claimed_slot(const Entry& entry, int64_t 
   }
 }
 
-// Turns the claim of an entry into an occupied slot; true if the slot was a tombstone.
+// Turns the claim of an entry into an occupied slot, whose score words are score(word); true if the
+// slot was a tombstone.
+template <class Score>
 __device__ __forceinline__ bool settle_claim(const Entry& entry, int64_t order, int64_t stored,
-                                             int64_t score) {
+                                             const Score& score) {
   const ClaimedSlot place = claimed_slot(entry, order);
   int64_t* line = entry.table.line(place.bucket);
   const bool tombstone = line[place.slot] != 0;
   line[place.slot] = entry.key;
   line[kBucketWidth + place.slot] = stored;
-  if (entry.table.scores != nullptr) *entry.table.score(place.bucket, place.slot) = score;
+  for (int64_t w = 0; w < entry.table.score_words; ++w) {
+    entry.table.score(place.bucket, place.slot)[w * kBucketWidth] = score(w);
+  }
   return tombstone;
 }
 

@@ -45,6 +45,22 @@ __device__ __forceinline__ void count_by_key(bool flag, int64_t key, int64_t* co
   }
 }
 
+// As count_by_key, for all threads of the block, which must all call it: one atomic operation where
+// they have one key.
+__device__ __forceinline__ void count_in_block(bool flag, int64_t key, int64_t* counters) {
+  __shared__ int64_t first_key;
+  const int count = __syncthreads_count(flag);
+  if (count == 0) return;
+  if (threadIdx.x == 0) first_key = key;
+  __syncthreads();
+  if (__syncthreads_and(!flag || key == first_key) == 0) {
+    count_by_key(flag, key, counters);
+  } else if (threadIdx.x == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(counters + key),
+              static_cast<unsigned long long>(count));
+  }
+}
+
 // A power of two of neighbouring lanes that work on one row together.
 template <int kLanes>
 struct LaneGroup {

@@ -10,7 +10,7 @@ namespace dynemb::cuda {
 static_assert(kBucketWidth % 2 == 0, "a line is loaded 16 bytes at a time");
 
 // What a handle tensor holds while an insertion is under way: kMissBase - slot of the dedupe table.
-constexpr int64_t kMissBase = -3;
+constexpr int64_t kMissBase = -4;
 
 struct IndexArgs {
   int64_t* buckets;
@@ -18,6 +18,7 @@ struct IndexArgs {
   int64_t* tables;
   const int64_t* meta;
   int64_t table_count;
+  int64_t score_words;  // 0: as above
 
   __device__ int64_t* table_row(int64_t table) const { return tables + table * kTableColumns; }
   __device__ const int64_t* meta_row(int64_t table) const { return meta + table * kMetaColumns; }
@@ -26,14 +27,16 @@ struct IndexArgs {
 struct TableView {
   int64_t* lines;
   int64_t* scores;
+  int64_t score_words;
   int64_t bucket_count;
   uint64_t salt;
 
   __device__ __forceinline__ int64_t* line(int64_t bucket) const {
     return lines + bucket * kBucketWords;
   }
+  // Words of a slot are kBucketWidth apart.
   __device__ __forceinline__ int64_t* score(int64_t bucket, int slot) const {
-    return scores + bucket * kBucketWidth + slot;
+    return scores + bucket * kBucketWidth * score_words + slot;
   }
 };
 
@@ -42,7 +45,9 @@ __device__ __forceinline__ TableView table_view(const IndexArgs& index, int64_t 
   const int64_t begin = meta[kMetaRegionBegin];
   TableView view;
   view.lines = index.buckets + begin * kBucketWords;
-  view.scores = index.scores == nullptr ? nullptr : index.scores + begin * kBucketWidth;
+  view.scores =
+      index.scores == nullptr ? nullptr : index.scores + begin * kBucketWidth * index.score_words;
+  view.score_words = index.score_words;
   view.bucket_count = index.table_row(table)[kTableBucketCount];
   view.salt = bucket_salt(meta[kMetaSeed]);
   return view;
@@ -183,6 +188,37 @@ __device__ __forceinline__ FoundSlot find_slot(const TableView& table, int64_t i
     if (empty) break;
   }
   return {0, 0, 0, false};
+}
+
+// A slot and whether its bucket was never full, in one word.
+struct SlotPlace {
+  int64_t bucket;
+  int slot;
+  bool never_full;
+};
+__device__ __forceinline__ int64_t pack_place(const SlotPlace& place) {
+  return 2 * (place.bucket * kBucketWidth + place.slot) + (place.never_full ? 1 : 0);
+}
+__device__ __forceinline__ SlotPlace unpack_place(int64_t word) {
+  const int64_t slot = word / 2;
+  return {slot / kBucketWidth, static_cast<int>(slot % kBucketWidth), word % 2 != 0};
+}
+
+// Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none:
+// no probe goes past it. An earlier kernel must have found out which it is, since other threads
+// clear slots of the same bucket.
+__device__ __forceinline__ bool clear_slot(const TableView& table, const SlotPlace& place) {
+  int64_t* line = table.line(place.bucket);
+  if (place.never_full) {
+    line[place.slot] = 0;
+  } else if (line[place.slot] == 0) {
+    line[place.slot] = kTombstoneKey;
+  }
+  line[kBucketWidth + place.slot] = 0;
+  for (int64_t w = 0; w < table.score_words; ++w) {
+    table.score(place.bucket, place.slot)[w * kBucketWidth] = 0;
+  }
+  return !place.never_full;
 }
 
 // The table of small integers in which the threads of a call agree on the first occurrence of every

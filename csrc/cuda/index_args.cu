@@ -11,13 +11,16 @@ IndexArgs index_args(const Call& call, const Tensor& buckets, const Tensor* scor
   call.check("meta", meta, ScalarType::Long);
   check_size(call.op, "meta", meta, 0, tables.size(0));
   check_size(call.op, "meta", meta, 1, kMetaColumns);
-  IndexArgs args{static_cast<int64_t*>(buckets.data_ptr()), nullptr,
+  IndexArgs args{static_cast<int64_t*>(buckets.data_ptr()),
+                 nullptr,
                  static_cast<int64_t*>(tables.data_ptr()),
-                 static_cast<const int64_t*>(meta.data_ptr()), tables.size(0)};
+                 static_cast<const int64_t*>(meta.data_ptr()),
+                 tables.size(0),
+                 0};
   if (scores != nullptr) {
     call.check("scores", *scores, ScalarType::Long);
-    check_size(call.op, "scores", *scores, 1, kBucketWidth);
-    if (scores->size(0) > 0) {
+    args.score_words = score_words(call.op, *scores);
+    if (args.score_words > 0) {
       check_size(call.op, "scores", *scores, 0, buckets.size(0));
       args.scores = static_cast<int64_t*>(scores->data_ptr());
     }

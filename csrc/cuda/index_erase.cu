@@ -22,7 +22,7 @@ __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink err
     return;
   }
   work[i] = kMissBase - dedupe.insert(features, i, id, t);
-  places[i] = 2 * (found.bucket * kBucketWidth + found.slot) + (found.never_full ? 1 : 0);
+  places[i] = pack_place({found.bucket, found.slot, found.never_full});
   plan.head[kPlanTouched] = 1;
 }
 
@@ -33,7 +33,7 @@ __global__ void count_erased(FeatureArgs features, DedupeTable dedupe, Plan plan
   const int64_t i = thread_number();
   const bool first = is_first(features, dedupe, work, i);
   const int64_t feature = first && features.features > 1 ? features.feature_of(i) : 0;
-  count_firsts(features, plan, first, feature, block_counts);
+  count_firsts(plan, first, feature, block_counts);
 }
 
 // One block: the counts of tables and slabs.
@@ -72,21 +72,12 @@ __global__ void clear_slots(IndexArgs index, FeatureArgs features, int64_t* free
   const int64_t s = index.meta_row(t)[kMetaSlab];
   const int64_t row = rank - plan.feature_first[f] + plan.feature_row[f];
   const TableView table = table_view(index, t);
-  const int64_t place = places[i] / 2;
-  const int64_t bucket = place / kBucketWidth;
-  const int slot = static_cast<int>(place % kBucketWidth);
-  int64_t* line = table.line(bucket);
+  const SlotPlace place = unpack_place(places[i]);
   free_rows[s * max_rows + plan.slab_free[s] + row] =
-      next_owner(decode_handle(line[kBucketWidth + slot]));
-  // A bucket that was never full needs no tombstone: no probe goes past it.
-  if (places[i] % 2 != 0) {
-    line[slot] = 0;
-  } else {
-    if (line[slot] == 0) line[slot] = kTombstoneKey;
+      next_owner(decode_handle(table.line(place.bucket)[kBucketWidth + place.slot]));
+  if (clear_slot(table, place)) {
     atomicAdd(reinterpret_cast<unsigned long long*>(index.table_row(t) + kTableTombstones), 1ULL);
   }
-  line[kBucketWidth + slot] = 0;
-  if (table.scores != nullptr) *table.score(bucket, slot) = 0;
 }
 
 // How many ids were there, per table. An id given twice counts once.

@@ -56,11 +56,13 @@ __global__ void export_slots(IndexArgs index, int64_t t, int64_t begin, int64_t 
   const int64_t* line = table.line(begin + bucket);
   ids[rank] = line[slot];
   handles[rank] = decode_handle(line[kBucketWidth + slot]);
-  scores[rank] = table.scores == nullptr ? 0 : *table.score(begin + bucket, slot);
+  for (int64_t w = 0; w < table.score_words; ++w) {
+    scores[rank * table.score_words + w] = table.score(begin + bucket, slot)[w * kBucketWidth];
+  }
 }
 
-// Ids, handles and scores (zeros if the index keeps none) of the occupied slots from bucket `begin`
-// on, at most max_ids of them, and the bucket to go on from (-1: that was all).
+// Ids, handles and scores [n, words] of the occupied slots from bucket `begin` on, at most max_ids
+// of them, and the bucket to go on from (-1: that was all).
 std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor scores,
                                                         Tensor tables, Tensor meta, int64_t table,
                                                         int64_t begin, int64_t max_ids) {
@@ -101,7 +103,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
   const int64_t count = result[kExportCount];
   Tensor ids = call.empty({count}, ScalarType::Long);
   Tensor handles = call.empty({count}, ScalarType::Long);
-  Tensor exported_scores = call.empty({count}, ScalarType::Long);
+  Tensor exported_scores = call.empty({count, index.score_words}, ScalarType::Long);
   if (count > 0) {
     call.launch(export_slots, blocks * kRankBlock, kRankBlock, index, table, begin, slots, max_ids,
                 block_counts, head, static_cast<int64_t*>(ids.data_ptr()),

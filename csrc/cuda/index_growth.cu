@@ -43,8 +43,8 @@ __device__ __forceinline__ OldEntries old_entries(const IndexArgs& index, const 
           plan.old_buckets[table]};
 }
 
-// A thread per 16 bytes. Reads and writes each old line (and its scores) once and clears it: 192
-// (288) bytes a bucket, in order; the floor is bandwidth.
+// A thread per 16 bytes of a line. Reads and writes each old line once and clears it, and likewise
+// its scores: 192 bytes a bucket and 96 for each score word, in order; the floor is bandwidth.
 __global__ void take_out(IndexArgs index, Plan plan, OldIndex old) {
   const int64_t total = plan.head[kPlanRehash] * kBucketWidth;
   const longlong2 zero = make_longlong2(0, 0);
@@ -57,9 +57,10 @@ __global__ void take_out(IndexArgs index, Plan plan, OldIndex old) {
     auto* line = reinterpret_cast<longlong2*>(table.line(own)) + part;
     reinterpret_cast<longlong2*>(old.lines + bucket * kBucketWords)[part] = *line;
     *line = zero;
-    if (table.scores != nullptr && part < kBucketWidth / 2) {
-      auto* score = reinterpret_cast<longlong2*>(table.score(own, 0)) + part;
-      reinterpret_cast<longlong2*>(old.scores + bucket * kBucketWidth)[part] = *score;
+    const int64_t words = table.score_words * kBucketWidth;  // 0 without scores
+    for (int64_t p = part; p < words / 2; p += kBucketWidth) {
+      auto* score = reinterpret_cast<longlong2*>(table.score(own, 0)) + p;
+      reinterpret_cast<longlong2*>(old.scores + bucket * words)[p] = *score;
       *score = zero;
     }
   }
@@ -92,17 +93,18 @@ __global__ void settle_moved(IndexArgs index, Plan plan, OldIndex old) {
     const int64_t t = old_table(index, plan, bucket);
     const int64_t order =
         move_order(bucket - plan.old_begin[t], slot, plan.old_buckets[t], kBucketWidth);
-    const int64_t score = old.scores == nullptr ? 0 : old.scores[bucket * kBucketWidth + slot];
-    settle_claim(old_entries(index, plan, old, t)(order), order, stored, score);
+    const int64_t* scores = old.scores + bucket * index.score_words * kBucketWidth + slot;
+    settle_claim(old_entries(index, plan, old, t)(order), order, stored,
+                 [&](int64_t word) { return scores[word * kBucketWidth]; });
   }
 }
 
 // One thread: what grow_ does to the table's descriptor, if it does anything.
 __global__ void plan_growth(IndexArgs index, Plan plan, SharedWords shared, ErrorSink errors,
-                            int64_t table, int64_t wanted) {
+                            int64_t table, int64_t wanted, bool compact) {
   int64_t* row = index.table_row(table);
   const int64_t old = row[kTableBucketCount];
-  const bool grows = wanted > old;
+  const bool grows = wanted > old || (wanted == old && compact);
   if (grows && (wanted > index.meta_row(table)[kMetaRegionBuckets] ||
                 (shared.words != nullptr && wanted > shared.table(table)[kSharedBucketLimit]))) {
     errors.report(kErrorBuckets, table);
@@ -131,14 +133,15 @@ void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t ta
   const int64_t wanted = buckets_for(ids);
   const auto group = group_memory(call, buckets);
   map_buckets(call, group.get(), table, wanted);
-  grow_table(call, index, shared_words(group.get()), table, std::min(wanted, buckets.size(0) + 1));
+  grow_table(call, index, shared_words(group.get()), table, std::min(wanted, buckets.size(0) + 1),
+             false);
 }
 
 }  // namespace
 
-OldIndexParts add_old_index(Scratch* scratch, int64_t buckets, bool scored) {
+OldIndexParts add_old_index(Scratch* scratch, int64_t buckets, int64_t score_words) {
   return {scratch->add<int64_t>(buckets * kBucketWords),
-          scratch->add<int64_t>(scored ? buckets * kBucketWidth : 0), scored};
+          scratch->add<int64_t>(buckets * score_words * kBucketWidth), score_words > 0};
 }
 
 void rehash(const Call& call, const IndexArgs& index, const Plan& plan, const Scratch& scratch,
@@ -151,16 +154,16 @@ void rehash(const Call& call, const IndexArgs& index, const Plan& plan, const Sc
 }
 
 void grow_table(const Call& call, const IndexArgs& index, const SharedWords& shared, int64_t table,
-                int64_t wanted) {
+                int64_t wanted, bool compact) {
   Scratch scratch;
   const int64_t words = plan_words(0, index.table_count, 0);
   const auto plan_part = scratch.add<int64_t>(words);
-  // an index that grows has fewer buckets than it will have
-  const OldIndexParts parts = add_old_index(&scratch, wanted, index.scores != nullptr);
+  // an index has no more buckets before a rehash than after it
+  const OldIndexParts parts = add_old_index(&scratch, wanted, index.score_words);
   scratch.allocate(call);
   const Plan plan = make_plan(scratch.get(plan_part), 0, index.table_count, 0);
   call.fill(scratch.get(plan_part), 0, words * 8);
-  call.launch(plan_growth, 1, 1, index, plan, shared, error_sink(call), table, wanted);
+  call.launch(plan_growth, 1, 1, index, plan, shared, error_sink(call), table, wanted, compact);
   rehash(call, index, plan, scratch, parts, wanted);
 }
 

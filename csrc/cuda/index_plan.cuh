@@ -8,37 +8,67 @@ namespace dynemb::cuda {
 
 // int64 words in scratch memory, cleared before a call.
 struct Plan {
-  int64_t* head;           // PlanHead
-  int64_t* feature_count;  // [features] distinct new (or erased) ids
-  int64_t* feature_first;  // [features] rank of the feature's first one
-  int64_t* feature_row;    // [features] how many of the same slab come in earlier features
-  int64_t* slab_free;      // [slabs] free rows before the call
-  int64_t* slab_next;      // [slabs] next row before the call
-  int64_t* old_buckets;    // [tables] bucket count before a rehash; 0: none
-  int64_t* old_begin;      // [tables + 1] first of its buckets among all that are rehashed
+  int64_t* head;  // PlanHead
+  // [features]
+  int64_t* feature_count;     // distinct new (or erased) ids that take (or free) a row
+  int64_t* feature_first;     // rank of the feature's first one
+  int64_t* feature_in_table;  // how many of the same table come in earlier features
+  int64_t* feature_row;       // how many rows of the same slab go to earlier features
+  // [slabs]
+  int64_t* slab_free;  // free rows before the call
+  int64_t* slab_next;  // next row before the call
+  // [tables]
+  int64_t* missed;        // occurrences of ids that are not there
+  int64_t* padding;       // occurrences of the padding id
+  int64_t* added;         // new ids that get a row that no other id has
+  int64_t* evicted;       // new ids that need a victim
+  int64_t* rejected;      // new ids for which there is no row
+  int64_t* not_admitted;  // new ids that were not admitted
+  int64_t* counted;       // counter tables: ids that are counted for the first time
+  int64_t* admitted;      // counter tables: ids that are counted no longer
+  int64_t* victims;       // ids that have been evicted
+  int64_t* old_buckets;   // bucket count before a rehash; 0: none
+  int64_t* old_begin;     // [tables + 1] first of its buckets among all that are rehashed
 };
 
 enum PlanHead : int {
-  kPlanTouched = 0,  // an id was found that the plan must deal with
-  kPlanInvalid = 1,  // offsets are wrong: nothing is changed
-  kPlanTotal = 2,    // distinct new (or erased) ids; 0 if the call is refused
-  kPlanRehash = 3,   // buckets that are rehashed
+  kPlanTouched = 0,   // an id was found that the plan must deal with
+  kPlanInvalid = 1,   // offsets are wrong: nothing is changed
+  kPlanAccepted = 2,  // ids are inserted, as far as policies let them in
+  kPlanTotal = 3,     // distinct new ids that are to be placed (or erased); 0 if refused
+  kPlanRehash = 4,    // buckets that are rehashed
+  kPlanEvictors = 5,  // new ids that need a victim
+  kPlanLogBegin = 6,  // records in the log of evicted ids before the call
   kPlanHeadWords = 8
 };
 
+constexpr int64_t kPlanFeatureArrays = 4;
+constexpr int64_t kPlanSlabArrays = 2;
+constexpr int64_t kPlanTableArrays = 11;
+
 inline int64_t plan_words(int64_t features, int64_t tables, int64_t slabs) {
-  return kPlanHeadWords + 3 * features + 2 * slabs + 2 * tables + 1;
+  return kPlanHeadWords + kPlanFeatureArrays * features + kPlanSlabArrays * slabs +
+         kPlanTableArrays * tables + 1;
 }
 inline Plan make_plan(int64_t* words, int64_t features, int64_t tables, int64_t slabs) {
+  const auto take = [&](int64_t count) {
+    int64_t* array = words;
+    words += count;
+    return array;
+  };
   Plan plan;
-  plan.head = words;
-  plan.feature_count = plan.head + kPlanHeadWords;
-  plan.feature_first = plan.feature_count + features;
-  plan.feature_row = plan.feature_first + features;
-  plan.slab_free = plan.feature_row + features;
-  plan.slab_next = plan.slab_free + slabs;
-  plan.old_buckets = plan.slab_next + slabs;
-  plan.old_begin = plan.old_buckets + tables;
+  plan.head = take(kPlanHeadWords);
+  for (int64_t** array :
+       {&plan.feature_count, &plan.feature_first, &plan.feature_in_table, &plan.feature_row}) {
+    *array = take(features);
+  }
+  for (int64_t** array : {&plan.slab_free, &plan.slab_next}) *array = take(slabs);
+  for (int64_t** array :
+       {&plan.missed, &plan.padding, &plan.added, &plan.evicted, &plan.rejected, &plan.not_admitted,
+        &plan.counted, &plan.admitted, &plan.victims, &plan.old_buckets}) {
+    *array = take(tables);
+  }
+  plan.old_begin = take(tables + 1);
   return plan;
 }
 
@@ -47,11 +77,11 @@ constexpr int kRankBlock = 256;
 
 // Counts the first occurrences among a block's positions, by block and by feature. All threads of a
 // block of kRankBlock must call it.
-__device__ __forceinline__ void count_firsts(const FeatureArgs& features, const Plan& plan,
-                                             bool first, int64_t feature, int32_t* block_counts) {
+__device__ __forceinline__ void count_firsts(const Plan& plan, bool first, int64_t feature,
+                                             int32_t* block_counts) {
   const int count = __syncthreads_count(first);
   if (threadIdx.x == 0) block_counts[blockIdx.x] = count;
-  if (features.features > 0) count_by_key(first, feature, plan.feature_count);
+  count_by_key(first, feature, plan.feature_count);
 }
 
 // How many of the block's threads before this one are flagged. All threads must call it.

@@ -132,6 +132,11 @@ std::string error_text(ErrorWord word) {
              "the lookup";
     case kErrorFeatureDim:
       return "feature_dims[" + value + "] is not the dim of the feature's table";
+    case kErrorFull:
+      return "table " + value +
+             " has no room for the new ids of a call; no id was inserted: give it a larger "
+             "capacity "
+             "or budget, remove ids, or choose another on_full than \"error\"";
     default:
       return "unknown error " + std::to_string(error_code(word));
   }

@@ -135,7 +135,7 @@ __global__ void pool_bags(SlabLookup job) {
       bool computed = false;
       if (own < end) {
         ids.source = value_source(job.slab, lookup.handles[own], job.errors);
-        computed = ids.source == kFromInitial || ids.source == kFromDefault;
+        computed = is_computed(ids.source);
         if (computed) ids.id = features.ids[own];
         if (lookup.id_weights != nullptr) ids.weight = lookup.id_weights[own];
       }
@@ -169,7 +169,7 @@ __global__ void gather_rows(SlabLookup job) {
   const int64_t source = value_source(job.slab, lookup.handles[i], job.errors);
   TableInit init{};
   int64_t id = 0;
-  if (source == kFromInitial || source == kFromDefault) {
+  if (is_computed(source)) {
     init = table_init(job.rows, features.table[feature]);
     id = features.ids[i];
   }

@@ -26,6 +26,8 @@ struct TableInit {
   int64_t init_count;
   int64_t default_begin;
   int64_t default_count;
+  int64_t refused_begin;
+  int64_t refused_count;
 };
 
 struct RowArgs {
@@ -35,8 +37,8 @@ struct RowArgs {
 
 __device__ __forceinline__ TableInit table_init(const RowArgs& args, int64_t table) {
   const int64_t* m = args.meta + table * kMetaColumns;
-  return {args.init_data,    m[kMetaSeed],         m[kMetaInitBegin],
-          m[kMetaInitCount], m[kMetaDefaultBegin], m[kMetaDefaultCount]};
+  return {args.init_data,       m[kMetaSeed],         m[kMetaInitBegin],    m[kMetaInitCount],
+          m[kMetaDefaultBegin], m[kMetaDefaultCount], m[kMetaRefusedBegin], m[kMetaRefusedCount]};
 }
 
 // Columns column .. column + kWidth - 1 of an initial row; `column` is a multiple of kWidth.
@@ -63,12 +65,19 @@ enum ValueSource : int64_t {
   kFromZeros = -1,    // a row that was given away, or a handle that names no row
   kFromInitial = -2,  // a row that has not been written yet
   kFromDefault = -3,  // an id without a row
-  kFromPadding = -4   // zeros, and not counted by a mean
+  kFromRefused = -4,  // an id that training has refused a row
+  kFromPadding = -5   // zeros, and not counted by a mean
 };
+
+// Whether values are computed from the id.
+__device__ __forceinline__ bool is_computed(int64_t source) {
+  return source <= kFromInitial && source >= kFromRefused;
+}
 
 __device__ __forceinline__ int64_t value_source(const SlabRows& slab, int64_t handle,
                                                 const ErrorSink& errors) {
-  if (handle < 0) return handle == kPaddingHandle ? kFromPadding : kFromDefault;
+  if (handle == kPaddingHandle) return kFromPadding;
+  if (handle < 0) return handle == kRefusedHandle ? kFromRefused : kFromDefault;
   const int64_t row = handle_row(handle);
   if (row >= slab.rows) {
     errors.report(kErrorHandle, row);
@@ -95,6 +104,9 @@ __device__ __forceinline__ Floats<kWidth> source_floats(const SlabRows& slab, co
   }
   if (source == kFromDefault) {
     return initial_floats<kWidth>(init, init.default_begin, init.default_count, id, column);
+  }
+  if (source == kFromRefused) {
+    return initial_floats<kWidth>(init, init.refused_begin, init.refused_count, id, column);
   }
   return zero_floats<kWidth>();
 }

@@ -2,11 +2,14 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "core/bucket.h"
 #include "core/columns.h"
+#include "cuda/count_reports.h"
 #include "cuda/index_growth.h"
+#include "cuda/policy_bounds.h"
 #include "cuda/reservation.h"
 #include "cuda/table_memory.h"
 
@@ -75,7 +78,8 @@ class GroupMemory {
         index_(index),
         tables_(std::move(tables)),
         slab_of_table_(std::move(slab_of_table)),
-        slabs_(std::move(slabs)) {
+        slabs_(std::move(slabs)),
+        reports_(call.op, index.table_count * kTableColumns, index.table_count + kRowClockExtra) {
     const RelaxedCapture relaxed(call.op);
     const size_t words =
         kSharedHeadWords + tables_.size() * kSharedTableWords + slabs_.size() * kSharedSlabWords;
@@ -98,11 +102,14 @@ class GroupMemory {
   GroupMemory(const GroupMemory&) = delete;
 
   SharedWords device_words() const { return device_words_; }
+  const CountReports& reports() const { return reports_; }
 
   // Maps at least so much, then reads what the tables hold: waits for the stream.
   void bind(const Call& call, const std::vector<int64_t>& buckets, const std::vector<int64_t>& rows,
-            const Tensor& tables, const Tensor& slabs) {
+            const Tensor& tables, const Tensor& slabs, const std::optional<Tensor>& policy) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    policies_ =
+        policy.has_value() ? PolicyBounds(read(call, *policy), tables_.size()) : PolicyBounds();
     std::vector<int64_t> need_buckets = buckets;
     std::vector<int64_t> need_rows = rows;
     const std::vector<int64_t> table_words = read(call, tables);
@@ -122,13 +129,15 @@ class GroupMemory {
     }
     pending_.clear();
     erasures_.clear();
+    reports_.forget();
     map_or_raise(call, need_buckets, need_rows, "the table needs");
   }
 
-  InsertionRoom prepare(const Call& call, const std::vector<int64_t>& feature_tables, int64_t ids) {
+  InsertionRoom prepare(const Call& call, const std::vector<int64_t>& feature_tables,
+                        const std::vector<int64_t>& feature_policies, int64_t ids) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<bool> touched(tables_.size(), false);
-    for (const int64_t t : feature_tables) touched[static_cast<size_t>(t)] = true;
+    const std::vector<bool> touched =
+        policies_.touched(tables_.size(), feature_tables, feature_policies);
     const bool capturing = call.capturing();
     if (capturing) {
       captured_now_ += ids;
@@ -146,32 +155,35 @@ class GroupMemory {
     for (size_t t = 0; t < tables_.size(); ++t) {
       if (!touched[t]) continue;
       const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
-      const int64_t before = shared[kSharedSize] + pending_ids(t);
-      const bool settled = pending_ids(t) == 0;
+      const int64_t size = shared[kSharedSize];
+      const int64_t pending = pending_ids(t);
+      const int64_t before = policies_.size_bound(t, size, pending);
+      const int64_t after = policies_.size_bound(t, size, pending + ids);
       const int64_t count = shared[kSharedBucketCount];
       const int64_t most_now =
-          settled ? count : std::min(std::max(count, bucket_bound(before)), tables_[t].capacity);
-      need_buckets[t] = std::max(most_now, bucket_bound(before + ids));
+          pending == 0 ? count
+                       : std::min(std::max(count, bucket_bound(before)), tables_[t].capacity);
+      need_buckets[t] = std::max(most_now, bucket_bound(after));
+      // a new id takes a slot, or leaves a tombstone where it replaces another
       const int64_t tombstones = shared[kSharedTombstones] + erased_ids();
-      const bool fills = (before + ids + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
-      if (before + ids > max_ids(count) || (tombstones > 0 && fills)) {
+      const int64_t used = size + pending + ids + tombstones;
+      const bool has_tombstones = tombstones > 0 || (policies_.replaces(t) && pending > 0);
+      const bool fills = used * 100 > count * kBucketWidth * kMaxUsedPercent;
+      if (after > max_ids(count) || (has_tombstones && fills)) {
         room.growth = true;
         room.old_buckets += most_now;
       }
     }
-    Pending entry{room.call_number, ids, touched, std::vector<bool>(slabs_.size(), false)};
-    for (size_t t = 0; t < touched.size(); ++t) {
-      if (touched[t]) entry.slabs[static_cast<size_t>(slab_of_table_[t])] = true;
-    }
+    Pending entry{room.call_number, ids, touched, touched_slabs(touched)};
     for (size_t s = 0; s < slabs_.size(); ++s) {
-      if (entry.slabs[s]) need_rows[s] = most_rows(s) + ids;
+      if (entry.slabs[s]) need_rows[s] = rows_needed(s, touched, ids);
     }
     room.mapped = map(call, need_buckets, need_rows);
     pending_.push_back(std::move(entry));
     return room;
   }
 
-  void map_exactly(const Call& call, const std::vector<int64_t>& new_ids) {
+  void map_exactly(const Call& call, const NewIdCounts& new_ids) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<int64_t> need_buckets(tables_.size(), 0);
     std::vector<int64_t> need_rows(slabs_.size(), 0);
@@ -180,11 +192,13 @@ class GroupMemory {
     }
     for (size_t t = 0; t < tables_.size(); ++t) {
       const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
+      const int64_t size = shared[kSharedSize];
+      const int64_t added = policies_.size_bound(t, size, new_ids.inserted[t]) - size;
       const GrowthDecision decision =
-          decide_growth(shared[kSharedBucketCount], tables_[t].capacity, shared[kSharedSize],
-                        shared[kSharedTombstones], new_ids[t]);
+          decide_growth(shared[kSharedBucketCount], tables_[t].capacity, size,
+                        shared[kSharedTombstones], added + new_ids.counted[t]);
       need_buckets[t] = decision.bucket_count;
-      need_rows[static_cast<size_t>(slab_of_table_[t])] += new_ids[t];
+      need_rows[static_cast<size_t>(slab_of_table_[t])] += added;
     }
     try {
       map_or_raise(call, need_buckets, need_rows, "the table must grow by");
@@ -207,8 +221,9 @@ class GroupMemory {
   }
 
   // The end of a training step: room for the replays that may follow before the host looks again.
-  void end_step(const Call& call) {
+  void end_step(const Call& call, const Tensor& tables, const Tensor& row_clock) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    reports_.write(call, tables, row_clock);
     end_capture();
     if (captured_ids_ == 0) return;
     cudaEvent_t& event = step_events_[static_cast<size_t>(steps_++) % step_events_.size()];
@@ -268,11 +283,27 @@ class GroupMemory {
     return ids;
   }
 
-  // Rows of a slab once the pending calls have been done, if all their ids are new.
-  int64_t most_rows(size_t slab) const {
-    int64_t rows = host_.slab(static_cast<int64_t>(slab))[kSharedNextRow];
-    for (const Pending& p : pending_) rows += p.slabs[slab] ? p.ids : 0;
-    return rows;
+  // The slabs of which tables may take rows.
+  std::vector<bool> touched_slabs(const std::vector<bool>& tables) const {
+    std::vector<bool> slabs(slabs_.size(), false);
+    for (size_t t = 0; t < tables.size(); ++t) {
+      if (tables[t] && !policies_.counts(t)) slabs[static_cast<size_t>(slab_of_table_[t])] = true;
+    }
+    return slabs;
+  }
+
+  // Rows of a slab once the pending calls and one of `ids` ids for these tables have been done, if
+  // all their ids are new.
+  int64_t rows_needed(size_t slab, const std::vector<bool>& tables, int64_t ids) const {
+    int64_t incoming = ids;
+    for (const Pending& p : pending_) incoming += p.slabs[slab] ? p.ids : 0;
+    int64_t added = 0;
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      if (static_cast<size_t>(slab_of_table_[t]) != slab || policies_.counts(t)) continue;
+      const int64_t size = host_.table(static_cast<int64_t>(t))[kSharedSize];
+      added += policies_.size_bound(t, size, pending_ids(t) + (tables[t] ? ids : 0)) - size;
+    }
+    return host_.slab(static_cast<int64_t>(slab))[kSharedNextRow] + std::min(incoming, added);
   }
 
   void end_capture() {
@@ -324,27 +355,35 @@ class GroupMemory {
                     "use a GPU with more memory");
   }
 
-  // Memory and buckets for kReplaysAhead + 1 more batches of `ids` ids in every captured table.
+  // Memory and buckets for kReplaysAhead + 1 more batches of `ids` ids in every captured table: for
+  // new ids, and for the tombstones of those that are replaced, since a replay cannot rehash.
   void make_headroom(const Call& call, int64_t ids) {
     confirm();
     std::vector<int64_t> need_buckets(tables_.size(), 0);
     std::vector<int64_t> need_rows(slabs_.size(), 0);
     std::vector<int64_t> wanted(tables_.size(), 0);
+    const int64_t batches = (kReplaysAhead + 1) * ids;
     for (size_t t = 0; t < tables_.size(); ++t) {
       if (!captured_tables_[t]) continue;
-      const auto s = static_cast<size_t>(slab_of_table_[t]);
-      const int64_t more = pending_ids(t) + (kReplaysAhead + 1) * ids;
       const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
-      wanted[t] = std::min(buckets_for(shared[kSharedSize] + more), tables_[t].capacity);
-      if (wanted[t] <= shared[kSharedBucketCount]) wanted[t] = 0;
-      need_buckets[t] = std::max(wanted[t], static_cast<int64_t>(shared[kSharedBucketCount]));
-      need_rows[s] = most_rows(s) + (kReplaysAhead + 1) * ids;
+      const int64_t count = shared[kSharedBucketCount];
+      const int64_t tombstones = shared[kSharedTombstones];
+      const int64_t most = shared[kSharedSize] + pending_ids(t) + batches;
+      const bool fills = (most + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
+      wanted[t] = std::min(buckets_for(most), tables_[t].capacity);
+      if (wanted[t] <= count)
+        wanted[t] = policies_.replaces(t) && tombstones > 0 && fills ? count : 0;
+      need_buckets[t] = std::max(wanted[t], count);
+    }
+    const std::vector<bool> slabs = touched_slabs(captured_tables_);
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      if (slabs[s]) need_rows[s] = rows_needed(s, captured_tables_, batches);
     }
     map_or_raise(call, need_buckets, need_rows, "room for the replays of a captured step takes");
     const RelaxedCapture relaxed(call.op);
     for (size_t t = 0; t < tables_.size(); ++t) {
       if (wanted[t] > 0) {
-        grow_table(call, index_, device_words_, static_cast<int64_t>(t), wanted[t]);
+        grow_table(call, index_, device_words_, static_cast<int64_t>(t), wanted[t], true);
         // known at once: the next look must not grow again
         call.synchronize();
       }
@@ -357,6 +396,8 @@ class GroupMemory {
   std::vector<Growing> tables_;
   std::vector<int64_t> slab_of_table_;
   std::vector<Growing> slabs_;
+  CountReports reports_;
+  PolicyBounds policies_;
   SharedWords host_;
   SharedWords device_words_;
   std::deque<Pending> pending_;
@@ -392,7 +433,7 @@ RowMemory row_memory(const Call& call, const char* name, const Tensor& tensor, i
 void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
                 Tensor meta, std::vector<Tensor> weights, std::vector<Tensor> generations,
                 std::vector<Tensor> state, std::vector<int64_t> table_buckets,
-                std::vector<int64_t> slab_rows) {
+                std::vector<int64_t> slab_rows, std::optional<Tensor> policy) {
   const Call call("bind_group", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
   const auto table_count = static_cast<size_t>(index.table_count);
@@ -403,6 +444,10 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
                   slab_rows.size(), " slab_rows, ", generations.size(), " generations and ",
                   state.size(), " state tensors for ", table_count, " tables and ", slab_count,
                   " slabs");
+  if (policy.has_value()) {
+    call.check("policy", *policy, ScalarType::Long);
+    check_size(call.op, "policy", *policy, 1, kPolicyColumns);
+  }
   std::vector<int64_t> m(static_cast<size_t>(meta.numel()));
   check_cuda(call.op, "reading meta",
              cudaMemcpyAsync(m.data(), meta.data_ptr(), m.size() * 8, cudaMemcpyDeviceToHost,
@@ -426,7 +471,7 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
           row_memory(call, "buckets", buckets, begin, kBucketWords * 8));
       if (index.scores != nullptr) {
         growing_tables[t].memory.push_back(
-            row_memory(call, "scores", scores, begin, kBucketWidth * 8));
+            row_memory(call, "scores", scores, begin, index.score_words * kBucketWidth * 8));
       }
     }
     std::vector<Growing> growing_slabs(slab_count);
@@ -445,16 +490,19 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
     group = std::make_shared<GroupMemory>(call, index, std::move(growing_tables),
                                           std::move(slab_of_table), std::move(growing_slabs));
   }
-  group->bind(call, table_buckets, slab_rows, tables, slabs);
+  group->bind(call, table_buckets, slab_rows, tables, slabs, policy);
   const std::lock_guard<std::mutex> lock(groups_mutex);
   groups()[key] = group;
 }
 
-// Raises what kernels have reported, and prepares a group for the next replay of a captured step.
-void end_step(Tensor buckets) {
+// Raises what kernels have reported, brings the reported counts up to date, and prepares a group
+// for the next replay of a captured step.
+void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("end_step", "buckets", buckets);
+  call.check("tables", tables, ScalarType::Long);
+  call.check("row_clock", row_clock, ScalarType::Long);
   const auto group = group_memory(call, buckets);
-  if (group != nullptr) group->end_step(call);
+  if (group != nullptr) group->end_step(call, tables, row_clock);
 }
 
 }  // namespace
@@ -481,11 +529,13 @@ std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& bucket
 }
 
 InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
-                                const std::vector<int64_t>& feature_tables, int64_t ids) {
-  return group == nullptr ? InsertionRoom{} : group->prepare(call, feature_tables, ids);
+                                const std::vector<int64_t>& feature_tables,
+                                const std::vector<int64_t>& feature_policies, int64_t ids) {
+  return group == nullptr ? InsertionRoom{}
+                          : group->prepare(call, feature_tables, feature_policies, ids);
 }
 
-void map_exactly(const Call& call, GroupMemory* group, const std::vector<int64_t>& new_ids) {
+void map_exactly(const Call& call, GroupMemory* group, const NewIdCounts& new_ids) {
   group->map_exactly(call, new_ids);
 }
 
@@ -495,6 +545,11 @@ void map_buckets(const Call& call, GroupMemory* group, int64_t table, int64_t bu
 
 SharedWords shared_words(const GroupMemory* group) {
   return group == nullptr ? SharedWords{} : group->device_words();
+}
+
+bool read_reported_counts(const GroupMemory& group, std::vector<int64_t>* tables,
+                          std::vector<int64_t>* row_clock) {
+  return group.reports().read(tables, row_clock);
 }
 
 void note_erasure(GroupMemory* group, int64_t ids) {

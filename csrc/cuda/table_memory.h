@@ -60,18 +60,30 @@ struct InsertionRoom {
   int64_t call_number = 0;  // what the device reports when it has done the call; 0: nothing
 };
 
-// Maps memory for a call that may insert `ids` ids into each of the tables.
+// Maps memory for a call that may insert `ids` ids into each of the tables, and count as many in
+// their counter tables.
 InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
-                                const std::vector<int64_t>& feature_tables, int64_t ids);
+                                const std::vector<int64_t>& feature_tables,
+                                const std::vector<int64_t>& feature_policies, int64_t ids);
 
-// Maps memory for exactly these new ids, by table, after the stream has been synchronised; raises
-// if it is not to be had.
-void map_exactly(const Call& call, GroupMemory* group, const std::vector<int64_t>& new_ids);
+// New ids of a call, by table.
+struct NewIdCounts {
+  std::vector<int64_t> inserted;  // that are admitted
+  std::vector<int64_t> counted;   // counter tables: that are counted for the first time
+};
+
+// Maps memory for exactly these new ids after the stream has been synchronised; raises if it is not
+// to be had.
+void map_exactly(const Call& call, GroupMemory* group, const NewIdCounts& new_ids);
 
 // Maps memory for an index of `buckets` buckets.
 void map_buckets(const Call& call, GroupMemory* group, int64_t table, int64_t buckets);
 
 SharedWords shared_words(const GroupMemory* group);
+
+// What the group's last end_step has reported; false: nothing.
+bool read_reported_counts(const GroupMemory& group, std::vector<int64_t>* tables,
+                          std::vector<int64_t>* row_clock);
 
 // At most so many ids are erased: rehashes that drop tombstones may become necessary.
 void note_erasure(GroupMemory* group, int64_t ids);

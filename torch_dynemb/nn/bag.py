@@ -8,9 +8,11 @@ from torch import Tensor
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, check_static_weight
 from torch_dynemb.nn.features import GroupedIds
-from torch_dynemb.nn.table_module import flat_ids, flat_offsets, flat_weights
+from torch_dynemb.nn.table_module import flat_ids, flat_offsets, flat_scores, flat_weights
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.table import EvalDefault, Score, pooling_of
+from torch_dynemb.policy import Policy
+from torch_dynemb.table import pooling_of
+from torch_dynemb.table_config import EvalDefault
 
 
 def bag_offsets(input: Tensor, offsets: Tensor | None, *, include_last_offset: bool) -> Tensor:
@@ -72,8 +74,9 @@ class DynamicEmbeddingBag(SingleTable):
         mode: ``"sum"`` or ``"mean"``. With ``per_sample_weights`` the mean is
             sum(w_i e_i) / sum(w_i). An empty bag gives zeros.
         include_last_offset: offsets have one element per bag and the number of ids at the end.
-        name, padding_idx, initializer, optimizer, trainable, eval_default, dtype, device, score,
-            max_rows: as in :class:`DynamicEmbedding`. The padding id does not count in a mean.
+        name, padding_idx, initializer, optimizer, trainable, eval_default, dtype, device, policy,
+            max_rows, memory_budget: as in :class:`DynamicEmbedding`. The padding id does not
+            count in a mean.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -96,8 +99,9 @@ class DynamicEmbeddingBag(SingleTable):
         eval_default: EvalDefault = "initial",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-        score: Score = "none",
+        policy: Policy | None = None,
         max_rows: int | None = None,
+        memory_budget: int | str | None = None,
     ) -> None:
         self_pooling = pooling_of(mode)
         super().__init__(
@@ -110,8 +114,9 @@ class DynamicEmbeddingBag(SingleTable):
             eval_default=eval_default,
             dtype=dtype,
             device=device,
-            score=score,
+            policy=policy,
             max_rows=max_rows,
+            memory_budget=memory_budget,
         )
         self.mode = mode
         self.include_last_offset = include_last_offset
@@ -122,6 +127,8 @@ class DynamicEmbeddingBag(SingleTable):
         input: Tensor,
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
+        *,
+        scores: Tensor | None = None,
     ) -> Tensor:
         """Looks up and pools ids.
 
@@ -129,6 +136,7 @@ class DynamicEmbeddingBag(SingleTable):
             input: int64 or int32; (B, L): B bags of L ids, or (N,) with offsets.
             offsets: int64 or int32 (B,), where each bag begins; (B + 1,) with include_last_offset.
             per_sample_weights: float32 of the shape of input; gets a gradient.
+            scores: int64 of the shape of input, as in :meth:`DynamicEmbedding.forward`.
 
         Returns:
             float32 (B, embedding_dim).
@@ -148,6 +156,7 @@ class DynamicEmbeddingBag(SingleTable):
             feature_tables=[0],
             feature_dims=[self.embedding_dim],
             pooling=self._pooling,
+            scores=None if scores is None else flat_scores("DynamicEmbeddingBag", scores, input),
         )
 
     @classmethod

@@ -11,7 +11,7 @@ from torch_dynemb.nn.features import Features, group_ids
 from torch_dynemb.nn.table_module import TableModule, flat_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.table import Score, TableConfig, pooling_of
+from torch_dynemb.table import TableConfig, pooling_of
 
 
 class Collection(TableModule):
@@ -25,8 +25,8 @@ class Collection(TableModule):
         trainable: bool,
         dtype: torch.dtype,
         device: torch.device | str | None,
-        score: Score,
         max_rows: int | None,
+        memory_budget: int | str | None,
     ) -> None:
         super().__init__(
             tables,
@@ -34,12 +34,13 @@ class Collection(TableModule):
             trainable=trainable,
             dtype=dtype,
             device=device,
-            score=score,
             max_rows=max_rows,
+            memory_budget=memory_budget,
         )
         self.feature_names: list[str] = []
         self.feature_dims: list[int] = []
         self.feature_tables: list[int] = []
+        self.feature_policies: list[int] = []
         for t, table in enumerate(tables):
             for feature in table.feature_names:
                 if feature in self.feature_names:
@@ -51,6 +52,9 @@ class Collection(TableModule):
                 self.feature_names.append(feature)
                 self.feature_dims.append(table.embedding_dim)
                 self.feature_tables.append(t)
+                if self._group.layout.rows:
+                    own = self._group.layout.of_feature
+                    self.feature_policies.append(own.get((t, feature), t))
 
 
 class DynamicEmbeddingBagCollection(Collection):
@@ -60,7 +64,7 @@ class DynamicEmbeddingBagCollection(Collection):
         tables: one config per table; a table may serve several features.
         optimizer: of all tables; one param group each.
         mode: ``"sum"`` or ``"mean"``.
-        trainable, dtype, device, score, max_rows: as in :class:`DynamicEmbedding`.
+        trainable, dtype, device, max_rows, memory_budget: as in :class:`DynamicEmbedding`.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -82,8 +86,8 @@ class DynamicEmbeddingBagCollection(Collection):
         trainable: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-        score: Score = "none",
         max_rows: int | None = None,
+        memory_budget: int | str | None = None,
     ) -> None:
         pooling = pooling_of(mode)
         super().__init__(
@@ -92,8 +96,8 @@ class DynamicEmbeddingBagCollection(Collection):
             trainable=trainable,
             dtype=dtype,
             device=device,
-            score=score,
             max_rows=max_rows,
+            memory_budget=memory_budget,
         )
         self.mode = mode
         self._pooling = pooling
@@ -122,6 +126,7 @@ class DynamicEmbeddingBagCollection(Collection):
             feature_tables=self.feature_tables,
             feature_dims=self.feature_dims,
             pooling=self._pooling,
+            feature_policies=self.feature_policies,
         )
 
     def split(self, output: Tensor) -> dict[str, Tensor]:
@@ -167,7 +172,7 @@ class DynamicEmbeddingCollection(Collection):
     """A vector per id for many features; all tables have one dim.
 
     Args:
-        tables, optimizer, trainable, dtype, device, score, max_rows: as in
+        tables, optimizer, trainable, dtype, device, max_rows, memory_budget: as in
             :class:`DynamicEmbeddingBagCollection`.
 
     Raises:
@@ -191,8 +196,8 @@ class DynamicEmbeddingCollection(Collection):
         trainable: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-        score: Score = "none",
         max_rows: int | None = None,
+        memory_budget: int | str | None = None,
     ) -> None:
         dims = {table.name: table.embedding_dim for table in tables}
         if len(set(dims.values())) > 1:
@@ -206,8 +211,8 @@ class DynamicEmbeddingCollection(Collection):
             trainable=trainable,
             dtype=dtype,
             device=device,
-            score=score,
             max_rows=max_rows,
+            memory_budget=memory_budget,
         )
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -227,5 +232,6 @@ class DynamicEmbeddingCollection(Collection):
             feature_tables=self.feature_tables,
             feature_dims=self.feature_dims,
             pooling=Pooling.NONE,
+            feature_policies=self.feature_policies,
         )
         return split_rows(rows, sizes, features)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.initializers import Initializer, Normal
-from torch_dynemb.nn.table_module import TableModule, default_name, flat_ids
+from torch_dynemb.nn.table_module import TableModule, default_name, flat_ids, flat_scores
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.table import EvalDefault, Score, TableConfig
+from torch_dynemb.policy import Policy
+from torch_dynemb.table_config import EvalDefault, TableConfig
 
 
 class SingleTable(TableModule):
@@ -27,8 +28,9 @@ class SingleTable(TableModule):
         eval_default: EvalDefault,
         dtype: torch.dtype,
         device: torch.device | str | None,
-        score: Score,
+        policy: Policy | None,
         max_rows: int | None,
+        memory_budget: int | str | None,
     ) -> None:
         table = TableConfig(
             name=default_name() if name is None else name,
@@ -36,6 +38,7 @@ class SingleTable(TableModule):
             initializer=Normal() if initializer is None else initializer,
             padding_idx=padding_idx,
             eval_default=eval_default,
+            policy=Policy() if policy is None else policy,
         )
         super().__init__(
             [table],
@@ -43,8 +46,8 @@ class SingleTable(TableModule):
             trainable=trainable,
             dtype=dtype,
             device=device,
-            score=score,
             max_rows=max_rows,
+            memory_budget=memory_budget,
         )
 
     @property
@@ -84,7 +87,7 @@ class SingleTable(TableModule):
 
     def _fill(self, weight: Tensor, ids: Tensor) -> None:
         self._group.reserve(0, ids.numel())
-        self._group.write(0, ids, weight)
+        self._group.insert_or_assign(0, ids, weight)
 
     def _exported(self) -> tuple[Tensor, Tensor]:
         batches = list(self._group.export(0))
@@ -130,8 +133,10 @@ class DynamicEmbedding(SingleTable):
             tensor [embedding_dim].
         dtype: float32.
         device: of the rows; default: torch's default device.
-        score: ``"step"`` keeps the step at which each id was last seen in training.
-        max_rows: rows to reserve; default: what would fill the machine's memory.
+        policy: how ids come and go: scores, capacity and eviction, admission, ttl; default: every
+            id gets a row and keeps it.
+        max_rows: rows to reserve; default: the capacity, or what would fill the machine's memory.
+        memory_budget: bytes that the table may take, such as ``"4GB"``, instead of a capacity.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -154,8 +159,9 @@ class DynamicEmbedding(SingleTable):
         eval_default: EvalDefault = "initial",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-        score: Score = "none",
+        policy: Policy | None = None,
         max_rows: int | None = None,
+        memory_budget: int | str | None = None,
     ) -> None:
         super().__init__(
             embedding_dim,
@@ -167,15 +173,18 @@ class DynamicEmbedding(SingleTable):
             eval_default=eval_default,
             dtype=dtype,
             device=device,
-            score=score,
+            policy=policy,
             max_rows=max_rows,
+            memory_budget=memory_budget,
         )
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, *, scores: Tensor | None = None) -> Tensor:
         """Looks up ids.
 
         Args:
             input: int64 or int32, any shape.
+            scores: int64 of the shape of input; custom scores of the ids, for a table that keeps
+                them; of several for one id the largest counts. Reads do not use them.
 
         Returns:
             float32, ``input.shape + (embedding_dim,)``.
@@ -193,6 +202,7 @@ class DynamicEmbedding(SingleTable):
             feature_tables=[0],
             feature_dims=[self.embedding_dim],
             pooling=Pooling.NONE,
+            scores=None if scores is None else flat_scores("DynamicEmbedding", scores, input),
         )
         return rows.reshape(*input.shape, self.embedding_dim)
 

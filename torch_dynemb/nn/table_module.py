@@ -16,7 +16,7 @@ from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
-from torch_dynemb.table import Score, TableConfig, TableGroup
+from torch_dynemb.table import TableConfig, TableGroup
 from torch_dynemb.table_memory import check_device
 
 # Updates without optimizer.step() from which on a module reports that the call is missing.
@@ -39,7 +39,7 @@ class TableModule(nn.Module):
         trainable: False: lookups insert nothing and backward changes nothing.
         dtype: of the rows; float32.
         device: of the rows; default: torch's default device.
-        score, max_rows: see :class:`torch_dynemb.table.TableGroup`.
+        max_rows, memory_budget: see :class:`torch_dynemb.table.TableGroup`.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class TableModule(nn.Module):
         trainable: bool,
         dtype: torch.dtype,
         device: torch.device | str | None,
-        score: Score,
         max_rows: int | None,
+        memory_budget: int | str | None,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
@@ -68,7 +68,11 @@ class TableModule(nn.Module):
             check_device(owner, torch.device(device))
         self.trainable = trainable
         self._group = TableGroup(
-            tables, optimizer=optimizer, score=score, max_rows=max_rows, device=device
+            tables,
+            optimizer=optimizer,
+            max_rows=max_rows,
+            memory_budget=memory_budget,
+            device=device,
         )
         # Not a weight: autograd runs the backward of a lookup because of it. Shape (1,): FSDP2
         # takes neither scalars nor empty parameters.
@@ -114,8 +118,7 @@ class TableModule(nn.Module):
             group.optimizer_config,
             hyper=group.hyper,
             row_clock=group.row_clock,
-            clock=group.clock,
-            end_step=group.end_step,
+            end_step=group.step,
         )
 
     # -- lookup --------------------------------------------------------------------------------
@@ -129,6 +132,8 @@ class TableModule(nn.Module):
         feature_tables: list[int],
         feature_dims: list[int],
         pooling: Pooling,
+        feature_policies: list[int] | None = None,
+        scores: Tensor | None = None,
     ) -> Tensor:
         """One call of the index and one of the rows for all features; see ``ops.index``."""
         group = self._group
@@ -150,9 +155,12 @@ class TableModule(nn.Module):
         # Activation checkpointing runs the forward again inside backward. Ids are there by then,
         # unless it is the reentrant one, whose first forward has no grad and only reads.
         if learning:
-            handles = group.find_or_insert(ids, offsets, feature_tables)
+            handles = group.find_or_insert(
+                ids, offsets, feature_tables, feature_policies, scores=scores
+            )
         else:
             handles = group.find(ids, offsets, feature_tables).handles
+            handles = group.without_expired(ids, offsets, feature_tables, handles)
         weights_learn = (
             per_sample_weights is not None
             and per_sample_weights.requires_grad
@@ -314,8 +322,7 @@ class TableModule(nn.Module):
                 self._optimizer.rebind(
                     hyper=group.hyper,
                     row_clock=group.row_clock,
-                    clock=group.clock,
-                    end_step=group.end_step,
+                    end_step=group.step,
                 )
         return self
 
@@ -379,3 +386,17 @@ def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
         raise TypeError(f"{owner} has dtype {weights.dtype}, expected float32")
     check_device(owner, weights.device)
     return weights.reshape(-1).contiguous()
+
+
+def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
+    """Custom scores as int64 [n]; raises TypeError or ValueError unless they fit the ids."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"{owner}: scores is a {type(scores).__name__}, expected a Tensor")
+    if scores.dtype != torch.int64:
+        raise TypeError(f"{owner}: scores has dtype {scores.dtype}, expected int64")
+    if scores.shape != input.shape:
+        raise ValueError(
+            f"{owner}: scores has shape {tuple(scores.shape)}, expected that of the ids, "
+            f"{tuple(input.shape)}"
+        )
+    return scores.reshape(-1).contiguous()

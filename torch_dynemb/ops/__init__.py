@@ -18,6 +18,7 @@ from torch_dynemb.ops.index import (  # noqa: E402
     find_or_insert_,
     get_scores,
     grow_,
+    reported_counts,
     set_scores_,
 )
 from torch_dynemb.ops.lookup import (  # noqa: E402
@@ -63,6 +64,7 @@ __all__ = [
     "materialize_",
     "raise_device_errors",
     "reduce_grad",
+    "reported_counts",
     "reserve",
     "reserve_cuda",
     "set_scores_",

@@ -11,6 +11,7 @@ GENERATION_BITS = 28
 MAX_ROWS = (1 << 35) - 1
 NO_HANDLE = -1
 PADDING_HANDLE = -2
+REFUSED_HANDLE = -3
 
 
 class Meta(IntEnum):
@@ -27,13 +28,15 @@ class Meta(IntEnum):
     DEFAULT_COUNT = 8
     REGION_BEGIN = 9
     REGION_BUCKETS = 10
+    REFUSED_BEGIN = 11
+    REFUSED_COUNT = 12
 
 
 META_COLUMNS = 16
 
 
 class Table(IntEnum):
-    """Columns of ``tables``, int64 [tables, 8]: the index state of a table."""
+    """Columns of ``tables``, int64 [tables, 16]: the index state of a table."""
 
     BUCKET_COUNT = 0
     SIZE = 1
@@ -41,9 +44,15 @@ class Table(IntEnum):
     INSERTED = 3
     GROWTHS = 4
     ERASED = 5
+    EVICTED = 6
+    REJECTED = 7
+    NOT_ADMITTED = 8
+    FOUND = 9
+    MISSED = 10
+    DEFAULT_SERVED = 11
 
 
-TABLE_COLUMNS = 8
+TABLE_COLUMNS = 16
 
 
 class Slab(IntEnum):
@@ -81,6 +90,77 @@ class Hyper(IntEnum):
 
 
 HYPER_COLUMNS = 8
+
+
+class PolicyColumn(IntEnum):
+    """Columns of ``policy``, int64 [policies, 20]: what is done with a table's or feature's ids."""
+
+    TIMESTAMP_WORD = 0
+    FREQUENCY_WORD = 1
+    CUSTOM_WORD = 2
+    EXPIRY_WORD = 3
+    EVICTION_WORD = 4
+    UPDATES_SCORES = 5
+    TTL = 6
+    CAPACITY = 7
+    ON_FULL = 8
+    PROTECTED_STEPS = 9
+    ADMISSION = 10
+    THRESHOLD = 11
+    CHANCE = 12
+    COUNTER_TABLE = 13
+    SKETCH_BEGIN = 14
+    SKETCH_WIDTH = 15
+    BUDGET = 16
+    ID_BYTES = 17
+    RESERVED_IDS = 18
+
+
+POLICY_COLUMNS = 20
+
+
+class OnFull(IntEnum):
+    """What becomes of a new id for which there is no room."""
+
+    GROW = 0
+    EVICT = 1
+    DEFAULT = 2
+    ERROR = 3
+
+
+class Admission(IntEnum):
+    """Which new ids get a row."""
+
+    ALL = 0
+    FREQUENT = 1
+    FREQUENT_SKETCH = 2
+    BY_CHANCE = 3
+    NONE = 4
+
+
+SKETCH_ROWS = 4
+
+
+class Clock(IntEnum):
+    """Columns of ``clock``, int64 [tables + 2], before the batch scores of the tables."""
+
+    STEP = 0
+    NOW = 1
+
+
+CLOCK_HEAD = 2
+
+
+class Evicted(IntEnum):
+    """Columns of ``evicted``, int64 [1 + records, 4]; the first row says how many there are."""
+
+    TABLE = 0
+    ID = 1
+    HANDLE = 2
+    SCORE = 3
+
+
+EVICTED_COLUMNS = 4
 
 
 class InitKind(IntEnum):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 
 from torch_dynemb._library import register_fake
+from torch_dynemb.ops.columns import BUCKET_WIDTH
 
 
 class FoundIds(NamedTuple):
@@ -35,7 +36,7 @@ class ExportedBatch(NamedTuple):
     Attributes:
         ids: int64 [n].
         handles: int64 [n].
-        scores: int64 [n]; zeros if the index keeps no scores.
+        scores: int64 [n, words]; as many words as the index keeps of an id.
         next: int64 [1]; the bucket to go on from, -1 when the table has been read.
     """
 
@@ -108,26 +109,38 @@ def find_or_insert_(
     tables: Tensor,
     slabs: Tensor,
     free_rows: Tensor,
+    sketch: Tensor,
+    evicted: Tensor,
     meta: Tensor,
+    policy: Tensor,
     clock: Tensor,
     ids: Tensor,
     offsets: Tensor,
+    admit: Tensor | None,
     feature_tables: Sequence[int],
+    feature_policies: Sequence[int],
 ) -> Tensor:
-    """Handles of ids; ids that are not in their table get a row, in order of first occurrence.
+    """Handles of ids; those that are not in their table get a row, in order of first occurrence.
 
+    Where tables have policies, an id may be refused a row, and another one may lose its row to it.
     The index grows when it has to. A row's values are not written here: the lookup computes them
     from the id until the first backward writes them.
 
     Args:
         buckets, tables: as in :func:`find`; changed.
-        scores: int64 [buckets, 8], set to the clock for every id of the call, or [0, 8]; changed.
+        scores: int64 [buckets, 4 * words], or no rows; changed for every id of the call.
         slabs: int64 [slabs, 4], row allocation; changed.
         free_rows: int64 [slabs, rows], handles of erased ids' rows: slabs counts those left.
-        clock: int64 [1].
+        sketch: int32 [cells], counts of ids that are not admitted yet; changed.
+        evicted: int64 [1 + records, 4], which ids were evicted (``columns.Evicted``); changed.
+        policy: int64 [policies, 20] (``columns.PolicyColumn``), one row per table, then those of
+            features; no rows: no table has a policy.
+        clock: int64 [2 + tables] (``columns.Clock``).
+        admit: bool [N]; a new id is refused if it is False at all its occurrences.
+        feature_policies: the policy of each feature; empty if there are none.
 
     Returns:
-        int64 [N]; -2 for padding ids, which are not inserted.
+        int64 [N]; -2 for padding ids, -3 for ids that were refused a row.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of an argument.
@@ -136,17 +149,30 @@ def find_or_insert_(
             later op or :func:`torch_dynemb.ops.end_step`, and new ids get handle -1.
     """
     check_ids("find_or_insert_", buckets, ids, offsets)
+    if admit is not None:
+        if admit.dtype != torch.bool:
+            raise TypeError(f"find_or_insert_: admit has dtype {admit.dtype}, expected bool")
+        if admit.shape != ids.shape:
+            raise ValueError(
+                f"find_or_insert_: admit has shape {tuple(admit.shape)}, expected that of ids, "
+                f"{tuple(ids.shape)}"
+            )
     handles: Tensor = torch.ops.dynemb.find_or_insert_(
         buckets,
         scores,
         tables,
         slabs,
         free_rows,
+        sketch,
+        evicted,
         meta,
+        policy,
         clock,
         ids,
         offsets,
+        admit,
         list(feature_tables),
+        list(feature_policies),
     )
     return handles
 
@@ -205,17 +231,19 @@ def get_scores(
     ids: Tensor,
     offsets: Tensor,
     feature_tables: Sequence[int],
+    *,
+    word: int,
 ) -> ScoredIds:
-    """Scores of ids; changes nothing.
+    """One score word of ids; changes nothing.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of an argument.
-        RuntimeError: the index keeps no scores.
+        RuntimeError: the index keeps fewer words.
     """
     check_ids("get_scores", buckets, ids, offsets)
     return ScoredIds(
         *torch.ops.dynemb.get_scores(
-            buckets, scores, tables, meta, ids, offsets, list(feature_tables)
+            buckets, scores, tables, meta, ids, offsets, list(feature_tables), word
         )
     )
 
@@ -229,19 +257,20 @@ def set_scores_(
     offsets: Tensor,
     feature_tables: Sequence[int],
     values: Tensor,
+    *,
+    word: int,
 ) -> Tensor:
-    """Sets the scores of the ids that are in their tables.
+    """Sets one score word of the ids that are in their tables.
 
     Args:
-        ids: distinct within a table.
-        values: int64 [N].
+        values: int64 [N]; of several for one id the largest counts.
 
     Returns:
         bool [N]; which ids are there.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of an argument.
-        RuntimeError: the index keeps no scores.
+        RuntimeError: the index keeps fewer words.
     """
     check_ids("set_scores_", buckets, ids, offsets)
     if values.dtype != torch.int64:
@@ -252,9 +281,18 @@ def set_scores_(
             f"{tuple(ids.shape)}"
         )
     found: Tensor = torch.ops.dynemb.set_scores_(
-        buckets, scores, tables, meta, ids, offsets, list(feature_tables), values
+        buckets, scores, tables, meta, ids, offsets, list(feature_tables), values, word
     )
     return found
+
+
+def reported_counts(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> tuple[Tensor, Tensor]:
+    """``tables`` and ``row_clock`` on the CPU, as far as they are known without waiting.
+
+    On a GPU they are what the last finished :func:`torch_dynemb.ops.end_step` has reported.
+    """
+    counts: tuple[Tensor, Tensor] = torch.ops.dynemb.reported_counts(buckets, tables, row_clock)
+    return counts
 
 
 @register_fake("find")
@@ -276,11 +314,16 @@ def _find_or_insert_fake(
     tables: Tensor,
     slabs: Tensor,
     free_rows: Tensor,
+    sketch: Tensor,
+    evicted: Tensor,
     meta: Tensor,
+    policy: Tensor,
     clock: Tensor,
     ids: Tensor,
     offsets: Tensor,
+    admit: Tensor | None,
     feature_tables: Sequence[int],
+    feature_policies: Sequence[int],
 ) -> Tensor:
     return torch.empty_like(ids)
 
@@ -316,6 +359,7 @@ def _get_scores_fake(
     ids: Tensor,
     offsets: Tensor,
     feature_tables: Sequence[int],
+    word: int,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
 
@@ -330,8 +374,17 @@ def _set_scores_fake(
     offsets: Tensor,
     feature_tables: Sequence[int],
     values: Tensor,
+    word: int,
 ) -> Tensor:
     return torch.empty_like(ids, dtype=torch.bool)
+
+
+@register_fake("reported_counts")
+def _reported_counts_fake(
+    buckets: Tensor, tables: Tensor, row_clock: Tensor
+) -> tuple[Tensor, Tensor]:
+    host = torch.device("cpu")
+    return torch.empty_like(tables, device=host), torch.empty_like(row_clock, device=host)
 
 
 @register_fake("export_batch")
@@ -348,7 +401,7 @@ def _export_batch_fake(
     return (
         tables.new_empty((count,)),
         tables.new_empty((count,)),
-        tables.new_empty((count,)),
+        tables.new_empty((count, scores.shape[1] // BUCKET_WIDTH if scores.shape[0] > 0 else 0)),
         tables.new_empty((1,)),
     )
 

@@ -128,13 +128,14 @@ def bind_group(
     )
 
 
-def end_step(buckets: Tensor) -> None:
+def end_step(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> None:
     """What ``optimizer.step()`` does on a GPU.
 
     Raises what kernels of earlier calls have found wrong, as far as they have run. If a lookup of
-    the group has been captured in a CUDA graph, makes room for the next replays.
+    the group has been captured in a CUDA graph, makes room for the next replays. What
+    :func:`reported_counts` gives is brought up to date, without waiting.
     """
-    torch.ops.dynemb.end_step(buckets)
+    torch.ops.dynemb.end_step(buckets, tables, row_clock)
 
 
 def raise_device_errors(device: int) -> None:
@@ -176,5 +177,5 @@ def _bind_group_fake(
 
 
 @register_fake("end_step")
-def _end_step_fake(buckets: Tensor) -> None:
+def _end_step_fake(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> None:
     return None

@@ -72,8 +72,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         config: what the tables start with.
         hyper: float64 [tables, 8], the tensor the kernels read.
         row_clock: int64 [tables + 4].
-        clock: int64 [1].
-        end_step: called by :meth:`step`.
+        end_step: called by :meth:`step` with ``now``.
     """
 
     _step_supports_amp_scaling = True  # so that GradScaler.step reaches `found_inf` below
@@ -85,11 +84,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         *,
         hyper: Tensor,
         row_clock: Tensor,
-        clock: Tensor,
-        end_step: Callable[[], None],
+        end_step: Callable[[int | None], None],
     ) -> None:
         self._row_clock = row_clock
-        self._clock = clock
         self._end_step = end_step
         self._tables = len(names)
         self._config = config
@@ -108,10 +105,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._complete = True
 
     def rebind(
-        self, *, hyper: Tensor, row_clock: Tensor, clock: Tensor, end_step: Callable[[], None]
+        self, *, hyper: Tensor, row_clock: Tensor, end_step: Callable[[int | None], None]
     ) -> None:
         """Follows the tables to another device; param groups stay the same objects."""
-        self._row_clock, self._clock, self._end_step = row_clock, clock, end_step
+        self._row_clock, self._end_step = row_clock, end_step
         for table, group in enumerate(self.param_groups):
             if isinstance(group, ParamGroup):
                 group.rebind(hyper.data[table])
@@ -145,19 +142,25 @@ class FusedOptimizer(torch.optim.Optimizer):
             "which needs no scaler, and call module.optimizer.step() directly"
         )
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, now: int | None = None
+    ) -> float | None:
         """Ends a training step.
 
         Args:
             closure: re-evaluates the model and returns the loss; its backward updates the rows.
+            now: seconds, for tables that keep timestamps or a ttl; default: the machine's clock.
+
+        Raises:
+            RuntimeError: ids found no room in a table whose policy says ``check="error"``; on a
+                GPU, whatever kernels have found wrong.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._clock += 1
         self._row_clock[self._tables + RowClock.SINCE_STEP] = 0
-        self._end_step()
+        self._end_step(now)
         return loss
 
     def updates_since_step(self) -> int:

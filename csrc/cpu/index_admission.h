@@ -1,0 +1,38 @@
+// Which new ids of a call get a row, and what is kept of the others.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/index_misses.h"
+#include "cpu/policy_view.h"
+
+namespace dynemb::cpu {
+
+// An id that its table does not have, with the policy of the feature that brings it first.
+struct NewId {
+  int64_t id;
+  int32_t order;  // of its first miss
+  int32_t table;
+  int32_t policy;
+  int32_t verdict;      // Verdict
+  int64_t occurrences;  // in lookups that update scores
+  int64_t handle;
+  int64_t counter_bucket;  // where it is counted exactly; -1: nowhere
+  int64_t counter_slot;
+};
+
+// New ids in order of first occurrence. `admit` bool per id of the call, or nullptr: an id is
+// refused if it is false at all its occurrences.
+std::vector<NewId> collect_new_ids(const PolicyView& policies, const FeatureIds& features,
+                                   const Misses& misses, const bool* admit);
+
+// Sets the verdicts. Changes nothing else.
+void decide_admission(const IndexView& index, const PolicyView& policies, const int32_t* sketch,
+                      std::vector<NewId>* new_ids);
+
+// Counts ids that were not admitted and forgets the exact counts of those that were.
+void note_admission(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+                    const std::vector<NewId>& new_ids);
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,63 @@
+#include "cpu/policy_view.h"
+
+namespace dynemb::cpu {
+namespace {
+
+void check_policy(const IndexView& index, const int64_t* policy, int64_t number, int64_t cells) {
+  const auto check = [&](bool holds, const char* what) {
+    STD_TORCH_CHECK(holds, "dynemb::", index.op, ": policy ", number, ": ", what);
+  };
+  const int64_t words = index.scores == nullptr ? 0 : index.score_words;
+  for (int word = kPolicyTimestampWord; word <= kPolicyEvictionWord; ++word) {
+    check(policy[word] >= 0 && (policy[word] == 0 || policy[word] < words),
+          "a score word is not one that the index keeps");
+  }
+  const int64_t admission = policy[kPolicyAdmission];
+  check(admission >= kAdmitAll && admission <= kAdmitNone, "admission is unknown");
+  const int64_t counters = policy[kPolicyCounterTable];
+  check(admission != kAdmitFrequent || (counters >= 0 && counters < index.table_count),
+        "its counter table does not exist");
+  check(admission != kAdmitFrequentSketch ||
+            (policy[kPolicySketchBegin] >= 0 && policy[kPolicySketchWidth] > 0 &&
+             policy[kPolicySketchBegin] + kSketchRows * policy[kPolicySketchWidth] <= cells),
+        "its cells lie outside the sketch");
+  check(policy[kPolicyOnFull] >= kFullGrow && policy[kPolicyOnFull] <= kFullError,
+        "on_full is unknown");
+  check(policy[kPolicyOnFull] != kFullEvict || words > 0, "eviction needs scores");
+  check(policy[kPolicyBudget] == 0 || policy[kPolicyIdBytes] > 0, "an id takes no bytes");
+}
+
+}  // namespace
+
+PolicyView policy_view(const IndexView& index, const FeatureIds& features, const Tensor& policy,
+                       const Tensor& clock, const Tensor& sketch,
+                       const std::vector<int64_t>& feature_policies) {
+  check_tensor(index.op, "clock", clock, ScalarType::Long);
+  check_size(index.op, "clock", clock, 0, kClockHead + index.table_count);
+  check_tensor(index.op, "policy", policy, ScalarType::Long);
+  check_size(index.op, "policy", policy, 1, kPolicyColumns);
+  check_tensor(index.op, "sketch", sketch, ScalarType::Int);
+  STD_TORCH_CHECK(sketch.dim() == 1, "dynemb::", index.op, ": sketch has ", sketch.dim(),
+                  " dimensions, expected 1");
+  PolicyView view;
+  view.clock = static_cast<const int64_t*>(clock.data_ptr());
+  const int64_t count = policy.size(0);
+  STD_TORCH_CHECK(count == 0 || count >= index.table_count, "dynemb::", index.op, ": policy has ",
+                  count, " rows, expected none or at least one per table, ", index.table_count);
+  const size_t expected = count == 0 ? 0 : features.table.size();
+  STD_TORCH_CHECK(feature_policies.size() == expected, "dynemb::", index.op,
+                  ": feature_policies has ", feature_policies.size(), " elements, expected ",
+                  expected);
+  if (count == 0) return view;
+  view.rows = static_cast<const int64_t*>(policy.data_ptr());
+  view.of_feature = feature_policies;
+  for (int64_t p = 0; p < count; ++p) check_policy(index, view.row(p), p, sketch.numel());
+  for (size_t f = 0; f < feature_policies.size(); ++f) {
+    STD_TORCH_CHECK(feature_policies[f] >= 0 && feature_policies[f] < count, "dynemb::", index.op,
+                    ": feature_policies[", f, "] is ", feature_policies[f], ", expected 0 to ",
+                    count - 1);
+  }
+  return view;
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,412 @@
+"""Capacity and eviction: who goes, who stays, and what is counted."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from execution import threads
+from group_calls import differences, snapshot, train, unchanged
+from policy_oracle import entries_of, expected_call
+from seeding import seeded
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb.ops.columns import Slab, Table
+
+POLICIES = {
+    "lru": td.Policy(capacity=50),
+    "lfu": td.Policy(score="frequency", capacity=50),
+    "timestamp": td.Policy(score="timestamp", capacity=50, ttl=5),
+    "timestamp and frequency": td.Policy(score=("timestamp", "frequency"), capacity=50),
+    "frequency and timestamp": td.Policy(score=("frequency", "timestamp"), capacity=50),
+    "custom": td.Policy(score="custom", capacity=50),
+    "three steps": td.Policy(capacity=50, protected_steps=3),
+    "default": td.Policy(score="step", capacity=50, on_full="default"),
+    "grow": td.Policy(score="frequency", capacity=50, on_full="grow"),
+}
+
+
+def make_group(policy: td.Policy, **arguments: Any) -> td.TableGroup:
+    table = td.TableConfig("t", 4, policy=policy)
+    given = {"optimizer": td.Adagrad(lr=0.1), "seed": 1, **arguments}
+    group = td.TableGroup([table], **given)
+    if keeps_time(policy):
+        group.set_now(0)
+    return group
+
+
+def keeps_time(policy: td.Policy) -> bool:
+    return "timestamp" in policy.scores or policy.ttl is not None
+
+
+def zipf_ids(generator: torch.Generator, count: int, distinct: int) -> Tensor:
+    uniform = torch.rand(count, generator=generator)
+    return (distinct**uniform).long() * 7919 - 100
+
+
+def check_whole(group: td.TableGroup) -> None:
+    """No id twice, no row lost, no row of two ids."""
+    for table, config in enumerate(group.tables_config):
+        ids = torch.cat([batch.ids for batch in group.export(table)] or [torch.zeros(0).long()])
+        assert ids.unique().numel() == ids.numel() == group.size(table)
+        handles = group.find(ids, torch.tensor([0, ids.numel()]), [table]).handles
+        assert bool((handles >= 0).all())
+        assert config.policy.on_full == "grow" or ids.numel() <= (config.policy.capacity or 1 << 60)
+    for slab, row in enumerate(group.slabs.tolist()):
+        owned = [
+            (batch_handles >> 28)
+            for table, config in enumerate(group.tables_config)
+            if group.dims.index(config.embedding_dim) == slab
+            for batch_handles in [
+                torch.tensor([e.handle for e in entries_of(group, table).values()]).long()
+            ]
+        ]
+        free = group.free_rows[slab, : row[Slab.FREE_COUNT]] >> 28
+        rows = torch.cat([*owned, free])
+        assert torch.equal(rows.sort().values, torch.arange(row[Slab.NEXT_ROW]))
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+def test_every_call_does_what_a_plain_model_says(policy: td.Policy) -> None:
+    group = make_group(policy)
+    group.record_evicted(1000)
+    generator = seeded(3)
+    compared = 0
+    for step in range(60):
+        if "custom" in policy.scores:
+            group.set_batch_score(0, int(torch.randint(0, 5, (1,), generator=generator)))
+        ids = zipf_ids(generator, int(torch.randint(1, 40, (1,), generator=generator)), 300)
+        before = group.stats()["t"]
+        expected = expected_call(group, 0, ids.tolist())
+        handles = group.insert(0, ids)
+        after = group.stats()["t"]
+        records = group.take_evicted()
+        evicted = records["t"].ids.tolist() if records else []
+        assert len(evicted) == after.evicted - before.evicted
+        group.step(now=100 + step // 2 if keeps_time(policy) else None)
+        check_whole(group)
+        if after.growths != before.growths:
+            continue  # victims are looked for where the rehash has put them
+        compared += 1
+        assert evicted == expected.evicted
+        assert after.rejected - before.rejected == expected.rejected
+        entries = entries_of(group, 0)
+        assert {id: entry.scores for id, entry in entries.items()} == expected.scores
+        for id, handle in zip(ids.tolist(), handles.tolist(), strict=True):
+            assert expected.handles[id] in (0, handle)
+            assert handle == (entries[id].handle if id in entries else -3)
+        assert after.found - before.found + after.missed - before.missed == ids.numel()
+        refused = int((handles == -3).sum())
+        assert after.default_served - before.default_served == refused
+    assert compared > 30
+    assert (group.stats()["t"].evicted > 100) == (policy.on_full is None)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+def test_any_number_of_threads_gives_the_same_state(policy: td.Policy) -> None:
+    policy = td.Policy(**{**vars(policy), "capacity": 20_000})
+    states = []
+    for count in (1, 2):
+        with threads(count):
+            group = make_group(policy, max_rows=60_000)
+            group.record_evicted(30_000)
+            if "custom" in policy.scores:
+                group.set_batch_score(0, 1)
+            generator = seeded(0)
+            for step in range(8):
+                group.insert(0, torch.randint(0, 40_000, (15_000,), generator=generator))
+                group.step(now=step if keeps_time(policy) else None)
+            states.append({**snapshot(group), "evicted": group.evicted.clone()})
+            check_whole(group)
+    assert differences(*states) == []
+
+
+def test_nobody_goes_before_the_last_row_is_used() -> None:
+    group = make_group(td.Policy(capacity=10_000))
+    ids = torch.randperm(1 << 20, generator=seeded(1))[:10_000] * 10**9
+    for batch in ids.split(100):
+        group.insert(0, batch)
+        group.step()
+    assert group.stats()["t"].evicted == 0
+    assert group.size(0) == 10_000
+    group.insert(0, torch.tensor([-1]))
+    assert (group.stats()["t"].evicted, group.size(0)) == (1, 10_000)
+
+
+def test_ids_of_recent_steps_stay() -> None:
+    for protected in (1, 2, 4):
+        group = make_group(td.Policy(score="frequency", capacity=400, protected_steps=protected))
+        generator = seeded(protected)
+        recent: list[Tensor] = []
+        for _ in range(60):
+            ids = torch.randint(0, 1 << 40, (40,), generator=generator)
+            group.insert(0, ids)
+            recent = [*recent, ids][-protected:]
+            inserted = torch.cat(recent)
+            refused = int((~group.contains(0, inserted)).sum())
+            assert refused <= group.stats()["t"].rejected
+            group.step()
+        assert bool(group.contains(0, recent[-1]).all())
+
+
+def test_a_victims_row_starts_clean() -> None:
+    group = make_group(td.Policy(capacity=20))
+    old, new = torch.arange(20), torch.arange(100, 120)
+    for _ in range(3):
+        train(group, 0, old, torch.ones(20, 4))
+        group.step()
+    train(group, 0, new, torch.ones(20, 4))
+    kept = new[group.contains(0, new)]
+    assert kept.numel() > 10
+    assert int(group.slabs[0, Slab.NEXT_ROW]) == 20
+    other = make_group(td.Policy(capacity=20))
+    train(other, 0, new, torch.ones(20, 4))
+    # steps of Adagrad depend on the sums of squares, which must not be the victim's
+    assert torch.equal(group.read(0, kept), other.read(0, kept))
+
+
+# -- on_full and check ---------------------------------------------------------------------------
+
+
+def test_full_tables_that_raise_change_nothing() -> None:
+    group = make_group(td.Policy(score="none", capacity=30, on_full="error"), max_rows=64)
+    group.insert(0, torch.arange(20))
+    before = group.sizes()
+
+    def call() -> Tensor:
+        return group.insert(0, torch.arange(15, 31))
+
+    with pytest.raises(RuntimeError, match=r"table 0 has 20 ids and room for 10 more, .* 11 new"):
+        call()
+    assert unchanged(group, call) == []
+    assert group.sizes() == before
+    assert bool((group.insert(0, torch.arange(15, 30)) >= 0).all())
+
+
+def test_refused_ids_get_the_vector_that_was_chosen_and_train_nothing() -> None:
+    vector = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for refused, expected in (("zeros", torch.zeros(4)), (vector, vector), (None, None)):
+        policy = td.Policy(capacity=5, on_full="default", refused=refused, score="none")
+        module = td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=1.0), policy=policy)
+        module(torch.arange(5)).sum().backward()
+        before = module.group.read(0, torch.arange(5))
+        ids = torch.tensor([3, 70, 71])
+        output = module(ids)
+        if expected is None:
+            assert torch.equal(output[1:], module.group.read(0, ids[1:]))  # what eval gives
+        else:
+            assert torch.equal(output[1:], expected.expand(2, 4))
+        output[1:].sum().backward()
+        assert torch.equal(module.group.read(0, torch.arange(5)), before)
+        stats = module.group.stats()["t"]
+        assert (stats.size, stats.rejected, stats.default_served) == (5, 2, 2)
+
+
+def test_growing_past_the_capacity_is_a_choice() -> None:
+    group = make_group(td.Policy(capacity=10, on_full="grow"))
+    assert bool((group.insert(0, torch.arange(1000)) >= 0).all())
+    assert (group.size(0), group.stats()["t"].rejected) == (1000, 0)
+
+
+def test_checks_are_made_at_the_end_of_a_step() -> None:
+    def train_once(check: Any) -> td.TableGroup:
+        group = make_group(td.Policy(capacity=10, on_full="default", score="none", check=check))
+        group.insert(0, torch.arange(10))
+        group.step()
+        group.insert(0, torch.arange(8, 13))
+        return group
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_once("ignore").step()
+    message = r"table 't' had no room for 3 new ids since the last step.* larger capacity"
+    group = train_once("warning")
+    with pytest.warns(RuntimeWarning, match=message):
+        group.step()
+    group.step()  # said once
+    group = train_once("error")
+    with pytest.raises(RuntimeError, match=message):
+        group.step()
+    group.step()
+
+
+# -- budget --------------------------------------------------------------------------------------
+
+
+def test_a_budget_in_bytes_is_shared_and_kept() -> None:
+    budget = 2_000_000
+    tables = [td.TableConfig("small", 8), td.TableConfig("large", 16), td.TableConfig("late", 8)]
+    group = td.TableGroup(tables, optimizer=td.Adam(lr=0.1), memory_budget="2MB", seed=1)
+    generator = seeded(5)
+    for step in range(60):
+        ids = [torch.randint(0, 200, (100,), generator=generator)]
+        ids.append(torch.randint(0, 1 << 40, (1000,), generator=generator))
+        if step >= 40:
+            ids.append(torch.randint(0, 1 << 40, (100,), generator=generator))
+        for table, values in enumerate(ids):
+            train(group, table, values, torch.ones(values.numel(), tables[table].embedding_dim))
+        group.step()
+        assert group.memory()["total"] <= budget
+    stats = group.stats()
+    assert stats["small"].size == 200
+    assert stats["small"].evicted == 0
+    assert stats["large"].evicted > 40_000
+    assert stats["late"].size > 100  # what is kept for it, though it comes late
+    assert group.memory()["total"] > 0.6 * budget
+
+
+def test_capacity_and_budget_hold_together() -> None:
+    tables = [td.TableConfig("a", 4, policy=td.Policy(capacity=50)), td.TableConfig("b", 4)]
+    group = td.TableGroup(tables, optimizer=None, memory_budget=100_000, seed=1)
+    for step in range(20):
+        for table in range(2):
+            group.insert(table, torch.arange(step * 200, step * 200 + 200))
+        group.step()
+    assert group.size(0) == 50
+    assert group.size(1) > 500
+    assert group.memory()["total"] <= 100_000
+
+
+# -- who was evicted -----------------------------------------------------------------------------
+
+
+def test_evicted_ids_and_their_rows_go_to_who_asks() -> None:
+    group = make_group(td.Policy(capacity=20))
+    received: list[tuple[str, td.EvictedIds]] = []
+    group.on_evicted(lambda name, batch: received.append((name, batch)), rows=True)
+    train(group, 0, torch.arange(15), torch.ones(15, 4))
+    group.insert(0, torch.arange(15, 20))  # never trained
+    rows = group.read(0, torch.arange(20))
+    group.step()
+    assert received == []
+    train(group, 0, torch.arange(100, 110), torch.ones(10, 4))
+    there = group.contains(0, torch.arange(20))
+    group.step()
+    [(name, batch)] = received
+    assert name == "t"
+    assert set(batch.ids.tolist()) == set(torch.arange(20)[~there].tolist())
+    assert batch.scores.tolist() == [0] * len(batch.ids)
+    assert batch.rows is not None
+    assert torch.equal(batch.rows, rows[batch.ids])
+    group.step()
+    assert len(received) == 1
+
+
+def test_records_that_do_not_fit_are_reported() -> None:
+    group = make_group(td.Policy(capacity=20))
+    group.record_evicted(3)
+    group.insert(0, torch.arange(20))
+    group.step()
+    group.insert(0, torch.arange(100, 110))
+    lost = group.stats()["t"].evicted - 3
+    with pytest.raises(RuntimeError, match=rf"{lost} evicted ids were not recorded: .* room for 3"):
+        group.take_evicted()
+    assert group.take_evicted() == {}
+    with pytest.raises(ValueError, match="records is 0, expected at least 1"):
+        group.record_evicted(0)
+    with pytest.raises(TypeError, match="callback is 7, expected a function"):
+        group.on_evicted(7)  # type: ignore[arg-type]
+
+
+# -- life ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+def test_a_saved_state_goes_on_bit_for_bit(policy: td.Policy) -> None:
+    def live(group: td.TableGroup, first: int, last: int) -> None:
+        for step in range(first, last):
+            if "custom" in policy.scores:
+                group.set_batch_score(0, step % 4)
+            generator = seeded(step)
+            train(group, 0, zipf_ids(generator, 30, 500), torch.ones(30, 4))
+            group.step(now=1000 + step if keeps_time(policy) else None)
+
+    whole, first = make_group(policy, max_rows=2000), make_group(policy, max_rows=2000)
+    live(whole, 0, 40)
+    live(first, 0, 20)
+    second = make_group(policy, max_rows=2000)
+    second.load_state_tensors(first.state_tensors())
+    live(second, 20, 40)
+    whole.materialize()
+    second.materialize()
+    assert differences(whole.state_tensors(), second.state_tensors()) == []
+
+
+def test_modules_evict_in_compiled_code() -> None:
+    def run(compiled: bool) -> tuple[Tensor, dict[str, Any]]:
+        torch._dynamo.reset()
+        policy = td.Policy(score="frequency", capacity=60)
+        module = td.DynamicEmbeddingBag(4, name="t", optimizer=td.Adam(lr=0.1), policy=policy)
+        forward = torch.compile(module, fullgraph=True) if compiled else module
+        for step in range(8):
+            forward(zipf_ids(seeded(step), 60, 400).reshape(20, 3)).square().sum().backward()
+            module.optimizer.step()
+        [batch] = module.group.export(0)
+        return batch.rows, module.group.stats()["t"].as_dict()
+
+    rows, stats = run(compiled=False)
+    compiled_rows, compiled_stats = run(compiled=True)
+    assert stats["evicted"] > 50
+    assert compiled_stats == stats
+    torch.testing.assert_close(compiled_rows, rows)
+
+
+# -- wrong policies ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"capacity": 0}, ValueError, "capacity is 0, expected at least 1"),
+        ({"capacity": -5}, ValueError, "capacity is -5, expected at least 1"),
+        ({"capacity": 1e6}, TypeError, r"capacity is 1000000\.0, expected int"),
+        ({"capacity": True}, TypeError, "capacity is True, expected int"),
+        ({"protected_steps": 0}, ValueError, "protected_steps is 0, expected at least 1"),
+        ({"ttl": 0}, ValueError, "ttl is 0, expected at least 1"),
+        ({"score": "lfu"}, ValueError, r"score is 'lfu', expected 'none', one of \('step'"),
+        ({"score": ()}, ValueError, r"score is \(\), expected every score once"),
+        ({"score": ("step", "step")}, ValueError, "expected every score once"),
+        ({"score": ("none", "step")}, ValueError, "'none' excludes others"),
+        ({"on_full": "drop"}, ValueError, "on_full is 'drop', expected 'evict', 'grow'"),
+        ({"score": "none", "capacity": 5}, ValueError, "evicts by score, but score is 'none'"),
+        ({"score": "none", "on_full": "evict"}, ValueError, "needs a score to choose by"),
+        ({"admission": 3}, TypeError, "admission is 3, expected a rule such as"),
+        ({"refused": "ones"}, ValueError, "refused is 'ones', expected 'initial', 'zeros' or"),
+        ({"check": "abort"}, ValueError, "check is 'abort', expected 'ignore', 'warning'"),
+    ],
+)
+def test_wrong_policies(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"Policy: .*{message}"):
+        td.Policy(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "error", "message"),
+    [
+        ({"on_full": "default"}, None, ValueError, "neither a capacity nor a memory budget"),
+        ({"score": "step", "on_full": "evict"}, None, ValueError, "neither a capacity nor"),
+        ({"on_full": "grow"}, "1GB", ValueError, "has a memory budget, which the table may not"),
+        ({"score": "none"}, "1GB", ValueError, "has a memory budget, and a full table evicts"),
+        ({}, 0, ValueError, "memory_budget is 0, expected at least 1 byte"),
+        ({}, "4 apples", ValueError, "memory_budget is '4 apples', expected a number of bytes"),
+        ({}, 1.5, TypeError, r"memory_budget is 1\.5, expected a number of bytes"),
+        ({}, 100, ValueError, r"memory_budget leaves 100 bytes for 1 tables, expected at least"),
+        ({"refused": torch.zeros(3)}, None, ValueError, r"policy\.refused has shape \(3,\)"),
+    ],
+)
+def test_policies_that_do_not_fit_their_group(
+    policy: dict[str, Any], budget: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make_group(td.Policy(**policy), memory_budget=budget)
+
+
+def test_counts_of_the_row_table() -> None:
+    group = make_group(td.Policy(capacity=20))
+    group.insert(0, torch.arange(25))
+    row = group.tables[0]
+    assert int(row[Table.SIZE]) == 20
+    assert int(row[Table.REJECTED]) == 5  # all are protected in their own step

@@ -1,0 +1,217 @@
+"""Which new ids get a row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from torch_dynemb.ops.columns import SKETCH_ROWS
+
+
+@dataclass(frozen=True)
+class AdmissionRule:
+    """Base of the admission rules."""
+
+
+def _check_threshold(rule: AdmissionRule, threshold: int) -> None:
+    if isinstance(threshold, bool) or not isinstance(threshold, int):
+        raise TypeError(f"{type(rule).__name__}: threshold is {threshold!r}, expected int")
+    if threshold < 1:
+        raise ValueError(f"{type(rule).__name__}: threshold is {threshold}, expected at least 1")
+
+
+@dataclass(frozen=True)
+class AdmitFrequent(AdmissionRule):
+    """An id gets a row with its ``threshold``-th occurrence in training.
+
+    Occurrences of ids without a row are counted exactly, in a hash table of its own: about 29 bytes
+    for every id that has been seen less often. The counts are part of the state.
+
+    Example:
+        >>> import torch_dynemb as td
+        >>> td.Policy(admission=td.AdmitFrequent(3)).admission
+        AdmitFrequent(threshold=3)
+    """
+
+    threshold: int
+
+    def __post_init__(self) -> None:
+        _check_threshold(self, self.threshold)
+
+
+@dataclass(frozen=True)
+class AdmitFrequentSketch(AdmissionRule):
+    """As :class:`AdmitFrequent`, with counts in a sketch of bounded memory.
+
+    A count-min sketch (Cormode, Muthukrishnan 2005) of four rows with conservative update (Estan,
+    Varghese 2002). A count is never too small. With cells = memory / 16 it exceeds the true one by
+    more than e / cells of all occurrences counted so far with probability below e^-4 = 1.8 %, so
+    that some ids are admitted too early. Counts are not forgotten on admission. The sketch is part
+    of the state.
+
+    Args:
+        threshold: occurrences.
+        memory: bytes of the sketch, a number or a text such as ``"16MB"``.
+        halve_every: steps after which all counts are halved, so that they speak of recent times; it
+            bounds the error in a table that lives for months. None: never.
+    """
+
+    threshold: int
+    memory: int | str
+    halve_every: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_threshold(self, self.threshold)
+        if self.width < 1:
+            raise ValueError(
+                f"AdmitFrequentSketch: memory is {self.memory!r}, expected at least "
+                f"{4 * SKETCH_ROWS} bytes"
+            )
+        if self.halve_every is not None and self.halve_every < 1:
+            raise ValueError(
+                f"AdmitFrequentSketch: halve_every is {self.halve_every}, expected at least 1 step"
+            )
+
+    @property
+    def width(self) -> int:
+        """Cells of a row."""
+        return parse_bytes("AdmitFrequentSketch: memory", self.memory) // (4 * SKETCH_ROWS)
+
+
+@dataclass(frozen=True)
+class AdmitByChance(AdmissionRule):
+    """An id gets a row with this probability in each step that sees it.
+
+    The draw is a function of (seed, table, id, step): the same in every run and on every device.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise ValueError(
+                f"AdmitByChance: probability is {self.probability}, expected more than 0 and at "
+                "most 1"
+            )
+
+
+@dataclass(frozen=True)
+class AdmitNone(AdmissionRule):
+    """Training inserts nothing and trains the ids that are there."""
+
+
+class NewIds(NamedTuple):
+    """What an admission hook sees of a lookup.
+
+    Attributes:
+        ids: int64 [n], the ids of the lookups in this table.
+        known: bool [n], which have a row.
+        step: int64 [1], the optimizer step.
+        table: name.
+    """
+
+    ids: Tensor
+    known: Tensor
+    step: Tensor
+    table: str
+
+
+AdmissionHook = Callable[[NewIds], Tensor]
+_hooks: dict[str, AdmissionHook] = {}
+
+
+def register_admission(name: str) -> Callable[[AdmissionHook], AdmissionHook]:
+    """Registers a function that decides which ids get a row, for :class:`AdmitBy`.
+
+    It gets :class:`NewIds` and returns bool [n]: a new id that is False at all its places gets no
+    row. It runs in every training lookup, without grad; to be compiled it must consist of torch
+    operations whose shapes do not depend on values.
+
+    Raises:
+        ValueError: the name is taken by another function.
+
+    Example:
+        >>> import torch_dynemb as td
+        >>> @td.register_admission("even ids only")
+        ... def even(new):
+        ...     return new.ids % 2 == 0
+        >>> policy = td.Policy(admission=td.AdmitBy("even ids only"))
+    """
+
+    def register(hook: AdmissionHook) -> AdmissionHook:
+        known = _hooks.get(name)
+        # the same function again, when a module is reloaded or a notebook's cell is run twice
+        if known is not None and (known.__module__, known.__qualname__) != (
+            hook.__module__,
+            hook.__qualname__,
+        ):
+            raise ValueError(f"register_admission: {name!r} is already {known.__qualname__}")
+        _hooks[name] = hook
+        return hook
+
+    return register
+
+
+def admission_hook(name: str) -> AdmissionHook:
+    """The function registered under a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in _hooks:
+        raise ValueError(
+            f"AdmitBy: no admission hook is named {name!r}, only {sorted(_hooks)}: register it "
+            "with torch_dynemb.register_admission before the table is made"
+        )
+    return _hooks[name]
+
+
+@dataclass(frozen=True)
+class AdmitBy(AdmissionRule):
+    """A registered function decides; see :func:`register_admission`."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        admission_hook(self.name)
+
+
+_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+def parse_bytes(owner: str, size: int | str) -> int:
+    """A number of bytes, from a number or a text such as ``"4GB"`` or ``"1.5 GiB"``.
+
+    Raises:
+        TypeError, ValueError: neither, or less than 1.
+    """
+    expected = "expected a number of bytes or a text such as '4GB' or '512MiB'"
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise TypeError(f"{owner} is {size!r}, {expected}")
+    if isinstance(size, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", size.strip().lower())
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"{owner} is {size!r}, {expected}")
+        size = int(float(match[1]) * _UNITS[match[2]])
+    if size < 1:
+        raise ValueError(f"{owner} is {size}, expected at least 1 byte")
+    return size
+
+
+__all__ = [
+    "AdmissionRule",
+    "AdmitBy",
+    "AdmitByChance",
+    "AdmitFrequent",
+    "AdmitFrequentSketch",
+    "AdmitNone",
+    "NewIds",
+    "admission_hook",
+    "parse_bytes",
+    "register_admission",
+]

@@ -1,0 +1,100 @@
+"""What one table of a group is like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from torch_dynemb.initializers import Initializer, Normal
+from torch_dynemb.policy import FeaturePolicy, Policy, check_feature_policies
+
+EvalDefault = Literal["initial", "zeros"] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TableConfig:
+    """One table of a group.
+
+    Args:
+        name: names the table in checkpoints and seeds its initial values; unique in its group.
+        embedding_dim: columns of a row.
+        feature_names: features that look it up (default: one, named as the table).
+        initializer: of new rows.
+        padding_idx: an id that is looked up as zeros, never inserted and never trained.
+        eval_default: what a read gives for an id that is not in the table: ``"initial"`` (the value
+            it would start with), ``"zeros"``, or a float tensor [embedding_dim].
+        policy: how ids come and go.
+        feature_policies: what some of its features do otherwise.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or a contradiction.
+    """
+
+    name: str
+    embedding_dim: int
+    feature_names: Sequence[str] = ()
+    initializer: Initializer = field(default_factory=Normal)
+    padding_idx: int | None = None
+    eval_default: EvalDefault = "initial"
+    policy: Policy = field(default_factory=Policy)
+    feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("TableConfig: name is empty, expected a name for the table")
+        if isinstance(self.embedding_dim, bool) or not isinstance(self.embedding_dim, int):
+            raise TypeError(
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim!r}, expected int"
+            )
+        if self.embedding_dim <= 0:
+            raise ValueError(
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
+                "least 1"
+            )
+        if not isinstance(self.initializer, Initializer):
+            raise TypeError(
+                f"TableConfig {self.name!r}: initializer is {self.initializer!r}, expected one of "
+                "torch_dynemb's initializers, such as Uniform(-0.01, 0.01)"
+            )
+        if not isinstance(self.policy, Policy):
+            raise TypeError(
+                f"TableConfig {self.name!r}: policy is {self.policy!r}, expected "
+                "torch_dynemb.Policy(...)"
+            )
+        for name, value in (
+            ("eval_default", self.eval_default),
+            ("policy.refused", self.policy.refused),
+        ):
+            if isinstance(value, Tensor) and tuple(value.shape) != (self.embedding_dim,):
+                raise ValueError(
+                    f"TableConfig {self.name!r}: {name} has shape {tuple(value.shape)}, expected "
+                    f"({self.embedding_dim},)"
+                )
+        named = not isinstance(self.eval_default, Tensor)
+        if named and self.eval_default not in (
+            "initial",
+            "zeros",
+        ):
+            raise ValueError(
+                f"TableConfig {self.name!r}: eval_default is {self.eval_default!r}, expected "
+                "'initial', 'zeros' or a tensor"
+            )
+        if self.padding_idx is not None and not -(1 << 63) <= self.padding_idx < (1 << 63):
+            raise ValueError(
+                f"TableConfig {self.name!r}: padding_idx is {self.padding_idx}, expected an int64"
+            )
+        names = tuple(self.feature_names) or (self.name,)
+        object.__setattr__(self, "feature_names", names)
+        check_feature_policies(
+            f"TableConfig {self.name!r}", self.policy, names, self.feature_policies
+        )
+
+    def description(self) -> dict[str, Any]:
+        """What identifies the table in a checkpoint."""
+        return {"name": self.name, "embedding_dim": self.embedding_dim}
+
+
+__all__ = ["EvalDefault", "TableConfig"]
