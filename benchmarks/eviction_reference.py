@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -29,9 +30,7 @@ class ExactCache:
         ValueError: more ids than ranks.
     """
 
-    def __init__(
-        self, ids: Numbers, capacity: int, *, score: Literal["step", "frequency"]
-    ) -> None:
+    def __init__(self, ids: Numbers, capacity: int, *, score: Literal["step", "frequency"]) -> None:
         if len(ids) >= 1 << _RANK_BITS:
             raise ValueError(f"ids has {len(ids)} ids, expected fewer than {1 << _RANK_BITS}")
         self._capacity = capacity
@@ -90,29 +89,45 @@ class ExactCache:
         return count
 
 
+@dataclass(frozen=True)
+class FillCurve:
+    """What happens while new ids fill a table, part by part.
+
+    Attributes:
+        used: share of the rows in use after each part, from 0 on.
+        evicting: share of the inserts of each part that evict.
+        used_at_first: share of the rows in use when the first one evicts.
+    """
+
+    used: list[float]
+    evicting: list[float]
+    used_at_first: float
+
+
 def one_bucket_curve(
     capacity: int, slots: int, inserts: int, *, parts: int, seed: int
-) -> tuple[list[float], list[float]]:
+) -> FillCurve:
     """Random new ids into a table where an id has one bucket and evicts once that is full.
 
     Args:
         capacity: rows of the table.
         slots: rows of a bucket.
-        inserts: new ids.
+        inserts: new ids, enough to evict.
         parts: points of the curve.
         seed: of the buckets of the ids.
 
     Returns:
-        The share of rows used after each part of the inserts, and the share of those inserts that
-        evicted.
+        The curve.
     """
-    buckets = np.random.default_rng(seed).integers(capacity // slots, size=inserts)
-    filled = np.zeros(capacity // slots, dtype=np.int64)
+    count = max(capacity // slots, 1)
+    buckets = np.random.default_rng(seed).integers(count, size=inserts)
+    by_bucket = np.argsort(buckets, kind="stable")
+    begins = np.searchsorted(buckets[by_bucket], np.arange(count))
+    earlier = np.arange(inserts) - begins[buckets[by_bucket]]  # inserts into the same bucket
+    evicts = np.empty(inserts, dtype=bool)
+    evicts[by_bucket] = earlier >= slots
     used, evicting = [0.0], [0.0]
-    for part in np.array_split(buckets, parts):
-        before = int(np.minimum(filled, slots).sum())
-        filled += np.bincount(part, minlength=len(filled))
-        after = int(np.minimum(filled, slots).sum())
-        used.append(after / (len(filled) * slots))
-        evicting.append(1 - (after - before) / len(part))
-    return used, evicting
+    for part in np.array_split(evicts, parts):
+        used.append(used[-1] + int((~part).sum()) / (count * slots))
+        evicting.append(float(part.mean()))
+    return FillCurve(used, evicting, int(np.argmax(evicts)) / (count * slots))

@@ -61,6 +61,28 @@ class ZipfNumbers:
 
     def draw(self, count: int) -> Tensor:
         """int64 [count]."""
+        return self._number_of_rank[self._ranks(count)]
+
+    def _ranks(self, count: int) -> Tensor:
         draws = torch.rand(count, dtype=torch.float64, generator=self._generator)
         ranks = torch.searchsorted(self._cumulative, draws)
-        return self._number_of_rank[ranks.clamp_(max=len(self._number_of_rank) - 1)]
+        return ranks.clamp_(max=len(self._number_of_rank) - 1)
+
+
+class DriftingZipfNumbers(ZipfNumbers):
+    """As :class:`ZipfNumbers`, but ranks rotate: numbers rise in popularity, the first goes last.
+
+    Args:
+        drift: ranks by which a number rises from one draw to the next.
+    """
+
+    def __init__(self, limit: int, *, seed: int, drift: float, exponent: float = 1.05) -> None:
+        super().__init__(limit, seed=seed, exponent=exponent)
+        self._drift = drift
+        self._draws = 0
+
+    def draw(self, count: int) -> Tensor:
+        """int64 [count]."""
+        shift = int(self._draws * self._drift)
+        self._draws += 1
+        return self._number_of_rank[(self._ranks(count) + shift) % len(self._number_of_rank)]

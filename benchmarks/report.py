@@ -86,7 +86,7 @@ def quantity(
         extra: further keys of the row.
 
     Returns:
-        The row: ``ours_ms`` and ``peer_ms`` are null, ``ratio`` is value / target.
+        The row: ``ours_ms`` and ``peer_ms`` are null, ``ratio`` is value / target, null for 0.
     """
     row: Row = {
         "bench": bench,
@@ -94,14 +94,14 @@ def quantity(
         "ours_ms": None,
         "peer": "target" if target is not None else None,
         "peer_ms": None,
-        "ratio": _short(value / target) if target is not None else None,
+        "ratio": _short(value / target) if target else None,
         "value": _short(value),
         "unit": unit,
     }
     if target is not None:
         row |= {"target_value": _short(target), "met": value <= target}
     row["valid"] = True
-    return row | extra
+    return row | {key: _short(v) if isinstance(v, float) else v for key, v in extra.items()}
 
 
 class Report:

@@ -13,6 +13,7 @@
 DYNEMB_DEFINE_OPS(m) {
   // Memory and instruction set.
   m.def("reserve(int[] size, int dtype, bool huge_pages) -> Tensor");
+  m.def("release_(Tensor(a!) tensor, int begin, int end) -> ()");
   m.def("available_memory() -> int");
   m.def("reserve_cuda(int[] size, int dtype, int device) -> Tensor");
   m.def("available_cuda_memory(int device) -> int");
@@ -21,6 +22,7 @@ DYNEMB_DEFINE_OPS(m) {
       "bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows, "
       "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, int[] table_buckets, "
       "int[] slab_rows, Tensor? policy=None) -> ()");
+  m.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
   m.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
   m.def("simd_level() -> int");
   m.def("set_simd_level(int level) -> ()");
@@ -41,6 +43,12 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "grow_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor meta, int table, "
       "int ids) -> ()");
+  m.def(
+      "shrink_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor meta, int table, "
+      "int ids) -> ()");
+  m.def(
+      "set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets, "
+      "int[] feature_tables, Tensor handles) -> Tensor");
   m.def(
       "export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table, "
       "int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)");

@@ -44,6 +44,7 @@ GPU_MEMORY_OPS = {
     "bind_group",
     "end_step",
     "raise_device_errors",
+    "release_group",
     "reserve_cuda",
 }
 
@@ -140,6 +141,20 @@ def find_arguments(*, empty: bool) -> OpArguments:
 def grow_arguments(score: Any, ids: int) -> OpArguments:
     group = make_group(score=score)
     return group.buckets, group.scores, group.tables, group.meta, 0, ids
+
+
+def shrink_arguments(score: Any, ids: int) -> OpArguments:
+    group = make_group(score=score)
+    group.insert(0, torch.arange(50))
+    group.erase(0, torch.arange(0, 50, 2))
+    return group.buckets, group.scores, group.tables, group.meta, 0, ids
+
+
+def handle_arguments() -> OpArguments:
+    group = make_group()
+    call = call_of(group, [(0, [[4, 5, 70]]), (1, [[0, 3, 4]])])
+    handles = torch.arange(6) << 28 | 7
+    return group.buckets, group.tables, group.meta, call.ids, call.offsets, call.tables, handles
 
 
 def export_arguments(score: Any) -> OpArguments:
@@ -295,6 +310,13 @@ CASES: dict[str, dict[str, Case]] = {
         "many scores": partial(grow_arguments, MANY_SCORES, 60),
         "enough": partial(grow_arguments, "none", 5),
     },
+    "shrink_": {
+        "scored": partial(shrink_arguments, "step", 0),
+        "many scores": partial(shrink_arguments, MANY_SCORES, 5),
+        "enough": partial(shrink_arguments, "none", 500),
+    },
+    "set_handles_": {"": handle_arguments},
+    "release_": {"": lambda: (torch.ones(6, 3), 2, 5)},
     "export_batch": {
         "scored": partial(export_arguments, "step"),
         "plain": partial(export_arguments, "none"),

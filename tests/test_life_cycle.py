@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 import torch
 from group_calls import train, unchanged
@@ -85,6 +88,110 @@ def test_of_several_scores_for_an_id_the_largest_counts() -> None:
     values = torch.stack([ids + 3, ids + 7, ids])
     assert group.set_score(0, ids.repeat(3), values.flatten()) == 60_000
     assert torch.equal(group.get_score(0, ids).scores, ids + 7)
+
+
+# -- time, custom scores -------------------------------------------------------------------------
+
+
+def timed_module(**policy: Any) -> td.DynamicEmbedding:
+    given = td.Policy(**{"score": "timestamp", **policy})
+    return td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=1.0), policy=given)
+
+
+def test_lookups_stamp_the_time_that_the_last_step_was_told() -> None:
+    module = timed_module()
+    before = int(time.time())
+    module(torch.tensor([1])).sum().backward()
+    assert before <= int(module.group.get_score(0, torch.tensor([1])).scores) <= time.time()
+    module.optimizer.step(now=1000)
+    module(torch.tensor([1, 2])).sum().backward()
+    module.group.set_now(2000)
+    module(torch.tensor([2])).sum().backward()
+    assert module.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [1000, 2000]
+    module.optimizer.step()
+    module(torch.tensor([3])).sum().backward()
+    assert int(module.group.get_score(0, torch.tensor([3])).scores) >= before
+
+
+def test_expired_ids_are_read_as_if_they_were_not_there() -> None:
+    module = timed_module(score="none", ttl=100)
+    module.group.set_now(0)
+    initial = module.group.read(0, torch.tensor([1, 2]))
+    module(torch.tensor([1, 2])).sum().backward()
+    module.optimizer.step(now=60)
+    module(torch.tensor([2])).sum().backward()
+    trained = module.group.read(0, torch.tensor([1, 2]))
+    module.eval()
+    assert torch.equal(module(torch.tensor([1, 2])), trained)
+    module.group.set_now(100)
+    assert torch.equal(module(torch.tensor([1, 2])), torch.stack([initial[0], trained[1]]))
+    frozen = td.freeze(module)
+    assert torch.equal(frozen(torch.tensor([1, 2])), torch.stack([initial[0], trained[1]]))
+    assert len(module) == 2
+    module.train()
+    module(torch.tensor([1])).sum().backward()  # training brings it back
+    module.eval()
+    assert torch.equal(module(torch.tensor([1, 2])), module.group.read(0, torch.tensor([1, 2])))
+    module.group.set_now(170)
+    assert module.group.remove(0, expired=True) == 1
+    assert set(module.ids().tolist()) == {1}
+
+
+def test_wrong_times_are_refused() -> None:
+    module, plain = timed_module(), make_group("step")
+    for call, error, message in (
+        (lambda: module.optimizer.step(now=1.5), TypeError, r"seconds is 1\.5, expected int"),
+        (lambda: module.group.set_now(-1), ValueError, "seconds is -1, expected at least 0"),
+        (lambda: plain.step(now=5), RuntimeError, "no table keeps times"),
+        (lambda: plain.set_now(5), RuntimeError, "no table keeps times: create one with"),
+        (lambda: plain.remove(0, expired=True), ValueError, "expired needs a ttl"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    assert int(module.group.clock[0]) == int(plain.clock[0]) == 0
+
+
+def test_custom_scores_are_given_by_batch_or_by_id() -> None:
+    policy = td.Policy(score="custom", capacity=4)
+    module = td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=1.0), policy=policy)
+    group = module.group
+    with pytest.raises(ValueError, match=r"keeps custom scores, but none have been given"):
+        module(torch.tensor([1]))
+    assert group.size(0) == 0
+    module(torch.tensor([1, 2, 1]), scores=torch.tensor([5, 7, 9]))
+    assert group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [9, 7]
+    group.set_batch_score(0, -3)
+    module(torch.tensor([2, 3, 4]))
+    assert group.get_score(0, torch.tensor([1, 2, 3, 4])).scores.tolist() == [9, -3, -3, -3]
+    group.set_score(0, torch.tensor([3]), torch.tensor([-9]))
+    module.optimizer.step()
+    module(torch.tensor([5]))
+    assert set(module.ids().tolist()) == {1, 2, 4, 5}  # -9 was the least
+    bag = td.DynamicEmbeddingBag(4, name="b", optimizer=td.SGD(lr=1.0), policy=policy)
+    bag(torch.tensor([[1, 2]]), scores=torch.tensor([[5, 6]]))
+    assert bag.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [5, 6]
+    ids = torch.tensor([1, 2])
+    for call, error, message in (
+        (lambda: module(ids, scores=ids[:1]), ValueError, r"scores has shape \(1,\)"),
+        (lambda: module(ids, scores=ids.float()), TypeError, r"scores has dtype torch\.float32"),
+        (lambda: module(ids, scores=[1, 2]), TypeError, "scores is a list, expected a Tensor"),
+        (lambda: timed_module()(ids, scores=ids), ValueError, "no table keeps custom scores"),
+        (lambda: group.set_batch_score(0, 1 << 63), ValueError, "expected an int64"),
+        (lambda: make_group().set_batch_score(0, 1), ValueError, "keeps no custom scores"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_frequencies_saturate() -> None:
+    policy = td.Policy(score="frequency")
+    group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)
+    group.insert(0, torch.tensor([1, 2, 1]))
+    assert group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [2, 1]
+    group.set_score(0, torch.tensor([1]), torch.tensor([(1 << 62) - 2]))
+    for _ in range(3):
+        group.insert(0, torch.ones(5000, dtype=torch.int64))
+        assert int(group.get_score(0, torch.tensor([1])).scores) == 1 << 62
 
 
 # -- removal -------------------------------------------------------------------------------------
@@ -224,3 +331,14 @@ def test_statistics_are_logged_by_table() -> None:
         assert logged["a/size", at] == 5
         assert logged["b/size", at] == 0
         assert logged["a/load", at] == group.stats()["a"].load
+
+
+def test_rows_are_filled() -> None:
+    group = make_group()
+    step(group, torch.arange(5))
+    group.insert(0, torch.arange(5, 8))  # not trained yet
+    group.insert(1, torch.arange(3))
+    other = group.read(1, torch.arange(3))
+    group.fill(0, 2.5)
+    assert torch.equal(group.read(0, torch.arange(8)), torch.full((8, 4), 2.5))
+    assert torch.equal(group.read(1, torch.arange(3)), other)

@@ -46,6 +46,8 @@ class TestSchemas(expecttest.TestCase):
             "get_scores",
             "set_scores_",
             "reported_counts",
+            "shrink_",
+            "set_handles_",
         )
         self.assertExpectedInline(
             shown,
@@ -68,7 +70,11 @@ dynemb::get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
 dynemb::set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor
     ids, Tensor offsets, int[] feature_tables, Tensor values, int word) -> Tensor
 dynemb::reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) -> (Tensor
-    tables, Tensor row_clock)""",
+    tables, Tensor row_clock)
+dynemb::shrink_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor meta, int
+    table, int ids) -> ()
+dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids, Tensor
+    offsets, int[] feature_tables, Tensor handles) -> Tensor""",
         )
 
     def test_lookup(self) -> None:
@@ -126,11 +132,12 @@ dynemb::sgd_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)
         )
 
     def test_machine(self) -> None:
-        shown = listing("reserve", "available_memory", "simd_level", "set_simd_level")
+        shown = listing("reserve", "release_", "available_memory", "simd_level", "set_simd_level")
         self.assertExpectedInline(
             shown,
             """\
 dynemb::reserve(int[] size, int dtype, bool huge_pages) -> Tensor
+dynemb::release_(Tensor(a!) tensor, int begin, int end) -> ()
 dynemb::available_memory() -> int
 dynemb::simd_level() -> int
 dynemb::set_simd_level(int level) -> ()""",

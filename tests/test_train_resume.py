@@ -165,6 +165,43 @@ def test_killed_five_times(data, whole, tmp_path):
     assert result == whole_result
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--capacity 2000 --admission count:2",
+        "--capacity 2000 --eviction lru --admission chance:0.5",
+        "--capacity 2000 --eviction none --admission sketch:2:64KB",
+    ],
+)
+def test_killed_while_ids_come_and_go(data, tmp_path, options):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    expected, _ = finish(start(data, whole, *options.split()))
+    assert expected["evicted"] + expected["rejected"] > 0
+    assert expected["not_admitted"] > 0
+    kill_at(start(data, killed, *options.split()), BATCH * STEPS / 2)
+    result, err = finish(start(data, killed, *options.split(), "--resume"))
+    assert "resuming after line" in err
+    del expected["samples_per_s"], result["samples_per_s"]
+    assert result == expected
+    expected_state, state = (
+        checkpoint.load(folder / "checkpoint.pt") for folder in (whole, killed)
+    )
+    del expected_state["seconds"], state["seconds"]
+    assert differences(state, expected_state) == []
+
+
+def test_resume_with_another_life_cycle_is_refused(data, tmp_path):
+    arguments = [str(data), "--out", str(tmp_path), "--samples", "500", "--no-baseline"]
+    train.main([*arguments, "--capacity", "2000"])
+    with pytest.raises(SystemExit) as caught:
+        train.main([*arguments, "--eviction", "lru", "--capacity", "99", "--resume"])
+    assert "--capacity: 2000 in the checkpoint, 99 now" in caught.value.code
+    assert "--eviction: 'lfu' in the checkpoint, 'lru' now" in caught.value.code
+    with pytest.raises(SystemExit) as caught:
+        train.main([*arguments, "--capacity", "2000", "--admission", "count:2", "--resume"])
+    assert "--admission: None in the checkpoint, 'count:2' now" in caught.value.code
+
+
 def test_comparison_sees_a_flipped_bit(whole):
     """Otherwise the test above would prove little."""
     _, state = whole

@@ -9,6 +9,7 @@ from torch_dynemb.admission import (
     NewIds,
     register_admission,
 )
+from torch_dynemb.evictions import EvictedIds
 from torch_dynemb.freeze import freeze
 from torch_dynemb.initializers import (
     ByColumn,
@@ -22,7 +23,6 @@ from torch_dynemb.initializers import (
     XavierNormal,
     XavierUniform,
 )
-from torch_dynemb.life_cycle import EvictedIds, TableStats
 from torch_dynemb.nn import (
     DynamicEmbedding,
     DynamicEmbeddingBag,
@@ -33,6 +33,7 @@ from torch_dynemb.nn import (
 from torch_dynemb.optim import SGD, Adagrad, Adam, AdamW, FusedOptimizer, RowWiseAdagrad
 from torch_dynemb.policy import FeaturePolicy, Policy
 from torch_dynemb.table import TableConfig, TableGroup
+from torch_dynemb.table_stats import TableStats
 
 __version__ = "0.1.0"
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb import ops
+from torch_dynemb.group_parts import exported
 from torch_dynemb.nn.bag import DynamicEmbeddingBag, bag_inputs
 from torch_dynemb.nn.collection import (
     DynamicEmbeddingBagCollection,
@@ -20,7 +21,7 @@ from torch_dynemb.nn.collection import (
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import Features, group_ids
 from torch_dynemb.nn.table_module import TableModule, flat_ids
-from torch_dynemb.ops.columns import Meta, Pooling, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, Meta, Pooling, Table
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.table import TableGroup, pooling_of
 
@@ -45,7 +46,9 @@ class FrozenTables(nn.Module):
             meta[:, Meta.REGION_BUCKETS].cumsum(0) - (meta[:, Meta.REGION_BUCKETS])
         )
         self.names = group.names
-        self.register_buffer("buckets", torch.cat([group.buckets[part] for part in active]))
+        buckets = torch.cat([group.buckets[part] for part in active])
+        _forget_expired(group, buckets, tables, meta)
+        self.register_buffer("buckets", buckets)
         self.register_buffer("tables", tables)
         self.register_buffer("meta", meta)
         self.register_buffer("init_data", group.init_data.clone())
@@ -83,6 +86,27 @@ class FrozenTables(nn.Module):
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
         return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
+
+
+def _forget_expired(group: TableGroup, buckets: Tensor, tables: Tensor, meta: Tensor) -> None:
+    """Takes ids whose ttl has passed out of a copy of the index."""
+    if "expiry" not in group.layout.score_words:
+        return
+    word = group.layout.word("expiry")
+    for table in range(tables.shape[0]):
+        for batch in exported(group, table, 1 << 20):
+            ids = batch.ids[batch.scores[:, word] <= group.clock[Clock.NOW]]
+            ops.erase_(
+                buckets,
+                buckets.new_empty(0, BUCKET_WIDTH),
+                tables,
+                torch.zeros_like(group.slabs),
+                buckets.new_empty(group.slabs.shape[0], int(tables[:, Table.SIZE].sum())),
+                meta,
+                ids,
+                torch.tensor([0, ids.shape[0]], device=ids.device),
+                [table],
+            )
 
 
 class FrozenModule(nn.Module):

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_dynemb import life_cycle, ops, table_allocation, table_state
+from torch_dynemb import ops, table_allocation, table_extension, table_state
 from torch_dynemb.admission import parse_bytes
+from torch_dynemb.group_parts import exported
+from torch_dynemb.life_cycle import LifeCycle
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
@@ -55,7 +57,7 @@ def _base_seed() -> int:
     return seed[0]
 
 
-class TableGroup(life_cycle.LifeCycle):
+class TableGroup(LifeCycle):
     """Tables that are looked up together: one index, one slab of rows per distinct dim.
 
     Memory is reserved as address space for as many rows as the machine could hold and taken as ids
@@ -203,6 +205,23 @@ class TableGroup(life_cycle.LifeCycle):
     def end_step(self) -> None:
         """Ends a training step; see :func:`torch_dynemb.ops.end_step`."""
         self._memory.end_step(self)
+
+    def release_memory(self) -> None:
+        """Gives memory back beyond what the group holds."""
+        self._memory.release(self)
+
+    def add_table(self, table: TableConfig) -> int:
+        """Adds a table, between training steps; see :func:`torch_dynemb.table_extension.extend`.
+
+        Returns:
+            Its number.
+
+        Raises:
+            ValueError: its name is taken, or its policy contradicts the group's budget.
+        """
+        extended = table_extension.extend(self, table)
+        self.__dict__.update(extended.__dict__)
+        return len(self.tables_config) - 1
 
     @property
     def rows(self) -> Rows:
@@ -406,7 +425,7 @@ class TableGroup(life_cycle.LifeCycle):
                 f"export: batch_size is {batch_size}, expected at least {BUCKET_WIDTH}"
             )
         dim = self._config(table).embedding_dim
-        for batch in life_cycle.exported(self, table, batch_size):
+        for batch in exported(self, table, batch_size):
             rows = ops.embedding_inference(
                 self.rows,
                 batch.ids,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.ops.columns import Meta, Slab, Table
 
 if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
@@ -34,6 +35,9 @@ class TableMemory(Protocol):
     def end_step(self, group: TableGroup) -> None:
         """Ends a training step."""
 
+    def release(self, group: TableGroup) -> None:
+        """Gives memory back beyond what the group holds; generations of rows stay."""
+
 
 class HostMemory:
     """The CPU's: pages are taken when they are touched, so there is nothing to bind."""
@@ -51,6 +55,20 @@ class HostMemory:
 
     def end_step(self, group: TableGroup) -> None:
         pass
+
+    def release(self, group: TableGroup) -> None:
+        for table in range(group.tables.shape[0]):
+            active = group.active_buckets(table)
+            end = active.start + int(group.meta[table, Meta.REGION_BUCKETS])
+            ops.release_(group.buckets, active.stop, end)
+            if group.scores.shape[0] > 0:
+                ops.release_(group.scores, active.stop, end)
+        for slab in range(len(group.dims)):
+            used = group.used_rows(slab)
+            for tensor in (group.weights[slab], *group.state[slab :: len(group.dims)]):
+                ops.release_(tensor, used, tensor.shape[0])
+            free = group.free_rows[slab]
+            ops.release_(free, int(group.slabs[slab, Slab.FREE_COUNT]), free.shape[0])
 
 
 class CudaMemory:
@@ -88,6 +106,13 @@ class CudaMemory:
 
     def end_step(self, group: TableGroup) -> None:
         ops.end_step(group.buckets, group.tables, group.row_clock)
+
+    def release(self, group: TableGroup) -> None:
+        ops.release_group(
+            group.buckets,
+            group.tables[:, Table.BUCKET_COUNT].tolist(),
+            [group.used_rows(slab) for slab in range(len(group.dims))],
+        )
 
 
 def check_device(owner: str, device: torch.device) -> None:

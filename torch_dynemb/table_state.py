@@ -84,6 +84,7 @@ def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     """Replaces everything by a saved state, in place; raises ValueError before any change."""
     check(group, tensors)
     row_bytes = group.slabs[:, Slab.ROW_BYTES].clone()
+    generation = group.slabs[:, Slab.GENERATION].clone()
     group.bind_memory(
         tensors["tables"][:, Table.BUCKET_COUNT].tolist(),
         tensors["slabs"][:, Slab.NEXT_ROW].tolist(),
@@ -94,6 +95,8 @@ def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     for name, target in (("tables", group.tables), ("slabs", group.slabs)):
         target.copy_(tensors[name])
     group.slabs[:, Slab.ROW_BYTES] = row_bytes
+    # rows that were given back here remember how new their next handle must be
+    group.slabs[:, Slab.GENERATION].clamp_(min=generation)
     group.slabs[:, Slab.COMMITTED_ROWS].clamp_(max=group.free_rows.shape[1])
     for name, target in used_tensors(group):  # of the lengths that `tables` and `slabs` give now
         if name not in ("tables", "slabs"):

@@ -35,7 +35,7 @@ HOST_OPS = {
     "simd_level",
     "set_simd_level",
 }
-GPU_MEMORY_OPS = {"bind_group", "end_step"}
+GPU_MEMORY_OPS = {"bind_group", "end_step", "release_group"}
 
 
 class Recorder(TorchDispatchMode):

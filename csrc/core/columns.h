@@ -47,7 +47,9 @@ enum SlabColumn : int {
   kSlabFreeCount = 1,
   kSlabCommittedRows = 2,  // rows for which available memory has been checked
   kSlabRowBytes = 3,       // weights, generation and optimizer state of a row, in bytes
-  kSlabColumns = 4
+  kSlabGeneration = 4,     // of rows that are given out for the first time, less 1: grows when
+                           // rows are given back
+  kSlabColumns = 8
 };
 
 // `row_clock` int64 [tables + kRowClockExtra]: optimizer step per table, then these.

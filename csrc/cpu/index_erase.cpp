@@ -1,4 +1,5 @@
-// erase_: takes ids out of the index; their rows go to the free list.
+// erase_: takes ids out of the index; their rows go to the free list. set_handles_: gives ids other
+// rows.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
@@ -45,7 +46,37 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
   return erased;
 }
 
+// Gives the ids that are there other rows; returns which are. Ids must be distinct.
+Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets,
+                    std::vector<int64_t> feature_tables, Tensor handles) {
+  const char* op = "set_handles_";
+  const IndexView index = index_view(op, buckets, nullptr, tables, meta);
+  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
+  check_tensor(op, "handles", handles, ScalarType::Long);
+  check_size(op, "handles", handles, 0, features.count);
+  const auto* handle = static_cast<const int64_t*>(handles.data_ptr());
+  for (int64_t i = 0; i < features.count; ++i) {
+    STD_TORCH_CHECK(handle[i] >= 0, "dynemb::", op, ": handles[", i, "] is ", handle[i],
+                    ", expected a handle");
+  }
+  Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
+  auto* is_found = static_cast<bool*>(found.data_ptr());
+  for (const Tile& tile : make_tiles(features)) {
+    const TableView table = index.table(tile.table);
+    for (int64_t i = tile.begin; i < tile.end; ++i) {
+      const int64_t id = features.ids[i];
+      const SlotPosition at = probe(table, id, first_hash(id, table.salt), 0);
+      is_found[i] = at.bucket >= 0;
+      if (is_found[i]) table.line(at.bucket)[kBucketWidth + at.slot] = encode_handle(handle[i]);
+    }
+  }
+  return found;
+}
+
 }  // namespace
 }  // namespace dynemb::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { m.impl("erase_", TORCH_BOX(&dynemb::cpu::erase_)); }
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("erase_", TORCH_BOX(&dynemb::cpu::erase_));
+  m.impl("set_handles_", TORCH_BOX(&dynemb::cpu::set_handles_));
+}

@@ -83,6 +83,53 @@ void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t ta
   rehash(index, table, wanted);
 }
 
+// Places all entries of one table again, in as few buckets as take `ids` ids.
+void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table,
+             int64_t ids) {
+  const IndexView index = index_view("shrink_", buckets, &scores, tables, meta);
+  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::shrink_: table is ", table,
+                  ", expected 0 to ", index.table_count - 1);
+  STD_TORCH_CHECK(ids >= 0, "dynemb::shrink_: ids is ", ids, ", expected a count of at least 0");
+  int64_t* row = index.table_row(table);
+  const TableView old = index.table(table);
+  const int64_t wanted = buckets_for(std::max(ids, row[kTableSize]));
+  if (wanted >= old.bucket_count) return;
+  // in the order of moving: from the last bucket down, those in their first bucket before others
+  std::vector<Entry> kept, rest;
+  for (int64_t bucket = old.bucket_count - 1; bucket >= 0; --bucket) {
+    const int64_t* line = old.line(bucket);
+    for (int slot = 0; slot < kBucketWidth; ++slot) {
+      if (line[kBucketWidth + slot] == 0) continue;
+      Entry entry{first_hash(line[slot], old.salt),
+                  line[slot],
+                  line[kBucketWidth + slot],
+                  static_cast<int32_t>(table),
+                  static_cast<int32_t>((old.bucket_count - 1 - bucket) * kBucketWidth + slot),
+                  {}};
+      for (int64_t w = 0; w < old.score_words; ++w) {
+        entry.score[w] = old.score(bucket, slot)[w * kBucketWidth];
+      }
+      (bucket_of(entry.hash, old.bucket_count) == bucket ? kept : rest).push_back(entry);
+    }
+  }
+  std::memset(old.line(0), 0, static_cast<size_t>(old.bucket_count * kLineBytes));
+  if (old.scores != nullptr) {
+    std::memset(old.scores, 0,
+                static_cast<size_t>(old.bucket_count * old.score_words * kBucketWidth * 8));
+  }
+  row[kTableBucketCount] = wanted;
+  row[kTableTombstones] = 0;
+  ++row[kTableGrowths];
+  const TableView view = index.table(table);
+  int64_t reused = 0;
+  for (const Entry& entry : kept) {
+    if (!put_entry(view, bucket_of(entry.hash, wanted), entry, &reused)) rest.push_back(entry);
+  }
+  std::sort(rest.begin(), rest.end(),
+            [](const Entry& a, const Entry& b) { return a.order < b.order; });
+  place_entries(index, std::move(rest));
+}
+
 }  // namespace
 
 int64_t check_rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
@@ -143,4 +190,7 @@ void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
 
 }  // namespace dynemb::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { m.impl("grow_", TORCH_BOX(&dynemb::cpu::grow_)); }
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("grow_", TORCH_BOX(&dynemb::cpu::grow_));
+  m.impl("shrink_", TORCH_BOX(&dynemb::cpu::shrink_));
+}

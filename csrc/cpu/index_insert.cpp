@@ -259,7 +259,8 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   const PolicyView policies = policy_view(index, features, policy, clock, sketch, feature_policies);
   check_tensor(op, "evicted", evicted, ScalarType::Long);
   check_size(op, "evicted", evicted, 1, kEvictedColumns);
-  STD_TORCH_CHECK(evicted.size(0) > 0, "dynemb::", op, ": evicted.size(0) is 0, expected 1 or more");
+  STD_TORCH_CHECK(evicted.size(0) > 0, "dynemb::", op,
+                  ": evicted.size(0) is 0, expected 1 or more");
   const bool* admitted = nullptr;
   if (admit.has_value()) {
     check_tensor(op, "admit", *admit, ScalarType::Bool);

@@ -104,6 +104,32 @@ Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
                                   });
 }
 
+// Gives memory of rows [begin, end) back to the system; they read as zeros.
+void release_(Tensor tensor, int64_t begin, int64_t end) {
+  STD_TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous() && tensor.dim() > 0,
+                  "dynemb::release_: tensor must be a contiguous CPU tensor with rows");
+  const int64_t rows = tensor.size(0);
+  STD_TORCH_CHECK(begin >= 0 && begin <= end && end <= rows, "dynemb::release_: rows ", begin,
+                  " to ", end, " are not a range of the ", rows, " rows of tensor");
+  if (begin == end) return;
+  const auto row_bytes =
+      static_cast<size_t>(tensor.numel() / rows) * static_cast<size_t>(tensor.element_size());
+  char* data = static_cast<char*>(tensor.data_ptr());
+  char* from = data + static_cast<size_t>(begin) * row_bytes;
+  char* to = data + static_cast<size_t>(end) * row_bytes;
+  const uintptr_t page = page_size();
+  char* first =
+      reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(from) + page - 1) / page * page);
+  char* last = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(to) / page * page);
+  if (first >= last || !is_reserved(data, static_cast<size_t>(rows) * row_bytes)) {
+    std::memset(from, 0, static_cast<size_t>(to - from));
+    return;
+  }
+  std::memset(from, 0, static_cast<size_t>(first - from));
+  std::memset(last, 0, static_cast<size_t>(to - last));
+  madvise(first, static_cast<size_t>(last - first), MADV_DONTNEED);
+}
+
 }  // namespace
 
 int64_t available_memory() {
@@ -143,3 +169,5 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CompositeExplicitAutograd, m) {
   m.impl("reserve", TORCH_BOX(&dynemb::cpu::reserve));
   m.impl("available_memory", TORCH_BOX(&dynemb::cpu::available_memory_op));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { m.impl("release_", TORCH_BOX(&dynemb::cpu::release_)); }

@@ -53,7 +53,7 @@ class RowAllocator {
     if (next >= row[kSlabCommittedRows]) {
       row[kSlabCommittedRows] = commit_target(next + 1, row[kSlabRowBytes], max_rows_);
     }
-    return make_handle(next, kFirstGeneration);
+    return first_owner(next, row[kSlabGeneration]);
   }
 
  private:

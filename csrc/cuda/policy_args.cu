@@ -11,6 +11,8 @@ PolicyArgs policy_args(const Call& call, const IndexArgs& index, const Tensor& p
   call.check("policy", policy, ScalarType::Long);
   check_size(call.op, "policy", policy, 1, kPolicyColumns);
   call.check("sketch", sketch, ScalarType::Int);
+  STD_TORCH_CHECK(sketch.dim() == 1, "dynemb::", call.op, ": sketch has ", sketch.dim(),
+                  " dimensions, expected 1");
   const int64_t count = policy.size(0);
   STD_TORCH_CHECK(count == 0 || count >= index.table_count, "dynemb::", call.op, ": policy has ",
                   count, " rows, expected none or at least one per table, ", index.table_count);

@@ -34,6 +34,11 @@ class PolicyBounds {
   bool replaces(size_t table) const {
     return counts(table) || (!rows_.empty() && row(table)[kPolicyOnFull] == kFullEvict);
   }
+  // Whether the table has a capacity of its own and replaces ids beyond it.
+  bool is_bounded(size_t table) const {
+    return !rows_.empty() && !counts(table) && row(table)[kPolicyOnFull] == kFullEvict &&
+           row(table)[kPolicyCapacity] > 0;
+  }
   // Ids that a table of `size` ids has got at most when `incoming` ids have come.
   int64_t size_bound(size_t table, int64_t size, int64_t incoming) const {
     int64_t most = size + incoming;

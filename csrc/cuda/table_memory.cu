@@ -22,6 +22,8 @@ constexpr int64_t kReplaysAhead = 8;
 // Rows and buckets are mapped beyond the bound by an eighth and at most this many bytes a tensor.
 constexpr int64_t kStepBytes = int64_t{64} << 20;
 
+constexpr int64_t kMaxIds = int64_t{1} << 40;  // more than any table has
+
 // Equal parts of a reservation, one for each row (or bucket).
 struct RowMemory {
   std::shared_ptr<Reservation> reservation;
@@ -145,7 +147,7 @@ class GroupMemory {
         if (touched[t]) captured_tables_[t] = true;
       }
       make_headroom(call.on_stream(side_stream(call.op, device_)), captured_now_);
-      return {true, false, 0, 0};
+      return replay_room(touched);
     }
     end_capture();
     confirm();
@@ -355,8 +357,23 @@ class GroupMemory {
                     "use a GPU with more memory");
   }
 
+  // What a captured call must know: replays rehash only tables whose ids replace each other,
+  // because their size is known beforehand.
+  InsertionRoom replay_room(const std::vector<bool>& touched) const {
+    InsertionRoom room{true, false, 0, 0};
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      if (!touched[t] || !policies_.is_bounded(t)) continue;
+      const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
+      const int64_t most = policies_.size_bound(t, shared[kSharedSize], kMaxIds);
+      const int64_t count = shared[kSharedBucketCount];
+      room.growth = true;
+      room.old_buckets += std::min(std::max(count, bucket_bound(most)), tables_[t].capacity);
+    }
+    return room;
+  }
+
   // Memory and buckets for kReplaysAhead + 1 more batches of `ids` ids in every captured table: for
-  // new ids, and for the tombstones of those that are replaced, since a replay cannot rehash.
+  // new ids, and for tombstones where a replay cannot rehash.
   void make_headroom(const Call& call, int64_t ids) {
     confirm();
     std::vector<int64_t> need_buckets(tables_.size(), 0);
@@ -368,11 +385,14 @@ class GroupMemory {
       const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
       const int64_t count = shared[kSharedBucketCount];
       const int64_t tombstones = shared[kSharedTombstones];
-      const int64_t most = shared[kSharedSize] + pending_ids(t) + batches;
+      const int64_t size = shared[kSharedSize];
+      const int64_t incoming = pending_ids(t) + batches;
+      const bool bounded = policies_.is_bounded(t);
+      const int64_t most = bounded ? policies_.size_bound(t, size, incoming) : size + incoming;
       const bool fills = (most + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
+      const bool compact = !bounded && policies_.replaces(t) && tombstones > 0 && fills;
       wanted[t] = std::min(buckets_for(most), tables_[t].capacity);
-      if (wanted[t] <= count)
-        wanted[t] = policies_.replaces(t) && tombstones > 0 && fills ? count : 0;
+      if (wanted[t] <= count) wanted[t] = compact ? count : 0;
       need_buckets[t] = std::max(wanted[t], count);
     }
     const std::vector<bool> slabs = touched_slabs(captured_tables_);

@@ -37,24 +37,52 @@ class Collection(TableModule):
             max_rows=max_rows,
             memory_budget=memory_budget,
         )
-        self.feature_names: list[str] = []
-        self.feature_dims: list[int] = []
-        self.feature_tables: list[int] = []
-        self.feature_policies: list[int] = []
+        self._name_features(tables)
+
+    def _name_features(self, tables: Sequence[TableConfig]) -> None:
+        """Sets names, dims, tables and policies of all features, in the order of the tables."""
+        owners: dict[str, int] = {}
         for t, table in enumerate(tables):
             for feature in table.feature_names:
-                if feature in self.feature_names:
+                if feature in owners:
                     raise ValueError(
                         f"{type(self).__name__}: feature {feature!r} belongs to two tables, "
-                        f"{tables[self.feature_tables[self.feature_names.index(feature)]].name!r} "
-                        f"and {table.name!r}"
+                        f"{tables[owners[feature]].name!r} and {table.name!r}"
                     )
-                self.feature_names.append(feature)
-                self.feature_dims.append(table.embedding_dim)
-                self.feature_tables.append(t)
-                if self._group.layout.rows:
-                    own = self._group.layout.of_feature
-                    self.feature_policies.append(own.get((t, feature), t))
+                owners[feature] = t
+        layout = self._group.layout
+        self.feature_names = list(owners)
+        self.feature_tables = list(owners.values())
+        self.feature_dims = [tables[t].embedding_dim for t in self.feature_tables]
+        self.feature_policies = [
+            layout.of_feature.get((t, feature), t) for feature, t in owners.items() if layout.rows
+        ]
+
+    def add_table(self, table: TableConfig) -> None:
+        """Adds a table and its features at the end, between training steps.
+
+        All tensors of the group are replaced: compiled code is compiled again, graphs must be
+        captured again. While it is done, the tables are in memory twice. The optimizer gets a param
+        group; schedulers made before do not know it.
+
+        Raises:
+            ValueError: a name is taken, or the table does not fit; nothing has been changed.
+        """
+        tables = (*self._group.tables_config, table)
+        self._check_new_table(table)
+        self._group.add_table(table)
+        self._name_features(tables)
+        self._rebind_optimizer()
+        if self._optimizer is not None:
+            self._optimizer.add_table(table.name)
+
+    def _check_new_table(self, table: TableConfig) -> None:
+        taken = [name for name in table.feature_names if name in self.feature_names]
+        if taken:
+            raise ValueError(
+                f"{type(self).__name__}.add_table: features {taken} of table {table.name!r} belong "
+                "to other tables"
+            )
 
 
 class DynamicEmbeddingBagCollection(Collection):
@@ -235,3 +263,11 @@ class DynamicEmbeddingCollection(Collection):
             feature_policies=self.feature_policies,
         )
         return split_rows(rows, sizes, features)
+
+    def _check_new_table(self, table: TableConfig) -> None:
+        super()._check_new_table(table)
+        if table.embedding_dim != self.feature_dims[0]:
+            raise ValueError(
+                f"DynamicEmbeddingCollection.add_table: table {table.name!r} has embedding_dim "
+                f"{table.embedding_dim}, expected {self.feature_dims[0]}, that of the others"
+            )

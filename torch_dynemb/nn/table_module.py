@@ -121,6 +121,14 @@ class TableModule(nn.Module):
             end_step=group.step,
         )
 
+    def _rebind_optimizer(self) -> None:
+        """After the group's tensors have been replaced."""
+        if self._optimizer is not None:
+            group = self._group
+            self._optimizer.rebind(
+                hyper=group.hyper, row_clock=group.row_clock, end_step=group.step
+            )
+
     # -- lookup --------------------------------------------------------------------------------
 
     def _lookup(
@@ -317,13 +325,7 @@ class TableModule(nn.Module):
             anchor = self.grad_anchor.detach().to(probe.device)
             self.grad_anchor = nn.Parameter(anchor, requires_grad=self.grad_anchor.requires_grad)
             self._own_anchor = (self.grad_anchor,)
-            if self._optimizer is not None:
-                group = self._group
-                self._optimizer.rebind(
-                    hyper=group.hyper,
-                    row_clock=group.row_clock,
-                    end_step=group.step,
-                )
+            self._rebind_optimizer()
         return self
 
     def __getstate__(self) -> dict[str, Any]:

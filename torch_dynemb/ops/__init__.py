@@ -19,7 +19,9 @@ from torch_dynemb.ops.index import (  # noqa: E402
     get_scores,
     grow_,
     reported_counts,
+    set_handles_,
     set_scores_,
+    shrink_,
 )
 from torch_dynemb.ops.lookup import (  # noqa: E402
     embedding,
@@ -34,6 +36,8 @@ from torch_dynemb.ops.memory import (  # noqa: E402
     end_step,
     has_cuda_kernels,
     raise_device_errors,
+    release_,
+    release_group,
     reserve,
     reserve_cuda,
 )
@@ -64,10 +68,14 @@ __all__ = [
     "materialize_",
     "raise_device_errors",
     "reduce_grad",
+    "release_",
+    "release_group",
     "reported_counts",
     "reserve",
     "reserve_cuda",
+    "set_handles_",
     "set_scores_",
     "set_simd_level",
+    "shrink_",
     "simd_level",
 ]

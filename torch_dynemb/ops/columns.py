@@ -56,15 +56,16 @@ TABLE_COLUMNS = 16
 
 
 class Slab(IntEnum):
-    """Columns of ``slabs``, int64 [slabs, 4]: allocation of the rows of one dim."""
+    """Columns of ``slabs``, int64 [slabs, 8]: allocation of the rows of one dim."""
 
     NEXT_ROW = 0
     FREE_COUNT = 1
     COMMITTED_ROWS = 2
     ROW_BYTES = 3
+    GENERATION = 4
 
 
-SLAB_COLUMNS = 4
+SLAB_COLUMNS = 8
 
 
 class RowClock(IntEnum):

@@ -129,7 +129,7 @@ def find_or_insert_(
     Args:
         buckets, tables: as in :func:`find`; changed.
         scores: int64 [buckets, 4 * words], or no rows; changed for every id of the call.
-        slabs: int64 [slabs, 4], row allocation; changed.
+        slabs: int64 [slabs, 8], row allocation; changed.
         free_rows: int64 [slabs, rows], handles of erased ids' rows: slabs counts those left.
         sketch: int32 [cells], counts of ids that are not admitted yet; changed.
         evicted: int64 [1 + records, 4], which ids were evicted (``columns.Evicted``); changed.
@@ -205,6 +205,38 @@ def grow_(
 ) -> None:
     """Rehashes one table's index so that ``ids`` ids fit without another growth; rows stay."""
     torch.ops.dynemb.grow_(buckets, scores, tables, meta, table, ids)
+
+
+def shrink_(
+    buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
+) -> None:
+    """Rehashes one table's index into as few buckets as take ``ids`` ids, or those it has."""
+    torch.ops.dynemb.shrink_(buckets, scores, tables, meta, table, ids)
+
+
+def set_handles_(
+    buckets: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    handles: Tensor,
+) -> Tensor:
+    """Gives ids that are in their tables other rows, whose content the caller has moved.
+
+    Args:
+        ids: distinct within a table.
+        handles: int64 [N].
+
+    Returns:
+        bool [N]; which ids are there.
+    """
+    check_ids("set_handles_", buckets, ids, offsets)
+    found: Tensor = torch.ops.dynemb.set_handles_(
+        buckets, tables, meta, ids, offsets, list(feature_tables), handles
+    )
+    return found
 
 
 def export_batch(
@@ -348,6 +380,26 @@ def _grow_fake(
     buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
 ) -> None:
     return None
+
+
+@register_fake("shrink_")
+def _shrink_fake(
+    buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
+) -> None:
+    return None
+
+
+@register_fake("set_handles_")
+def _set_handles_fake(
+    buckets: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    handles: Tensor,
+) -> Tensor:
+    return torch.empty_like(ids, dtype=torch.bool)
 
 
 @register_fake("get_scores")

@@ -147,6 +147,32 @@ def raise_device_errors(device: int) -> None:
     torch.ops.dynemb.raise_device_errors(device)
 
 
+def release_(tensor: Tensor, begin: int, end: int) -> None:
+    """Gives the memory of rows [begin, end) of a reserved CPU tensor back; they read as zeros."""
+    torch.ops.dynemb.release_(tensor, begin, end)
+
+
+def release_group(buckets: Tensor, table_buckets: Sequence[int], slab_rows: Sequence[int]) -> None:
+    """Gives memory of a group on a GPU back; generations of rows stay. Waits for the device.
+
+    Args:
+        table_buckets, slab_rows: buckets of each table and rows of each slab that are in use.
+    """
+    torch.ops.dynemb.release_group(buckets, list(table_buckets), list(slab_rows))
+
+
+@register_fake("release_group")
+def _release_group_fake(
+    buckets: Tensor, table_buckets: Sequence[int], slab_rows: Sequence[int]
+) -> None:
+    return None
+
+
+@register_fake("release_")
+def _release_fake(tensor: Tensor, begin: int, end: int) -> None:
+    return None
+
+
 @register_fake("reserve")
 def _reserve_fake(size: Sequence[int], dtype: int, huge_pages: bool) -> Tensor:
     dtypes = {code: dtype for dtype, code in _DTYPE_CODES.items()}

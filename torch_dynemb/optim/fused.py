@@ -86,6 +86,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         row_clock: Tensor,
         end_step: Callable[[int | None], None],
     ) -> None:
+        self._hyper = hyper
         self._row_clock = row_clock
         self._end_step = end_step
         self._tables = len(names)
@@ -108,10 +109,24 @@ class FusedOptimizer(torch.optim.Optimizer):
         self, *, hyper: Tensor, row_clock: Tensor, end_step: Callable[[int | None], None]
     ) -> None:
         """Follows the tables to another device; param groups stay the same objects."""
-        self._row_clock, self._end_step = row_clock, end_step
+        self._hyper, self._row_clock, self._end_step = hyper, row_clock, end_step
         for table, group in enumerate(self.param_groups):
             if isinstance(group, ParamGroup):
                 group.rebind(hyper.data[table])
+
+    def add_table(self, name: str) -> None:
+        """Adds the param group of a table that was added to the group; call :meth:`rebind` first.
+
+        Schedulers made before do not know it: torch's keep one learning rate per param group.
+        """
+        row = self._hyper.data[self._tables]
+        self._tables += 1
+        self._complete = False
+        super().add_param_group(
+            {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, **self._config.hyper()}
+        )
+        self.param_groups[-1] = ParamGroup(self.param_groups[-1], row, self._config.hyper_columns)
+        self._complete = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises RuntimeError: the groups are the tables; nothing would update other parameters."""

@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import get_args
 
 from tutorials.dlrm.criteo import OnBadLine
+from tutorials.dlrm.parsing import CATEGORY_COUNT
 from tutorials.dlrm.planted import PlantedConfig
+from tutorials.dlrm.policies import Eviction, admission_rule
 
 _DESCRIPTION = """\
 Train DLRM on click logs in the Criteo format, with dynamic embedding tables.
@@ -20,10 +22,16 @@ strings; empty means missing. Files may be gzipped and are streamed once, in the
 is no vocabulary and no preprocessing. Without files, samples of a known model are generated once
 and kept.
 
+Tables grow with the ids that come, or up to --capacity, which is divided among the features after a
+look at the first lines: in equal shares, but none larger than the feature needs.
+
 The last lines of the data are held out for the AUC. Then the same model is trained with hashed
 tables of the same size as a baseline. The last line of the output is a JSON object: auc, best_auc
 (of the planted probabilities; null for your own files), baseline_auc, samples (trained on),
-samples_per_s, ids, table_bytes (rows and optimizer state), device, compiled.
+samples_per_s, ids (in the tables at the end), table_bytes (rows, optimizer state, index, scores and
+counts of ids not admitted), capacity, eviction, admission, evicted (ids that had to go), rejected
+and not_admitted (new ids without a row, once per step: for want of room, or by --admission),
+device, compiled.
 """
 
 # Options that may differ between a run and the one that resumes it.
@@ -42,6 +50,10 @@ class Options:
     lr: float
     dense_lr: float
     batch_size: int
+    capacity: int | None
+    eviction: Eviction | None
+    """None without a capacity."""
+    admission: str | None
     seed: int
     threads: int
     device: str
@@ -123,6 +135,27 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         action="store_false",
         help="do not train the model with hashed tables (baseline_auc is null)",
     )
+    add = parser.add_argument_group("life cycle of ids").add_argument
+    add(
+        "--capacity",
+        type=_at_least(CATEGORY_COUNT),
+        metavar="N",
+        help="ids that the tables hold at most, all together (default: all that come)",
+    )
+    add(
+        "--eviction",
+        choices=get_args(Eviction),
+        help="who makes room in a full table: the id that was trained on least often, or least "
+        "recently; none: nobody, and new ids have no row (default: lfu with --capacity)",
+    )
+    add(
+        "--admission",
+        type=_admission,
+        metavar="RULE",
+        help="which new ids get a row: count:N, those of N occurrences; sketch:N:BYTES, the same "
+        "with counts in so much memory for all tables, roughly; chance:P, each with probability P "
+        "in every step that has it (default: all)",
+    )
     add = parser.add_argument_group("output").add_argument
     add(
         "--out",
@@ -166,7 +199,14 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         help="least time between updates of the progress bar",
     )
     values = vars(parser.parse_args(arguments))
-    return Options(**{**values, "on_bad_line": cast(OnBadLine, values["on_bad_line"])})
+    if values["capacity"] is not None:
+        values["eviction"] = values["eviction"] or "lfu"
+    elif values["eviction"] is not None:
+        parser.error(
+            f"argument --eviction: {values['eviction']} needs a table that can be full: "
+            "give --capacity, too"
+        )
+    return Options(**values)
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -205,6 +245,14 @@ def _not_negative(text: str) -> float:
     if not 0 <= (value := _number(text)) < float("inf"):
         raise argparse.ArgumentTypeError(f"expected 0 or a number above, got {text!r}")
     return value
+
+
+def _admission(text: str) -> str:
+    try:
+        admission_rule(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _fraction(text: str) -> float:

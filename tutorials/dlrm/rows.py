@@ -9,6 +9,7 @@ and are trained by row-wise Adagrad.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,17 @@ _FLOAT_BYTES = 4
 _EPS = 1e-8
 
 
+class Turnover(NamedTuple):
+    """Ids that did not stay or did not get in, of all tables."""
+
+    evicted: int
+    """Had to go for others."""
+    rejected: int
+    """Found no room; counted once per step."""
+    not_admitted: int
+    """Were not let in; counted once per step."""
+
+
 class DynamicRows(nn.Module):
     """One dynamic table per feature, all in one group; starts empty.
 
@@ -30,16 +42,26 @@ class DynamicRows(nn.Module):
         embedding_dim: Length of a row.
         lr: Learning rate of the rows.
         bound: Rows start uniform in ``[-bound, bound]``.
+        policies: How ids come and go, by feature; None: they come, and stay.
     """
 
-    def __init__(self, embedding_dim: int, *, lr: float, bound: float) -> None:
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        lr: float,
+        bound: float,
+        policies: Sequence[td.Policy] | None = None,
+    ) -> None:
         super().__init__()
         initializer = td.Uniform(-bound, bound)
         self.embedding_dim = embedding_dim
         self.tables = td.DynamicEmbeddingBagCollection(
             [
-                td.TableConfig(name, embedding_dim, [name], initializer=initializer)
-                for name in FEATURE_NAMES
+                td.TableConfig(name, embedding_dim, [name], initializer=initializer, policy=policy)
+                for name, policy in zip(
+                    FEATURE_NAMES, policies or [td.Policy()] * CATEGORY_COUNT, strict=True
+                )
             ],
             optimizer=td.RowWiseAdagrad(lr=lr, eps=_EPS),
             mode="sum",
@@ -61,10 +83,18 @@ class DynamicRows(nn.Module):
         """Return the number of ids by feature."""
         return list(self.tables.sizes().values())
 
-    def row_bytes(self) -> int:
-        """Return the bytes of rows and their optimizer state."""
-        memory = self.tables.memory()
-        return memory["rows"] + memory["state"]
+    def table_bytes(self) -> int:
+        """Return the bytes of everything: rows, optimizer state, index, scores, counts."""
+        return self.tables.memory()["total"]
+
+    def turnover(self) -> Turnover:
+        """Return what has happened to ids in all tables so far."""
+        stats = self.tables.group.stats().values()
+        return Turnover(
+            evicted=sum(table.evicted for table in stats),
+            rejected=sum(table.rejected for table in stats),
+            not_admitted=sum(table.not_admitted for table in stats),
+        )
 
 
 class HashedRows(nn.Module):
@@ -102,7 +132,7 @@ class HashedRows(nn.Module):
         return SparseRowWiseAdagrad(self.parameters(), self.lr, eps=_EPS)
 
 
-def split_rows(sizes: Sequence[int], row_bytes: int, embedding_dim: int) -> list[int]:
+def split_rows(sizes: Sequence[int], table_bytes: int, embedding_dim: int) -> list[int]:
     """Divide memory among hashed tables, kindly.
 
     A fixed table is sized before training, when the number of ids to come is unknown. Here it is
@@ -112,15 +142,15 @@ def split_rows(sizes: Sequence[int], row_bytes: int, embedding_dim: int) -> list
     hashed tables would do far worse.
 
     Args:
-        sizes: Distinct ids by feature.
-        row_bytes: What rows and optimizer state (one float a row) may take altogether.
+        sizes: Ids by feature.
+        table_bytes: What rows and optimizer state (one float a row) may take altogether.
         embedding_dim: Length of a row.
 
     Returns:
-        Rows by feature; altogether they take at most ``row_bytes``, unless that is less than a row
-        per feature.
+        Rows by feature; altogether they take at most ``table_bytes``, unless that is less than a
+        row per feature.
     """
-    total = row_bytes // (_FLOAT_BYTES * (embedding_dim + 1))
+    total = table_bytes // (_FLOAT_BYTES * (embedding_dim + 1))
     least = max(1, total // (10 * len(sizes)))
     large = [n if n > least else 0 for n in sizes]
     left = total - least * large.count(0)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
+import torch_dynemb as td
 from tutorials.dlrm import checkpoint, options
 from tutorials.dlrm.criteo import CriteoReader, DataError, Position, check_paths, count_lines
 from tutorials.dlrm.generate import generate
@@ -20,9 +21,11 @@ from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.options import Options
 from tutorials.dlrm.planted import PlantedConfig
 from tutorials.dlrm.plot import plot
+from tutorials.dlrm.policies import COUNTED_LINES, count_ids, make_policies
 from tutorials.dlrm.rows import DynamicRows, HashedRows, split_rows
 
 _ROW_BOUND = 0.01  # rows start uniform in [-bound, bound]
+_COUNTED_BATCH = 1 << 14  # samples, while ids are counted
 
 
 class Data(NamedTuple):
@@ -67,13 +70,14 @@ def run(opts: Options) -> dict[str, Any]:
     opts.out.mkdir(parents=True, exist_ok=True)
     data = _open_data(opts)
 
+    policies = _policies(opts, data)
     torch.manual_seed(opts.seed)
-    rows = DynamicRows(opts.embedding_dim, lr=opts.lr, bound=_ROW_BOUND)
+    rows = DynamicRows(opts.embedding_dim, lr=opts.lr, bound=_ROW_BOUND, policies=policies)
     dynamic = _train_dynamic(opts, data, rows)
     curves = {"dynamic tables": (dynamic.progress.points, dynamic.auc)}
     baseline_auc = None
     if opts.baseline:
-        counts = split_rows(rows.sizes(), rows.row_bytes(), opts.embedding_dim)
+        counts = split_rows(rows.sizes(), rows.table_bytes(), opts.embedding_dim)
         baseline = _train_baseline(opts, data, counts)
         curves["hashed tables"] = (baseline.progress.points, baseline.auc)
         baseline_auc = _number(baseline.auc)
@@ -85,7 +89,11 @@ def run(opts: Options) -> dict[str, Any]:
         "samples": dynamic.progress.samples,
         "samples_per_s": round(dynamic.progress.samples / dynamic.progress.seconds, 1),
         "ids": sum(rows.sizes()),
-        "table_bytes": rows.row_bytes(),
+        "table_bytes": rows.table_bytes(),
+        "capacity": opts.capacity,
+        "eviction": opts.eviction,
+        "admission": opts.admission,
+        **rows.turnover()._asdict(),
         "device": opts.device,
         "compiled": opts.compile,
     }
@@ -117,6 +125,26 @@ def _open_data(opts: Options) -> Data:
     train_lines = min(max(1, round(lines * (1 - opts.held_out))), lines - 1)
     best_auc = None if opts.data else generated.best_auc(train_lines)
     return Data(paths, lines, train_lines, best_auc)
+
+
+def _policies(opts: Options, data: Data) -> list[td.Policy] | None:
+    """What the tables are told, after a look at the first lines; None: nothing."""
+    if opts.capacity is None and opts.admission is None:
+        return None
+    reader = CriteoReader(
+        data.paths,
+        _COUNTED_BATCH,
+        stop_line=min(COUNTED_LINES, data.train_lines),
+        on_bad_line=opts.on_bad_line,
+    )
+    # With twice the ids that there is room for, it shows which features have few.
+    counts = count_ids(reader, None if opts.capacity is None else 2 * opts.capacity)
+    return make_policies(
+        capacity=opts.capacity,
+        eviction=opts.eviction or "none",
+        admission=opts.admission,
+        counts=counts,
+    )
 
 
 def _make_pass(opts: Options, rows: DynamicRows | HashedRows, *, compiled: bool) -> Pass:
@@ -178,7 +206,8 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
             "tables": f"{rows.tables.memory()['total'] / 2**20:.0f}MiB",
             "peak": f"{peak_memory() / 2**20:.0f}MiB",
         }
-        return shown | ({"skipped": str(n)} if (n := reader.position.skipped) else {})
+        counted = rows.turnover()._asdict() | {"skipped": reader.position.skipped}
+        return shown | {name: f"{n:,}" for name, n in counted.items() if n > 0}
 
     with _bar("dynamic tables", data, opts, done=start.line) as bar:
         progress.train(reader, bar, describe=describe, after_step=after_step)

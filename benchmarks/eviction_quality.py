@@ -1,0 +1,222 @@
+"""Whom eviction and admission choose, against exact simulations: no time is measured here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from command import is_selected
+from eviction_reference import ExactCache, FillCurve, one_bucket_curve
+from id_streams import DriftingZipfNumbers, ZipfNumbers, distinct_ids, spread
+from report import Row, quantity
+from torch import Tensor
+from tqdm import tqdm
+
+import torch_dynemb as td
+from torch_dynemb.admission import AdmissionRule
+
+SCORES = {"LRU": "step", "LFU": "frequency"}
+BATCHES = 2000  # of a stream for hit rates
+LIMIT_SHARE = 0.5  # ids that can occur, by lookups
+DRIFT = 0.1  # ranks a batch
+CAPACITIES = (0.01, 0.1, 0.3)  # of the distinct ids of a stream
+HIT_TARGET = 2.0  # points
+BUCKET_SLOTS = 128
+CURVE_PARTS, CURVE_INSERTS = 300, 3  # points; inserts by capacity
+THRESHOLD = 8  # occurrences
+SKETCH_BYTES = (1, 2, 4, 8, 16, 32)  # by distinct ids
+BOUND_SHARE = 100 * math.exp(-4)  # % of the ids whose count may exceed the bound
+
+
+def _single(policy: td.Policy) -> td.TableGroup:
+    return td.TableGroup([td.TableConfig("bench", 1, policy=policy)], optimizer=None)
+
+
+# -- hit rates ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Batches of numbers below ``limit``, whose popularity drifts."""
+
+    batches: list[Tensor]
+    limit: int
+    distinct: int
+
+
+def drifting_stream(lookups: int) -> Stream:
+    """A stream of :data:`BATCHES` batches with ``lookups`` numbers altogether."""
+    limit = int(lookups * LIMIT_SHARE)
+    numbers = DriftingZipfNumbers(limit, seed=0, drift=DRIFT)
+    batches = [numbers.draw(-(-lookups // BATCHES)) for _ in range(BATCHES)]
+    return Stream(batches, limit, len(torch.unique(torch.cat(batches))))
+
+
+def hit_rates(stream: Stream, score: str, capacity: int) -> tuple[float, float, int]:
+    """Lookups that find their id, in the second half of a stream.
+
+    Args:
+        stream: the stream.
+        score: a key of :data:`SCORES`.
+        capacity: ids that the tables may hold.
+
+    Returns:
+        The share in our table, that of the exact simulation, and how many new ids of the whole
+        stream found no place in ours.
+    """
+    ids = spread(torch.arange(stream.limit))
+    ours = _single(td.Policy(score=SCORES[score], capacity=capacity))
+    exact = ExactCache(ids.numpy(), capacity, score=SCORES[score])
+    half = len(stream.batches) // 2
+    before, exact_hits = ours.stats()["bench"], 0
+    for number, batch in enumerate(
+        tqdm(stream.batches, desc=f"{score}, {capacity} ids", leave=False, position=1)
+    ):
+        if number == half:
+            before, exact_hits = ours.stats()["bench"], 0
+        ours.insert(0, ids[batch])
+        ours.step()
+        exact_hits += exact.look_up(batch.numpy())
+    after = ours.stats()["bench"]
+    lookups = sum(len(batch) for batch in stream.batches[half:])
+    return (after.found - before.found) / lookups, exact_hits / lookups, after.rejected
+
+
+def hit_rate_rows(bench: str, lookups: int, only: list[str]) -> Iterator[Row | str]:
+    """Points by which hit rates fall short of exact LRU and LFU."""
+    cases = {
+        (score, share): f"hit rate below exact {score}, capacity {100 * share:g} % of the ids"
+        for score in SCORES
+        for share in CAPACITIES
+    }
+    if not any(is_selected(only, case, "target") for case in cases.values()):
+        return
+    stream = drifting_stream(lookups)
+    for (score, share), case in cases.items():
+        if not is_selected(only, case, "target"):
+            continue
+        yield case
+        capacity = max(int(stream.distinct * share), 1)
+        ours, exact, rejected = hit_rates(stream, score, capacity)
+        yield quantity(
+            bench,
+            case,
+            100 * (exact - ours),
+            "points",
+            target=HIT_TARGET,
+            hit_rate=100 * ours,
+            exact_hit_rate=100 * exact,
+            rejected=rejected,
+            distinct_ids=stream.distinct,
+            capacity=capacity,
+            batch=len(stream.batches[0]),
+        )
+
+
+# -- the first eviction ------------------------------------------------------------------------
+
+
+def our_curve(capacity: int) -> FillCurve:
+    """Random new ids into our table, where the first ids of a batch take the rows left."""
+    group = _single(td.Policy(score="step", capacity=capacity))
+    used, evicting = [0.0], [0.0]
+    part = max(CURVE_INSERTS * capacity // CURVE_PARTS, 1)
+    for number in range(CURVE_PARTS):
+        before = group.stats()["bench"]
+        group.insert(0, distinct_ids(number * part, part))
+        group.step()
+        after = group.stats()["bench"]
+        lost = after.evicted + after.rejected - before.evicted - before.rejected
+        used.append(after.size / capacity)
+        evicting.append(lost / part)
+    return FillCurve(used, evicting, used[next(i for i, e in enumerate(evicting) if e > 0)])
+
+
+def first_eviction_rows(
+    bench: str, capacity: int, only: list[str], plot: Path | None
+) -> Iterator[Row | str]:
+    """Rows that are unused when the first id has to go; writes the plot, if asked for."""
+    one_bucket = f"one bucket of {BUCKET_SLOTS} slots"
+    case = "rows unused at the first eviction"
+    if not is_selected(only, case, "target"):
+        return
+    yield case
+    ours = our_curve(capacity)
+    simulated = one_bucket_curve(
+        capacity, BUCKET_SLOTS, CURVE_INSERTS * capacity, parts=CURVE_PARTS, seed=0
+    )
+    for name, curve, target in ((case, ours, 0.0), (f"{case}, {one_bucket}", simulated, None)):
+        yield quantity(
+            bench,
+            name,
+            100 * (1 - curve.used_at_first),
+            "%",
+            target=target,
+            capacity=capacity,
+            evicting_at_90_percent=_evicting_at(curve, 0.90),
+            evicting_at_99_percent=_evicting_at(curve, 0.99),
+        )
+    if plot is not None:
+        from eviction_plot import draw
+
+        draw({"ours": ours, one_bucket: simulated}, plot)
+
+
+def _evicting_at(curve: FillCurve, share: float) -> float:
+    """Share of the inserts that evict at the last point where at most ``share`` is in use."""
+    return max(e for u, e in zip(curve.used, curve.evicting, strict=True) if u <= share)
+
+
+# -- admission ---------------------------------------------------------------------------------
+
+
+def admission_rows(bench: str, lookups: int, only: list[str]) -> Iterator[Row | str]:
+    """Rare ids that were admitted, by what counts occurrences and how much memory it has."""
+    prefix = f"ids admitted before {THRESHOLD} occurrences"
+    cases = {None: f"{prefix}, exact counts"}
+    cases |= {size: f"{prefix}, sketch of {size} bytes an id" for size in SKETCH_BYTES}
+    wanted = {size: case for size, case in cases.items() if is_selected(only, case, "target")}
+    if not wanted:
+        return
+    draws = ZipfNumbers(int(lookups * LIMIT_SHARE), seed=0).draw(lookups)
+    ids, counts = torch.unique(spread(draws), return_counts=True)
+    for size, case in wanted.items():
+        yield case
+        rule: AdmissionRule = td.AdmitFrequent(THRESHOLD)
+        if size is not None:
+            rule = td.AdmitFrequentSketch(THRESHOLD, memory=size * len(ids))
+        group = _single(td.Policy(admission=rule))
+        for batch in spread(draws).split(-(-lookups // BATCHES)):
+            group.insert(0, batch)
+            group.step()
+        admitted = group.contains(0, ids)
+        stats = group.stats()["bench"]
+        rare = counts < THRESHOLD
+        extra: dict[str, float | int] = {
+            "counter_bytes": stats.counter_bytes,
+            "counter_bytes_an_id": stats.counter_bytes / len(ids),
+            "distinct_ids": len(ids),
+            "frequent_ids_refused": int((~admitted & ~rare).sum()),
+        }
+        target: float | None = 0.0
+        if isinstance(rule, td.AdmitFrequentSketch):
+            target = None
+            # occurrences counted, at most: those of the ids without a row
+            counted = int(counts.clamp(max=THRESHOLD).sum())
+            bound = math.e / rule.width * counted
+            certain = counts + bound < THRESHOLD
+            extra |= {"error_bound": bound, "ids_that_bound_keeps_out": int(certain.sum())}
+            if bool(certain.any()):
+                share = 100 * float((admitted & certain).sum() / certain.sum())
+                extra |= {"admitted_beyond_bound_percent": share, "limit_percent": BOUND_SHARE}
+        yield quantity(
+            bench,
+            case,
+            100 * float((admitted & rare).sum() / rare.sum()),
+            "%",
+            target=target,
+            **extra,
+        )

@@ -1,0 +1,302 @@
+"""Life of ids: what eviction costs and whom it takes, and which new ids admission lets in.
+
+Steady state: a full table (D=64) and batches of which 30 % are new ids, each for another one,
+against as many lookups of known ids in an equal table. TorchRec's MCH gets the same ids and as many
+rows. Whom eviction takes is compared with an exact simulation: see eviction_quality.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import eviction_quality
+import torch
+from command import is_selected, parser, positive
+from id_streams import distinct_ids
+from peers.managed_collisions import ManagedCollisions
+from peers.static_tables import MissingPackageError
+from report import Report, Row, compare, quantity
+from timing import interleave
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb.table import handle_rows
+
+BENCH = "lifecycle"
+DIM, BAG = 64, 16
+NEW_SHARE = 0.3
+KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
+SCORES = {"LRU": "step", "LFU": "frequency"}
+KNOWN, MCH = "our known ids", "TorchRec MCH"
+STEADY_TARGET = 2.5
+MCH_TARGETS = {1: 1 / 8, 10: 1 / 3}  # by steps from eviction to eviction
+MCH_POLICIES = {"LRU": "LRU", "LFU": "LFU", "DistanceLFU": "LFU"}  # theirs: ours
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Ids of a full table and of a batch, rounds that are timed, calls in a round."""
+
+    capacity: int
+    batch: int
+    rounds: int
+    calls: int
+
+    @property
+    def new(self) -> int:
+        """New ids in a batch."""
+        return int(self.batch * NEW_SHARE)
+
+
+class Batches:
+    """Batches for a full table; a new id occurs once, a known one every few batches."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._generator = torch.Generator().manual_seed(0)
+        ids = distinct_ids(0, KNOWN_BATCHES * sizes.batch)
+        self._known = self._shuffled(ids).split(sizes.batch)
+        self._next = 0  # new id
+
+    def _shuffled(self, ids: Tensor) -> Tensor:
+        return ids[torch.randperm(len(ids), generator=self._generator)]
+
+    def known(self, call: int) -> Tensor:
+        """int64 [batch]: ids that are in the table."""
+        return self._known[call % KNOWN_BATCHES]
+
+    def mixed(self, call: int) -> Tensor:
+        """int64 [batch]: known and new ids in random order; new ones in every call."""
+        new = distinct_ids(self._sizes.capacity + self._next, self._sizes.new)
+        self._next += self._sizes.new
+        return self._shuffled(torch.cat([self.known(call)[self._sizes.new :], new]))
+
+
+class FullTable:
+    """A table that holds as many ids as it may, all of which have been trained.
+
+    Args:
+        score: a key of :data:`SCORES`.
+        sizes: of the table and its batches.
+    """
+
+    def __init__(self, score: str, sizes: Sizes) -> None:
+        self.bag = td.DynamicEmbeddingBag(
+            DIM,
+            name="bench",
+            optimizer=td.RowWiseAdagrad(lr=0.01),
+            policy=td.Policy(score=SCORES[score], capacity=sizes.capacity),
+        )
+        self._offsets = torch.tensor([0, sizes.batch])
+        self._grad = torch.randn(
+            sizes.batch // BAG, DIM, generator=torch.Generator().manual_seed(0)
+        )
+        for ids in distinct_ids(0, sizes.capacity).split(sizes.batch):
+            self.bag(ids.view(-1, 1)).backward(torch.zeros(len(ids), DIM))
+            self.bag.optimizer.step()
+
+    @property
+    def stats(self) -> td.TableStats:
+        """What has happened to the table."""
+        return self.bag.group.stats()["bench"]
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Handles of ids, int64 [batch], of one step without gradients."""
+        handles = self.bag.group.find_or_insert(ids, self._offsets, [0])
+        self.bag.group.step()
+        return handles
+
+    def train(self, ids: Tensor) -> None:
+        """Forward, backward and update for ids, int64 [batch], in bags of :data:`BAG`."""
+        self.bag(ids.view(-1, BAG)).backward(self._grad)
+        self.bag.optimizer.step()
+
+
+def steady_case(operation: str, score: str, threads: int) -> str:
+    return f"{operation} with eviction, {score}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def steady_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
+    """30 % new ids against none, for the index alone and for the training step."""
+    operations: dict[str, Callable[[FullTable, Tensor], object]] = {
+        "find_or_insert": FullTable.look_up,
+        "training step": FullTable.train,
+    }
+    for score in SCORES:
+        wanted = [
+            (operation, threads)
+            for operation in operations
+            for threads in sorted({1, torch.get_num_threads()})
+            if is_selected(only, steady_case(operation, score, threads), KNOWN)
+        ]
+        if not wanted:
+            continue
+        yield f"filling, {score}"
+        evicting, known, batches = FullTable(score, sizes), FullTable(score, sizes), Batches(sizes)
+        for call in range(sizes.capacity // sizes.new):  # until all that can go has gone
+            evicting.look_up(batches.mixed(call))
+        all_threads = torch.get_num_threads()
+        for operation, threads in wanted:
+            yield steady_case(operation, score, threads)
+            torch.set_num_threads(threads)
+            yield steady_row(
+                steady_case(operation, score, threads),
+                operations[operation],
+                evicting,
+                known,
+                batches,
+                sizes,
+            )
+            torch.set_num_threads(all_threads)
+
+
+def steady_row(
+    case: str,
+    operation: Callable[[FullTable, Tensor], object],
+    evicting: FullTable,
+    known: FullTable,
+    batches: Batches,
+    sizes: Sizes,
+) -> Row:
+    """Times one operation on a table that evicts and on one that does not."""
+    calls = (sizes.rounds + 1) * sizes.calls
+    mixed = [batches.mixed(call) for call in range(calls)]
+    before = evicting.stats
+    timings = interleave(
+        {
+            "ours": lambda call: operation(evicting, mixed[call]),
+            "peer": lambda call: operation(known, batches.known(call)),
+        },
+        rounds=sizes.rounds,
+        calls=sizes.calls,
+    )
+    after = evicting.stats
+    return compare(
+        BENCH,
+        case,
+        timings["ours"],
+        KNOWN,
+        timings["peer"],
+        target=STEADY_TARGET,
+        threads=torch.get_num_threads(),
+        capacity=sizes.capacity,
+        batch=sizes.batch,
+        evicted_a_call=(after.evicted - before.evicted) / calls,
+        rejected_a_call=(after.rejected - before.rejected) / calls,
+        rehashes=after.growths - before.growths,
+        ns_an_eviction=(timings["ours"].median_ms - timings["peer"].median_ms) / sizes.new * 1e6,
+    )
+
+
+def sharing_ids(ids: Tensor, rows: Tensor) -> int:
+    """Ids that do not have a row of their own.
+
+    Args:
+        ids: int64 [N].
+        rows: int64 [N], negative for none.
+
+    Returns:
+        How many distinct ids have the row of another one, or none.
+    """
+    distinct = torch.unique(torch.stack([ids, rows]), dim=1)[1]
+    own = distinct[distinct >= 0]
+    _, counts = torch.unique(own, return_counts=True)
+    return int(len(distinct) - (counts == 1).sum())
+
+
+def mch_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
+    """Lookups in training against MCH's, and the ids that share a row."""
+    for theirs, score in MCH_POLICIES.items():
+        for interval, target in MCH_TARGETS.items():
+            every = "every step" if interval == 1 else f"every {interval} steps"
+            case = f"lookups with eviction, {score}"
+            sharing = f"ids of a batch without a row of their own, {score}"
+            peer = f"{MCH} {theirs}, {every}"
+            if not any(is_selected(only, name, peer) for name in (case, sharing)):
+                continue
+            yield f"{case}: {peer}"
+            table, batches = FullTable(score, sizes), Batches(sizes)
+            module = ManagedCollisions(theirs, sizes.capacity, interval=interval)
+            fill = distinct_ids(0, sizes.capacity // sizes.batch * sizes.batch).split(sizes.batch)
+            for call in range(-(-len(fill) // interval) * interval):
+                module.look_up(fill[call % len(fill)])
+            calls = 2 * interval
+            mixed = [batches.mixed(call) for call in range((sizes.rounds + 1) * calls + 1)]
+            timings = interleave(
+                {
+                    "ours": lambda call, table=table, mixed=mixed: table.look_up(mixed[call]),
+                    "peer": lambda call, peer=module, mixed=mixed: peer.look_up(mixed[call]),
+                },
+                rounds=sizes.rounds,
+                calls=calls,
+            )
+            yield compare(
+                BENCH,
+                case,
+                timings["ours"],
+                peer,
+                timings["peer"],
+                target=target,
+                threads=torch.get_num_threads(),
+                capacity=sizes.capacity,
+                batch=sizes.batch,
+            )
+            last = mixed[-1]
+            handles = table.look_up(last)
+            yield quantity(
+                BENCH,
+                f"{sharing}; {theirs}, {every}",
+                sharing_ids(last, torch.where(handles < 0, handles, handle_rows(handles))),
+                "ids",
+                target=0,
+                peer_ids=sharing_ids(last, module.look_up(last)),
+                new_ids=sizes.new,
+            )
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument(
+        "--capacity", type=positive, help="ids of a full table (default 1,000,000)"
+    )
+    arguments.add_argument("--batch", type=positive, help="ids of a batch (default 65,536)")
+    arguments.add_argument(
+        "--stream", type=positive, help="lookups of the streams of quality (default 2,048,000)"
+    )
+    arguments.add_argument("--threads", type=positive, help="threads (default: all)")
+    arguments.add_argument("--plot", type=Path, metavar="FILE", help="PNG of the first evictions")
+    options = arguments.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    sizes = Sizes(
+        capacity=options.capacity or (100_000 if options.quick else 1_000_000),
+        batch=options.batch or (6_400 if options.quick else 1 << 16),
+        rounds=options.rounds,
+        calls=2 if options.quick else 16,
+    )
+    if sizes.batch % BAG or sizes.batch * KNOWN_BATCHES * 1.5 > sizes.capacity:
+        arguments.error(
+            f"--batch={sizes.batch}: expected a multiple of {BAG}, and at most 1/"
+            f"{KNOWN_BATCHES * 1.5:g} of the capacity, {sizes.capacity}"
+        )
+    stream = options.stream or (102_400 if options.quick else 2_048_000)
+    report = Report(as_json=options.json, cases=38)
+    for rows in (
+        steady_rows(sizes, options.only),
+        mch_rows(sizes, options.only),
+        eviction_quality.hit_rate_rows(BENCH, stream, options.only),
+        eviction_quality.first_eviction_rows(BENCH, sizes.capacity, options.only, options.plot),
+        eviction_quality.admission_rows(BENCH, stream, options.only),
+    ):
+        for item in rows:
+            report.start(item) if isinstance(item, str) else report.add(item)
+    report.close()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MissingPackageError as error:
+        raise SystemExit(str(error)) from error

@@ -1,0 +1,329 @@
+"""Which new ids get a row, what the others get, and what is kept about them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from execution import threads
+from group_calls import bag_lookup, call_of, differences, train
+from seeding import seeded
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb import admission
+
+
+def make_group(
+    rule: admission.AdmissionRule | None, *, tables: int = 1, **policy: Any
+) -> td.TableGroup:
+    given = td.Policy(admission=rule, **policy)
+    configs = [td.TableConfig(f"t{t}", 4, policy=given) for t in range(tables)]
+    return td.TableGroup(configs, optimizer=td.Adagrad(lr=0.1), max_rows=60_000, seed=1)
+
+
+def ids_of(group: td.TableGroup, table: int = 0) -> set[int]:
+    return {int(id) for batch in group.export(table) for id in batch.ids}
+
+
+def zipf_ids(generator: torch.Generator, count: int, distinct: int) -> Tensor:
+    return (distinct ** torch.rand(count, generator=generator)).long() * 7919 - 100
+
+
+# -- frequency -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, 2])
+def test_exact_counts_admit_with_the_occurrence_of_the_threshold(
+    threshold: int, count: int
+) -> None:
+    group = make_group(td.AdmitFrequent(threshold))
+    generator = seeded(threshold)
+    seen: Counter[int] = Counter()
+    refused = calls = 0
+    with threads(count):
+        for _ in range(12):
+            ids = zipf_ids(generator, 3000, 4000)
+            handles = group.insert(0, ids)
+            seen.update(ids.tolist())
+            expected = torch.tensor([seen[id] >= threshold for id in ids.tolist()])
+            assert torch.equal(handles >= 0, expected)
+            assert bool((handles[~expected] == -3).all())
+            refused += int((~expected).sum())
+            calls += ids[~expected].unique().numel()
+            group.step()
+    assert ids_of(group) == {id for id, n in seen.items() if n >= threshold}
+    stats = group.stats()["t0"]
+    assert stats.counted == sum(n < threshold for n in seen.values())
+    assert (stats.not_admitted, stats.default_served) == (calls, refused)
+    assert stats.found + stats.missed == 12 * 3000
+
+
+def test_exact_counts_are_kept_by_table() -> None:
+    group = make_group(td.AdmitFrequent(2), tables=2)
+    ids = torch.arange(10)
+    call = call_of(group, [(0, [[1, 2]]), (1, [[2, 3]])])
+    group.find_or_insert(call.ids, call.offsets, call.tables)
+    group.insert(0, ids)
+    assert ids_of(group, 0) == {1, 2}
+    assert ids_of(group, 1) == set()
+    group.insert(1, torch.tensor([3]))
+    assert ids_of(group, 1) == {3}
+
+
+def test_a_sketch_never_admits_too_late_and_seldom_too_early() -> None:
+    group = make_group(td.AdmitFrequentSketch(3, memory="400KB"))
+    generator = seeded(7)
+    seen: Counter[int] = Counter()
+    for _ in range(20):
+        ids = zipf_ids(generator, 2000, 20_000)
+        handles = group.insert(0, ids)
+        seen.update(ids.tolist())
+        frequent = torch.tensor([seen[id] >= 3 for id in ids.tolist()])
+        assert bool((handles[frequent] >= 0).all())
+        group.step()
+    rare = [id for id, n in seen.items() if n < 3]
+    early = ids_of(group) & set(rare)
+    assert len(rare) > 3000
+    # the bound: a count is off by more than e / 25,000 * 40,000 = 4 with probability e^-4
+    assert len(early) < 0.018 * len(rare)
+    assert group.stats()["t0"].counter_bytes == 400_000
+
+
+def test_a_small_sketch_overestimates_and_its_memory_matters() -> None:
+    early = []
+    for memory in (512, 4096, 65_536):
+        group = make_group(td.AdmitFrequentSketch(3, memory=memory))
+        for ids in torch.arange(5000).split(50):  # counts of a call are taken before it
+            group.insert(0, ids)
+        early.append(group.size(0))
+    assert early[0] > 4500
+    assert early[0] > early[1] > early[2]
+    assert early[2] < 50
+
+
+def test_counts_of_a_sketch_are_halved_as_asked() -> None:
+    for halve_every, admitted in ((None, True), (1, False), (3, True)):
+        group = make_group(td.AdmitFrequentSketch(3, "64KB", halve_every=halve_every))
+        for _ in range(2):
+            group.insert(0, torch.tensor([5]))
+            group.step()
+        group.insert(0, torch.tensor([5]))
+        assert (group.size(0) == 1) is admitted
+
+
+def test_counts_survive_saving_and_can_be_reset() -> None:
+    for rule in (td.AdmitFrequent(3), td.AdmitFrequentSketch(3, "64KB", halve_every=50)):
+        group = make_group(rule)
+        generator = seeded(1)
+        for _ in range(5):
+            train(group, 0, zipf_ids(generator, 200, 500), torch.ones(200, 4))
+            group.step()
+        state = group.state_tensors()
+        copy = make_group(rule)
+        copy.load_state_tensors(state)
+        for continued in (group, copy):
+            continued_ids = seeded(2)
+            for _ in range(60):
+                train(continued, 0, zipf_ids(continued_ids, 200, 500), torch.ones(200, 4))
+                continued.step()
+        assert differences(group.state_tensors(), copy.state_tensors()) == []
+        group.clear(0)
+        group.insert(0, torch.tensor([10**6, 10**6]))
+        group.reset_counts(0)
+        group.insert(0, torch.tensor([10**6]))
+        assert group.size(0) == 0
+        group.insert(0, torch.tensor([10**6, 10**6]))
+        assert group.size(0) == 1
+    with pytest.raises(ValueError, match="reset_counts: table 't0' counts nothing"):
+        make_group(None).reset_counts(0)
+
+
+# -- chance, none, hooks -------------------------------------------------------------------------
+
+
+def test_chance_admits_its_share_and_draws_by_id_and_step() -> None:
+    group, again = (make_group(td.AdmitByChance(0.3)) for _ in range(2))
+    ids = torch.arange(20_000)
+    group.insert(0, ids)
+    assert abs(group.size(0) / 20_000 - 0.3) < 0.01
+    first = ids_of(group)
+    group.insert(0, ids)  # in the same step the same draw
+    assert ids_of(group) == first
+    group.step()
+    group.insert(0, ids)
+    assert abs(group.size(0) / 20_000 - (1 - 0.7**2)) < 0.01
+    again.insert(0, ids.flip(0))
+    assert ids_of(again) == first
+    everyone = make_group(td.AdmitByChance(1.0))
+    everyone.insert(0, ids)
+    assert everyone.size(0) == 20_000
+
+
+def test_none_admits_nobody_and_trains_who_is_there() -> None:
+    group = make_group(td.AdmitNone())
+    group.insert_or_assign(0, torch.arange(3), torch.zeros(3, 4))
+    train(group, 0, torch.arange(10), torch.ones(10, 4))
+    assert ids_of(group) == {0, 1, 2}
+    assert bool((group.read(0, torch.arange(3)) < 0).all())
+
+
+@td.register_admission("multiples of three")
+def multiples_of_three(new: td.NewIds) -> Tensor:
+    return (new.ids % 3 == 0) & (new.step >= 1) & (new.table != "t1")
+
+
+def test_a_registered_function_decides() -> None:
+    group = make_group(td.AdmitBy("multiples of three"), tables=2)
+    group.insert(0, torch.arange(10))
+    assert ids_of(group) == set()
+    group.step()
+    handles = group.insert(0, torch.arange(10))
+    assert (handles >= 0).tolist() == [i % 3 == 0 for i in range(10)]
+    group.insert(1, torch.arange(10))
+    assert ids_of(group, 1) == set()
+    call = call_of(group, [(0, [[12, 13], [15]]), (1, [[12], [15]]), (0, [[18], [19]])])
+    bag_lookup(group, call).sum().backward()
+    assert ids_of(group) == {0, 3, 6, 9, 12, 15, 18}
+    assert ids_of(group, 1) == set()
+
+
+def test_hooks_run_in_compiled_code() -> None:
+    policy = td.Policy(admission=td.AdmitBy("multiples of three"))
+    module = td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=1.0), policy=policy)
+    module.optimizer.step()
+    torch._dynamo.reset()
+    torch.compile(module, fullgraph=True)(torch.arange(10)).sum().backward()
+    assert set(module.ids().tolist()) == {0, 3, 6, 9}
+
+
+def test_wrong_hooks() -> None:
+    with pytest.raises(ValueError, match=r"no admission hook is named 'nobody', only .*register"):
+        td.AdmitBy("nobody")
+    with pytest.raises(ValueError, match="'multiples of three' is already multiples_of_three"):
+        td.register_admission("multiples of three")(lambda new: new.known)
+    for wrong, message in (
+        (lambda new: new.ids, r"returned torch\.int64 \(3,\), expected a bool tensor"),
+        (lambda new: new.known[:1], r"returned torch\.bool \(1,\), expected .* shape \(3,\)"),
+        (lambda new: None, "returned None, expected"),
+    ):
+        admission._hooks["wrong"] = wrong
+        group = make_group(td.AdmitBy("wrong"))
+        with pytest.raises(TypeError, match=f"admission hook 'wrong' {message}"):
+            group.insert(0, torch.arange(3))
+        assert group.size(0) == 0
+        del admission._hooks["wrong"]
+
+
+# -- what refused ids get ------------------------------------------------------------------------
+
+
+def test_ids_that_are_not_admitted_get_the_chosen_vector_in_bags() -> None:
+    policy = td.Policy(admission=td.AdmitFrequent(2), refused=torch.full((4,), 3.0))
+    module = td.DynamicEmbeddingBag(
+        4, "mean", name="t", optimizer=td.SGD(lr=1.0), policy=policy, initializer=td.Constant(1.0)
+    )
+    known = torch.tensor([[1, 1]])
+    assert torch.equal(module(known), torch.ones(1, 4))
+    output = module(torch.tensor([[1, 2]]))
+    assert torch.equal(output, torch.full((1, 4), 2.0))  # (1 + 3) / 2
+    output.sum().backward()
+    module.eval()
+    assert torch.equal(module(torch.tensor([[1]])), torch.full((1, 4), 0.5))
+    assert torch.equal(module(torch.tensor([[2]])), torch.ones(1, 4))  # eval_default
+
+
+# -- features ------------------------------------------------------------------------------------
+
+
+def ads(**policies: td.FeaturePolicy) -> td.DynamicEmbeddingBagCollection:
+    table = td.TableConfig(
+        "ads",
+        4,
+        ["clicked", "shown"],
+        policy=td.Policy(score="frequency", admission=td.AdmitFrequent(3), ttl=100),
+        feature_policies=policies,
+    )
+    other = td.TableConfig("users", 4)
+    return td.DynamicEmbeddingBagCollection([table, other], optimizer=td.SGD(lr=0.1))
+
+
+def look_up(module: td.DynamicEmbeddingBagCollection, **ids: list[int]) -> None:
+    features = {name: torch.tensor([ids.get(name, [])]).long() for name in module.feature_names}
+    module(features).sum().backward()
+
+
+def test_a_feature_may_have_its_own_threshold() -> None:
+    module = ads(clicked=td.FeaturePolicy(threshold=1))
+    look_up(module, clicked=[1], shown=[2], users=[9])
+    assert ids_of(module.group, 0) == {1}
+    assert ids_of(module.group, 1) == {9}
+    look_up(module, shown=[2, 2])
+    assert ids_of(module.group, 0) == {1, 2}
+
+
+def test_a_feature_may_have_its_own_ttl() -> None:
+    module = ads(
+        clicked=td.FeaturePolicy(threshold=1, ttl=1000), shown=td.FeaturePolicy(threshold=1)
+    )
+    module.group.set_now(50)
+    look_up(module, clicked=[1, 3], shown=[2, 3])
+    module.optimizer.step(now=160)
+    look_up(module, shown=[1])  # a shorter ttl takes nothing away
+    assert module.group.remove(0, expired=True) == 1
+    assert ids_of(module.group, 0) == {1, 3}
+    module.optimizer.step(now=1050)
+    assert module.group.remove(0, expired=True) == 2
+
+
+def test_a_feature_may_leave_scores_alone() -> None:
+    module = ads(
+        clicked=td.FeaturePolicy(threshold=1), shown=td.FeaturePolicy(updates_scores=False)
+    )
+    module.group.set_now(10)
+    look_up(module, clicked=[1, 1])
+    module.optimizer.step(now=20)
+    look_up(module, shown=[1, 1, 1, 5, 5, 5])
+    assert module.group.get_score(0, torch.tensor([1])).scores.tolist() == [2]
+    assert module.group.get_score(0, torch.tensor([1]), score="expiry").scores.tolist() == [110]
+    assert module.group.get_score(0, torch.tensor([1]), score="step").scores.tolist() == [1]
+    assert ids_of(module.group, 0) == {1}  # and 5 has not been counted
+    look_up(module, clicked=[1])
+    assert module.group.get_score(0, torch.tensor([1])).scores.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        ({"x": td.FeaturePolicy()}, ValueError, r"names 'x', but the features are \['f'\]"),
+        ({"f": 3}, TypeError, r"feature_policies\['f'\] is 3, expected a FeaturePolicy"),
+        ({"f": td.FeaturePolicy(threshold=2)}, ValueError, "has a threshold, but the table's adm"),
+    ],
+)
+def test_wrong_feature_policies(
+    table: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        td.TableConfig("t", 4, ["f"], feature_policies=table)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: td.AdmitFrequent(0), ValueError, "threshold is 0, expected at least 1"),
+        (lambda: td.AdmitFrequent(1.5), TypeError, r"threshold is 1\.5, expected int"),
+        (lambda: td.AdmitFrequentSketch(2, 8), ValueError, "memory is 8, expected at least 16"),
+        (lambda: td.AdmitFrequentSketch(2, "x"), ValueError, "memory is 'x', expected a number of"),
+        (lambda: td.AdmitFrequentSketch(2, 64, 0), ValueError, "halve_every is 0, expected"),
+        (lambda: td.AdmitByChance(0.0), ValueError, r"probability is 0\.0, expected more than 0"),
+        (lambda: td.AdmitByChance(1.1), ValueError, r"probability is 1\.1, expected"),
+        (lambda: td.FeaturePolicy(threshold=0), ValueError, "threshold is 0, expected at least 1"),
+        (lambda: td.FeaturePolicy(ttl=True), TypeError, "ttl is True, expected int"),
+    ],
+)
+def test_wrong_rules(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()

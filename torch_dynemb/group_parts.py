@@ -1,0 +1,82 @@
+"""What the parts of :class:`torch_dynemb.table.TableGroup` know of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.policy_layout import PolicyLayout
+
+if TYPE_CHECKING:
+    from torch_dynemb.ops.lookup import Rows
+    from torch_dynemb.table_config import TableConfig
+
+
+class GroupParts:
+    """Tensors and questions that the parts of a table group share."""
+
+    tables_config: tuple[TableConfig, ...]
+    layout: PolicyLayout
+    dims: list[int]
+    meta: Tensor
+    buckets: Tensor
+    scores: Tensor
+    tables: Tensor
+    clock: Tensor
+    sketch: Tensor
+    evicted: Tensor
+    row_clock: Tensor
+    slabs: Tensor
+    free_rows: Tensor
+    weights: list[Tensor]
+    generations: list[Tensor]
+    state: list[Tensor]
+
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> torch.device: ...
+        @property
+        def names(self) -> list[str]: ...
+        @property
+        def rows(self) -> Rows: ...
+        def _config(self, table: int) -> TableConfig: ...
+        def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]: ...
+        def find(
+            self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
+        ) -> ops.FoundIds: ...
+        def erase(self, table: int, ids: Tensor) -> int: ...
+        def materialize(self) -> int: ...
+        def release_memory(self) -> None: ...
+        def memory(self) -> dict[str, int]: ...
+        def used_rows(self, slab: int) -> int: ...
+        def end_step(self) -> None: ...
+        def row_bytes(self, dim: int) -> int: ...
+        def capacity_bound(self, table: int) -> int | None: ...
+        def active_buckets(self, table: int) -> slice: ...
+        def bind_memory(self) -> None: ...
+
+
+def exported(group: GroupParts, table: int, batch_size: int) -> Iterator[ops.ExportedBatch]:
+    """All ids of a table with handles and scores; ids of past batches may be erased meanwhile."""
+    begin = 0
+    while begin >= 0:
+        batch = ops.export_batch(
+            group.buckets,
+            group.scores,
+            group.tables,
+            group.meta,
+            table=table,
+            begin=begin,
+            max_ids=batch_size,
+        )
+        begin = int(batch.next)
+        if batch.ids.numel() > 0:
+            yield batch
+
+
+__all__ = ["GroupParts", "exported"]

@@ -1,0 +1,165 @@
+"""Scores of ids: what is kept of them, and what the time is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.group_parts import GroupParts
+from torch_dynemb.ops.columns import CLOCK_HEAD, Clock
+
+
+class Scores(GroupParts):
+    """The part of a table group that deals with scores."""
+
+    _batch_scored: set[int]
+
+    @property
+    def _keeps_time(self) -> bool:
+        return "timestamp" in self.layout.score_words or "expiry" in self.layout.score_words
+
+    def set_now(self, seconds: int) -> None:
+        """Sets the time that lookups give their ids, until the next ``optimizer.step()``.
+
+        Raises:
+            TypeError, ValueError: not a whole number from 0 on.
+            RuntimeError: no table keeps times.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, int):
+            raise TypeError(f"set_now: seconds is {seconds!r}, expected int")
+        if seconds < 0:
+            raise ValueError(f"set_now: seconds is {seconds}, expected at least 0")
+        if not self._keeps_time:
+            raise RuntimeError(
+                "set_now: no table keeps times: create one with policy=Policy(score='timestamp') "
+                "or a ttl"
+            )
+        self.clock[Clock.NOW] = seconds
+
+    def _word(self, table: int, score: str | None) -> int:
+        policy = self._config(table).policy
+        name = policy.scores[0] if score is None else score
+        if name not in self.layout.score_words or (score is None and name == "none"):
+            raise ValueError(
+                f"table {self.names[table]!r} does not keep score {name!r}: create it with "
+                f"policy=Policy(score={'step' if name == 'none' else name!r})"
+            )
+        return self.layout.score_words.index(name)
+
+    def _eviction_scores(self, table: int, batch: ops.ExportedBatch) -> Tensor:
+        """int64 [n]; zeros if the table keeps none."""
+        if self.tables_config[table].policy.scores[0] == "none" or batch.scores.shape[1] == 0:
+            return torch.zeros_like(batch.ids)
+        return batch.scores[:, self._word(table, None)].contiguous()
+
+    def get_score(self, table: int, ids: Tensor, *, score: str | None = None) -> ops.ScoredIds:
+        """Scores of ids of one table; see :func:`torch_dynemb.ops.get_scores`.
+
+        Args:
+            score: which of those that are kept; default: the one that decides who is evicted.
+
+        Raises:
+            ValueError: it is not kept.
+        """
+        word = self._word(table, score)
+        flat, offsets, features = self._one_table(table, ids)
+        return ops.get_scores(
+            self.buckets, self.scores, self.tables, self.meta, flat, offsets, features, word=word
+        )
+
+    def set_score(
+        self, table: int, ids: Tensor, scores: Tensor, *, score: str | None = None
+    ) -> int:
+        """Sets scores of the ids that are in a table; returns how many of ``ids`` are.
+
+        Args:
+            ids: int64 [n].
+            scores: int64 [n], from 0 on for steps; of several for one id the largest counts.
+            score: as in :meth:`get_score`.
+
+        Raises:
+            ValueError, TypeError: shape, dtype or values of scores, or a score that is not kept.
+        """
+        word = self._word(table, score)
+        if word == 0 and scores.numel() > 0 and int(scores.min()) < 0:
+            raise ValueError(f"set_score: scores has {int(scores.min())}, expected steps from 0 on")
+        flat, offsets, features = self._one_table(table, ids)
+        found = ops.set_scores_(
+            self.buckets,
+            self.scores,
+            self.tables,
+            self.meta,
+            flat,
+            offsets,
+            features,
+            scores.reshape(-1).contiguous(),
+            word=word,
+        )
+        return int(found.sum())
+
+    def set_batch_score(self, table: int, score: int) -> None:
+        """The custom score that lookups give the ids of a table from now on.
+
+        Raises:
+            ValueError: the table keeps no custom scores, or the score leaves int64.
+        """
+        if "custom" not in self._config(table).policy.scores:
+            raise ValueError(
+                f"set_batch_score: table {self.names[table]!r} keeps no custom scores: create it "
+                "with policy=Policy(score='custom')"
+            )
+        if not -(1 << 63) <= score < (1 << 63):
+            raise ValueError(f"set_batch_score: score is {score}, expected an int64")
+        self.clock[CLOCK_HEAD + table] = score
+        self._batch_scored.add(table)
+
+    def _check_custom_scores(
+        self, feature_tables: Sequence[int], ids: Tensor, scores: Tensor | None
+    ) -> None:
+        if scores is None:
+            for t in feature_tables:
+                policy = self.tables_config[t].policy
+                if "custom" in policy.scores and t not in self._batch_scored:
+                    raise ValueError(
+                        f"table {self.names[t]!r} keeps custom scores, but none have been given: "
+                        "call group.set_batch_score, or give scores with the lookup"
+                    )
+            return
+        if "custom" not in self.layout.score_words:
+            raise ValueError(
+                "scores are given, but no table keeps custom scores: create one with "
+                "policy=Policy(score='custom')"
+            )
+        if scores.dtype != torch.int64:
+            raise TypeError(f"scores has dtype {scores.dtype}, expected int64")
+        if scores.shape != ids.shape:
+            raise ValueError(
+                f"scores has shape {tuple(scores.shape)}, expected that of the ids, "
+                f"{tuple(ids.shape)}"
+            )
+        if scores.device != ids.device:
+            raise ValueError(f"scores is on {scores.device}, but the ids are on {ids.device}")
+
+    def without_expired(
+        self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], handles: Tensor
+    ) -> Tensor:
+        """Handles in which ids whose ttl has passed are missing."""
+        if "expiry" not in self.layout.score_words:
+            return handles
+        expires, found = ops.get_scores(
+            self.buckets,
+            self.scores,
+            self.tables,
+            self.meta,
+            ids,
+            offsets,
+            feature_tables,
+            word=self.layout.word("expiry"),
+        )
+        return torch.where(found & (expires <= self.clock[Clock.NOW]), -1, handles)
+
+
+__all__ = ["Scores"]

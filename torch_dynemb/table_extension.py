@@ -1,0 +1,77 @@
+"""Adds a table to a group that is in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import BUCKET_WIDTH, CLOCK_HEAD
+
+if TYPE_CHECKING:
+    from torch_dynemb.table import TableGroup
+    from torch_dynemb.table_config import TableConfig
+
+NEVER = (1 << 63) - 1  # expiry of ids that come from a time without one
+
+
+def extend(group: TableGroup, table: TableConfig) -> TableGroup:
+    """A group with the content of another one and one more, empty table.
+
+    All tensors are new: compiled code is compiled again, graphs must be captured again. While it is
+    made, the content is in memory twice. Where the new table keeps scores that the others did not
+    keep, theirs start from zero.
+
+    Raises:
+        ValueError: the tables do not go together.
+    """
+    arguments = {**group.constructor_arguments(), "tables": (*group.tables_config, table)}
+    extended = type(group)(**arguments)
+    extended.load_state_tensors(_merged(group, extended))
+    extended.hyper[: len(group.tables_config)] = group.hyper
+    extended.take_over(group)
+    return extended
+
+
+def _merged(group: TableGroup, extended: TableGroup) -> dict[str, Tensor]:
+    """The state of an extended group with the content of the old one."""
+    old, state = group.state_tensors(), extended.state_tensors()
+    count = len(group.tables_config)
+    # counter tables come after all tables, in the order of the tables whose ids they count
+    counters = [extended.layout.counters[t] for t in group.layout.counter_tables]
+    rows = [*range(count), *(number for number in counters if number is not None)]
+    for name in ("tables", "seeds"):
+        state[name][rows] = old[name]
+    state["clock"][:CLOCK_HEAD] = old["clock"][:CLOCK_HEAD]
+    state["clock"][[CLOCK_HEAD + t for t in rows]] = old["clock"][CLOCK_HEAD:]
+    state["row_clock"][:count] = old["row_clock"][:count]
+    state["row_clock"][count + 1 :] = old["row_clock"][count:]
+    state["sketch"][: old["sketch"].shape[0]] = old["sketch"]
+    for slab, dim in enumerate(group.dims):
+        state["slabs"][extended.dims.index(dim)] = old["slabs"][slab]
+        state |= {name: old[name] for name in old if name.startswith(f"dim{dim}.")}
+    for name in group.names:
+        state[f"{name}.buckets"] = old[f"{name}.buckets"]
+        if f"{name}.counts" in old:
+            state[f"{name}.counts"] = old[f"{name}.counts"]
+        if extended.layout.score_words:
+            state[f"{name}.scores"] = _widened(group, extended, old, name)
+    return state
+
+
+def _widened(group: TableGroup, extended: TableGroup, old: dict[str, Tensor], name: str) -> Tensor:
+    """Scores of a table with the words of the extended group."""
+    buckets = old[f"{name}.buckets"].shape[0]
+    words = []
+    for word in extended.layout.score_words:
+        if word in group.layout.score_words:
+            first = BUCKET_WIDTH * group.layout.score_words.index(word)
+            words.append(old[f"{name}.scores"][:, first : first + BUCKET_WIDTH])
+        else:
+            value = NEVER if word == "expiry" else 0
+            words.append(torch.full((buckets, BUCKET_WIDTH), value, device=group.device))
+    return torch.cat(words, 1)
+
+
+__all__ = ["extend"]
