@@ -212,9 +212,9 @@ def mch_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
         for interval, target in MCH_TARGETS.items():
             every = "every step" if interval == 1 else f"every {interval} steps"
             case = f"lookups with eviction, {score}"
-            sharing = f"ids of a batch without a row of their own, {score}"
             peer = f"{MCH} {theirs}, {every}"
-            if not any(is_selected(only, name, peer) for name in (case, sharing)):
+            sharing = f"ids of a batch without a row of their own, {score}, against {peer}"
+            if not is_selected(only, case, peer) and not is_selected(only, sharing, "target"):
                 continue
             yield f"{case}: {peer}"
             table, batches = FullTable(score, sizes), Batches(sizes)
@@ -247,7 +247,7 @@ def mch_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
             handles = table.look_up(last)
             yield quantity(
                 BENCH,
-                f"{sharing}; {theirs}, {every}",
+                sharing,
                 sharing_ids(last, torch.where(handles < 0, handles, handle_rows(handles))),
                 "ids",
                 target=0,

@@ -3,7 +3,6 @@
 #include "core/policy.h"
 
 namespace dynemb {
-namespace {
 
 const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
@@ -31,8 +30,6 @@ const char* dtype_name(ScalarType dtype) {
       return "another dtype";
   }
 }
-
-}  // namespace
 
 void check_layout(const char* op, const char* name, const Tensor& tensor, ScalarType dtype) {
   STD_TORCH_CHECK(tensor.scalar_type() == dtype, "dynemb::", op, ": ", name, " has dtype ",

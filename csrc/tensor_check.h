@@ -11,6 +11,9 @@ namespace dynemb {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// As in Python, without "torch.".
+const char* dtype_name(ScalarType dtype);
+
 // Raises unless `tensor` is contiguous and of the dtype.
 void check_layout(const char* op, const char* name, const Tensor& tensor, ScalarType dtype);
 // Raises unless size(dim) is `expected`.

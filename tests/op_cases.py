@@ -316,7 +316,7 @@ CASES: dict[str, dict[str, Case]] = {
         "enough": partial(shrink_arguments, "none", 500),
     },
     "set_handles_": {"": handle_arguments},
-    "release_": {"": lambda: (torch.ones(6, 3), 2, 5)},
+    "release_": {"": lambda: (torch.ones(6, 3), 2, 6)},
     "export_batch": {
         "scored": partial(export_arguments, "step"),
         "plain": partial(export_arguments, "none"),

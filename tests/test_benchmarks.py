@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import runpy
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +28,7 @@ SMALL = {
     "train_step": ["--rows", "500", "--batch", "16", "--dims", "16", "--only", "nn.EmbeddingBag"],
     "growth": ["--ids", "200000", "--batch", "10000", "--memory-ids", "65536"],
     "overhead": ["--calls", "2", "--only", "eager: nn.Embedding"],
+    "lifecycle": ["--capacity", "5000", "--batch", "400", "--stream", "20000"],
 }
 
 
@@ -48,6 +52,8 @@ def test_prints_one_json_line_per_case(
 ) -> None:
     if name == "index" and not HAS_ABSL:
         pytest.skip("libabsl-dev, whose hash map index.py compares with, is not installed")
+    if name == "lifecycle" and importlib.util.find_spec("torchrec") is None:
+        pytest.skip("torchrec, whose managed collisions lifecycle.py compares with, is missing")
     run(monkeypatch, name, "--json", "--quick", "--rounds", "1", *SMALL[name])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows
@@ -79,5 +85,41 @@ def test_an_unknown_benchmark_is_named(
 ) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
-    expected = "NAME='speed': expected one of index, train_step, growth, overhead"
+    expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
     assert expected in capsys.readouterr().err
+
+
+def test_first_evictions_are_plotted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "first.png"
+    run(monkeypatch, "lifecycle", "--quick", "--only", "first eviction", "--plot", str(image))
+    assert image.read_bytes().startswith(b"\x89PNG")
+    assert "rows unused at the first eviction" in capsys.readouterr().out
+
+
+def test_the_exact_cache_evicts_by_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from eviction_reference import ExactCache
+
+    draws = np.random.default_rng(0).zipf(1.3, size=(200, 12)) % 60
+    ids = np.random.default_rng(1).permutation(60)
+    for score in ("step", "frequency"):
+        cache, scores, hits = ExactCache(ids, 20, score=score), {}, 0
+        for step, batch in enumerate(draws):
+            known = set(scores)
+            for number in batch:
+                if number in known:
+                    frequency = scores[number][0] + (score == "frequency")
+                    scores[number] = (frequency, step, ids[number])
+                    hits += 1
+            for number, count in Counter(batch.tolist()).items():
+                if number in known:
+                    continue
+                if len(scores) == 20:
+                    victim = min(rank for rank in scores.values() if rank[1] < step)
+                    del scores[next(n for n, rank in scores.items() if rank == victim)]
+                scores[number] = (count if score == "frequency" else 0, step, ids[number])
+            hits -= cache.look_up(batch)
+            assert hits == 0
+        assert len(cache) == 20

@@ -12,6 +12,7 @@ from group_calls import differences, snapshot, train, unchanged
 from policy_oracle import entries_of, expected_call
 from seeding import seeded
 from torch import Tensor
+from whole_group import check_whole
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Slab, Table
@@ -45,28 +46,6 @@ def keeps_time(policy: td.Policy) -> bool:
 def zipf_ids(generator: torch.Generator, count: int, distinct: int) -> Tensor:
     uniform = torch.rand(count, generator=generator)
     return (distinct**uniform).long() * 7919 - 100
-
-
-def check_whole(group: td.TableGroup) -> None:
-    """No id twice, no row lost, no row of two ids."""
-    for table, config in enumerate(group.tables_config):
-        ids = torch.cat([batch.ids for batch in group.export(table)] or [torch.zeros(0).long()])
-        assert ids.unique().numel() == ids.numel() == group.size(table)
-        handles = group.find(ids, torch.tensor([0, ids.numel()]), [table]).handles
-        assert bool((handles >= 0).all())
-        assert config.policy.on_full == "grow" or ids.numel() <= (config.policy.capacity or 1 << 60)
-    for slab, row in enumerate(group.slabs.tolist()):
-        owned = [
-            (batch_handles >> 28)
-            for table, config in enumerate(group.tables_config)
-            if group.dims.index(config.embedding_dim) == slab
-            for batch_handles in [
-                torch.tensor([e.handle for e in entries_of(group, table).values()]).long()
-            ]
-        ]
-        free = group.free_rows[slab, : row[Slab.FREE_COUNT]] >> 28
-        rows = torch.cat([*owned, free])
-        assert torch.equal(rows.sort().values, torch.arange(row[Slab.NEXT_ROW]))
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())

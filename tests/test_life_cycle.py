@@ -163,10 +163,6 @@ def test_custom_scores_are_given_by_batch_or_by_id() -> None:
     group.set_batch_score(0, -3)
     module(torch.tensor([2, 3, 4]))
     assert group.get_score(0, torch.tensor([1, 2, 3, 4])).scores.tolist() == [9, -3, -3, -3]
-    group.set_score(0, torch.tensor([3]), torch.tensor([-9]))
-    module.optimizer.step()
-    module(torch.tensor([5]))
-    assert set(module.ids().tolist()) == {1, 2, 4, 5}  # -9 was the least
     bag = td.DynamicEmbeddingBag(4, name="b", optimizer=td.SGD(lr=1.0), policy=policy)
     bag(torch.tensor([[1, 2]]), scores=torch.tensor([[5, 6]]))
     assert bag.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [5, 6]
@@ -342,3 +338,22 @@ def test_rows_are_filled() -> None:
     group.fill(0, 2.5)
     assert torch.equal(group.read(0, torch.arange(8)), torch.full((8, 4), 2.5))
     assert torch.equal(group.read(1, torch.arange(3)), other)
+
+
+def test_only_what_has_changed_is_exported() -> None:
+    policy = td.Policy(score=("frequency", "timestamp"))
+    group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)
+    group.set_now(0)
+    for now in range(5):
+        group.insert(0, torch.arange(now, 10))
+        group.step(now=10 * (now + 1))
+
+    def ids(**arguments: Any) -> set[int]:
+        return {int(id) for batch in group.export(0, **arguments) for id in batch.ids}
+
+    assert ids(since=30, score="timestamp") == set(range(3, 10))
+    assert ids(since=4, score="step") == set(range(4, 10))
+    assert ids(since=5) == set(range(4, 10))  # the frequency
+    assert ids(since=6) == set()
+    with pytest.raises(ValueError, match="does not keep score 'custom'"):
+        ids(since=1, score="custom")

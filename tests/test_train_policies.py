@@ -247,14 +247,14 @@ def test_capacity_curve(tmp_path, monkeypatch):
     """What is in the file is not run again."""
     made = []
 
-    def fake(opts: list[str], folder: Path) -> dict:
+    def fake(opts: list[str]) -> dict:
         made.append(" ".join(opts))
         size = int(opts[1]) if opts[0] == "--capacity" else 10_000
         return {"ids": 10_000, "table_bytes": 130 * size, "auc": 0.7, "baseline_auc": 0.6}
 
     monkeypatch.setattr(capacity, "_run", fake)
-    arguments = ["--out", str(tmp_path), "--shares", "0.01", "1", "--seed", "5"]
-    capacity.main(arguments)
+    out = ["--out", str(tmp_path), "--rules", "count:2"]
+    capacity.main([*out, "--shares", "0.01", "1", "--seed", "5"])
     assert sorted(made) == [
         "--capacity 100 --admission count:2 --no-baseline --seed 5",
         "--capacity 100 --seed 5",
@@ -264,11 +264,14 @@ def test_capacity_curve(tmp_path, monkeypatch):
     ]
     assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     made.clear()
-    capacity.main([*arguments[:2], "--shares", "0.01", "0.5", "--seed", "5"])
+    capacity.main([*out, "--shares", "0.01", "0.5", "--seed", "5"])
     assert sorted(made) == [
         "--capacity 5000 --admission count:2 --no-baseline --seed 5",
         "--capacity 5000 --seed 5",
     ]
     made.clear()
-    capacity.main([*arguments[:2], "--shares", "1", "--seed", "6"])  # another job
+    capacity.main([*out, "--shares", "1", "--seed", "6"])  # another job
     assert len(made) == 3
+    made.clear()
+    capacity.main([*out[:2], "--shares", "1", "--seed", "6"])
+    assert made == ["--capacity 10000 --admission chance:0.3 --no-baseline --seed 6"]

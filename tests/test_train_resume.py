@@ -173,20 +173,32 @@ def test_killed_five_times(data, whole, tmp_path):
         "--capacity 2000 --eviction none --admission sketch:2:64KB",
     ],
 )
-def test_killed_while_ids_come_and_go(data, tmp_path, options):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    expected, _ = finish(start(data, whole, *options.split()))
+def test_interrupted_while_ids_come_and_go(data, tmp_path, capsys, monkeypatch, options):
+    def save_and_stop(path: Path, state: dict[str, Any]) -> None:
+        save(path, state)
+        raise KeyboardInterrupt
+
+    def run(out: Path, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        arguments = [str(data), "--out", str(out), "--no-baseline", "--threads", "1"]
+        sizes = ["--batch-size", str(BATCH), "--checkpoint-every", "20"]
+        train.main([*arguments, *sizes, *options.split(), *more])
+        state = checkpoint.load(out / "checkpoint.pt")
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        del state["seconds"], result["samples_per_s"]
+        return result, state
+
+    threads = torch.get_num_threads()
+    expected, expected_state = run(tmp_path / "whole")
     assert expected["evicted"] + expected["rejected"] > 0
     assert expected["not_admitted"] > 0
-    kill_at(start(data, killed, *options.split()), BATCH * STEPS / 2)
-    result, err = finish(start(data, killed, *options.split(), "--resume"))
-    assert "resuming after line" in err
-    del expected["samples_per_s"], result["samples_per_s"]
+    save = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "interrupted")
+    monkeypatch.setattr(checkpoint, "save", save)
+    result, state = run(tmp_path / "interrupted", "--resume")
+    torch.set_num_threads(threads)
     assert result == expected
-    expected_state, state = (
-        checkpoint.load(folder / "checkpoint.pt") for folder in (whole, killed)
-    )
-    del expected_state["seconds"], state["seconds"]
     assert differences(state, expected_state) == []
 
 

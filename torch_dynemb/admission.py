@@ -28,8 +28,9 @@ def _check_threshold(rule: AdmissionRule, threshold: int) -> None:
 class AdmitFrequent(AdmissionRule):
     """An id gets a row with its ``threshold``-th occurrence in training.
 
-    Occurrences of ids without a row are counted exactly, in a hash table of its own: about 29 bytes
-    for every id that has been seen less often. The counts are part of the state.
+    Occurrences of ids without a row are counted exactly, in a hash table of its own: about 23 bytes
+    for every id that has been seen less often, and 11 more for each score that the group keeps. The
+    counts are part of the state.
 
     Example:
         >>> import torch_dynemb as td

@@ -415,17 +415,37 @@ class TableGroup(LifeCycle):
             )
         )
 
-    def export(self, table: int, *, batch_size: int = 1 << 20) -> Iterator[ExportedRows]:
-        """All ids of a table with their rows and scores, at most ``batch_size`` at a time.
+    def export(
+        self,
+        table: int,
+        *,
+        batch_size: int = 1 << 20,
+        since: int | None = None,
+        score: str | None = None,
+    ) -> Iterator[ExportedRows]:
+        """Ids of a table with their rows and scores, at most ``batch_size`` at a time.
 
         The table must not change while it is iterated.
+
+        Args:
+            since: only ids whose score is at least this: what has changed since a step or a time.
+            score: which one ``since`` is about; default: the one that decides who is evicted.
+
+        Raises:
+            ValueError: ``score`` is not kept.
         """
         if batch_size < BUCKET_WIDTH:
             raise ValueError(
                 f"export: batch_size is {batch_size}, expected at least {BUCKET_WIDTH}"
             )
         dim = self._config(table).embedding_dim
+        word = 0 if since is None else self._word(table, score)
         for batch in exported(self, table, batch_size):
+            if since is not None:
+                chosen = batch.scores[:, word] >= since
+                batch = batch.chosen(chosen)
+                if batch.ids.numel() == 0:
+                    continue
             rows = ops.embedding_inference(
                 self.rows,
                 batch.ids,

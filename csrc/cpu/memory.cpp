@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "reserved_layout.h"
+#include "tensor_check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -106,8 +107,14 @@ Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
 
 // Gives memory of rows [begin, end) back to the system; they read as zeros.
 void release_(Tensor tensor, int64_t begin, int64_t end) {
-  STD_TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous() && tensor.dim() > 0,
-                  "dynemb::release_: tensor must be a contiguous CPU tensor with rows");
+  using torch::headeronly::ScalarType;
+  const ScalarType dtype = tensor.scalar_type();
+  STD_TORCH_CHECK(
+      dtype == ScalarType::Float || dtype == ScalarType::Int || dtype == ScalarType::Long,
+      "dynemb::release_: tensor has dtype ", dtype_name(dtype),
+      ", expected float32, int32 or int64");
+  check_layout("release_", "tensor", tensor, dtype);
+  STD_TORCH_CHECK(tensor.dim() > 0, "dynemb::release_: tensor has 0 dimensions, expected rows");
   const int64_t rows = tensor.size(0);
   STD_TORCH_CHECK(begin >= 0 && begin <= end && end <= rows, "dynemb::release_: rows ", begin,
                   " to ", end, " are not a range of the ", rows, " rows of tensor");

@@ -45,6 +45,10 @@ class ExportedBatch(NamedTuple):
     scores: Tensor
     next: Tensor
 
+    def chosen(self, mask: Tensor) -> ExportedBatch:
+        """The ids for which ``mask``, bool [n], is True."""
+        return ExportedBatch(self.ids[mask], self.handles[mask], self.scores[mask], self.next)
+
 
 class ScoredIds(NamedTuple):
     """Result of :func:`get_scores`.

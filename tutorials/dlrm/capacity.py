@@ -6,26 +6,27 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, NullFormatter
+from matplotlib.ticker import LogFormatter
+
+from tutorials.dlrm.parsing import CATEGORY_COUNT
 
 _DESCRIPTION = """\
 Run the training job with tables of unlimited size, then with capacities that are shares of the ids
 these hold at the end: once with eviction of the least frequent ids and with hashed tables of the
-same bytes, once with an admission rule, too. Options that are not listed here go to the job, such
+same bytes, and once for each admission rule. Options that are not listed here go to the job, such
 as --seed or --samples. What FOLDER/capacity.json holds of the same job is not run again.
 """
 _SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
-_STYLES = {
-    "dynamic tables, LFU": ("tab:blue", "o-"),
-    "dynamic tables, LFU and admission": ("tab:green", "s-"),
-    "hashing trick": ("tab:orange", "^--"),
-}
+_RULES = ("count:2", "chance:0.3")
+_COLOURS = ("tab:orange", "tab:blue", "tab:green", "tab:purple", "tab:red")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,10 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m tutorials.dlrm.capacity", description=_DESCRIPTION, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--admission", default="count:2", metavar="RULE", help="of the job (default: %(default)s)")
+    add(
+        "--rules",
+        nargs="+",
+        default=_RULES,
+        metavar="RULE",
+        help="for --admission of the job (default: count:2 chance:0.3)",
+    )
     add("--shares", type=float, nargs="+", default=_SHARES, help="default: 0.01 0.03 0.1 0.3 1")
     add("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    add("--runs", type=Path, default=Path("runs/capacity"), help="gets what the runs write")
     add("--out", type=Path, default=Path(__file__).parent, metavar="FOLDER", help="gets the result")
     given, job = parser.parse_known_args(arguments)
     path = given.out / "capacity.json"
@@ -52,70 +58,68 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def run_all(options: Iterable[list[str]]) -> None:
         missing = [o for o in options if " ".join(o) not in results["runs"]]
         with ThreadPoolExecutor(given.jobs) as pool:
-            futures = {pool.submit(_run, [*o, *job], given.runs): " ".join(o) for o in missing}
+            futures = {pool.submit(_run, [*o, *job]): " ".join(o) for o in missing}
             for future in as_completed(futures):
                 results["runs"][futures[future]] = future.result()
                 path.write_text(json.dumps(results, indent=1) + "\n")
 
     unlimited = ["--no-baseline"]
     run_all([unlimited])
-    ids = results["runs"]["--no-baseline"]["ids"]
-    capacities = [["--capacity", str(max(26, round(share * ids)))] for share in given.shares]
-    admitted = [[*c, "--admission", given.admission, "--no-baseline"] for c in capacities]
-    run_all([*capacities, *admitted])
-    chosen = [results["runs"][" ".join(c)] for c in capacities]
-    curves = {
-        "dynamic tables, LFU": [(r["table_bytes"], r["auc"]) for r in chosen],
-        "dynamic tables, LFU and admission": [
-            (r["table_bytes"], r["auc"]) for r in (results["runs"][" ".join(c)] for c in admitted)
-        ],
-        "hashing trick": [(r["table_bytes"], r["baseline_auc"]) for r in chosen],
+    reference = results["runs"][" ".join(unlimited)]
+    limits = [max(CATEGORY_COUNT, round(share * reference["ids"])) for share in given.shares]
+    evicting = [["--capacity", str(limit)] for limit in limits]
+    admitting = {
+        rule: [[*options, "--admission", rule, "--no-baseline"] for options in evicting]
+        for rule in given.rules
     }
-    plot(given.out / "capacity.png", curves, results["runs"]["--no-baseline"], given.admission)
+    run_all([*evicting, *(options for rule in given.rules for options in admitting[rule])])
+
+    def curve(runs: list[list[str]], auc: str) -> list[tuple[int, float]]:
+        chosen = [results["runs"][" ".join(options)] for options in runs]
+        return [(result["table_bytes"], result[auc]) for result in chosen]
+
+    curves = {
+        "hashing trick": curve(evicting, "baseline_auc"),
+        "dynamic tables, LFU": curve(evicting, "auc"),
+    } | {f"the same, --admission {rule}": curve(runs, "auc") for rule, runs in admitting.items()}
+    plot(given.out / "capacity.png", curves, unlimited_auc=reference["auc"])
 
 
 def plot(
-    path: Path,
-    curves: dict[str, list[tuple[int, float]]],
-    unlimited: dict[str, Any],
-    admission: str,
+    path: Path, curves: Mapping[str, Sequence[tuple[int, float]]], *, unlimited_auc: float
 ) -> None:
     """Draw a PNG.
 
     Args:
         path: The file to write.
         curves: By name, bytes and AUC.
-        unlimited: The result of the job without a capacity.
-        admission: The rule, for the legend.
+        unlimited_auc: Of the job without a capacity.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")  # without pyplot: needs no display
     axes = figure.subplots()
-    axes.axhline(unlimited["auc"], color="black", ls=":", lw=1, label="dynamic tables, no limit")
-    for name, points in curves.items():
-        colour, style = _STYLES[name]
-        label = name.replace("admission", f"--admission {admission}")
-        x, y = zip(*((size / 1e6, auc) for size, auc in points), strict=True)
-        axes.plot(x, y, style, color=colour, ms=5, lw=1.4, label=label)
+    axes.axhline(unlimited_auc, color="black", ls=":", lw=1, label="dynamic tables, no limit")
+    for (name, points), colour in zip(curves.items(), cycle(_COLOURS), strict=False):
+        megabytes = [size / 1e6 for size, _ in points]
+        axes.plot(megabytes, [auc for _, auc in points], "o-", color=colour, ms=4, label=name)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(LogFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("tables with index, scores, counts and optimizer state, MB")
+    for axis_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis_formatter(LogFormatter(minor_thresholds=(2, 1)))
+    axes.set_xlabel("MB of the tables: rows, optimizer state, index, scores, counts")
     axes.set_ylabel("AUC on later samples")
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="lower right")
     figure.savefig(path, dpi=110)
 
 
-def _run(options: list[str], folder: Path) -> dict[str, Any]:
+def _run(options: list[str]) -> dict[str, Any]:
     """Run the job; return what it prints at its end."""
-    out = folder / "-".join(options).replace("/", "_").replace(":", "_").strip("-")
     print("train", *options, file=sys.stderr)
-    done = subprocess.run(
-        [sys.executable, "-m", "tutorials.dlrm.train", *options, "--out", out],
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.TemporaryDirectory() as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "tutorials.dlrm.train", *options, "--out", out],
+            capture_output=True,
+            text=True,
+        )
     if done.returncode:
         sys.exit(f"error: train {' '.join(options)}: {done.stderr.splitlines()[-1]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
