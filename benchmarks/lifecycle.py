@@ -282,7 +282,7 @@ def main() -> None:
             f"{KNOWN_BATCHES * 1.5:g} of the capacity, {sizes.capacity}"
         )
     stream = options.stream or (102_400 if options.quick else 2_048_000)
-    report = Report(as_json=options.json, cases=38)
+    report = Report(as_json=options.json, cases=35)
     for rows in (
         steady_rows(sizes, options.only),
         mch_rows(sizes, options.only),

@@ -150,6 +150,11 @@ def test_a_static_table_becomes_a_dynamic_one() -> None:
     static = torch.nn.Embedding(6, 4)
     dynamic = td.DynamicEmbedding.from_embedding(static.weight, optimizer=td.SGD(lr=1.0))
     assert torch.equal(dynamic.eval()(torch.arange(6)), static.weight)
+    policy = td.Policy(score="frequency", capacity=6, admission=td.AdmitFrequent(100))
+    capped = td.DynamicEmbedding.from_embedding(
+        static.weight, optimizer=td.SGD(lr=1.0), policy=policy
+    )
+    assert torch.equal(capped.eval()(torch.arange(6)), static.weight)
 
 
 def test_reused_rows_keep_no_optimizer_state() -> None:

@@ -173,6 +173,8 @@ class DynamicEmbeddingBag(SingleTable):
         optimizer: OptimizerConfig | None = None,
         trainable: bool = True,
         eval_default: EvalDefault = "initial",
+        policy: Policy | None = None,
+        memory_budget: int | str | None = None,
     ) -> DynamicEmbeddingBag:
         """A dynamic table that starts with the rows of a static one; see DynamicEmbedding."""
         ids = check_static_weight("from_embedding", weight, ids)
@@ -186,6 +188,8 @@ class DynamicEmbeddingBag(SingleTable):
             optimizer=optimizer,
             trainable=trainable,
             eval_default=eval_default,
+            policy=policy,
+            memory_budget=memory_budget,
             device=weight.device,
         )
         keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()

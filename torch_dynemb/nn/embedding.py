@@ -218,6 +218,8 @@ class DynamicEmbedding(SingleTable):
         optimizer: OptimizerConfig | None = None,
         trainable: bool = True,
         eval_default: EvalDefault = "initial",
+        policy: Policy | None = None,
+        memory_budget: int | str | None = None,
     ) -> DynamicEmbedding:
         """A dynamic table that starts with the rows of a static one, on its device.
 
@@ -234,6 +236,8 @@ class DynamicEmbedding(SingleTable):
             optimizer=optimizer,
             trainable=trainable,
             eval_default=eval_default,
+            policy=policy,
+            memory_budget=memory_budget,
             device=weight.device,
         )
         keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()

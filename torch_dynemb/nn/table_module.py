@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
 from torch_dynemb.table import TableConfig, TableGroup
@@ -40,6 +40,10 @@ class TableModule(nn.Module):
         dtype: of the rows; float32.
         device: of the rows; default: torch's default device.
         max_rows, memory_budget: see :class:`torch_dynemb.table.TableGroup`.
+
+    Under activation checkpointing, tables with policies want ``use_reentrant=False``: the reentrant
+    kind first runs without grad, which inserts nothing, and then inside backward, where ids have
+    been counted already.
     """
 
     def __init__(
@@ -162,7 +166,11 @@ class TableModule(nn.Module):
             self._report_forgotten_step()
         # Activation checkpointing runs the forward again inside backward. Ids are there by then,
         # unless it is the reentrant one, whose first forward has no grad and only reads.
-        if learning:
+        if learning and group.layout.rows and _in_backward():
+            # policies have seen these ids: who has no row by now was refused one
+            found = group.find(ids, offsets, feature_tables).handles
+            handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
+        elif learning:
             handles = group.find_or_insert(
                 ids, offsets, feature_tables, feature_policies, scores=scores
             )
@@ -352,6 +360,10 @@ class TableModule(nn.Module):
     def extra_repr(self) -> str:
         config = self._group.optimizer_config
         return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
+
+
+def _in_backward() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def flat_ids(owner: str, ids: Tensor) -> Tensor:
