@@ -10,12 +10,18 @@ import torch
 
 # Tests of the library that say nothing about the device; with --device cuda or emulated these run.
 ANY_DEVICE = {
+    "test_admission",
     "test_collections",
+    "test_compaction",
+    "test_eviction",
     "test_freeze",
     "test_index",
     "test_index_growth",
     "test_index_sequences",
     "test_initializers",
+    "test_known_faults",
+    "test_life_cycle",
+    "test_long_life",
     "test_lookup",
     "test_module_optimizer",
     "test_module_training",

@@ -70,6 +70,7 @@ def make_group(*, optimizer: str = "adam", score: Any = "step") -> td.TableGroup
         td.TableConfig("c", 4, initializer=td.Uniform(), policy=policy),
     ]
     group = td.TableGroup(tables, optimizer=OPTIMIZERS[optimizer], max_rows=64, seed=2)
+    group.clock[1] = 1000  # not the machine's time
     for table in range(3):
         group.clock[0] += 1
         group.insert(table, torch.arange(10))

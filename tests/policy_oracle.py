@@ -11,7 +11,7 @@ from collisions import bucket_of, first_hashes
 import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
 
-VICTIM_BUCKETS = 4
+VICTIM_BUCKETS = 8
 
 
 @dataclass

@@ -56,10 +56,22 @@ def test_exact_counts_admit_with_the_occurrence_of_the_threshold(
             calls += ids[~expected].unique().numel()
             group.step()
     assert ids_of(group) == {id for id, n in seen.items() if n >= threshold}
-    stats = group.stats()["t0"]
+    stats = group.stats(wait=True)["t0"]
     assert stats.counted == sum(n < threshold for n in seen.values())
     assert (stats.not_admitted, stats.default_served) == (calls, refused)
     assert stats.found + stats.missed == 12 * 3000
+
+
+@pytest.mark.parametrize("rule", [td.AdmitFrequent(5), td.AdmitFrequentSketch(5, "64KB")])
+def test_what_was_counted_is_the_frequency_of_an_admitted_id(
+    rule: admission.AdmissionRule,
+) -> None:
+    group = make_group(rule, score="frequency")
+    for ids in ([7, 7], [7, 8], [7, 7, 7]):
+        group.insert(0, torch.tensor(ids))
+    assert group.get_score(0, torch.tensor([7, 8])).scores.tolist() == [6, 0]
+    group.insert(0, torch.tensor([7]))
+    assert group.get_score(0, torch.tensor([7])).scores.tolist() == [7]
 
 
 def test_exact_counts_are_kept_by_table() -> None:
@@ -90,7 +102,7 @@ def test_a_sketch_never_admits_too_late_and_seldom_too_early() -> None:
     assert len(rare) > 3000
     # the bound: a count is off by more than e / 25,000 * 40,000 = 4 with probability e^-4
     assert len(early) < 0.018 * len(rare)
-    assert group.stats()["t0"].counter_bytes == 400_000
+    assert group.stats(wait=True)["t0"].counter_bytes == 400_000
 
 
 def test_a_small_sketch_overestimates_and_its_memory_matters() -> None:
@@ -191,6 +203,7 @@ def test_a_registered_function_decides() -> None:
     assert ids_of(group, 1) == set()
 
 
+@pytest.mark.traced
 def test_hooks_run_in_compiled_code() -> None:
     policy = td.Policy(admission=td.AdmitBy("multiples of three"))
     module = td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=1.0), policy=policy)

@@ -143,7 +143,7 @@ def test_a_table_is_added_to_a_group_in_use() -> None:
     live(group, 5)
     group.clear(1)
     before = content(group)
-    counted = group.stats()["c"].counted
+    counted = group.stats(wait=True)["c"].counted
     assert counted > 0
     added = td.TableConfig(
         "d", 16, policy=td.Policy(score="timestamp", admission=td.AdmitFrequent(1), capacity=10)
@@ -153,7 +153,7 @@ def test_a_table_is_added_to_a_group_in_use() -> None:
     after = content(group)
     assert after.pop("d") == {}
     assert after == before
-    assert group.stats()["c"].counted == counted
+    assert group.stats(wait=True)["c"].counted == counted
     train(group, 3, torch.arange(25), torch.ones(25, 16))
     group.step()
     assert group.size(3) == 10

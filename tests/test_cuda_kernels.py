@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 # Ops without a kernel of their own for CUDA tensors.
-HOST_ONLY = {"reserve", "available_memory", "simd_level", "set_simd_level"}
+HOST_ONLY = {"reserve", "release_", "available_memory", "simd_level", "set_simd_level"}
 # A sum over a row, by one order on the CPU's lanes and another on a GPU's.
 ROUNDED = ("rowwise_adagrad_", "bag_weight_grad")
 

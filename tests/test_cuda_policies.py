@@ -348,19 +348,22 @@ def test_a_full_table_that_evicts_maps_no_more_memory() -> None:
 
 
 @pytest.fixture
-def captured() -> Iterator[None]:
-    set_capturing(True)
+def end_of_capture() -> Iterator[None]:
     yield
     set_capturing(False)
 
 
-def test_a_captured_step_drops_the_tombstones_of_a_table_that_evicts(captured: None) -> None:
+def test_a_captured_step_drops_the_tombstones_of_a_table_that_evicts(
+    end_of_capture: None,
+) -> None:
     """Every replay evicts, so that now and then one must rehash."""
     with emulated_cuda():
         group = td.TableGroup([table(0, td.Policy(capacity=1000))], optimizer=td.SGD(lr=0.5))
+        set_capturing(True)
         for step in range(20):
             group.clock[0] += 1
             group.insert(0, torch.arange(step * 700, (step + 1) * 700))
             torch.ops.dynemb.raise_device_errors(0)
-    assert group.size(0) == 1000
-    assert int(group.tables[0, Table.GROWTHS]) > 3
+        set_capturing(False)
+        assert group.size(0) == 1000
+        assert int(group.tables[0, Table.GROWTHS]) > 3

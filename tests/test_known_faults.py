@@ -27,7 +27,7 @@ def test_an_id_without_a_row_is_counted_and_can_be_an_error() -> None:
     policy = td.Policy(capacity=2, on_full="default", score="none", check="error")
     module = td.DynamicEmbedding(8, name="t", optimizer=td.SGD(lr=1.0), policy=policy)
     module(torch.arange(10))
-    assert module.group.stats()["t"].rejected == 8
+    assert module.group.stats(wait=True)["t"].rejected == 8
     with pytest.raises(RuntimeError, match="no room for 8 new ids"):
         module.optimizer.step()
 

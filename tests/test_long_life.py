@@ -53,7 +53,7 @@ def live(policy: td.Policy, *, capacity: int, events: int, batch: int) -> None:
         if step == steps // 2:
             memory = group.memory()["total"]
     check_whole(group)
-    stats = group.stats()["t"]
+    stats = group.stats(wait=True)["t"]
     assert stats.stale == 0
     assert stats.found + stats.missed == steps * batch
     assert stats.inserted == stats.size + stats.evicted + stats.removed

@@ -29,8 +29,7 @@ class AdmitFrequent(AdmissionRule):
     """An id gets a row with its ``threshold``-th occurrence in training.
 
     Occurrences of ids without a row are counted exactly, in a hash table of its own: about 23 bytes
-    for every id that has been seen less often, and 11 more for each score that the group keeps. The
-    counts are part of the state.
+    for every id that has been seen less often. The counts are part of the state.
 
     Example:
         >>> import torch_dynemb as td

@@ -71,8 +71,9 @@ class TableGroup(LifeCycle):
             would fill the device's memory.
         memory_budget: bytes that the tables may take together, index and optimizer state included,
             a number or a text such as ``"4GB"``; whoever needs room first gets it, but for a
-            sixteenth of an equal share that is kept for each. Then ids are evicted, or what their
-            policy says.
+            sixteenth of an equal share that is kept for each; where several need more than is left,
+            they get equal parts. Then ids are evicted, or what their policy says. Exact counts of
+            admission come on top, sketches do not.
         seed: default ``torch.initial_seed()``; with a process group, that of rank 0.
         device: of all tensors; default: torch's default device.
     """
@@ -480,10 +481,12 @@ class TableGroup(LifeCycle):
         for s, dim in enumerate(self.dims):
             rows += self.used_rows(s) * (4 * dim + 4)
             state += self.used_rows(s) * (self.row_bytes(dim) - 4 * dim - 4)
-        buckets = int(self.tables[:, Table.BUCKET_COUNT].sum())
-        words = BUCKET_WORDS + BUCKET_WIDTH * len(self.layout.score_words)
-        index = 8 * (buckets * words + int(self.slabs[:, Slab.FREE_COUNT].sum()))
-        index += 4 * self.sketch.numel()
+        buckets = self.tables[:, Table.BUCKET_COUNT]
+        scored = int(buckets[: len(self.tables_config)].sum())
+        index = 8 * BUCKET_WORDS * int(buckets.sum()) + 8 * int(
+            self.slabs[:, Slab.FREE_COUNT].sum()
+        )
+        index += 8 * BUCKET_WIDTH * len(self.layout.score_words) * scored + 4 * self.sketch.numel()
         return {"rows": rows, "state": state, "index": index, "total": rows + state + index}
 
     def stale_gradients(self) -> int:

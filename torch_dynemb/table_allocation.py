@@ -104,6 +104,7 @@ def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) ->
         row[Meta.SEED] = _table_seed(group.seed, f"counts of {group.tables_config[t].name}")
         row[Meta.REGION_BEGIN] = region_begin
         row[Meta.REGION_BUCKETS] = region
+        row[Meta.UNSCORED] = 1
         region_begin += region
     group.meta = meta.to(memory.device)
     # the tables that have rows; the same tensor if all have: a view would be an input of its own

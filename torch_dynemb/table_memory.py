@@ -61,7 +61,7 @@ class HostMemory:
             active = group.active_buckets(table)
             end = active.start + int(group.meta[table, Meta.REGION_BUCKETS])
             ops.release_(group.buckets, active.stop, end)
-            if group.scores.shape[0] > 0:
+            if group.scores.shape[0] > 0 and not bool(group.meta[table, Meta.UNSCORED]):
                 ops.release_(group.scores, active.stop, end)
         for slab in range(len(group.dims)):
             used = group.used_rows(slab)
@@ -102,6 +102,7 @@ class CudaMemory:
             group.state,
             [int(n) for n in buckets] or [0] * group.tables.shape[0],
             [int(n) for n in rows] or [0] * len(group.dims),
+            group.policy,
         )
 
     def end_step(self, group: TableGroup) -> None:
@@ -113,6 +114,7 @@ class CudaMemory:
             group.tables[:, Table.BUCKET_COUNT].tolist(),
             [group.used_rows(slab) for slab in range(len(group.dims))],
         )
+        self.bind(group, [], [])
 
 
 def check_device(owner: str, device: torch.device) -> None:

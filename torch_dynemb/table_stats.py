@@ -74,13 +74,17 @@ class Statistics(GroupParts):
 
     _steps: int
 
-    def stats(self) -> dict[str, TableStats]:
+    def stats(self, *, wait: bool = False) -> dict[str, TableStats]:
         """What each table holds and what has happened to it, by name.
 
-        Waits for nothing. On a GPU it is what the device has reported by the last
-        ``optimizer.step()`` that it has finished, so that it may lag by a step.
+        Args:
+            wait: for the device, to count everything until now. Else nothing is waited for; on a
+                GPU the figures are those of the last ``optimizer.step()`` that it has finished,
+                which may be a step or two behind.
         """
-        counts, row_clock = ops.reported_counts(self.buckets, self.tables, self.row_clock)
+        counts, row_clock = self.tables, self.row_clock
+        if not wait:
+            counts, row_clock = ops.reported_counts(self.buckets, counts, row_clock)
         line = 8 * (BUCKET_WORDS + BUCKET_WIDTH * len(self.layout.score_words))
         rows = counts.tolist()
         stale = int(row_clock[len(self.tables_config) + RowClock.STALE])
@@ -109,7 +113,9 @@ class Statistics(GroupParts):
                 tombstones=row[Table.TOMBSTONES],
                 counted=0 if counters is None else counters[Table.SIZE],
                 index_bytes=line * row[Table.BUCKET_COUNT],
-                counter_bytes=sketch if counters is None else line * counters[Table.BUCKET_COUNT],
+                counter_bytes=sketch
+                if counters is None
+                else 8 * BUCKET_WORDS * counters[Table.BUCKET_COUNT],
                 row_bytes=self.row_bytes(table.embedding_dim) * row[Table.SIZE],
             )
         return result

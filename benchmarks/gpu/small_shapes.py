@@ -28,6 +28,7 @@ LONG_RUN = 3000  # occurrences of one id
 # No work for the device: memory, the host's instruction set.
 HOST_OPS = {
     "reserve",
+    "release_",
     "available_memory",
     "reserve_cuda",
     "available_cuda_memory",

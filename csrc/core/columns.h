@@ -21,6 +21,7 @@ enum MetaColumn : int {
   kMetaRegionBuckets = 10,  // buckets in the region
   kMetaRefusedBegin = 11,   // records for ids that training refused a row
   kMetaRefusedCount = 12,
+  kMetaUnscored = 13,  // no scores are kept of the table's ids
   kMetaColumns = 16
 };
 

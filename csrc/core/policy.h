@@ -138,6 +138,9 @@ DYNEMB_HD int32_t add_sketch_count(int32_t count, int64_t occurrences) {
   return sum < kMaxSketchCount ? static_cast<int32_t>(sum) : kMaxSketchCount;
 }
 
+// What the frequency of an admitted id starts from: all occurrences that have been counted.
+DYNEMB_HD int64_t counted_frequency(int64_t count) { return count < INT32_MAX ? count : INT32_MAX; }
+
 // -- room ----------------------------------------------------------------------------------------
 
 // What a group's budget leaves once every table has its ids, or what is reserved for it.
@@ -146,23 +149,53 @@ DYNEMB_HD int64_t budget_share(const int64_t* policy, int64_t size) {
   return ids * policy[kPolicyIdBytes];
 }
 
-// How many of `incoming` new ids get rows without an eviction. `budget` is what is left of the
-// group's, less what this table takes afterwards.
+// Of `incoming` new ids, as many as the table's capacity takes without an eviction.
+DYNEMB_HD int64_t ids_within_capacity(const int64_t* policy, int64_t size, int64_t incoming) {
+  if (policy[kPolicyCapacity] == 0 || policy[kPolicyOnFull] == kFullGrow) return incoming;
+  const int64_t left = policy[kPolicyCapacity] - size;
+  if (left >= incoming) return incoming;
+  return left > 0 ? left : 0;
+}
+
+// New ids of a table that take what is reserved for it.
+DYNEMB_HD int64_t reserved_ids(const int64_t* policy, int64_t size) {
+  const int64_t left = policy[kPolicyReservedIds] - size;
+  return left > 0 ? left : 0;
+}
+
+// Bytes that the new ids of a table ask of what the budget leaves.
+DYNEMB_HD int64_t budget_demand(const int64_t* policy, int64_t size, int64_t incoming) {
+  const int64_t ids = ids_within_capacity(policy, size, incoming) - reserved_ids(policy, size);
+  return ids > 0 ? ids * policy[kPolicyIdBytes] : 0;
+}
+
+// The most that a table may take of the `left` bytes, so that all together take no more: what small
+// demands leave goes to the others (max-min fairness). `demand(t)` is in bytes.
+template <class Demand>
+DYNEMB_HD int64_t budget_level(int64_t left, int64_t tables, const Demand& demand) {
+  if (left <= 0) return 0;
+  int64_t level = left / tables;
+  for (;;) {
+    int64_t spare = left;
+    int64_t unsatisfied = 0;
+    for (int64_t t = 0; t < tables; ++t) {
+      const int64_t wanted = demand(t);
+      spare -= wanted < level ? wanted : level;
+      unsatisfied += wanted > level;
+    }
+    if (unsatisfied == 0 || spare < unsatisfied) return level;
+    level += spare / unsatisfied;
+  }
+}
+
+// How many of `incoming` new ids get rows without an eviction. `level` is the most that the table
+// may take of what the budget leaves.
 DYNEMB_HD int64_t ids_with_room(const int64_t* policy, int64_t size, int64_t incoming,
-                                int64_t* budget) {
-  int64_t room = incoming;
-  if (policy[kPolicyCapacity] > 0 && policy[kPolicyOnFull] != kFullGrow) {
-    const int64_t left = policy[kPolicyCapacity] - size;
-    if (left < room) room = left;
-  }
-  if (policy[kPolicyBudget] > 0) {
-    const int64_t reserved = policy[kPolicyReservedIds] - size;
-    const int64_t paid = reserved > 0 ? reserved : 0;
-    const int64_t more = *budget > 0 ? *budget / policy[kPolicyIdBytes] : 0;
-    if (paid + more < room) room = paid + more;
-    if (room > paid) *budget -= (room - paid) * policy[kPolicyIdBytes];
-  }
-  return room > 0 ? room : 0;
+                                int64_t level) {
+  const int64_t room = ids_within_capacity(policy, size, incoming);
+  if (policy[kPolicyBudget] == 0) return room;
+  const int64_t most = reserved_ids(policy, size) + level / policy[kPolicyIdBytes];
+  return most < room ? most : room;
 }
 
 // -- eviction ------------------------------------------------------------------------------------
@@ -171,7 +204,7 @@ DYNEMB_HD int64_t ids_with_room(const int64_t* policy, int64_t size, int64_t inc
 // least score goes, then the one seen longest ago, then the least id. Rows are not bound to
 // buckets, so the new id need not take the victim's slot. (Hit rates by number of buckets are in
 // benchmarks/README.md.)
-constexpr int kVictimBuckets = 4;
+constexpr int kVictimBuckets = 8;
 
 struct VictimRank {
   int64_t score;

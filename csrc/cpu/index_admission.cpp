@@ -35,6 +35,7 @@ void decide(const IndexView& index, const PolicyView& policies, const int32_t* s
         count += counters.line(at.bucket)[kBucketWidth + at.slot];
       }
       admitted = count >= policy[kPolicyThreshold];
+      if (admitted) entry->occurrences = counted_frequency(count);
       if (!admitted && entry->occurrences > 0) {
         entry->verdict = at.bucket >= 0 ? kVerdictCounted : kVerdictCount;
         return;
@@ -43,7 +44,9 @@ void decide(const IndexView& index, const PolicyView& policies, const int32_t* s
     }
     case kAdmitFrequentSketch: {
       const int32_t count = sketch_count(policies, index, sketch, *entry);
-      admitted = add_sketch_count(count, entry->occurrences) >= policy[kPolicyThreshold];
+      const int32_t sum = add_sketch_count(count, entry->occurrences);
+      admitted = sum >= policy[kPolicyThreshold];
+      if (admitted) entry->occurrences = counted_frequency(sum);
       if (!admitted && entry->occurrences > 0) {
         entry->verdict = kVerdictCounted;
         entry->handle = count;  // until rows are given out

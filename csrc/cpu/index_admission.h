@@ -16,7 +16,7 @@ struct NewId {
   int32_t table;
   int32_t policy;
   int32_t verdict;      // Verdict
-  int64_t occurrences;  // in lookups that update scores
+  int64_t occurrences;  // in lookups that update scores; once admitted, with those counted before
   int64_t handle;
   int64_t counter_bucket;  // where it is counted exactly; -1: nowhere
   int64_t counter_slot;

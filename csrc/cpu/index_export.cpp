@@ -10,8 +10,8 @@
 namespace dynemb::cpu {
 namespace {
 
-// Ids, handles and scores [n, words] of the occupied slots from bucket `begin` on, at most max_ids
-// of them, and the bucket to go on from (-1: that was all).
+// Ids, handles and scores [n, words] (zeros in a table without scores) of the occupied slots from
+// bucket `begin` on, at most max_ids of them, and the bucket to go on from (-1: that was all).
 std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor scores,
                                                         Tensor tables, Tensor meta, int64_t table,
                                                         int64_t begin, int64_t max_ids) {
@@ -33,8 +33,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
       if (line[kBucketWidth + slot] == 0) continue;
       id.push_back(line[slot]);
       handle.push_back(decode_handle(line[kBucketWidth + slot]));
-      for (int64_t w = 0; w < view.score_words; ++w) {
-        score.push_back(view.score(bucket, slot)[w * kBucketWidth]);
+      for (int64_t w = 0; w < index.score_words; ++w) {
+        score.push_back(w < view.score_words ? view.score(bucket, slot)[w * kBucketWidth] : 0);
       }
     }
   }
@@ -45,7 +45,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
   };
   const auto count = static_cast<int64_t>(id.size());
   return {to_tensor(id, {count}), to_tensor(handle, {count}),
-          to_tensor(score, {count, view.score_words}),
+          to_tensor(score, {count, index.score_words}),
           to_tensor({bucket < view.bucket_count ? bucket : -1}, {1})};
 }
 

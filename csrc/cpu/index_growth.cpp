@@ -138,7 +138,7 @@ int64_t check_rehash(const IndexView& index, int64_t table, int64_t bucket_count
                   bucket_count, " buckets for its ids but has room for ", region,
                   ": create the table with a larger max_rows, or erase ids");
   const int64_t added = bucket_count - index.table_row(table)[kTableBucketCount];
-  return added * (kLineBytes + index.score_words * kBucketWidth * 8);
+  return added * (kLineBytes + index.table(table).score_words * kBucketWidth * 8);
 }
 
 void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {

@@ -132,12 +132,15 @@ void plan_room(const IndexView& index, const PolicyView& policies,
   for (int64_t t = 0; t < index.table_count; ++t) {
     budget -= budget_share(policies.row(t), index.table_row(t)[kTableSize]);
   }
+  const int64_t level = budget_level(budget, index.table_count, [&](int64_t t) {
+    return budget_demand(policies.row(t), index.table_row(t)[kTableSize], admitted[t]);
+  });
   plan->added.resize(index.table_count);
   plan->evicted.assign(index.table_count, 0);
   for (int64_t t = 0; t < index.table_count; ++t) {
     const int64_t* policy = policies.row(t);
     const int64_t size = index.table_row(t)[kTableSize];
-    plan->added[t] = ids_with_room(policy, size, admitted[t], &budget);
+    plan->added[t] = ids_with_room(policy, size, admitted[t], level);
     const int64_t rest = admitted[t] - plan->added[t];
     STD_TORCH_CHECK(rest == 0 || policy[kPolicyOnFull] != kFullError, "dynemb::", index.op,
                     ": table ", t, " has ", size, " ids and room for ", plan->added[t],

@@ -81,16 +81,16 @@ DYNEMB_INLINE SlotPosition probe(const TableView& table, int64_t id, uint64_t ha
 }
 
 // Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none:
-// no probe goes past it.
+// no probe goes past it. Threads may clear slots of one bucket at once: a full bucket never looks
+// as if it had an empty slot, because its keys are not 0 when their handles go.
 DYNEMB_INLINE bool clear_slot(const TableView& table, int64_t bucket, int64_t slot) {
   int64_t* line = table.line(bucket);
   const bool tombstone = !has_empty_slot(line);
-  if (!tombstone) {
-    line[slot] = 0;
-  } else if (line[slot] == 0) {
-    line[slot] = kTombstoneKey;
+  if (tombstone && line[slot] == 0) {
+    __atomic_store_n(line + slot, kTombstoneKey, __ATOMIC_RELEASE);
   }
-  line[kBucketWidth + slot] = 0;
+  __atomic_store_n(line + kBucketWidth + slot, int64_t{0}, __ATOMIC_RELEASE);
+  if (!tombstone) __atomic_store_n(line + slot, int64_t{0}, __ATOMIC_RELAXED);
   if (table.scores != nullptr) {
     for (int64_t w = 0; w < table.score_words; ++w) table.score(bucket, slot)[w * kBucketWidth] = 0;
   }

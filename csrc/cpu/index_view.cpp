@@ -24,8 +24,9 @@ TableView IndexView::table(int64_t table) const {
   const int64_t begin = m[kMetaRegionBegin];
   TableView view;
   view.lines = buckets + begin * kBucketWords;
-  view.scores = scores == nullptr ? nullptr : scores + begin * kBucketWidth * score_words;
-  view.score_words = score_words;
+  const bool scored = scores != nullptr && m[kMetaUnscored] == 0;
+  view.scores = scored ? scores + begin * kBucketWidth * score_words : nullptr;
+  view.score_words = scored ? score_words : 0;
   view.bucket_count = table_row(table)[kTableBucketCount];
   view.salt = bucket_salt(m[kMetaSeed]);
   view.has_padding = m[kMetaHasPadding] != 0;

@@ -45,9 +45,9 @@ __device__ __forceinline__ TableView table_view(const IndexArgs& index, int64_t 
   const int64_t begin = meta[kMetaRegionBegin];
   TableView view;
   view.lines = index.buckets + begin * kBucketWords;
-  view.scores =
-      index.scores == nullptr ? nullptr : index.scores + begin * kBucketWidth * index.score_words;
-  view.score_words = index.score_words;
+  const bool scored = index.scores != nullptr && meta[kMetaUnscored] == 0;
+  view.scores = scored ? index.scores + begin * kBucketWidth * index.score_words : nullptr;
+  view.score_words = scored ? index.score_words : 0;
   view.bucket_count = index.table_row(table)[kTableBucketCount];
   view.salt = bucket_salt(meta[kMetaSeed]);
   return view;

@@ -5,7 +5,8 @@ namespace {
 
 struct Decision {
   int verdict;
-  int64_t count;  // NewIds::counts
+  int64_t count;      // NewIds::counts
+  int64_t frequency;  // of an id that is admitted
 };
 
 // The least of an id's cells.
@@ -30,27 +31,26 @@ __device__ __forceinline__ Decision decide(const IndexArgs& index, const PolicyA
       const bool known = at.stored != 0;
       const int64_t place = known ? pack_place({at.bucket, at.slot, at.never_full}) : -1;
       // without a counter `stored` is 0
-      const bool admitted = at.stored + occurrences >= policy[kPolicyThreshold];
-      if (admitted) return {kVerdictInsert, place};
-      if (occurrences == 0) return {kVerdictRefuse, place};
-      return {known ? kVerdictCounted : kVerdictCount, place};
+      const int64_t sum = at.stored + occurrences;
+      if (sum >= policy[kPolicyThreshold]) return {kVerdictInsert, place, counted_frequency(sum)};
+      if (occurrences == 0) return {kVerdictRefuse, place, 0};
+      return {known ? kVerdictCounted : kVerdictCount, place, 0};
     }
     case kAdmitFrequentSketch: {
       const int32_t count = sketch_count(policy, bucket_salt(seed), sketch, id);
-      if (add_sketch_count(count, occurrences) >= policy[kPolicyThreshold]) {
-        return {kVerdictInsert, count};
-      }
-      return {occurrences > 0 ? kVerdictCounted : kVerdictRefuse, count};
+      const int32_t sum = add_sketch_count(count, occurrences);
+      if (sum >= policy[kPolicyThreshold]) return {kVerdictInsert, count, counted_frequency(sum)};
+      return {occurrences > 0 ? kVerdictCounted : kVerdictRefuse, count, 0};
     }
     case kAdmitByChance:
       return {admitted_by_chance(seed, id, policies.clock[kClockStep], policy[kPolicyChance])
                   ? kVerdictInsert
                   : kVerdictRefuse,
-              -1};
+              -1, occurrences};
     case kAdmitNone:
-      return {kVerdictRefuse, -1};
+      return {kVerdictRefuse, -1, 0};
     default:
-      return {kVerdictInsert, -1};
+      return {kVerdictInsert, -1, occurrences};
   }
 }
 
@@ -84,6 +84,9 @@ __global__ void decide_new(IndexArgs index, FeatureArgs features, PolicyArgs pol
           decide(index, policies, sketch, t, policy, features.ids[i], new_ids.occurrences[slot]);
       verdict = decision.verdict;
       count = decision.count;
+      if (verdict == kVerdictInsert) {  // no other thread has this slot's first occurrence
+        new_ids.occurrences[slot] = static_cast<int32_t>(decision.frequency);
+      }
       if (policy[kPolicyAdmission] == kAdmitFrequent) {
         counter_table = policy[kPolicyCounterTable];
         has_counter = count >= 0;

@@ -56,8 +56,9 @@ __global__ void export_slots(IndexArgs index, int64_t t, int64_t begin, int64_t 
   const int64_t* line = table.line(begin + bucket);
   ids[rank] = line[slot];
   handles[rank] = decode_handle(line[kBucketWidth + slot]);
-  for (int64_t w = 0; w < table.score_words; ++w) {
-    scores[rank * table.score_words + w] = table.score(begin + bucket, slot)[w * kBucketWidth];
+  for (int64_t w = 0; w < index.score_words; ++w) {
+    scores[rank * index.score_words + w] =
+        w < table.score_words ? table.score(begin + bucket, slot)[w * kBucketWidth] : 0;
   }
 }
 

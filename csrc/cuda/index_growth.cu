@@ -57,10 +57,10 @@ __global__ void take_out(IndexArgs index, Plan plan, OldIndex old) {
     auto* line = reinterpret_cast<longlong2*>(table.line(own)) + part;
     reinterpret_cast<longlong2*>(old.lines + bucket * kBucketWords)[part] = *line;
     *line = zero;
-    const int64_t words = table.score_words * kBucketWidth;  // 0 without scores
-    for (int64_t p = part; p < words / 2; p += kBucketWidth) {
+    int64_t* scores = old.scores + bucket * index.score_words * kBucketWidth;
+    for (int64_t p = part; p < table.score_words * kBucketWidth / 2; p += kBucketWidth) {
       auto* score = reinterpret_cast<longlong2*>(table.score(own, 0)) + p;
-      reinterpret_cast<longlong2*>(old.scores + bucket * words)[p] = *score;
+      reinterpret_cast<longlong2*>(scores)[p] = *score;
       *score = zero;
     }
   }
@@ -99,12 +99,14 @@ __global__ void settle_moved(IndexArgs index, Plan plan, OldIndex old) {
   }
 }
 
-// One thread: what grow_ does to the table's descriptor, if it does anything.
+// One thread: what grow_ or shrink_ does to the table's descriptor, if it does anything.
 __global__ void plan_growth(IndexArgs index, Plan plan, SharedWords shared, ErrorSink errors,
-                            int64_t table, int64_t wanted, bool compact) {
+                            int64_t table, int64_t wanted, Rehash when) {
   int64_t* row = index.table_row(table);
   const int64_t old = row[kTableBucketCount];
-  const bool grows = wanted > old || (wanted == old && compact);
+  const bool grows = when == Rehash::kShrink
+                         ? wanted < old
+                         : wanted > old || (wanted == old && when == Rehash::kCompact);
   if (grows && (wanted > index.meta_row(table)[kMetaRegionBuckets] ||
                 (shared.words != nullptr && wanted > shared.table(table)[kSharedBucketLimit]))) {
     errors.report(kErrorBuckets, table);
@@ -133,8 +135,28 @@ void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t ta
   const int64_t wanted = buckets_for(ids);
   const auto group = group_memory(call, buckets);
   map_buckets(call, group.get(), table, wanted);
-  grow_table(call, index, shared_words(group.get()), table, std::min(wanted, buckets.size(0) + 1),
-             false);
+  const int64_t most = std::min(wanted, buckets.size(0) + 1);
+  rehash_table(call, index, shared_words(group.get()), table, most, Rehash::kGrow, most);
+}
+
+// Places all entries of one table again, in as few buckets as take `ids` ids. Waits for the device.
+void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table,
+             int64_t ids) {
+  const Call call("shrink_", "buckets", buckets);
+  const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
+  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::shrink_: table is ", table,
+                  ", expected 0 to ", index.table_count - 1);
+  STD_TORCH_CHECK(ids >= 0, "dynemb::shrink_: ids is ", ids, ", expected a count of at least 0");
+  const auto group = group_memory(call, buckets);
+  int64_t row[kTableColumns];
+  check_cuda(call.op, "reading the table's counts",
+             cudaMemcpyAsync(row, index.tables + table * kTableColumns, sizeof row,
+                             cudaMemcpyDeviceToHost, call.stream));
+  call.synchronize();
+  const int64_t wanted = buckets_for(std::max(ids, row[kTableSize]));
+  if (wanted >= row[kTableBucketCount]) return;
+  rehash_table(call, index, shared_words(group.get()), table, wanted, Rehash::kShrink,
+               row[kTableBucketCount]);
 }
 
 }  // namespace
@@ -153,20 +175,22 @@ void rehash(const Call& call, const IndexArgs& index, const Plan& plan, const Sc
   call.launch_strided(settle_moved, work, index, plan, old);
 }
 
-void grow_table(const Call& call, const IndexArgs& index, const SharedWords& shared, int64_t table,
-                int64_t wanted, bool compact) {
+void rehash_table(const Call& call, const IndexArgs& index, const SharedWords& shared,
+                  int64_t table, int64_t wanted, Rehash when, int64_t most) {
   Scratch scratch;
   const int64_t words = plan_words(0, index.table_count, 0);
   const auto plan_part = scratch.add<int64_t>(words);
-  // an index has no more buckets before a rehash than after it
-  const OldIndexParts parts = add_old_index(&scratch, wanted, index.score_words);
+  const OldIndexParts parts = add_old_index(&scratch, most, index.score_words);
   scratch.allocate(call);
   const Plan plan = make_plan(scratch.get(plan_part), 0, index.table_count, 0);
   call.fill(scratch.get(plan_part), 0, words * 8);
-  call.launch(plan_growth, 1, 1, index, plan, shared, error_sink(call), table, wanted, compact);
-  rehash(call, index, plan, scratch, parts, wanted);
+  call.launch(plan_growth, 1, 1, index, plan, shared, error_sink(call), table, wanted, when);
+  rehash(call, index, plan, scratch, parts, most);
 }
 
 }  // namespace dynemb::cuda
 
-DYNEMB_IMPLEMENT_OPS(m) { m.impl("grow_", TORCH_BOX(&dynemb::cuda::grow_)); }
+DYNEMB_IMPLEMENT_OPS(m) {
+  m.impl("grow_", TORCH_BOX(&dynemb::cuda::grow_));
+  m.impl("shrink_", TORCH_BOX(&dynemb::cuda::shrink_));
+}

@@ -23,9 +23,15 @@ OldIndexParts add_old_index(Scratch* scratch, int64_t buckets, int64_t score_wor
 void rehash(const Call& call, const IndexArgs& index, const Plan& plan, const Scratch& scratch,
             const OldIndexParts& parts, int64_t buckets);
 
-// Rehashes one table so that it has at least `wanted` buckets; the memory must be mapped. If it has
-// so many: `compact` rehashes it nevertheless, which drops its tombstones.
-void grow_table(const Call& call, const IndexArgs& index, const SharedWords& shared, int64_t table,
-                int64_t wanted, bool compact);
+enum class Rehash {
+  kGrow,     // if the table has fewer buckets than wanted
+  kCompact,  // or as many: that drops its tombstones
+  kShrink    // if it has more
+};
+
+// Rehashes one table into `wanted` buckets, if that is what `when` says; the memory must be mapped.
+// `most` is the most buckets that a table has before or after it.
+void rehash_table(const Call& call, const IndexArgs& index, const SharedWords& shared,
+                  int64_t table, int64_t wanted, Rehash when, int64_t most);
 
 }  // namespace dynemb::cuda

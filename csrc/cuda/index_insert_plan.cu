@@ -19,12 +19,13 @@ struct PlanJob {
 };
 
 // Divides the new ids of a table, plan.added so far, into those that get a row, need a victim, or
-// are refused. `budget` is what is left of the group's. false: the table takes no part of them.
-__device__ bool divide_new_ids(const PlanJob& job, int64_t t, int64_t* budget) {
+// are refused. `level` is the most that it may take of what the group's budget leaves. false: the
+// call is an error.
+__device__ bool divide_new_ids(const PlanJob& job, int64_t t, int64_t level) {
   const Plan& plan = job.plan;
   const int64_t* policy = job.policies.row(t);
   const int64_t incoming = plan.added[t];
-  const int64_t added = ids_with_room(policy, job.index.table_row(t)[kTableSize], incoming, budget);
+  const int64_t added = ids_with_room(policy, job.index.table_row(t)[kTableSize], incoming, level);
   const int64_t rest = incoming - added;
   const bool evicts = policy[kPolicyOnFull] == kFullEvict;
   plan.added[t] = added;
@@ -35,9 +36,10 @@ __device__ bool divide_new_ids(const PlanJob& job, int64_t t, int64_t* budget) {
   return false;
 }
 
-// divide_new_ids for all tables; they share a budget in their order. All threads of the block.
+// divide_new_ids for all tables. All threads of the block.
 __device__ void plan_room(const PlanJob& job, int* refused) {
   __shared__ long long budget;
+  __shared__ int64_t level;
   const int64_t tables = job.index.table_count;
   if (threadIdx.x == 0) budget = 0;
   __syncthreads();
@@ -48,25 +50,24 @@ __device__ void plan_room(const PlanJob& job, int* refused) {
   __syncthreads();
   const bool limited = budget > 0;
   __syncthreads();
-  if (!limited) {
-    for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
-      int64_t none = 0;
-      if (!divide_new_ids(job, t, &none)) *refused = 1;
-    }
-    __syncthreads();
-    return;
-  }
-  for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
+  for (int64_t t = threadIdx.x; limited && t < tables; t += blockDim.x) {
     const int64_t share = budget_share(job.policies.row(t), job.index.table_row(t)[kTableSize]);
     atomicAdd(reinterpret_cast<unsigned long long*>(&budget),
               static_cast<unsigned long long>(-share));
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    int64_t left = budget;
-    for (int64_t t = 0; t < tables; ++t) {
-      if (job.plan.added[t] > 0 && !divide_new_ids(job, t, &left)) *refused = 1;
-    }
+    level = limited ? budget_level(budget, tables,
+                                   [&](int64_t t) {
+                                     return budget_demand(job.policies.row(t),
+                                                          job.index.table_row(t)[kTableSize],
+                                                          job.plan.added[t]);
+                                   })
+                    : 0;
+  }
+  __syncthreads();
+  for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
+    if (!divide_new_ids(job, t, level)) *refused = 1;
   }
   __syncthreads();
 }

@@ -17,7 +17,8 @@ struct SlabArgs {
   __device__ __forceinline__ int64_t row_handle(const Plan& plan, int64_t s, int64_t row) const {
     const int64_t free = plan.slab_free[s];
     return row < free ? free_rows[s * max_rows + free - 1 - row]
-                      : make_handle(plan.slab_next[s] + row - free, kFirstGeneration);
+                      : first_owner(plan.slab_next[s] + row - free,
+                                    slabs[s * kSlabColumns + kSlabGeneration]);
   }
 };
 

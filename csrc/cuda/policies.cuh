@@ -43,8 +43,9 @@ __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_
 // What a call finds out about its new ids before it changes anything.
 struct NewIds {
   // by slot of the dedupe table
-  int32_t* occurrences;  // in lookups that update scores
-  uint8_t* wanted;       // set if `admit` is true at an occurrence
+  int32_t*
+      occurrences;  // in lookups that update scores; of admitted ids, with those counted before
+  uint8_t* wanted;  // set if `admit` is true at an occurrence
   // by position, of first occurrences
   uint8_t* verdicts;  // Verdict
   int64_t* counts;    // kAdmitFrequent: where the id is counted (pack_place), -1 if it is not;

@@ -204,6 +204,20 @@ bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_
   return true;
 }
 
+void Reservation::unmap(const char* op, int64_t begin, int64_t end) {
+  const Driver& d = driver(op);
+  for (auto piece = pieces_.lower_bound(begin);
+       piece != pieces_.end() && piece->first + piece->second.size <= end;) {
+    const auto address =
+        reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(piece->first);
+    check_driver(op, "giving memory back",
+                 d.unmap(address, static_cast<size_t>(piece->second.size)));
+    check_driver(op, "giving memory back", d.release(piece->second.handle));
+    piece = pieces_.erase(piece);
+  }
+  mapped_end_ = pieces_.empty() ? 0 : pieces_.rbegin()->first + pieces_.rbegin()->second.size;
+}
+
 std::shared_ptr<Reservation> find_reservation(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   const std::lock_guard<std::mutex> lock(registry_mutex);

@@ -26,6 +26,9 @@ class Reservation {
   // much memory; what has been mapped stays. `stream` is used to clear the memory, and waited for.
   bool map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream);
 
+  // Gives memory back that was mapped in one piece and lies wholly in [begin, end).
+  void unmap(const char* op, int64_t begin, int64_t end);
+
  private:
   struct Piece {
     int64_t size;

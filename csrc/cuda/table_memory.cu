@@ -31,6 +31,8 @@ struct RowMemory {
   int64_t row_bytes;
 };
 
+constexpr size_t kGenerationMemory = 1;  // in a slab's Growing::memory
+
 // What grows together: the buckets of a table with their scores, or the rows of a slab with
 // generations, state and entries of the free list.
 struct Growing {
@@ -56,6 +58,16 @@ struct Growing {
       }
     }
     return false;
+  }
+  // Gives memory beyond so many rows back, but for the entry of `memory` at `kept`.
+  void release(const char* op, int64_t rows, size_t kept) {
+    if (rows >= mapped) return;
+    for (size_t i = 0; i < memory.size(); ++i) {
+      const RowMemory& m = memory[i];
+      if (i == kept) continue;
+      m.reservation->unmap(op, m.begin + rows * m.row_bytes, m.begin + capacity * m.row_bytes);
+    }
+    mapped = rows;
   }
   int64_t bytes(int64_t rows) const {
     int64_t total = 0;
@@ -220,6 +232,23 @@ class GroupMemory {
     need_buckets[static_cast<size_t>(table)] = buckets;
     map_or_raise(call, need_buckets, std::vector<int64_t>(slabs_.size(), 0),
                  "the index must grow by");
+  }
+
+  // Gives memory beyond so many buckets and rows back; generations of rows stay, since handles may
+  // be out there. Nothing may run on the device; bind() must follow.
+  void release(const Call& call, const std::vector<int64_t>& buckets,
+               const std::vector<int64_t>& rows) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    STD_TORCH_CHECK(buckets.size() == tables_.size() && rows.size() == slabs_.size(),
+                    "dynemb::release_group: got ", buckets.size(), " table_buckets and ",
+                    rows.size(), " slab_rows for ", tables_.size(), " tables and ", slabs_.size(),
+                    " slabs");
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      tables_[t].release(call.op, std::max<int64_t>(buckets[t], 1), tables_[t].memory.size());
+    }
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      slabs_[s].release(call.op, std::max<int64_t>(rows[s], 1), kGenerationMemory);
+    }
   }
 
   // The end of a training step: room for the replays that may follow before the host looks again.
@@ -403,7 +432,8 @@ class GroupMemory {
     const RelaxedCapture relaxed(call.op);
     for (size_t t = 0; t < tables_.size(); ++t) {
       if (wanted[t] > 0) {
-        grow_table(call, index_, device_words_, static_cast<int64_t>(t), wanted[t], true);
+        rehash_table(call, index_, device_words_, static_cast<int64_t>(t), wanted[t],
+                     Rehash::kCompact, wanted[t]);
         // known at once: the next look must not grow again
         call.synchronize();
       }
@@ -489,7 +519,7 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
       growing_tables[t].capacity = m[t * kMetaColumns + kMetaRegionBuckets];
       growing_tables[t].memory.push_back(
           row_memory(call, "buckets", buckets, begin, kBucketWords * 8));
-      if (index.scores != nullptr) {
+      if (index.scores != nullptr && m[t * kMetaColumns + kMetaUnscored] == 0) {
         growing_tables[t].memory.push_back(
             row_memory(call, "scores", scores, begin, index.score_words * kBucketWidth * 8));
       }
@@ -523,6 +553,18 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   call.check("row_clock", row_clock, ScalarType::Long);
   const auto group = group_memory(call, buckets);
   if (group != nullptr) group->end_step(call, tables, row_clock);
+}
+
+// Gives memory of a group beyond so many buckets and rows back. Waits for the device.
+void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
+                   std::vector<int64_t> slab_rows) {
+  const Call call("release_group", "buckets", buckets);
+  check_cuda(call.op, "waiting for the device", cudaDeviceSynchronize());
+  const auto group = group_memory(call, buckets);
+  STD_TORCH_CHECK(group != nullptr,
+                  "dynemb::release_group: buckets was not made by reserve_cuda: its memory cannot "
+                  "be given back in part");
+  group->release(call, table_buckets, slab_rows);
 }
 
 }  // namespace
@@ -589,4 +631,5 @@ int64_t row_bound(const Call& call, const void* generations, int64_t rows) {
 DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("bind_group", TORCH_BOX(&dynemb::cuda::bind_group));
   m.impl("end_step", TORCH_BOX(&dynemb::cuda::end_step));
+  m.impl("release_group", TORCH_BOX(&dynemb::cuda::release_group));
 }

@@ -30,6 +30,7 @@ class Meta(IntEnum):
     REGION_BUCKETS = 10
     REFUSED_BEGIN = 11
     REFUSED_COUNT = 12
+    UNSCORED = 13
 
 
 META_COLUMNS = 16

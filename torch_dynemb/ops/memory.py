@@ -100,6 +100,7 @@ def bind_group(
     state: Sequence[Tensor],
     table_buckets: Sequence[int],
     slab_rows: Sequence[int],
+    policy: Tensor | None = None,
 ) -> None:
     """Says which tensors of :func:`reserve_cuda` form a group, and maps memory for what it holds.
 
@@ -109,6 +110,7 @@ def bind_group(
     Args:
         table_buckets, slab_rows: buckets of each table and rows of each slab for which memory is
             mapped at least.
+        policy: int64 [policies, 20], from which bounds on what tables may hold are read.
 
     Raises:
         RuntimeError: too little memory, or tensors that were not reserved.
@@ -125,6 +127,7 @@ def bind_group(
         list(state),
         list(table_buckets),
         list(slab_rows),
+        policy,
     )
 
 
@@ -198,6 +201,7 @@ def _bind_group_fake(
     state: Sequence[Tensor],
     table_buckets: Sequence[int],
     slab_rows: Sequence[int],
+    policy: Tensor | None = None,
 ) -> None:
     return None
 

@@ -81,7 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     curves = {
         "hashing trick": curve(evicting, "baseline_auc"),
         "dynamic tables, LFU": curve(evicting, "auc"),
-    } | {f"the same, --admission {rule}": curve(runs, "auc") for rule, runs in admitting.items()}
+    } | {
+        f"dynamic tables, LFU, --admission {rule}": curve(runs, "auc")
+        for rule, runs in admitting.items()
+    }
     plot(given.out / "capacity.png", curves, unlimited_auc=reference["auc"])
 
 
@@ -95,7 +98,7 @@ def plot(
         curves: By name, bytes and AUC.
         unlimited_auc: Of the job without a capacity.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")  # without pyplot: needs no display
+    figure = Figure(figsize=(7, 4.8), layout="constrained")  # without pyplot: needs no display
     axes = figure.subplots()
     axes.axhline(unlimited_auc, color="black", ls=":", lw=1, label="dynamic tables, no limit")
     for (name, points), colour in zip(curves.items(), cycle(_COLOURS), strict=False):
@@ -107,7 +110,7 @@ def plot(
     axes.set_xlabel("MB of the tables: rows, optimizer state, index, scores, counts")
     axes.set_ylabel("AUC on later samples")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower right")
+    figure.legend(fontsize="small", loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=110)
 
 
