@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import torch_dynemb
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,11 +19,12 @@ def python_blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def test_the_example_runs(tmp_path: Path) -> None:
-    blocks = python_blocks()
-    assert blocks, "README.md has no python block"
+@pytest.mark.parametrize(
+    "block", [block for block in python_blocks() if 'device="cuda"' not in block]
+)
+def test_the_examples_run(tmp_path: Path, block: str) -> None:
     script = tmp_path / "example.py"
-    script.write_text(blocks[0])
+    script.write_text(block)
     result = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,

@@ -125,6 +125,43 @@ class Program:
         self.keep("tables", group.tables, group.slabs, group.row_clock)
         group.end_step()
 
+    def run_policies(self) -> None:
+        """Counted and full tables: admission, eviction, refusal, compaction."""
+        rules: list[td.admission.AdmissionRule | None] = [
+            None,
+            td.AdmitFrequent(2),
+            td.AdmitFrequentSketch(2, 4096),
+            td.AdmitByChance(0.5),
+        ]
+        tables = [
+            td.TableConfig(
+                f"t{number}",
+                8,
+                policy=td.Policy(score=("frequency", "timestamp"), capacity=300, admission=rule),
+            )
+            for number, rule in enumerate(rules)
+        ]
+        optimizer = OPTIMIZERS[self.optimizer]
+        group = td.TableGroup(tables, optimizer=optimizer, seed=2, device=self.device)
+        group.set_now(0)
+        group.record_evicted(2000)
+        features = [0, 1, 2, 3]
+        for step in range(6):
+            ids = torch.arange(1000, device=self.device) * (step + 1) % 1400
+            offsets = self.tensor([0, 250, 500, 750, 1000])
+            self.keep(f"policies {step}", group.find_or_insert(ids, offsets, features))
+            group.step(now=step)
+        for table in features:
+            group.remove(table, predicate=lambda ids, _: ids % 3 == 0)
+        group.compact()
+        for table in features:
+            for number, batch in enumerate(group.export(table)):
+                self.keep(f"compacted {table} {number}", *batch)
+        self.keep("policies", group.evicted, group.sketch, group.tables, group.slabs)
+        group.end_step()
+        self.keep("reported", torch.tensor(group.stats(wait=True)["t0"].evicted))
+        group.stats()
+
     def _pooled(self) -> None:
         group = self.group
         ids, offsets, tables, dims = self.pooled_call()
@@ -222,6 +259,7 @@ def run(device: torch.device, optimizers: list[str]) -> tuple[dict[str, Tensor],
         for optimizer in optimizers:
             program = Program(device, optimizer)
             program.run()
+            program.run_policies()
             results |= program.results
     if device.type == "cuda":
         torch.cuda.synchronize()
