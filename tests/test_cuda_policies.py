@@ -128,7 +128,7 @@ def state(group: td.TableGroup) -> dict[str, Tensor]:
     for t in range(group.tables.shape[0]):
         active = group.active_buckets(t)
         tensors[f"buckets {t}"] = group.buckets[active]
-        if group.layout.score_words:
+        if group.layout.score_words and t < len(group.tables_config):
             tensors[f"scores {t}"] = group.scores[active]
     for s in range(len(group.dims)):
         tensors[f"free rows {s}"] = group.free_rows[s, : int(group.slabs[s, Slab.FREE_COUNT])]

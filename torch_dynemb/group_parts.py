@@ -23,6 +23,10 @@ class GroupParts:
     layout: PolicyLayout
     dims: list[int]
     meta: Tensor
+    row_meta: Tensor
+    policy: Tensor
+    init_data: Tensor
+    hyper: Tensor
     buckets: Tensor
     scores: Tensor
     tables: Tensor
@@ -46,6 +50,15 @@ class GroupParts:
         def rows(self) -> Rows: ...
         def _config(self, table: int) -> TableConfig: ...
         def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]: ...
+        def insert(self, table: int, ids: Tensor) -> Tensor: ...
+        def contains(self, table: int, ids: Tensor) -> Tensor: ...
+        def find_or_insert(
+            self,
+            ids: Tensor,
+            offsets: Tensor,
+            feature_tables: Sequence[int],
+            feature_policies: Sequence[int] | None = None,
+        ) -> Tensor: ...
         def find(
             self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
         ) -> ops.FoundIds: ...

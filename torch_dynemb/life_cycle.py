@@ -117,7 +117,7 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
                     f"shape {tuple(ids.shape)}"
                 )
             if any(other != t for other in feature_tables):
-                ends = offsets[batch::batch]
+                ends = offsets[batch::batch].contiguous()
                 places = torch.arange(ids.shape[0], device=ids.device)
                 feature = torch.searchsorted(ends, places, right=True)
                 of_table = torch.tensor(feature_tables, device=ids.device)[feature] == t

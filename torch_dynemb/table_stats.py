@@ -27,7 +27,8 @@ class TableStats:
         slots: places for ids in the index, used or not.
         load: size / slots; the index grows beyond 0.7.
         inserted: ids that have ever got a row.
-        found: ids of training lookups that had a row, every occurrence counted.
+        found: ids of training lookups that had a row, every occurrence counted; without policies,
+            activation checkpointing's second lookup counts, too.
         missed: those that had none, but for padding.
         evicted: ids that had to go for others.
         rejected: new ids, once per lookup, for which there was no room.

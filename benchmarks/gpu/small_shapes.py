@@ -112,7 +112,7 @@ class Program:
         group.erase(0, torch.arange(3, device=self.device))
         self.keep("insert after erase", group.insert(0, self.tensor([900, 1, 901, 901, 2])))
         scored = self.tensor([900, 1, 7])
-        group.set_score(0, scored, self.tensor([70, -1, 8]))
+        group.set_score(0, scored, self.tensor([70, 1, 8]))
         self.keep("scores", *group.get_score(0, self.tensor([1, 2, 900, 12345])))
         group.reserve(2, 3000)
         self._pooled()
