@@ -118,8 +118,18 @@ def waits_in(call: Callable[[], object]) -> list[str]:
     return [name for name in names if any(wait in name for wait in WAITS)]
 
 
-def test_no_waiting_in_a_step_nor_in_inference() -> None:
-    module = td.DynamicEmbeddingBag(16, optimizer=td.Adam(lr=0.01), device="cuda")
+@pytest.mark.parametrize(
+    "policy",
+    [
+        td.Policy(),
+        td.Policy(score="frequency", capacity=500, check="warning"),
+        td.Policy(score="timestamp", admission=td.AdmitFrequent(2), ttl=60),
+        td.Policy(admission=td.AdmitFrequentSketch(2, "64KB", halve_every=1)),
+    ],
+    ids=["plain", "evicting", "counted", "sketch"],
+)
+def test_no_waiting_in_a_step_nor_in_inference(policy: td.Policy) -> None:
+    module = td.DynamicEmbeddingBag(16, optimizer=td.Adam(lr=0.01), device="cuda", policy=policy)
     ids = ids_of_step(9).reshape(-1, 4)
 
     def step() -> None:

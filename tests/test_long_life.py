@@ -9,6 +9,7 @@ from seeding import seeded
 from whole_group import check_whole
 
 import torch_dynemb as td
+from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, Meta
 
 DIM = 4
 POLICIES = {
@@ -35,7 +36,6 @@ def live(policy: td.Policy, *, capacity: int, events: int, batch: int) -> None:
     gradient = torch.ones(batch, DIM)
     distinct = 8.0 * capacity
     steps = events // batch
-    memory = 0
     for step in range(steps):
         uniform = torch.rand(batch, generator=generator)
         ids = (distinct**uniform).long() + step * capacity // steps * 4
@@ -50,16 +50,18 @@ def live(policy: td.Policy, *, capacity: int, events: int, batch: int) -> None:
             if step > steps // 2:
                 group.compact()
             check_whole(group)
-        if step == steps // 2:
-            memory = group.memory()["total"]
     check_whole(group)
     stats = group.stats(wait=True)["t"]
     assert stats.stale == 0
     assert stats.found + stats.missed == steps * batch
     assert stats.inserted == stats.size + stats.evicted + stats.removed
     assert (stats.evicted > 0) == (policy.on_full is None)
+    memory = group.memory()
+    assert memory["rows"] + memory["state"] <= capacity * group.row_bytes(DIM)
     if stats.counted == 0:  # exact counts grow with what has been seen
-        assert group.memory()["total"] <= memory
+        words = BUCKET_WORDS + BUCKET_WIDTH * len(group.layout.score_words)
+        most = 8 * words * int(group.meta[0, Meta.REGION_BUCKETS]) + stats.counter_bytes
+        assert memory["index"] <= most + 8 * capacity
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
