@@ -100,7 +100,8 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor");
-  for (const char* name : {"sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"}) {
+  for (const char* name : {"sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad",
+                           "adamw", "adamw_tf"}) {
     const std::string rows =
         "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
         "Tensor(d!) row_clock, Tensor hyper, Tensor meta, Tensor init_data, ";

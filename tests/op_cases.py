@@ -22,6 +22,9 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
     "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
     "adam": td.Adam(lr=0.1),
     "adamw": td.AdamW(lr=0.1),
+    "momentum_sgd": td.MomentumSGD(lr=0.1, nesterov=True),
+    "amsgrad": td.AMSGrad(lr=0.1),
+    "adamw_tf": td.AdamWTF(lr=0.1),
 }
 
 MANY_SCORES = td.Policy(score=("timestamp", "frequency"), ttl=10)

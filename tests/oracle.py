@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_dynemb import SGD, Adagrad, AdamW, RowWiseAdagrad, TableGroup, Uniform
+from torch_dynemb import (
+    SGD,
+    Adagrad,
+    AdamW,
+    AdamWTF,
+    AMSGrad,
+    MomentumSGD,
+    RowWiseAdagrad,
+    TableGroup,
+    Uniform,
+)
 from torch_dynemb.ops.columns import BUCKET_WIDTH
 from torch_dynemb.optim import OptimizerConfig
 
@@ -71,6 +81,11 @@ def optimizer_step(
         g = g + decay * w
     if isinstance(config, SGD):
         return w - lr * g, []
+    if isinstance(config, MomentumSGD):
+        velocity = config.momentum * state[0] + g
+        return w - lr * (g + config.momentum * velocity if config.nesterov else velocity), [
+            velocity
+        ]
     if isinstance(config, Adagrad | RowWiseAdagrad):
         square = g * g if isinstance(config, Adagrad) else np.mean(g * g, keepdims=True)
         total = state[0] + square
@@ -78,7 +93,14 @@ def optimizer_step(
     beta1, beta2 = config.betas
     m = beta1 * state[0] + (1 - beta1) * g
     v = beta2 * state[1] + (1 - beta2) * g * g
+    if isinstance(config, AdamWTF):
+        step_size = lr * np.sqrt(1 - beta2**step) / (1 - beta1**step)
+        return w - step_size * m / (np.sqrt(v) + config.eps), [m, v]
     corrected_m, corrected_v = m / (1 - beta1**step), v / (1 - beta2**step)
+    if isinstance(config, AMSGrad):
+        largest = np.maximum(state[2], v)
+        corrected_v = largest / (1 - beta2**step)
+        return w - lr * corrected_m / (np.sqrt(corrected_v) + config.eps), [m, v, largest]
     return w - lr * corrected_m / (np.sqrt(corrected_v) + config.eps), [m, v]
 
 

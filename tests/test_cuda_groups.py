@@ -24,6 +24,9 @@ OPTIMIZERS: list[OptimizerConfig] = [
     td.RowWiseAdagrad(lr=0.5, weight_decay=0.125),
     td.Adam(lr=0.1),
     td.AdamW(lr=0.1, weight_decay=0.25),
+    td.MomentumSGD(lr=0.1, nesterov=True),
+    td.AMSGrad(lr=0.01),
+    td.AdamWTF(lr=0.01),
 ]
 
 

@@ -41,12 +41,18 @@ OPTIMIZERS = {
     ),
     "adam": td.Adam(lr=0.01),
     "adam decay": td.Adam(lr=0.01, betas=(0.5, 0.75), weight_decay=0.1, eps=1e-3),
+    "momentum_sgd": td.MomentumSGD(lr=0.02),
+    "momentum_sgd decay": td.MomentumSGD(lr=0.02, momentum=0.5, nesterov=True, weight_decay=0.1),
+    "amsgrad": td.AMSGrad(lr=0.01),
+    "amsgrad decay": td.AMSGrad(lr=0.01, betas=(0.5, 0.75), weight_decay=0.1, eps=1e-3),
+    "adamw_tf": td.AdamWTF(lr=0.01),
+    "adamw_tf decay": td.AdamWTF(lr=0.01, betas=(0.5, 0.99), weight_decay=0.2, eps=1e-2),
     "adamw": td.AdamW(lr=0.01),
     "adamw decay": td.AdamW(lr=0.01, betas=(0.0, 0.99), weight_decay=0.2, eps=1e-3),
 }
-FIVE = [name for name in OPTIMIZERS if " " not in name]
+PLAIN = [name for name in OPTIMIZERS if " " not in name]
 every_optimizer = pytest.mark.parametrize("config", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-five_optimizers = pytest.mark.parametrize("config", [OPTIMIZERS[n] for n in FIVE], ids=FIVE)
+plain_optimizers = pytest.mark.parametrize("config", [OPTIMIZERS[n] for n in PLAIN], ids=PLAIN)
 
 
 def make_group(
@@ -69,6 +75,20 @@ DENSE: dict[str, tuple[OptimizerConfig, Callable[[list[Tensor]], torch.optim.Opt
     "sgd": (
         OPTIMIZERS["sgd decay"],
         lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
+    ),
+    "momentum": (
+        OPTIMIZERS["momentum_sgd"],
+        lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+    ),
+    "nesterov": (
+        OPTIMIZERS["momentum_sgd decay"],
+        lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.5, nesterov=True, weight_decay=0.1),
+    ),
+    "amsgrad": (
+        OPTIMIZERS["amsgrad decay"],
+        lambda p: torch.optim.Adam(
+            p, lr=0.01, betas=(0.5, 0.75), weight_decay=0.1, eps=1e-3, amsgrad=True
+        ),
     ),
     "adagrad": (
         OPTIMIZERS["adagrad decay"],
@@ -235,7 +255,7 @@ def random_call(group: td.TableGroup, tables: list[int], batch: int, *, seed: in
     )
 
 
-@five_optimizers
+@plain_optimizers
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN], ids=["sum", "mean"])
 @pytest.mark.parametrize("batch", [7, 500])
 def test_split_equals_fused(config: OptimizerConfig, pooling: Pooling, batch: int) -> None:
@@ -307,7 +327,7 @@ def test_heavy_hitter_sums_exactly(pooling: Pooling) -> None:
     assert torch.equal(group.read(0, torch.arange(3000)).double(), expected)
 
 
-@five_optimizers
+@plain_optimizers
 def test_heavy_hitter_bits_do_not_depend_on_threads(config: OptimizerConfig) -> None:
     count = 30_000
     generator = seeded(4)
@@ -327,7 +347,7 @@ def test_heavy_hitter_bits_do_not_depend_on_threads(config: OptimizerConfig) -> 
 # -- hyper-parameters and steps ------------------------------------------------------------------
 
 
-@five_optimizers
+@plain_optimizers
 def test_tables_have_their_own_hyper_parameters(config: OptimizerConfig) -> None:
     """Two tables in one group, and each alone in a group with its hyper-parameters."""
     together = make_group(config, (4, 4))
@@ -383,7 +403,7 @@ def test_step_counts_the_calls_that_look_a_table_up() -> None:
     assert group.row_clock.tolist() == [4, 2, 1, 5, 5, 0, 0]
 
 
-@five_optimizers
+@plain_optimizers
 def test_lookup_before_an_update_cannot_update_after_it(config: OptimizerConfig) -> None:
     group = make_group(config)
     call = flat_call(group, 0, torch.arange(5))
@@ -421,6 +441,13 @@ def test_no_optimizer_leaves_rows_alone() -> None:
         (lambda: td.Adam(betas=(0.9, 1.0)), r"Adam: betas is \(0\.9, 1\.0\), expected two numbers"),
         (lambda: td.AdamW(betas=(-0.1, 0.9)), r"AdamW: betas is \(-0\.1, 0\.9\)"),
         (lambda: td.Adam(betas=(0.9,)), r"Adam: betas is \(0\.9,\)"),
+        (lambda: td.MomentumSGD(0.1, momentum=1.0), r"MomentumSGD: momentum is 1\.0, expected a"),
+        (lambda: td.MomentumSGD(0.1, nesterov=1), r"nesterov is 1, expected True or False"),
+        (
+            lambda: td.MomentumSGD(0.1, 0.0, nesterov=True),
+            r"momentum is 0\.0, expected more than 0",
+        ),
+        (lambda: td.AMSGrad(lr=-1.0), r"AMSGrad: lr is -1\.0"),
     ],
 )
 def test_wrong_hyper_parameters(make: Callable[[], object], message: str) -> None:

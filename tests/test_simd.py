@@ -31,6 +31,9 @@ OPTIMIZERS: list[OptimizerConfig] = [
     td.RowWiseAdagrad(lr=0.1, weight_decay=0.01),
     td.Adam(lr=0.1, weight_decay=0.01),
     td.AdamW(lr=0.1),
+    td.MomentumSGD(lr=0.1, nesterov=True),
+    td.AMSGrad(lr=0.01),
+    td.AdamWTF(lr=0.01),
 ]
 INITIALIZERS = [
     td.Constant(0.3),

@@ -30,7 +30,17 @@ from torch_dynemb.nn import (
     DynamicEmbeddingCollection,
     KeyedJagged,
 )
-from torch_dynemb.optim import SGD, Adagrad, Adam, AdamW, FusedOptimizer, RowWiseAdagrad
+from torch_dynemb.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    AdamWTF,
+    AMSGrad,
+    FusedOptimizer,
+    MomentumSGD,
+    RowWiseAdagrad,
+)
 from torch_dynemb.policy import FeaturePolicy, Policy
 from torch_dynemb.table import TableConfig, TableGroup
 from torch_dynemb.table_stats import TableStats
@@ -39,9 +49,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "AMSGrad",
     "Adagrad",
     "Adam",
     "AdamW",
+    "AdamWTF",
     "AdmitBy",
     "AdmitByChance",
     "AdmitFrequent",
@@ -60,6 +72,7 @@ __all__ = [
     "KaimingNormal",
     "KaimingUniform",
     "KeyedJagged",
+    "MomentumSGD",
     "NewIds",
     "Normal",
     "Policy",

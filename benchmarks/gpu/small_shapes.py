@@ -23,6 +23,9 @@ OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
     "adam": td.Adam(lr=0.1),
     "adamw": td.AdamW(lr=0.1),
+    "momentum_sgd": td.MomentumSGD(lr=0.1, nesterov=True),
+    "amsgrad": td.AMSGrad(lr=0.1),
+    "adamw_tf": td.AdamWTF(lr=0.1),
 }
 LONG_RUN = 3000  # occurrences of one id
 # No work for the device: memory, the host's instruction set.

@@ -70,6 +70,8 @@ enum HyperColumn : int {
   kHyperBeta1 = 3,
   kHyperBeta2 = 4,
   kHyperInitialState = 5,  // value of fresh optimizer state (Adagrad's initial accumulator)
+  kHyperMomentum = 6,
+  kHyperNesterov = 7,  // 0 or 1
   kHyperColumns = 8
 };
 

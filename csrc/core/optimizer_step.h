@@ -19,6 +19,9 @@ struct OptimizerStep {
   float initial_state;
   float step_size;         // lr / (1 - beta1^step)
   float root_correction2;  // 1 / sqrt(1 - beta2^step)
+  float hat_step_size;     // lr * sqrt(1 - beta2^step) / (1 - beta1^step)
+  float momentum;
+  float nesterov;
 };
 
 // `step` counts from 1. What is subtracted from 1 stays in double precision: 1 - 0.999f is off by
@@ -34,8 +37,13 @@ DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   s.complement2 = static_cast<float>(1.0 - hyper[kHyperBeta2]);
   s.initial_state = static_cast<float>(hyper[kHyperInitialState]);
   const double t = static_cast<double>(step);
-  s.step_size = static_cast<float>(hyper[kHyperLr] / (1.0 - pow(hyper[kHyperBeta1], t)));
-  s.root_correction2 = static_cast<float>(1.0 / sqrt(1.0 - pow(hyper[kHyperBeta2], t)));
+  const double step_size = hyper[kHyperLr] / (1.0 - pow(hyper[kHyperBeta1], t));
+  const double root = sqrt(1.0 - pow(hyper[kHyperBeta2], t));
+  s.step_size = static_cast<float>(step_size);
+  s.root_correction2 = static_cast<float>(1.0 / root);
+  s.hat_step_size = static_cast<float>(step_size * root);
+  s.momentum = static_cast<float>(hyper[kHyperMomentum]);
+  s.nesterov = static_cast<float>(hyper[kHyperNesterov]);
   return s;
 }
 

@@ -9,6 +9,9 @@
 #include "core/optimizer/adagrad.h"
 #include "core/optimizer/adam.h"
 #include "core/optimizer/adamw.h"
+#include "core/optimizer/adamw_tf.h"
+#include "core/optimizer/amsgrad.h"
+#include "core/optimizer/momentum_sgd.h"
 #include "core/optimizer/rowwise_adagrad.h"
 #include "core/optimizer/sgd.h"
 #include "cpu/gradient_runs.h"
@@ -269,10 +272,13 @@ void update(const char* op, const std::vector<Tensor>& weights,
 
 namespace dynemb::cpu {
 DYNEMB_OPTIMIZER_OPS(sgd, Sgd)
+DYNEMB_OPTIMIZER_OPS(momentum_sgd, MomentumSgd)
 DYNEMB_OPTIMIZER_OPS(adagrad, Adagrad)
 DYNEMB_OPTIMIZER_OPS(rowwise_adagrad, RowwiseAdagrad)
 DYNEMB_OPTIMIZER_OPS(adam, Adam)
+DYNEMB_OPTIMIZER_OPS(amsgrad, AmsGrad)
 DYNEMB_OPTIMIZER_OPS(adamw, AdamW)
+DYNEMB_OPTIMIZER_OPS(adamw_tf, AdamWTf)
 }  // namespace dynemb::cpu
 
 #define DYNEMB_REGISTER_OPTIMIZER(name)                              \
@@ -281,8 +287,11 @@ DYNEMB_OPTIMIZER_OPS(adamw, AdamW)
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   DYNEMB_REGISTER_OPTIMIZER(sgd)
+  DYNEMB_REGISTER_OPTIMIZER(momentum_sgd)
   DYNEMB_REGISTER_OPTIMIZER(adagrad)
   DYNEMB_REGISTER_OPTIMIZER(rowwise_adagrad)
   DYNEMB_REGISTER_OPTIMIZER(adam)
+  DYNEMB_REGISTER_OPTIMIZER(amsgrad)
   DYNEMB_REGISTER_OPTIMIZER(adamw)
+  DYNEMB_REGISTER_OPTIMIZER(adamw_tf)
 }

@@ -10,7 +10,7 @@
 
 namespace dynemb::cpu {
 
-constexpr int kMaxStates = 2;
+constexpr int kMaxStates = 3;
 
 struct RowUpdate {
   int64_t handle;
@@ -33,17 +33,20 @@ struct RowUpdateJob {
 template <class Optimizer>
 DYNEMB_INLINE void update_elements(const OptimizerStep& step, const float* __restrict gradient,
                                    float* __restrict weight, float* __restrict state0,
-                                   float* __restrict state1, int64_t dim) {
+                                   float* __restrict state1, float* __restrict state2,
+                                   int64_t dim) {
   const OptimizerStep s = step;
   for (int64_t c = 0; c < dim; ++c) {
     float w = weight[c];
-    float state[kMaxStates] = {0.0f, 0.0f};
+    float state[kMaxStates] = {};
     if constexpr (Optimizer::kElementStates > 0) state[0] = state0[c];
     if constexpr (Optimizer::kElementStates > 1) state[1] = state1[c];
+    if constexpr (Optimizer::kElementStates > 2) state[2] = state2[c];
     Optimizer::element(s, gradient[c], w, state);
     weight[c] = w;
     if constexpr (Optimizer::kElementStates > 0) state0[c] = state[0];
     if constexpr (Optimizer::kElementStates > 1) state1[c] = state[1];
+    if constexpr (Optimizer::kElementStates > 2) state2[c] = state[2];
   }
 }
 
@@ -140,7 +143,8 @@ DYNEMB_INLINE void update_rows_body(RowUpdateJob& job, Optimizer) {
     if constexpr (Optimizer::kRowStates == 0) {
       float* state0 = Optimizer::kElementStates > 0 ? job.state[0] + row * dim : nullptr;
       float* state1 = Optimizer::kElementStates > 1 ? job.state[1] + row * dim : nullptr;
-      update_elements<Optimizer>(step, update.gradient, weight, state0, state1, dim);
+      float* state2 = Optimizer::kElementStates > 2 ? job.state[2] + row * dim : nullptr;
+      update_elements<Optimizer>(step, update.gradient, weight, state0, state1, state2, dim);
     } else {
       update_whole_row<Optimizer>(step, update.gradient, weight, job.state[0] + row, dim);
     }

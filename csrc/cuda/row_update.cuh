@@ -10,7 +10,7 @@
 
 namespace dynemb::cuda {
 
-constexpr int kMaxStates = 2;
+constexpr int kMaxStates = 3;
 
 // The rows of one slab with the optimizer's state.
 struct UpdateArgs {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handl
       }
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        float values[kMaxStates] = {0.0f, 0.0f};
+        float values[kMaxStates] = {};
 #pragma unroll
         for (int k = 0; k < Optimizer::kElementStates; ++k) values[k] = state[k].value[j];
         Optimizer::element(step, g.value[j], w.value[j], values);

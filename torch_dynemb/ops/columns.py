@@ -89,6 +89,8 @@ class Hyper(IntEnum):
     BETA1 = 3
     BETA2 = 4
     INITIAL_STATE = 5
+    MOMENTUM = 6
+    NESTEROV = 7
 
 
 HYPER_COLUMNS = 8

@@ -10,7 +10,16 @@ from torch import Tensor
 from torch_dynemb._library import register_fake
 
 # Position in this list is the code that a lookup carries to its backward.
-OPTIMIZER_NAMES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "adamw")
+OPTIMIZER_NAMES = (
+    "sgd",
+    "momentum_sgd",
+    "adagrad",
+    "rowwise_adagrad",
+    "adam",
+    "amsgrad",
+    "adamw",
+    "adamw_tf",
+)
 NO_OPTIMIZER = -1
 
 

@@ -5,6 +5,9 @@ from torch_dynemb.optim.config import (
     Adagrad,
     Adam,
     AdamW,
+    AdamWTF,
+    AMSGrad,
+    MomentumSGD,
     OptimizerConfig,
     RowWiseAdagrad,
 )
@@ -12,10 +15,13 @@ from torch_dynemb.optim.fused import FusedOptimizer
 
 __all__ = [
     "SGD",
+    "AMSGrad",
     "Adagrad",
     "Adam",
     "AdamW",
+    "AdamWTF",
     "FusedOptimizer",
+    "MomentumSGD",
     "OptimizerConfig",
     "RowWiseAdagrad",
 ]

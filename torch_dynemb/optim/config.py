@@ -81,6 +81,35 @@ class SGD(OptimizerConfig):
 
 
 @dataclass(frozen=True)
+class MomentumSGD(OptimizerConfig):
+    """v = momentum * v + g; w -= lr * v, or lr * (g + momentum * v) with nesterov.
+
+    Polyak 1964, Sutskever et al. 2013; torch.optim.SGD without dampening. weight_decay is L2, added
+    to g. A row's v decays in the steps that touch it only.
+    """
+
+    lr: float
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    op_name: ClassVar[str] = "momentum_sgd"
+    state: ClassVar[tuple[StateTensor, ...]] = (StateTensor("momentum_buffer"),)
+    hyper_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
+        "lr": (Hyper.LR,),
+        "momentum": (Hyper.MOMENTUM,),
+        "nesterov": (Hyper.NESTEROV,),
+        "weight_decay": (Hyper.WEIGHT_DECAY,),
+    }
+
+    def __post_init__(self) -> None:
+        self._check_non_negative("lr", "weight_decay")
+        self._check("momentum", 0 <= self.momentum < 1, "a number in [0, 1)")
+        self._check("nesterov", isinstance(self.nesterov, bool), "True or False")
+        self._check("momentum", self.momentum > 0 or not self.nesterov, "more than 0 with nesterov")
+
+
+@dataclass(frozen=True)
 class Adagrad(OptimizerConfig):
     """s += g^2; w -= lr * g / (sqrt(s) + eps), with g += weight_decay * w before.
 
@@ -160,6 +189,20 @@ class Adam(OptimizerConfig):
 
 
 @dataclass(frozen=True)
+class AMSGrad(Adam):
+    """Adam with the largest v so far in place of v.
+
+    Reddi, Kale, Kumar 2018; torch.optim.Adam(amsgrad=True).
+    """
+
+    op_name: ClassVar[str] = "amsgrad"
+    state: ClassVar[tuple[StateTensor, ...]] = (
+        *Adam.state,
+        StateTensor("max_exp_avg_sq"),
+    )
+
+
+@dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay of the touched rows: w -= lr * weight_decay * w first.
 
@@ -169,3 +212,13 @@ class AdamW(Adam):
     weight_decay: float = 1e-2
 
     op_name: ClassVar[str] = "adamw"
+
+
+@dataclass(frozen=True)
+class AdamWTF(AdamW):
+    """AdamW in TensorFlow's form: w -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps).
+
+    The "epsilon hat" of Kingma, Ba 2015, section 2: eps is not multiplied by the correction of v.
+    """
+
+    op_name: ClassVar[str] = "adamw_tf"
