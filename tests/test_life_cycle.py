@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from typing import Any
 
@@ -178,6 +180,31 @@ def test_custom_scores_are_given_by_batch_or_by_id() -> None:
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_copies_know_the_score_of_the_batch() -> None:
+    policy = td.Policy(score="custom")
+    module = td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=1.0), policy=policy)
+    module.group.set_batch_score(0, 7)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        twin(torch.tensor([1]))
+        assert twin.group.get_score(0, torch.tensor([1])).scores.tolist() == [7]
+
+
+def test_a_group_that_takes_over_keeps_what_is_no_tensor() -> None:
+    group, successor = (
+        td.TableGroup(
+            [td.TableConfig("t", 4, policy=td.Policy(capacity=4))], optimizer=None, seed=1
+        )
+        for _ in range(2)
+    )
+    received: list[str] = []
+    group.on_evicted(lambda name, _: received.append(name), records=8)
+    successor.take_over(group)
+    for first in (0, 10):
+        successor.insert(0, torch.arange(first, first + 4))
+        successor.step()
+    assert received == ["t"]
 
 
 def test_frequencies_saturate() -> None:

@@ -163,6 +163,7 @@ class TableGroup(LifeCycle, RowAccess):
         moved = TableGroup.__new__(TableGroup)
         state = self.__getstate__()
         moved.__setstate__({**state, "arguments": {**state["arguments"], "device": memory.device}})
+        moved.take_over(self)
         self.__dict__.update(moved.__dict__)
 
     def bind_memory(self, buckets: Sequence[int] = (), rows: Sequence[int] = ()) -> None:
@@ -392,12 +393,14 @@ class TableGroup(LifeCycle, RowAccess):
             "arguments": self.constructor_arguments(),
             "state": self.state_tensors(),
             "hyper": self.hyper.clone(),
+            "batch_scored": sorted(self._batch_scored),
         }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.__init__(**saved["arguments"])  # type: ignore[misc]
         self.load_state_tensors(saved["state"])
         self.hyper.copy_(saved["hyper"])
+        self._batch_scored = set(saved["batch_scored"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableGroup:
         copy = TableGroup.__new__(TableGroup)
