@@ -207,6 +207,19 @@ def test_a_group_that_takes_over_keeps_what_is_no_tensor() -> None:
     assert received == ["t"]
 
 
+def test_tables_that_a_budget_makes_evict_keep_steps() -> None:
+    group = td.TableGroup([td.TableConfig("t", 4)], optimizer=None, memory_budget="20KB", seed=1)
+    for ids in torch.arange(1000).split(100):
+        group.insert(0, ids)
+        group.step()
+    scores, found = group.get_score(0, torch.arange(900, 1000))
+    assert bool((scores[found] == 9).all())
+    assert int(found.sum()) > 50
+    [batch] = group.export(0)
+    assert set(batch.scores.tolist()) <= set(range(10))
+    assert group.remove(0, score_below=9) == len(batch.ids) - int(found.sum())
+
+
 def test_frequencies_saturate() -> None:
     policy = td.Policy(score="frequency")
     group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)

@@ -130,13 +130,12 @@ def condition_of(group: Scores, table: int, conditions: dict[str, object]) -> Co
             f"remove: got {list(given) or 'no condition'}, expected one of {list(conditions)}"
         )
     ((name, value),) = given.items()
-    policy = group.tables_config[table].policy
     if name == "not_seen_for" and not group.layout.score_words:
         raise ValueError(
             "remove: not_seen_for needs scores, but no table keeps any: create one with "
             "policy=Policy(score='step')"
         )
-    if name == "score_below" and policy.scores[0] == "none":
+    if name == "score_below" and group.deciding_score(table) == "none":
         raise ValueError(
             "remove: score_below needs scores, but the table keeps none: create it with "
             "policy=Policy(score='step')"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.group_parts import GroupParts
-from torch_dynemb.ops.columns import CLOCK_HEAD, Clock
+from torch_dynemb.ops.columns import CLOCK_HEAD, Clock, OnFull, PolicyColumn
 
 
 class Scores(GroupParts):
@@ -39,9 +39,15 @@ class Scores(GroupParts):
             )
         self.clock[Clock.NOW] = seconds
 
+    def deciding_score(self, table: int) -> str:
+        """The score that decides who is evicted from a table; ``"none"``: it keeps none."""
+        name = self._config(table).policy.scores[0]
+        rows = self.layout.rows
+        evicts = bool(rows) and rows[table][PolicyColumn.ON_FULL] == OnFull.EVICT
+        return "step" if name == "none" and evicts else name
+
     def _word(self, table: int, score: str | None) -> int:
-        policy = self._config(table).policy
-        name = policy.scores[0] if score is None else score
+        name = self.deciding_score(table) if score is None else score
         if name not in self.layout.score_words or (score is None and name == "none"):
             raise ValueError(
                 f"table {self.names[table]!r} does not keep score {name!r}: create it with "
@@ -51,7 +57,7 @@ class Scores(GroupParts):
 
     def _eviction_scores(self, table: int, batch: ops.ExportedBatch) -> Tensor:
         """int64 [n]; zeros if the table keeps none."""
-        if self.tables_config[table].policy.scores[0] == "none" or batch.scores.shape[1] == 0:
+        if self.deciding_score(table) == "none":
             return torch.zeros_like(batch.ids)
         return batch.scores[:, self._word(table, None)].contiguous()
 
