@@ -9,15 +9,15 @@ from torch import Tensor
 
 from torch_dynemb._library import register_fake
 
-# Position in this list is the code that a lookup carries to its backward.
+# Position in this list is the code that a lookup carries to its backward: new names come last.
 OPTIMIZER_NAMES = (
     "sgd",
-    "momentum_sgd",
     "adagrad",
     "rowwise_adagrad",
     "adam",
-    "amsgrad",
     "adamw",
+    "momentum_sgd",
+    "amsgrad",
     "adamw_tf",
 )
 NO_OPTIMIZER = -1
