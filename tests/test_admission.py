@@ -327,6 +327,7 @@ def test_wrong_feature_policies(
     ("make", "error", "message"),
     [
         (lambda: td.AdmitFrequent(0), ValueError, "threshold is 0, expected at least 1"),
+        (lambda: td.AdmitFrequentSketch(1 << 31, "1MB"), ValueError, "expected .* less than"),
         (lambda: td.AdmitFrequent(1.5), TypeError, r"threshold is 1\.5, expected int"),
         (lambda: td.AdmitFrequentSketch(2, 8), ValueError, "memory is 8, expected at least 16"),
         (lambda: td.AdmitFrequentSketch(2, "x"), ValueError, "memory is 'x', expected a number of"),

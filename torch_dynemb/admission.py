@@ -20,8 +20,11 @@ class AdmissionRule:
 def _check_threshold(rule: AdmissionRule, threshold: int) -> None:
     if isinstance(threshold, bool) or not isinstance(threshold, int):
         raise TypeError(f"{type(rule).__name__}: threshold is {threshold!r}, expected int")
-    if threshold < 1:
-        raise ValueError(f"{type(rule).__name__}: threshold is {threshold}, expected at least 1")
+    if not 1 <= threshold < 1 << 31:  # cells of a sketch count no further
+        raise ValueError(
+            f"{type(rule).__name__}: threshold is {threshold}, expected at least 1 and less than "
+            "2^31"
+        )
 
 
 @dataclass(frozen=True)

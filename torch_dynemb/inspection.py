@@ -126,6 +126,7 @@ def describe(group: SavedGroup) -> str:
             "admission",
         ]
     ]
+    # after the tables come those that count ids for admission
     for table, counts in zip(about["tables"], tensors["tables"].tolist(), strict=False):
         policy = about["policies"][table["name"]]
         slots = counts[Table.BUCKET_COUNT] * BUCKET_WIDTH

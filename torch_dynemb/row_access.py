@@ -54,7 +54,8 @@ class RowAccess(Scores):
 
         Raises:
             ValueError: shapes do not match, an id is given twice, or one is the padding id.
-            RuntimeError: the table is full, or memory is short; nothing has been written.
+            RuntimeError: the table is full, or memory is short; no row has been written, and none
+                of the new ids is there. Ids that were evicted to make room stay away.
         """
         config = self._config(table)
         if tuple(rows.shape) != (ids.numel(), config.embedding_dim):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.group_parts import GroupParts
-from torch_dynemb.ops.columns import CLOCK_HEAD, Clock, OnFull, PolicyColumn
+from torch_dynemb.ops.columns import CLOCK_HEAD, NO_HANDLE, Clock, OnFull, PolicyColumn
 
 
 class Scores(GroupParts):
@@ -165,7 +165,7 @@ class Scores(GroupParts):
             feature_tables,
             word=self.layout.word("expiry"),
         )
-        return torch.where(found & (expires <= self.clock[Clock.NOW]), -1, handles)
+        return torch.where(found & (expires <= self.clock[Clock.NOW]), NO_HANDLE, handles)
 
 
 __all__ = ["Scores"]

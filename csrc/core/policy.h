@@ -9,8 +9,8 @@
 
 namespace dynemb {
 
-// `policy` int64 [policies, kPolicyColumns]: first one row per table, then one per feature that has
-// a policy of its own, a copy of its table's with some columns changed.
+// `policy` int64 [policies, kPolicyColumns]: first one row per table, then copies of them with some
+// columns changed: for features that have a policy of their own, and to insert without admission.
 enum PolicyColumn : int {
   kPolicyTimestampWord = 0,  // which word of an id's scores; 0: not kept
   kPolicyFrequencyWord = 1,
