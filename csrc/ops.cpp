@@ -62,17 +62,19 @@ DYNEMB_DEFINE_OPS(m) {
       "reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) "
       "-> (Tensor tables, Tensor row_clock)");
 
-  // Lookups. State, hyper, grad_anchor and optimizer are there for the autograd formula, whose
-  // backward updates the rows. The second output says how often the rows had been updated.
+  // Lookups. State, hyper, pending, grad_anchor and optimizer are there for the autograd formula,
+  // whose backward updates the rows, or appends to pending. The second output says how often the
+  // rows had been updated.
   m.def(
       "embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor row_clock, "
-      "Tensor hyper, Tensor meta, Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, "
-      "Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables, int[] feature_dims, "
+      "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
+      "Tensor offsets, Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables, int[] "
+      "feature_dims, "
       "int pooling, int optimizer) -> (Tensor output, Tensor updates)");
   m.def(
       "embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor row_clock, "
-      "Tensor hyper, Tensor meta, Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, "
-      "Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) "
+      "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
+      "Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) "
       "-> (Tensor output, Tensor updates)");
   m.def(
       "embedding_bag_inference(Tensor[] weights, Tensor[] generations, Tensor meta, "
@@ -95,13 +97,26 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) "
       "-> Tensor");
 
+  // Gradients that wait for the optimizer: [capacity] per slab, and pending_counts [slabs, 2].
+  const std::string pending =
+      "Tensor(a!)[] pending_handles, Tensor(b!)[] pending_ids, Tensor(c!)[] pending_tables, "
+      "Tensor(d!)[] pending_gradients, Tensor(e!) pending_counts";
+  m.def(("accumulate_grad_(" + pending +
+         ", Tensor(f!) row_clock, Tensor[] weights, Tensor[] generations, Tensor meta, "
+         "Tensor init_data, Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, "
+         "Tensor? per_sample_weights, Tensor updates, int[] feature_tables, int[] feature_dims, "
+         "int pooling) -> ()")
+            .c_str());
+  m.def(("merge_grad_(" + pending + ", Tensor(f!) row_clock) -> ()").c_str());
+
   // Rows. For every optimizer: <name>_update_ applies what reduce_grad returned, <name>_backward_
   // reduces and applies in one pass.
   m.def(
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor");
-  for (const char* name : {"sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad",
-                           "adamw", "adamw_tf"}) {
+  for (const char* name : {"sgd", "momentum_sgd", "lars_sgd", "adagrad", "rowwise_adagrad", "adam",
+                           "amsgrad", "adamw_tf", "smart_decay_adam", "partial_rowwise_adam",
+                           "lamb", "partial_rowwise_lamb", "ftrl", "group_ftrl"}) {
     const std::string rows =
         "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
         "Tensor(d!) row_clock, Tensor hyper, Tensor meta, Tensor init_data, ";

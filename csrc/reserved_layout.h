@@ -14,7 +14,7 @@ struct ReservedLayout {
   int64_t bytes;
 };
 
-// Contiguous. `dtype` is 0 (float32), 1 (int32) or 2 (int64); raises for others and for sizes
+// Contiguous. `dtype` is a code of ops/memory.py; raises for others and for sizes
 // beyond the address space.
 ReservedLayout reserved_layout(const char* op, const std::vector<int64_t>& size, int64_t dtype);
 

@@ -31,15 +31,24 @@ from torch_dynemb.nn import (
     KeyedJagged,
 )
 from torch_dynemb.optim import (
+    LAMB,
+    LARSSGD,
     SGD,
     Adagrad,
     Adam,
     AdamW,
     AdamWTF,
     AMSGrad,
+    Ftrl,
     FusedOptimizer,
+    GroupFtrl,
     MomentumSGD,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
     RowWiseAdagrad,
+    SmartDecayAdam,
+    SplitOptimizer,
+    clip_grad_norm_,
 )
 from torch_dynemb.policy import FeaturePolicy, Policy
 from torch_dynemb.table import TableConfig, TableGroup
@@ -48,6 +57,8 @@ from torch_dynemb.table_stats import TableStats
 __version__ = "0.1.0"
 
 __all__ = [
+    "LAMB",
+    "LARSSGD",
     "SGD",
     "AMSGrad",
     "Adagrad",
@@ -67,7 +78,9 @@ __all__ = [
     "DynamicEmbeddingCollection",
     "EvictedIds",
     "FeaturePolicy",
+    "Ftrl",
     "FusedOptimizer",
+    "GroupFtrl",
     "Initializer",
     "KaimingNormal",
     "KaimingUniform",
@@ -75,8 +88,12 @@ __all__ = [
     "MomentumSGD",
     "NewIds",
     "Normal",
+    "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
     "Policy",
     "RowWiseAdagrad",
+    "SmartDecayAdam",
+    "SplitOptimizer",
     "TableConfig",
     "TableGroup",
     "TableStats",
@@ -84,6 +101,7 @@ __all__ = [
     "Uniform",
     "XavierNormal",
     "XavierUniform",
+    "clip_grad_norm_",
     "freeze",
     "register_admission",
 ]

@@ -26,7 +26,7 @@ class Compaction(GroupParts):
             By how many bytes :meth:`memory` has shrunk.
         """
         before = self.memory()["total"]
-        for slab in range(len(self.dims)):
+        for slab in range(len(self.slab_configs)):
             self._compact_rows(slab)
         for table in range(self.tables.shape[0]):
             ops.shrink_(self.buckets, self.scores, self.tables, self.meta, table, 0)
@@ -44,8 +44,8 @@ class Compaction(GroupParts):
         places = free[(free >> GENERATION_BITS) < end].sort().values
         newest = int((free & _GENERATIONS).max())
         taken = 0
-        for table, config in enumerate(self.tables_config):
-            if self.dims.index(config.embedding_dim) != slab:
+        for table in range(len(self.tables_config)):
+            if self.slab_of(table) != slab:
                 continue
             for batch in exported(self, table, 1 << 20):
                 newest = max(newest, int((batch.handles & _GENERATIONS).max()))
@@ -67,7 +67,7 @@ class Compaction(GroupParts):
 
     def _move_rows(self, slab: int, old: Tensor, new: Tensor) -> None:
         generations = self.generations[slab]
-        tensors = [self.weights[slab], *self.state[slab :: len(self.dims)]]
+        tensors = [self.weights[slab], *self.state[slab :: len(self.slab_configs)]]
         for first in range(0, old.shape[0], _ROWS_AT_ONCE):
             source, target = old[first : first + _ROWS_AT_ONCE], new[first : first + _ROWS_AT_ONCE]
             rows = source >> GENERATION_BITS

@@ -52,7 +52,7 @@ class FrozenTables(nn.Module):
         self.register_buffer("tables", tables)
         self.register_buffer("meta", meta)
         self.register_buffer("init_data", group.init_data.clone())
-        self.slabs = len(group.dims)
+        self.slabs = len(group.slab_configs)
         for s in range(self.slabs):
             # at least one row, so that an empty table has a shape that kernels accept
             used = max(1, group.used_rows(s))
@@ -70,6 +70,7 @@ class FrozenTables(nn.Module):
             none,
             self.get_buffer("meta"),
             self.get_buffer("init_data"),
+            [],
         )
 
     def find(self, ids: Tensor, offsets: Tensor, feature_tables: list[int]) -> ops.FoundIds:

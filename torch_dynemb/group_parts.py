@@ -13,7 +13,7 @@ from torch_dynemb.policy_layout import PolicyLayout
 
 if TYPE_CHECKING:
     from torch_dynemb.ops.lookup import Rows
-    from torch_dynemb.table_config import TableConfig
+    from torch_dynemb.table_config import SlabConfig, TableConfig
 
 
 class GroupParts:
@@ -21,7 +21,7 @@ class GroupParts:
 
     tables_config: tuple[TableConfig, ...]
     layout: PolicyLayout
-    dims: list[int]
+    slab_configs: list[SlabConfig]
     meta: Tensor
     row_meta: Tensor
     policy: Tensor
@@ -39,6 +39,7 @@ class GroupParts:
     weights: list[Tensor]
     generations: list[Tensor]
     state: list[Tensor]
+    pending: list[Tensor]
 
     if TYPE_CHECKING:
 
@@ -68,7 +69,9 @@ class GroupParts:
         def memory(self) -> dict[str, int]: ...
         def used_rows(self, slab: int) -> int: ...
         def end_step(self) -> None: ...
-        def row_bytes(self, dim: int) -> int: ...
+        def row_bytes(self, slab: SlabConfig) -> int: ...
+
+        def slab_of(self, table: int) -> int: ...
         def capacity_bound(self, table: int) -> int | None: ...
         def active_buckets(self, table: int) -> slice: ...
         def bind_memory(self) -> None: ...

@@ -50,7 +50,7 @@ class RowAccess(Scores):
 
         Args:
             ids: int64 [n], distinct.
-            rows: float32 [n, dim].
+            rows: float [n, dim], rounded to the table's dtype.
 
         Raises:
             ValueError: shapes do not match, an id is given twice, or one is the padding id.
@@ -83,9 +83,12 @@ class RowAccess(Scores):
         written = handle_rows(handles)
         generations = (handles & ((1 << GENERATION_BITS) - 1)).to(torch.int32)
         fresh = written[self.generations[slab][written] != generations]
-        for state in self.state[slab :: len(self.dims)]:
-            state[fresh] = self.hyper[table, Hyper.INITIAL_STATE].to(torch.float32)
-        self.weights[slab][written] = rows.detach().to(torch.float32)
+        for state in self.state[slab :: len(self.slab_configs)]:
+            state[fresh] = 0
+        if self.state:
+            initial = self.hyper[table, Hyper.INITIAL_STATE]
+            self.state[slab][fresh] = initial.to(self.state[slab].dtype)
+        self.weights[slab][written] = rows.detach().to(self.weights[slab].dtype)
         self.generations[slab][written] = generations
 
     def materialize(self) -> int:

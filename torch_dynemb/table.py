@@ -29,7 +29,7 @@ from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.policy_layout import layout_of
 from torch_dynemb.row_access import ExportedRows, RowAccess, handle_rows
-from torch_dynemb.table_config import EvalDefault, TableConfig
+from torch_dynemb.table_config import ROW_DTYPES, EvalDefault, SlabConfig, TableConfig
 from torch_dynemb.table_memory import memory_of
 
 
@@ -60,6 +60,7 @@ class TableGroup(LifeCycle, RowAccess):
             admission come on top, sketches do not.
         seed: default ``torch.initial_seed()``; with a process group, that of rank 0.
         device: of all tensors; default: torch's default device.
+        split: backward only gathers gradients, and the optimizer's ``step()`` applies them.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class TableGroup(LifeCycle, RowAccess):
         memory_budget: int | str | None = None,
         seed: int | None = None,
         device: torch.device | str | None = None,
+        split: bool = False,
     ) -> None:
         if not tables:
             raise ValueError("TableGroup: tables is empty, expected at least one table")
@@ -90,19 +92,23 @@ class TableGroup(LifeCycle, RowAccess):
         self.tables_config = tuple(tables)
         self.optimizer_config = optimizer
         self.max_rows = max_rows
+        self.split = split
         self.memory_budget = (
             None
             if memory_budget is None
             else parse_bytes("TableGroup: memory_budget", memory_budget)
         )
         self.seed = _base_seed() if seed is None else seed
-        self.dims = sorted({table.embedding_dim for table in tables})
+        self.slab_configs = sorted(
+            {table.slab for table in tables},
+            key=lambda slab: (slab.dim, ROW_DTYPES.index(slab.dtype)),
+        )
         self.optimizer_code = (
             NO_OPTIMIZER if optimizer is None else OPTIMIZER_NAMES.index(optimizer.op_name)
         )
         self.layout = layout_of(
             tables,
-            [self.row_bytes(table.embedding_dim) for table in tables],
+            [self.row_bytes(table.slab) for table in tables],
             self.memory_budget,
         )
         self._memory = memory_of("TableGroup", device)
@@ -125,14 +131,22 @@ class TableGroup(LifeCycle, RowAccess):
         """All tensors of the group; none of them ever changes its shape or address."""
         index = [self.buckets, self.scores, self.tables, self.slabs, self.free_rows, self.clock]
         index += [self.sketch, self.evicted]
-        rows = [*self.weights, *self.generations, *self.state, self.row_clock]
+        rows = [*self.weights, *self.generations, *self.state, self.row_clock, *self.pending]
         constants = [self.hyper, self.meta, self.row_meta, self.init_data, self.policy]
         return [*index, *rows, *constants]
 
-    def row_bytes(self, dim: int) -> int:
-        """Weights, generation and optimizer state of one row."""
+    def slab_of(self, table: int) -> int:
+        """The slab of a table's rows."""
+        return self.slab_configs.index(self.tables_config[table].slab)
+
+    def state_bytes(self, slab: SlabConfig) -> int:
+        """Bytes of optimizer state of one row."""
         state = () if self.optimizer_config is None else self.optimizer_config.state
-        return 4 * dim + 4 + sum(4 if tensor.per_row else 4 * dim for tensor in state)
+        return sum(tensor.row_bytes(slab.dim) for tensor in state)
+
+    def row_bytes(self, slab: SlabConfig) -> int:
+        """Bytes of weights, generation and optimizer state of one row."""
+        return slab.dim * slab.dtype.itemsize + 4 + self.state_bytes(slab)
 
     def capacity_bound(self, table: int) -> int | None:
         """Ids that a table can never exceed; None: as many as there are rows."""
@@ -191,6 +205,14 @@ class TableGroup(LifeCycle, RowAccess):
         self.__dict__.update(extended.__dict__)
         return len(self.tables_config) - 1
 
+    def set_optimizer(self, config: OptimizerConfig) -> None:
+        """Gives the tables another optimizer; see :func:`torch_dynemb.table_extension.reoptimize`.
+
+        Raises:
+            TypeError: ``config`` is no optimizer config.
+        """
+        self.__dict__.update(table_extension.reoptimize(self, config).__dict__)
+
     @property
     def rows(self) -> Rows:
         """The row tensors in the order in which ops take them."""
@@ -202,6 +224,7 @@ class TableGroup(LifeCycle, RowAccess):
             self.hyper,
             self.row_meta,
             self.init_data,
+            self.pending,
         )
 
     @property
@@ -333,9 +356,10 @@ class TableGroup(LifeCycle, RowAccess):
         ``index`` includes scores and what admission counts.
         """
         rows = state = 0
-        for s, dim in enumerate(self.dims):
-            rows += self.used_rows(s) * (4 * dim + 4)
-            state += self.used_rows(s) * (self.row_bytes(dim) - 4 * dim - 4)
+        for s, slab in enumerate(self.slab_configs):
+            of_row = self.state_bytes(slab)
+            rows += self.used_rows(s) * (self.row_bytes(slab) - of_row)
+            state += self.used_rows(s) * of_row
         buckets = self.tables[:, Table.BUCKET_COUNT]
         scored = int(buckets[: len(self.tables_config)].sum())
         index = 8 * BUCKET_WORDS * int(buckets.sum()) + 8 * int(
@@ -386,6 +410,7 @@ class TableGroup(LifeCycle, RowAccess):
             "memory_budget": self.memory_budget,
             "seed": self.seed,
             "device": self.device,
+            "split": self.split,
         }
 
     def __getstate__(self) -> dict[str, Any]:

@@ -25,10 +25,12 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
+from torch_dynemb.ops.pending import PendingGradients
 
 if TYPE_CHECKING:
     from torch_dynemb.policy import Default
     from torch_dynemb.table import TableGroup
+    from torch_dynemb.table_config import SlabConfig
     from torch_dynemb.table_memory import TableMemory
 
 _MIN_BUCKETS = 64 // BUCKET_WIDTH
@@ -36,21 +38,19 @@ _MIN_BUCKETS = 64 // BUCKET_WIDTH
 
 def allocate(group: TableGroup, memory: TableMemory) -> None:
     """Sets the tensors of a group. None of them ever changes its shape or address."""
-    rows = [_slab_rows(group, memory, dim) for dim in group.dims]
+    rows = [_slab_rows(group, memory, slab) for slab in group.slab_configs]
     buckets = _describe_tables(group, rows, memory)
     _allocate_index(group, memory, rows, buckets)
     _allocate_rows(group, memory, rows)
     memory.bind(group, [], [])
 
 
-def _slab_rows(group: TableGroup, memory: TableMemory, dim: int) -> int:
-    """Rows to reserve for a dim: what its tables may hold, or what would fill the memory."""
-    most = max(1, min(MAX_ROWS, memory.total_bytes() // (4 * dim)))
+def _slab_rows(group: TableGroup, memory: TableMemory, slab: SlabConfig) -> int:
+    """Rows to reserve for a slab: what its tables may hold, or what would fill the memory."""
+    most = max(1, min(MAX_ROWS, memory.total_bytes() // (slab.dtype.itemsize * slab.dim)))
     most = most if group.max_rows is None else group.max_rows
     bounds = [
-        group.capacity_bound(t)
-        for t, table in enumerate(group.tables_config)
-        if table.embedding_dim == dim
+        group.capacity_bound(t) for t, table in enumerate(group.tables_config) if table.slab == slab
     ]
     return most if None in bounds else min(most, sum(bound or 0 for bound in bounds))
 
@@ -72,7 +72,7 @@ def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) ->
     init = InitData()
     region_begin = 0
     for t, table in enumerate(group.tables_config):
-        slab = group.dims.index(table.embedding_dim)
+        slab = group.slab_of(t)
         bound = group.capacity_bound(t)
         region = _region_buckets(rows[slab] if bound is None else min(bound, rows[slab]))
         row = meta[t]
@@ -126,7 +126,7 @@ def _default_records(
 
 def _allocate_index(group: TableGroup, memory: TableMemory, rows: list[int], buckets: int) -> None:
     """The tensors that are changed in the forward only."""
-    count, slabs = group.meta.shape[0], len(group.dims)
+    count, slabs = group.meta.shape[0], len(group.slab_configs)
     words = len(group.layout.score_words)
 
     def zeros(*size: int) -> Tensor:
@@ -140,8 +140,8 @@ def _allocate_index(group: TableGroup, memory: TableMemory, rows: list[int], buc
     group.tables = zeros(count, TABLE_COLUMNS)
     group.tables[:, Table.BUCKET_COUNT] = _MIN_BUCKETS
     group.slabs = zeros(slabs, SLAB_COLUMNS)
-    for s, dim in enumerate(group.dims):
-        group.slabs[s, Slab.ROW_BYTES] = group.row_bytes(dim)
+    for s, slab in enumerate(group.slab_configs):
+        group.slabs[s, Slab.ROW_BYTES] = group.row_bytes(slab)
     group.free_rows = reserve(slabs, max(rows))
     group.clock = zeros(CLOCK_HEAD + count)
     cells = group.layout.sketch_cells
@@ -156,12 +156,24 @@ def _allocate_rows(group: TableGroup, memory: TableMemory, rows: list[int]) -> N
         return memory.reserve((rows[slab], *columns), dtype, huge_pages=True)
 
     config = group.optimizer_config
-    group.weights = [reserve(s, dim) for s, dim in enumerate(group.dims)]
-    group.generations = [reserve(s, dtype=torch.int32) for s in range(len(group.dims))]
+    slabs = list(enumerate(group.slab_configs))
+    group.weights = [reserve(s, slab.dim, dtype=slab.dtype) for s, slab in slabs]
+    group.generations = [reserve(s, dtype=torch.int32) for s, _ in slabs]
     group.state = []
     for tensor in () if config is None else config.state:
-        for s, dim in enumerate(group.dims):
-            group.state.append(reserve(s) if tensor.per_row else reserve(s, dim))
+        for s, slab in slabs:
+            columns = () if tensor.per_row else (tensor.columns(slab.dim),)
+            group.state.append(reserve(s, *columns, dtype=tensor.dtype))
+    group.pending = []
+    if group.split:
+        # twice the rows: what has been merged, and one more lookup of all of them
+        room = [(2 * rows[s], slab.dim) for s, slab in slabs]
+        handles, ids, tables = (
+            [memory.reserve((n,), torch.int64, huge_pages=True) for n, _ in room] for _ in range(3)
+        )
+        gradients = [memory.reserve(size, torch.float32, huge_pages=True) for size in room]
+        counts = torch.zeros(len(slabs), 2, dtype=torch.int64, device=memory.device)
+        group.pending = PendingGradients(handles, ids, tables, gradients, counts).flat()
     count = len(group.tables_config)
     group.row_clock = torch.zeros(count + ROW_CLOCK_EXTRA, dtype=torch.int64, device=memory.device)
     hyper = [0.0] * HYPER_COLUMNS if config is None else config.hyper_row()

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.policy import FeaturePolicy, Policy, check_feature_policies
 
 EvalDefault = Literal["initial", "zeros"] | Tensor
+
+
+ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class SlabConfig(NamedTuple):
+    """What the tables of a group have in common whose rows lie in one tensor."""
+
+    dim: int
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """Names the rows in saved states."""
+        if self.dtype == torch.float32:
+            return f"dim{self.dim}"
+        return f"dim{self.dim}_{str(self.dtype).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +46,8 @@ class TableConfig:
             it would start with), ``"zeros"``, or a float tensor [embedding_dim].
         policy: how ids come and go.
         feature_policies: what some of its features do otherwise.
+        dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; how rows are
+            rounded is the optimizer's ``stochastic_rounding``.
 
     Raises:
         TypeError, ValueError: a wrong value, or a contradiction.
@@ -41,6 +61,7 @@ class TableConfig:
     eval_default: EvalDefault = "initial"
     policy: Policy = field(default_factory=Policy)
     feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -58,6 +79,11 @@ class TableConfig:
             raise TypeError(
                 f"TableConfig {self.name!r}: initializer is {self.initializer!r}, expected one of "
                 "torch_dynemb's initializers, such as Uniform(-0.01, 0.01)"
+            )
+        if self.dtype not in ROW_DTYPES:
+            raise TypeError(
+                f"TableConfig {self.name!r}: dtype is {self.dtype}, expected one of "
+                f"{list(ROW_DTYPES)}: rows of other types cannot be trained"
             )
         if not isinstance(self.policy, Policy):
             raise TypeError(
@@ -92,9 +118,18 @@ class TableConfig:
             f"TableConfig {self.name!r}", self.policy, names, self.feature_policies
         )
 
+    @property
+    def slab(self) -> SlabConfig:
+        """Which rows of its group the table's lie with."""
+        return SlabConfig(self.embedding_dim, self.dtype)
+
     def description(self) -> dict[str, Any]:
         """What identifies the table in a checkpoint."""
-        return {"name": self.name, "embedding_dim": self.embedding_dim}
+        return {
+            "name": self.name,
+            "embedding_dim": self.embedding_dim,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
 
 
-__all__ = ["EvalDefault", "TableConfig"]
+__all__ = ["ROW_DTYPES", "EvalDefault", "SlabConfig", "TableConfig"]

@@ -1,4 +1,4 @@
-"""Adds a table to a group that is in use."""
+"""Adds a table to a group that is in use, or gives it another optimizer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import BUCKET_WIDTH, CLOCK_HEAD
+from torch_dynemb.ops.columns import BUCKET_WIDTH, CLOCK_HEAD, Hyper
+from torch_dynemb.optim.config import OptimizerConfig
 
 if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
@@ -34,6 +35,38 @@ def extend(group: TableGroup, table: TableConfig) -> TableGroup:
     return extended
 
 
+def reoptimize(group: TableGroup, config: OptimizerConfig) -> TableGroup:
+    """A group with the content of another one, another optimizer and fresh state for it.
+
+    All tensors are new: compiled code is compiled again, graphs must be captured again. While it is
+    made, the content is in memory twice. Steps are counted from 0 again.
+
+    Raises:
+        TypeError: ``config`` is no optimizer config.
+    """
+    if not isinstance(config, OptimizerConfig):
+        raise TypeError(
+            f"set_optimizer: config is {config!r}, expected one such as torch_dynemb.Adam(lr=1e-3)"
+        )
+    changed = type(group)(**{**group.constructor_arguments(), "optimizer": config})
+    old, state = group.state_tensors(), changed.state_tensors()
+    fresh = {"format"}
+    for slab in group.slab_configs:
+        rows = old[f"{slab.name}.weights"].shape[0]
+        for k, tensor in enumerate(config.state):
+            name = f"{slab.name}.{tensor.name}"
+            fresh.add(name)
+            state[name] = state[name].new_zeros(rows, *state[name].shape[1:])
+            if k == 0:
+                initial = changed.hyper[0, Hyper.INITIAL_STATE]
+                state[name] += initial.to(state[name].dtype)
+    state |= {name: tensor for name, tensor in old.items() if name in state and name not in fresh}
+    state["row_clock"][: len(group.tables_config)] = 0
+    changed.load_state_tensors(state)
+    changed.take_over(group)
+    return changed
+
+
 def _merged(group: TableGroup, extended: TableGroup) -> dict[str, Tensor]:
     """The state of an extended group with the content of the old one."""
     old, state = group.state_tensors(), extended.state_tensors()
@@ -48,9 +81,9 @@ def _merged(group: TableGroup, extended: TableGroup) -> dict[str, Tensor]:
     state["row_clock"][:count] = old["row_clock"][:count]
     state["row_clock"][count + 1 :] = old["row_clock"][count:]
     state["sketch"][: old["sketch"].shape[0]] = old["sketch"]
-    for slab, dim in enumerate(group.dims):
-        state["slabs"][extended.dims.index(dim)] = old["slabs"][slab]
-        state |= {name: old[name] for name in old if name.startswith(f"dim{dim}.")}
+    for s, slab in enumerate(group.slab_configs):
+        state["slabs"][extended.slab_configs.index(slab)] = old["slabs"][s]
+        state |= {name: old[name] for name in old if name.startswith(f"{slab.name}.")}
     for name in group.names:
         state[f"{name}.buckets"] = old[f"{name}.buckets"]
         if f"{name}.counts" in old:
@@ -74,4 +107,4 @@ def _widened(group: TableGroup, extended: TableGroup, old: dict[str, Tensor], na
     return torch.cat(words, 1)
 
 
-__all__ = ["extend"]
+__all__ = ["extend", "reoptimize"]

@@ -63,9 +63,9 @@ class HostMemory:
             ops.release_(group.buckets, active.stop, end)
             if group.scores.shape[0] > 0 and not bool(group.meta[table, Meta.UNSCORED]):
                 ops.release_(group.scores, active.stop, end)
-        for slab in range(len(group.dims)):
+        for slab in range(len(group.slab_configs)):
             used = group.used_rows(slab)
-            for tensor in (group.weights[slab], *group.state[slab :: len(group.dims)]):
+            for tensor in (group.weights[slab], *group.state[slab :: len(group.slab_configs)]):
                 ops.release_(tensor, used, tensor.shape[0])
             free = group.free_rows[slab]
             ops.release_(free, int(group.slabs[slab, Slab.FREE_COUNT]), free.shape[0])
@@ -101,7 +101,7 @@ class CudaMemory:
             group.generations,
             group.state,
             [int(n) for n in buckets] or [0] * group.tables.shape[0],
-            [int(n) for n in rows] or [0] * len(group.dims),
+            [int(n) for n in rows] or [0] * len(group.slab_configs),
             group.policy,
         )
 
@@ -112,7 +112,7 @@ class CudaMemory:
         ops.release_group(
             group.buckets,
             group.tables[:, Table.BUCKET_COUNT].tolist(),
-            [group.used_rows(slab) for slab in range(len(group.dims))],
+            [group.used_rows(slab) for slab in range(len(group.slab_configs))],
         )
         self.bind(group, [], [])
 

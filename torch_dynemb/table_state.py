@@ -22,7 +22,7 @@ from torch_dynemb.ops.columns import (
 if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Entries whose shape depends on the group alone; the lengths of the others are written in them.
 _FIXED = ("seeds", "tables", "slabs", "clock", "sketch", "row_clock")
 
@@ -32,7 +32,7 @@ def describe(group: TableGroup) -> dict[str, Any]:
     config = group.optimizer_config
     return {
         "tables": [table.description() for table in group.tables_config],
-        "optimizer": None if config is None else config.op_name,
+        "optimizer": None if config is None else config.description(),
         "scores": list(group.layout.score_words),
         "counts": [group.names[t] for t in group.layout.counter_tables],
         "sketch": group.layout.sketch_cells,
@@ -55,14 +55,14 @@ def used_tensors(group: TableGroup) -> Iterator[tuple[str, Tensor]]:
         counters = group.layout.counters[t]
         if counters is not None:
             yield f"{table.name}.counts", group.buckets[group.active_buckets(counters)]
-    slabs = len(group.dims)
-    for s, dim in enumerate(group.dims):
+    slabs = len(group.slab_configs)
+    for s, slab in enumerate(group.slab_configs):
         used = group.used_rows(s)
-        yield f"dim{dim}.free_rows", group.free_rows[s, : int(group.slabs[s, Slab.FREE_COUNT])]
-        yield f"dim{dim}.weights", group.weights[s][:used]
-        yield f"dim{dim}.generations", group.generations[s][:used]
+        yield f"{slab.name}.free_rows", group.free_rows[s, : int(group.slabs[s, Slab.FREE_COUNT])]
+        yield f"{slab.name}.weights", group.weights[s][:used]
+        yield f"{slab.name}.generations", group.generations[s][:used]
         for k, name in enumerate(_optimizer_state_names(group)):
-            yield f"dim{dim}.{name}", group.state[k * slabs + s][:used]
+            yield f"{slab.name}.{name}", group.state[k * slabs + s][:used]
     yield "seeds", group.meta[:, Meta.SEED]
     yield "tables", group.tables
     yield "slabs", group.slabs
@@ -101,6 +101,8 @@ def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     for name, target in used_tensors(group):  # of the lengths that `tables` and `slabs` give now
         if name not in ("tables", "slabs"):
             target.copy_(tensors[name])
+    for counts in group.pending[-1:]:  # gradients of rows that are no more
+        counts.zero_()
     group.bind_memory()
     group.state_was_loaded()
 
@@ -129,14 +131,14 @@ def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
         counts = tensors[name][:CLOCK_HEAD] if name == "clock" else tensors[name]
         if bool((counts < 0).any()):
             raise ValueError(f"state entry {name!r} is corrupted: a count is negative")
-    rows: list[list[Tensor]] = [[] for _ in group.dims]
+    rows: list[list[Tensor]] = [[] for _ in group.slab_configs]
     for t, table in enumerate(group.tables_config):
         handles = _check_index(group, tensors, t, f"{table.name}.buckets")
         rows[int(group.meta[t, Meta.SLAB])].append(handles)
         counters = group.layout.counters[t]
         if counters is not None:
             _check_index(group, tensors, counters, f"{table.name}.counts")
-    for s in range(len(group.dims)):
+    for s in range(len(group.slab_configs)):
         _check_rows(group, tensors, s, rows[s])
 
 
@@ -212,21 +214,21 @@ def _check_rows(
     group: TableGroup, tensors: Mapping[str, Tensor], s: int, handles: list[Tensor]
 ) -> None:
     """Every row up to the first unused one belongs to one id or to the free list."""
-    dim = group.dims[s]
-    damaged = ValueError(f"state of the rows of dim {dim} is corrupted: their owners do not match")
+    prefix = group.slab_configs[s].name
+    damaged = ValueError(f"state of the rows {prefix!r} is corrupted: their owners do not match")
     slab = tensors["slabs"][s].tolist()
     used = slab[Slab.NEXT_ROW]
-    free = tensors[f"dim{dim}.free_rows"].cpu()
+    free = tensors[f"{prefix}.free_rows"].cpu()
     names = ["weights", "generations", *_optimizer_state_names(group)]
     if (
         min(slab) < 0
-        or any(tensors[f"dim{dim}.{name}"].shape[0] != used for name in names)
+        or any(tensors[f"{prefix}.{name}"].shape[0] != used for name in names)
         or free.shape[0] != slab[Slab.FREE_COUNT]
     ):
         raise damaged
     if used > group.weights[s].shape[0]:
         raise ValueError(
-            f"the state has {used} rows of dim {dim}, more than the {group.weights[s].shape[0]} "
+            f"the state has {used} rows {prefix!r}, more than the {group.weights[s].shape[0]} "
             "that this module reserves: construct it with a larger max_rows"
         )
     owned = torch.cat(handles)
@@ -236,7 +238,7 @@ def _check_rows(
     owned_once = torch.zeros(used, dtype=torch.bool, device=rows.device)
     if not bool(owned_once.index_fill_(0, rows, True).all()):
         raise damaged
-    generations = tensors[f"dim{dim}.generations"].cpu()[rows].to(torch.int64)
+    generations = tensors[f"{prefix}.generations"].cpu()[rows].to(torch.int64)
     live = generations == (torch.cat([owned, free]) & ((1 << GENERATION_BITS) - 1))
     if not bool(live[: owned.numel()].all()) or bool(live[owned.numel() :].any()):
         raise damaged

@@ -117,7 +117,7 @@ class Statistics(GroupParts):
                 counter_bytes=sketch
                 if counters is None
                 else 8 * BUCKET_WORDS * counters[Table.BUCKET_COUNT],
-                row_bytes=self.row_bytes(table.embedding_dim) * row[Table.SIZE],
+                row_bytes=self.row_bytes(table.slab) * row[Table.SIZE],
             )
         return result
 

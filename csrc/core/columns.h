@@ -58,7 +58,7 @@ enum RowClockColumn : int {
   kRowClockUpdates = 0,    // update calls over the row set
   kRowClockSinceStep = 1,  // update calls since the last optimizer.step()
   kRowClockStale = 2,      // gradients dropped because their row was given away
-  kRowClockReserved = 3,
+  kRowClockNonFinite = 3,  // gradients of rows with NaN or infinity, where these are looked for
   kRowClockExtra = 4
 };
 
@@ -69,10 +69,23 @@ enum HyperColumn : int {
   kHyperEps = 2,
   kHyperBeta1 = 3,
   kHyperBeta2 = 4,
-  kHyperInitialState = 5,  // value of fresh optimizer state (Adagrad's initial accumulator)
+  kHyperInitialState = 5,  // of a fresh row's first state tensor (Adagrad's initial accumulator);
+                           // the others start at 0
   kHyperMomentum = 6,
-  kHyperNesterov = 7,  // 0 or 1
-  kHyperColumns = 8
+  kHyperNesterov = 7,     // 0 or 1
+  kHyperDecoupled = 8,    // 0: weight decay is added to the gradient, 1: it shrinks the weight
+  kHyperClipValue = 9,    // infinity: off
+  kHyperClipNorm = 10,    // of a row's gradient; infinity: off
+  kHyperNonFinite = 11,   // NonFinite
+  kHyperStochastic = 12,  // 0 or 1: rounding of rows and state below float32
+  kHyperL1 = 13,
+  kHyperRidge = 14,
+  kHyperGroup = 15,
+  kHyperTrust = 16,
+  kHyperBeta = 17,
+  kHyperDownScaleBy = 18,  // gradients are divided by it
+  kHyperSkipIf = 19,       // not 0: the table is not updated
+  kHyperColumns = 24
 };
 
 }  // namespace dynemb

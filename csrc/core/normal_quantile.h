@@ -4,22 +4,10 @@
 #pragma once
 
 #include <cmath>
-#include <cstring>
 
-#include "core/host_device.h"
+#include "core/float_bits.h"
 
 namespace dynemb {
-
-DYNEMB_HD uint32_t float_bits(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-DYNEMB_HD float float_from_bits(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
 
 // Natural logarithm of a positive normal float; relative error below 2e-7.
 // x = m * 2^e with m in [1/sqrt(2), sqrt(2)); log m = 2 atanh((m - 1) / (m + 1)) by its series.

@@ -1,4 +1,5 @@
-// What the optimizers share: the scalars of one table at one step.
+// What the optimizers share: the scalars of one table at one step, and what is done to a gradient
+// before an optimizer sees it.
 #pragma once
 
 #include <cmath>
@@ -8,8 +9,34 @@
 
 namespace dynemb {
 
+#if !defined(__CUDACC__)
+// Eight floats as one value, for loops that must be vectors whatever the compiler thinks of them.
+typedef float Floats8 __attribute__((vector_size(32)));
+DYNEMB_HD Floats8 square_root(Floats8 values) {
+  Floats8 roots;
+  for (int i = 0; i < 8; ++i) roots[i] = sqrtf(values[i]);
+  return roots;
+}
+#endif
+DYNEMB_HD float square_root(float value) { return sqrtf(value); }
+
+// How an optimizer counts steps by row.
+enum class RowSteps {
+  kNone,
+  kOptional,  // int32 [rows], updates of the row; bias correction by it if the tensor is there
+  kLastSeen   // int32 [rows], step of the table at the row's last update
+};
+
+enum class NonFinite : int { kPropagate = 0, kSkip = 1, kRaise = 2 };
+
 struct OptimizerStep {
+  double hyper_lr;
+  double hyper_beta1;
+  double hyper_beta2;
+  int64_t step;
   float lr;
+  float l2;         // weight decay that is added to the gradient
+  float decoupled;  // lr * weight decay that shrinks the weight, else 0
   float weight_decay;
   float eps;
   float beta1;
@@ -18,33 +45,128 @@ struct OptimizerStep {
   float complement2;  // 1 - beta2
   float initial_state;
   float step_size;         // lr / (1 - beta1^step)
+  float root_correction1;  // 1 / (1 - beta1^step)
   float root_correction2;  // 1 / sqrt(1 - beta2^step)
   float hat_step_size;     // lr * sqrt(1 - beta2^step) / (1 - beta1^step)
   float momentum;
   float nesterov;
+  float l1;
+  float ridge;  // L2 penalty of FTRL
+  float group;  // group penalty of Group-FTRL, times sqrt(dim) of the row
+  float trust;
+  float beta;
+  float decay1;   // SmartDecayAdam: beta1^k, of a row that was last updated k steps ago
+  float decay2;   // beta2^k
+  float catchup;  // beta1 + ... + beta1^(k - 1)
+  float gradient_scale;
+  float clip_value;
+  float clip_norm;
+  NonFinite non_finite;
+  bool scales;      // gradients are scaled or clipped by value
+  bool measures;    // the whole gradient of a row is looked at: clip_norm, or NaN
+  bool stochastic;  // rows and state below float32 are rounded stochastically
+  bool skip;        // the table is not updated
 };
 
-// `step` counts from 1. What is subtracted from 1 stays in double precision: 1 - 0.999f is off by
-// 1.3e-5 of its value.
+// Bias corrections at a step that counts from 1. What is subtracted from 1 stays in double
+// precision: 1 - 0.999f is off by 1.3e-5 of its value.
+DYNEMB_HD void correct_bias(OptimizerStep& s, int64_t step) {
+  const double t = static_cast<double>(step);
+  const double correction1 = 1.0 - pow(s.hyper_beta1, t);
+  const double root = sqrt(1.0 - pow(s.hyper_beta2, t));
+  const double step_size = s.hyper_lr / correction1;
+  s.step_size = static_cast<float>(step_size);
+  s.root_correction1 = static_cast<float>(1.0 / correction1);
+  s.root_correction2 = static_cast<float>(1.0 / root);
+  s.hat_step_size = static_cast<float>(step_size * root);
+}
+
+// Decay over the `k` >= 1 steps since a row was last updated, this one included.
+DYNEMB_HD void decay_since(OptimizerStep& s, int64_t k) {
+  const double skipped = static_cast<double>(k - 1);
+  const double beta1 = s.hyper_beta1;
+  const double left = pow(beta1, skipped);
+  s.decay1 = static_cast<float>(left * beta1);
+  s.decay2 = static_cast<float>(pow(s.hyper_beta2, static_cast<double>(k)));
+  s.catchup = static_cast<float>(beta1 * (1.0 - left) / (1.0 - beta1));
+}
+
+// `step` counts from 1.
 DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   OptimizerStep s;
+  s.hyper_lr = hyper[kHyperLr];
+  s.hyper_beta1 = hyper[kHyperBeta1];
+  s.hyper_beta2 = hyper[kHyperBeta2];
+  s.step = step;
+  const bool decoupled = hyper[kHyperDecoupled] != 0.0;
   s.lr = static_cast<float>(hyper[kHyperLr]);
   s.weight_decay = static_cast<float>(hyper[kHyperWeightDecay]);
+  s.l2 = decoupled ? 0.0f : s.weight_decay;
+  s.decoupled = decoupled ? static_cast<float>(hyper[kHyperLr] * hyper[kHyperWeightDecay]) : 0.0f;
   s.eps = static_cast<float>(hyper[kHyperEps]);
   s.beta1 = static_cast<float>(hyper[kHyperBeta1]);
   s.beta2 = static_cast<float>(hyper[kHyperBeta2]);
   s.complement1 = static_cast<float>(1.0 - hyper[kHyperBeta1]);
   s.complement2 = static_cast<float>(1.0 - hyper[kHyperBeta2]);
   s.initial_state = static_cast<float>(hyper[kHyperInitialState]);
-  const double t = static_cast<double>(step);
-  const double step_size = hyper[kHyperLr] / (1.0 - pow(hyper[kHyperBeta1], t));
-  const double root = sqrt(1.0 - pow(hyper[kHyperBeta2], t));
-  s.step_size = static_cast<float>(step_size);
-  s.root_correction2 = static_cast<float>(1.0 / root);
-  s.hat_step_size = static_cast<float>(step_size * root);
   s.momentum = static_cast<float>(hyper[kHyperMomentum]);
   s.nesterov = static_cast<float>(hyper[kHyperNesterov]);
+  s.l1 = static_cast<float>(hyper[kHyperL1]);
+  s.ridge = static_cast<float>(hyper[kHyperRidge]);
+  s.group = static_cast<float>(hyper[kHyperGroup]);
+  s.trust = static_cast<float>(hyper[kHyperTrust]);
+  s.beta = static_cast<float>(hyper[kHyperBeta]);
+  s.gradient_scale = static_cast<float>(1.0 / hyper[kHyperDownScaleBy]);
+  s.clip_value = static_cast<float>(hyper[kHyperClipValue]);
+  s.clip_norm = static_cast<float>(hyper[kHyperClipNorm]);
+  s.non_finite = static_cast<NonFinite>(static_cast<int>(hyper[kHyperNonFinite]));
+  s.scales = s.gradient_scale != 1.0f || s.clip_value <= 3.4028234e38f;
+  s.measures = s.clip_norm <= 3.4028234e38f || s.non_finite != NonFinite::kPropagate;
+  s.stochastic = hyper[kHyperStochastic] != 0.0;
+  s.skip = hyper[kHyperSkipIf] != 0.0;
+  correct_bias(s, step);
+  decay_since(s, 1);
   return s;
 }
+
+// What an optimizer sees of a reduced gradient; NaN stays NaN.
+DYNEMB_HD float scaled_gradient(const OptimizerStep& s, float gradient) {
+  const float g = gradient * s.gradient_scale;
+  return g > s.clip_value ? s.clip_value : (g < -s.clip_value ? -s.clip_value : g);
+}
+// What multiplies the gradient of a row, from the sum of squares of what scaled_gradient gives.
+DYNEMB_HD float norm_factor(const OptimizerStep& s, float squares) {
+  const float norm = sqrtf(squares);
+  return norm > s.clip_norm ? s.clip_norm / norm : 1.0f;
+}
+
+// Values: float, or several floats as one value.
+template <class Values>
+DYNEMB_HD Values decayed_gradient(const OptimizerStep& s, Values gradient, Values weight) {
+  return gradient + s.l2 * weight;
+}
+DYNEMB_HD float decayed_weight(const OptimizerStep& s, float weight) {
+  return weight - s.decoupled * weight;
+}
+
+// What an optimizer works out once for a row.
+struct RowNumbers {
+  float first;
+  float second;
+};
+
+// What most optimizers need of a row: nothing.
+struct ByElement {
+  static constexpr int kRowStates = 0;            // state tensors with one value per row
+  static constexpr int kSums = 0;                 // sums over the row's columns
+  static constexpr unsigned kUnsignedStates = 0;  // bit k: state k is never negative
+  static constexpr RowSteps kRowSteps = RowSteps::kNone;
+
+  template <class Values>
+  static DYNEMB_HD void add_terms(const OptimizerStep&, Values, Values, const Values*, Values*) {}
+  static DYNEMB_HD RowNumbers row(const OptimizerStep&, const float*, float, float*) {
+    return {0.0f, 0.0f};
+  }
+};
 
 }  // namespace dynemb

@@ -1,15 +1,15 @@
-// Eight floats as one value, for loops that must be vectors whatever the compiler thinks of them.
+// Loads and stores of eight floats as one value.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "core/optimizer_step.h"
 #include "cpu/simd.h"
 
 namespace dynemb::cpu {
 
 constexpr int64_t kFloats = 8;
-typedef float Floats8 __attribute__((vector_size(32)));
 
 DYNEMB_INLINE Floats8 load_floats(const float* from) {
   Floats8 value;

@@ -34,38 +34,21 @@ reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor
   for (size_t s = 0; s < weights.size(); ++s) {
     const int64_t dim = weights[s].size(1);
     const GradientRuns runs = gradient_runs(op, lookup, tables, static_cast<int64_t>(s), dim);
-    const LongRuns long_runs = sum_long_runs(source, runs);
     row_handles.push_back(empty_cpu({n}, ScalarType::Long));
     row_ids.push_back(empty_cpu({n}, ScalarType::Long));
     row_tables.push_back(empty_cpu({n}, ScalarType::Long));
     gradients.push_back(empty_cpu({n, dim}, ScalarType::Float));
-    auto* handle = static_cast<int64_t*>(row_handles[s].data_ptr());
-    auto* id = static_cast<int64_t*>(row_ids[s].data_ptr());
-    auto* table = static_cast<int64_t*>(row_tables[s].data_ptr());
-    auto* gradient = static_cast<float*>(gradients[s].data_ptr());
-    static_cast<int64_t*>(counts.data_ptr())[s] = runs.count();
-    for (int64_t* entries : {handle, id, table}) std::fill(entries + runs.count(), entries + n, 0);
-    std::fill(gradient + runs.count() * dim, gradient + n * dim, 0.0f);
-    constexpr int64_t kChunk = 32;
-    parallel_units((runs.count() + kChunk - 1) / kChunk, n, [&](int64_t begin, int64_t end) {
-      const float* sums[kChunk];
-      for (int64_t chunk = begin; chunk < end; ++chunk) {
-        const int64_t first = chunk * kChunk;
-        const int64_t last = std::min(first + kChunk, runs.count());
-        float* out = gradient + first * dim;
-        sum_runs({&source, &runs, &long_runs, first, last, out, sums});
-        for (int64_t r = first; r < last; ++r) {
-          const int64_t position = runs.position(runs.run[r]);
-          handle[r] = lookup.handles[position];
-          id[r] = lookup.features.ids[position];
-          table[r] = lookup.features.table[source.feature_of(position)];
-          if (sums[r - first] != gradient + r * dim) {
-            std::memcpy(gradient + r * dim, sums[r - first],
-                        sizeof(float) * static_cast<size_t>(dim));
-          }
-        }
-      }
-    });
+    const ReducedEntries entries{static_cast<int64_t*>(row_handles[s].data_ptr()),
+                                 static_cast<int64_t*>(row_ids[s].data_ptr()),
+                                 static_cast<int64_t*>(row_tables[s].data_ptr()),
+                                 static_cast<float*>(gradients[s].data_ptr())};
+    const int64_t count = runs.count();
+    static_cast<int64_t*>(counts.data_ptr())[s] = count;
+    for (int64_t* of_row : {entries.handle, entries.id, entries.table}) {
+      std::fill(of_row + count, of_row + n, 0);
+    }
+    std::fill(entries.gradient + count * dim, entries.gradient + n * dim, 0.0f);
+    reduce_runs(source, runs, entries);
   }
   return {row_handles, row_ids, row_tables, gradients, counts};
 }

@@ -11,12 +11,6 @@ namespace {
 
 constexpr int64_t kGradientsAhead = 12;  // occurrences whose gradients are loaded ahead of the sum
 
-int bits_for(uint64_t values) {  // bits that hold 0 .. values - 1
-  int bits = 0;
-  while (bits < 63 && (uint64_t{1} << bits) < values) ++bits;
-  return bits;
-}
-
 // Row of the gradient that an occurrence gets, and its factor.
 struct Occurrence {
   const float* gradient;
@@ -103,6 +97,12 @@ DYNEMB_INLINE void sum_runs_simd_body(const RunSumJob& job) {
 DYNEMB_SIMD_VARIANTS(sum_runs_simd, (const RunSumJob& job), (job))
 
 }  // namespace
+
+int bits_for(uint64_t values) {
+  int bits = 0;
+  while (bits < 63 && (uint64_t{1} << bits) < values) ++bits;
+  return bits;
+}
 
 GradientSource gradient_source(const char* op, const Lookup& lookup, const Tensor& gradient) {
   check_tensor(op, "grad_output", gradient, ScalarType::Float);
@@ -199,5 +199,33 @@ LongRuns sum_long_runs(const GradientSource& source, const GradientRuns& runs) {
 }
 
 void sum_runs(const RunSumJob& job) { sum_runs_simd(job); }
+
+void reduce_runs(const GradientSource& source, const GradientRuns& runs,
+                 const ReducedEntries& entries) {
+  const LongRuns long_runs = sum_long_runs(source, runs);
+  const Lookup& lookup = *source.lookup;
+  const int64_t dim = runs.dim;
+  constexpr int64_t kChunk = 32;
+  const int64_t chunks = (runs.count() + kChunk - 1) / kChunk;
+  const auto occurrences = static_cast<int64_t>(runs.sorted.size());
+  parallel_units(chunks, occurrences, [&](int64_t begin, int64_t end) {
+    const float* sums[kChunk];
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      const int64_t first = chunk * kChunk;
+      const int64_t last = std::min(first + kChunk, runs.count());
+      sum_runs({&source, &runs, &long_runs, first, last, entries.gradient + first * dim, sums});
+      for (int64_t r = first; r < last; ++r) {
+        const int64_t position = runs.position(runs.run[r]);
+        entries.handle[r] = lookup.handles[position];
+        entries.id[r] = lookup.features.ids[position];
+        entries.table[r] = lookup.features.table[source.feature_of(position)];
+        float* gradient = entries.gradient + r * dim;
+        if (sums[r - first] != gradient) {
+          std::memcpy(gradient, sums[r - first], sizeof(float) * static_cast<size_t>(dim));
+        }
+      }
+    }
+  });
+}
 
 }  // namespace dynemb::cpu

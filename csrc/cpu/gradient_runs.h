@@ -67,4 +67,17 @@ struct RunSumJob {
 };
 void sum_runs(const RunSumJob& job);
 
+// Rows with their gradients, entry by entry.
+struct ReducedEntries {
+  int64_t* handle;
+  int64_t* id;
+  int64_t* table;
+  float* gradient;  // [entries, dim]
+};
+// An entry for each run, ascending by row.
+void reduce_runs(const GradientSource& source, const GradientRuns& runs,
+                 const ReducedEntries& entries);
+
+int bits_for(uint64_t values);  // bits that hold 0 .. values - 1
+
 }  // namespace dynemb::cpu

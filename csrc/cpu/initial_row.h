@@ -1,9 +1,10 @@
-// Writes the initial value of a row, vectorised over its columns.
+// Writes the initial value of a row, vectorised over its columns, as floats that the row can store.
 #pragma once
 
 #include <algorithm>
 
 #include "core/initializer.h"
+#include "cpu/row_storage.h"
 #include "cpu/rows_view.h"
 #include "cpu/simd.h"
 
@@ -72,16 +73,21 @@ DYNEMB_INLINE void write_initial_row(const TableRows& table, int64_t records_beg
       if (begin < end) init_columns(columns, table.init_data, words, first, begin, end, row);
     }
   }
+  round_row(table.storage, row, table.dim);
 }
 
-// The values a lookup sees for an id: the row, an initial or default value in `scratch` (dim
-// floats), or nullptr for zeros (padding, or a row that was given away).
+// The values a lookup sees for an id: the row itself, or a copy of it or an initial or default
+// value in `scratch` (dim floats), or nullptr for zeros (padding, or a row that was given away).
 DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, int64_t id,
                                        float* scratch) {
   if (handle >= 0) {
     const int64_t row = handle_row(handle);
     const RowStatus status = row_status(handle, table.generations[row]);
-    if (status == RowStatus::kLive) return table.weights + row * table.dim;
+    if (status == RowStatus::kLive) {
+      if (table.storage == Storage::kFloat32) return reinterpret_cast<float*>(table.row(row));
+      load_row(table.storage, table.row(row), table.dim, scratch);
+      return scratch;
+    }
     if (status == RowStatus::kStale) return nullptr;
     write_initial_row(table, table.init_begin, table.init_count, id, scratch);
     return scratch;
@@ -99,9 +105,9 @@ DYNEMB_INLINE void prefetch_row(const TableRows& table, int64_t handle) {
   if (handle < 0) return;
   const int64_t row = handle_row(handle);
   __builtin_prefetch(table.generations + row);
-  const float* values = table.weights + row * table.dim;
-  const int64_t prefetched = table.dim < 128 ? table.dim : 128;  // the hardware follows on
-  for (int64_t c = 0; c < prefetched; c += 16) __builtin_prefetch(values + c);
+  const char* values = table.row(row);
+  const int64_t prefetched = table.row_bytes < 512 ? table.row_bytes : 512;  // the rest follows
+  for (int64_t byte = 0; byte < prefetched; byte += 64) __builtin_prefetch(values + byte);
 }
 
 }  // namespace dynemb::cpu

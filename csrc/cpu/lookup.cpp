@@ -192,11 +192,13 @@ Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> gene
                          offsets, feature_tables, dim);
 }
 
-// state, hyper, grad_anchor and optimizer are for the autograd formula, which gets them from here.
+// state, hyper, pending, grad_anchor and optimizer are for the autograd formula, which gets them
+// from here.
 std::tuple<Tensor, Tensor> embedding_bag(
     std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
-    Tensor row_clock, Tensor /*hyper*/, Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-    Tensor offsets, std::optional<Tensor> per_sample_weights, Tensor /*grad_anchor*/,
+    Tensor row_clock, Tensor /*hyper*/, Tensor meta, Tensor init_data,
+    std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles, Tensor offsets,
+    std::optional<Tensor> per_sample_weights, Tensor /*grad_anchor*/,
     std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims, int64_t pooling,
     int64_t /*optimizer*/) {
   const char* op = "embedding_bag";
@@ -207,8 +209,9 @@ std::tuple<Tensor, Tensor> embedding_bag(
 
 std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
                                      std::vector<Tensor> /*state*/, Tensor row_clock,
-                                     Tensor /*hyper*/, Tensor meta, Tensor init_data, Tensor ids,
-                                     Tensor handles, Tensor offsets, Tensor /*grad_anchor*/,
+                                     Tensor /*hyper*/, Tensor meta, Tensor init_data,
+                                     std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles,
+                                     Tensor offsets, Tensor /*grad_anchor*/,
                                      std::vector<int64_t> feature_tables, int64_t dim,
                                      int64_t /*optimizer*/) {
   const char* op = "embedding";

@@ -5,6 +5,7 @@
 
 #include "cpu/index_view.h"
 #include "cpu/initial_row.h"
+#include "cpu/row_state.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -12,10 +13,8 @@ namespace {
 struct MaterializeJob {
   const TableView* index;
   const TableRows* table;
-  float* const* element_state;
-  int64_t element_states;
-  float* const* row_state;
-  int64_t row_states;
+  const SlabState* state;
+  float* scratch;  // a row
   float initial_state;
   int64_t begin;  // buckets
   int64_t end;
@@ -31,14 +30,9 @@ DYNEMB_INLINE void materialize_buckets_body(MaterializeJob& job) {
       const int64_t handle = decode_handle(line[kBucketWidth + slot]);
       const int64_t row = handle_row(handle);
       if (row_status(handle, table.generations[row]) != RowStatus::kUnwritten) continue;
-      write_initial_row(table, table.init_begin, table.init_count, line[slot],
-                        table.weights + row * table.dim);
-      for (int64_t k = 0; k < job.element_states; ++k) {
-        for (int64_t c = 0; c < table.dim; ++c) {
-          job.element_state[k][row * table.dim + c] = job.initial_state;
-        }
-      }
-      for (int64_t k = 0; k < job.row_states; ++k) job.row_state[k][row] = job.initial_state;
+      write_initial_row(table, table.init_begin, table.init_count, line[slot], job.scratch);
+      store_row(table.storage, job.scratch, table.dim, table.row(row));
+      write_fresh_state(*job.state, row, table.dim, job.initial_state);
       table.generations[row] = handle_generation(handle);
       ++job.written;
     }
@@ -56,18 +50,7 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
   check_tensor(op, "hyper", hyper, ScalarType::Double);
   check_size(op, "hyper", hyper, 0, index.table_count);
   check_size(op, "hyper", hyper, 1, kHyperColumns);
-  const size_t slabs = weights.size();
-  STD_TORCH_CHECK(state.size() % slabs == 0, "dynemb::", op, ": state has ", state.size(),
-                  " tensors, expected a multiple of the ", slabs, " slabs");
-  std::vector<std::vector<float*>> element_state(slabs), row_state(slabs);
-  for (size_t i = 0; i < state.size(); ++i) {
-    const size_t s = i % slabs;
-    check_tensor(op, "state", state[i], ScalarType::Float);
-    check_size(op, "state", state[i], 0, weights[s].size(0));
-    (state[i].dim() == 2 ? element_state : row_state)[s].push_back(
-        static_cast<float*>(state[i].data_ptr()));
-    if (state[i].dim() == 2) check_size(op, "state", state[i], 1, weights[s].size(1));
-  }
+  const std::vector<SlabState> states = slab_state(op, weights, state);
   Tensor result = zeros_cpu({1}, ScalarType::Long);
   auto* written = static_cast<int64_t*>(result.data_ptr());
   for (int64_t t = 0; t < index.table_count; ++t) {
@@ -79,13 +62,12 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
     const int64_t units = (view.bucket_count + kBucketsPerUnit - 1) / kBucketsPerUnit;
     std::vector<int64_t> unit_written(units, 0);
     parallel_units(units, view.bucket_count * kBucketWidth, [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch(static_cast<size_t>(table.dim));
       for (int64_t u = begin; u < end; ++u) {
         MaterializeJob job{&view,
                            &table,
-                           element_state[table.slab].data(),
-                           static_cast<int64_t>(element_state[table.slab].size()),
-                           row_state[table.slab].data(),
-                           static_cast<int64_t>(row_state[table.slab].size()),
+                           &states[table.slab],
+                           scratch.data(),
                            static_cast<float>(initial),
                            u * kBucketsPerUnit,
                            std::min((u + 1) * kBucketsPerUnit, view.bucket_count),

@@ -109,10 +109,6 @@ Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
 void release_(Tensor tensor, int64_t begin, int64_t end) {
   using torch::headeronly::ScalarType;
   const ScalarType dtype = tensor.scalar_type();
-  STD_TORCH_CHECK(
-      dtype == ScalarType::Float || dtype == ScalarType::Int || dtype == ScalarType::Long,
-      "dynemb::release_: tensor has dtype ", dtype_name(dtype),
-      ", expected float32, int32 or int64");
   check_layout("release_", "tensor", tensor, dtype);
   STD_TORCH_CHECK(tensor.dim() > 0, "dynemb::release_: tensor has 0 dimensions, expected rows");
   const int64_t rows = tensor.size(0);

@@ -8,12 +8,18 @@
 
 #include "core/optimizer/adagrad.h"
 #include "core/optimizer/adam.h"
-#include "core/optimizer/adamw.h"
 #include "core/optimizer/adamw_tf.h"
 #include "core/optimizer/amsgrad.h"
+#include "core/optimizer/ftrl.h"
+#include "core/optimizer/group_ftrl.h"
+#include "core/optimizer/lamb.h"
+#include "core/optimizer/lars_sgd.h"
 #include "core/optimizer/momentum_sgd.h"
+#include "core/optimizer/partial_rowwise_adam.h"
+#include "core/optimizer/partial_rowwise_lamb.h"
 #include "core/optimizer/rowwise_adagrad.h"
 #include "core/optimizer/sgd.h"
+#include "core/optimizer/smart_decay_adam.h"
 #include "cpu/gradient_runs.h"
 #include "cpu/row_update.h"
 
@@ -23,37 +29,38 @@ namespace {
 constexpr int64_t kRowsPerChunk = 32;  // rows summed and updated while as many are loaded
 
 // The row tensors, checked against the optimizer, and the scalars of this update.
-template <class Optimizer>
 struct UpdateCall {
+  const OptimizerKernels& kernels;
+  const char* op;
   std::vector<TableRows> tables;
-  std::vector<std::vector<float*>> state;  // [slab][state]
+  std::vector<SlabState> state;  // by slab
   std::vector<OptimizerStep> steps;
   int64_t* clock;
   int64_t* extra;
 
-  UpdateCall(const char* op, const std::vector<Tensor>& weights,
+  UpdateCall(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
              const std::vector<Tensor>& generations, const std::vector<Tensor>& states,
              const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
              const Tensor& init_data, const Tensor& updates, const char* tables_argument,
              const std::vector<int64_t>& updated_tables)
-      : tables(table_rows(op, weights, generations, meta, init_data)) {
-    constexpr size_t kStates = Optimizer::kElementStates + Optimizer::kRowStates;
-    const size_t slabs = weights.size();
+      : kernels(kernels),
+        op(op),
+        tables(table_rows(op, weights, generations, meta, init_data)),
+        state(slab_state(op, weights, states)) {
     const int64_t table_count = meta.size(0);
-    STD_TORCH_CHECK(states.size() == kStates * slabs, "dynemb::", op, ": state has ", states.size(),
-                    " tensors, expected ", kStates, " for each of ", slabs, " slabs");
-    state.resize(slabs);
-    for (size_t s = 0; s < slabs; ++s) {
-      for (size_t k = 0; k < kStates; ++k) {
-        const Tensor& tensor = states[k * slabs + s];
-        const int64_t width = k < Optimizer::kElementStates ? weights[s].size(1) : 1;
-        check_tensor(op, "state", tensor, ScalarType::Float);
-        check_size(op, "state", tensor, 0, weights[s].size(0));
-        STD_TORCH_CHECK(tensor.numel() == weights[s].size(0) * width, "dynemb::", op, ": state ", k,
-                        " of slab ", s, " has ", tensor.numel(), " elements, expected ",
-                        weights[s].size(0) * width);
-        state[s].push_back(static_cast<float*>(tensor.data_ptr()));
-      }
+    for (size_t s = 0; s < state.size(); ++s) {
+      const bool counts = state[s].steps != nullptr;
+      STD_TORCH_CHECK(state[s].element_states == kernels.element_states &&
+                          state[s].row_states == kernels.row_states &&
+                          (counts ? kernels.row_steps != RowSteps::kNone
+                                  : kernels.row_steps != RowSteps::kLastSeen),
+                      "dynemb::", op, ": state of slab ", s, " has ", state[s].element_states,
+                      " tensors of a value per weight, ", state[s].row_states,
+                      " of a value per row and ", counts ? 1 : 0, " of steps, expected ",
+                      kernels.element_states, ", ", kernels.row_states, " and ",
+                      kernels.row_steps == RowSteps::kNone       ? "0"
+                      : kernels.row_steps == RowSteps::kOptional ? "0 or 1"
+                                                                 : "1");
     }
     check_tensor(op, "row_clock", row_clock, ScalarType::Long);
     check_size(op, "row_clock", row_clock, 0, table_count + kRowClockExtra);
@@ -71,7 +78,7 @@ struct UpdateCall {
         " then, ", extra[kRowClockUpdates],
         " now), so its gradients no longer fit them. Do not look a table up twice before a "
         "backward, nor run backward twice: pass all features of a table to one call, or use split "
-        "mode (reduce_grad, then one update_ op)");
+        "mode (split=True, then one module.optimizer.step())");
     std::vector<bool> updated(table_count, false);
     for (const int64_t t : updated_tables) {
       STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", op, ": ", tables_argument,
@@ -87,29 +94,68 @@ struct UpdateCall {
 
   // Advances the steps of the tables in this update, once everything has been checked.
   void advance() {
-    for (size_t t = 0; t < updated_.size(); ++t) clock[t] += updated_[t] ? 1 : 0;
+    for (size_t t = 0; t < updated_.size(); ++t) clock[t] += updated_[t] && !steps[t].skip ? 1 : 0;
     ++extra[kRowClockUpdates];
     ++extra[kRowClockSinceStep];
   }
 
   bool updates(int64_t table) const { return updated_[table]; }
 
-  RowUpdateJob job(int64_t slab) const {
-    return {nullptr, 0, nullptr, 0, tables.data(), steps.data(), state[slab].data(), 0};
+  // Whether a NaN or infinity in a gradient is an error.
+  bool raises() const {
+    return std::any_of(steps.begin(), steps.end(), [](const OptimizerStep& step) {
+      return step.non_finite == NonFinite::kRaise && !step.skip;
+    });
+  }
+  void check_finite(const RowUpdate& row) const {
+    if (steps[row.table].non_finite != NonFinite::kRaise || steps[row.table].skip) return;
+    STD_TORCH_CHECK(!has_non_finite(row.gradient, tables[row.table].dim), "dynemb::", op,
+                    ": the gradient of id ", row.id, " of table ", row.table,
+                    " has NaN or infinity, and non_finite is 'raise': no row has been updated");
+  }
+
+  RowUpdateJob job(int64_t slab, float* scratch) const {
+    return {nullptr, 0, nullptr, 0, tables.data(), steps.data(), &state[slab], scratch, 0, 0};
   }
 
  private:
   std::vector<bool> updated_;
 };
 
-template <class Optimizer>
-void update_runs(const UpdateCall<Optimizer>& call, const GradientSource& source,
-                 const GradientRuns& runs) {
-  const Lookup& lookup = *source.lookup;
-  const LongRuns long_runs = sum_long_runs(source, runs);
-  const int64_t chunks = (runs.count() + kRowsPerChunk - 1) / kRowsPerChunk;
-  std::vector<int64_t> stale(chunks, 0);
-  const auto collect = [&](int64_t chunk, std::vector<RowUpdate>* rows) {
+constexpr int64_t kScratchRows = 2 + kMaxStates;
+
+// Rows that were not updated, by chunk, so that threads do not meet.
+struct Dropped {
+  std::vector<int64_t> stale;
+  std::vector<int64_t> non_finite;
+
+  explicit Dropped(int64_t chunks) : stale(chunks, 0), non_finite(chunks, 0) {}
+  void take(int64_t chunk, RowUpdateJob* job) {
+    stale[chunk] = job->stale;
+    non_finite[chunk] = job->non_finite;
+    job->stale = job->non_finite = 0;
+  }
+  void count(const UpdateCall& call) const {
+    for (const int64_t n : stale) call.extra[kRowClockStale] += n;
+    for (const int64_t n : non_finite) call.extra[kRowClockNonFinite] += n;
+  }
+};
+
+// Runs of a slab with their sums, chunk by chunk.
+struct SlabRuns {
+  const GradientSource& source;
+  const GradientRuns& runs;
+  LongRuns long_runs;
+  int64_t chunks;
+
+  SlabRuns(const GradientSource& source, const GradientRuns& runs)
+      : source(source),
+        runs(runs),
+        long_runs(sum_long_runs(source, runs)),
+        chunks((runs.count() + kRowsPerChunk - 1) / kRowsPerChunk) {}
+
+  void collect(int64_t chunk, std::vector<RowUpdate>* rows) const {
+    const Lookup& lookup = *source.lookup;
     rows->clear();
     const int64_t last = std::min((chunk + 1) * kRowsPerChunk, runs.count());
     for (int64_t r = chunk * kRowsPerChunk; r < last; ++r) {
@@ -122,37 +168,58 @@ void update_runs(const UpdateCall<Optimizer>& call, const GradientSource& source
       const int64_t table = lookup.features.table[source.feature_of(position)];
       rows->push_back({lookup.handles[position], lookup.features.ids[position], table, nullptr});
     }
-  };
-  parallel_units(chunks, static_cast<int64_t>(runs.sorted.size()), [&](int64_t begin, int64_t end) {
-    std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * runs.dim));
+  }
+  // `buffer`: a row for each of a chunk.
+  void sum(int64_t chunk, float* buffer, std::vector<RowUpdate>* rows) const {
     const float* sums[kRowsPerChunk];
+    const int64_t first = chunk * kRowsPerChunk;
+    sum_runs({&source, &runs, &long_runs, first, first + static_cast<int64_t>(rows->size()), buffer,
+              sums});
+    for (size_t k = 0; k < rows->size(); ++k) (*rows)[k].gradient = sums[k];
+  }
+};
+
+void check_runs(const UpdateCall& call, const SlabRuns& slab) {
+  std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * slab.runs.dim));
+  std::vector<RowUpdate> rows;
+  for (int64_t chunk = 0; chunk < slab.chunks; ++chunk) {
+    slab.collect(chunk, &rows);
+    slab.sum(chunk, buffer.data(), &rows);
+    for (const RowUpdate& row : rows) call.check_finite(row);
+  }
+}
+
+void update_runs(const UpdateCall& call, const SlabRuns& slab) {
+  const int64_t dim = slab.runs.dim;
+  Dropped dropped(slab.chunks);
+  const auto occurrences = static_cast<int64_t>(slab.runs.sorted.size());
+  parallel_units(slab.chunks, occurrences, [&](int64_t begin, int64_t end) {
+    std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * dim));
+    std::vector<float> scratch(static_cast<size_t>(kScratchRows * dim));
     std::vector<RowUpdate> rows;
     std::vector<RowUpdate> next;
-    RowUpdateJob job = call.job(runs.slab);
-    collect(begin, &next);
-    for (const RowUpdate& row : next) prefetch_update<Optimizer>(job, row);
+    RowUpdateJob job = call.job(slab.runs.slab, scratch.data());
+    slab.collect(begin, &next);
+    job.next = next.data();
+    job.next_count = static_cast<int64_t>(next.size());
+    call.kernels.prefetch_rows(job);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       rows.swap(next);
       next.clear();
-      if (chunk + 1 < end) collect(chunk + 1, &next);
-      const int64_t first = chunk * kRowsPerChunk;
-      sum_runs({&source, &runs, &long_runs, first, first + static_cast<int64_t>(rows.size()),
-                buffer.data(), sums});
-      for (size_t k = 0; k < rows.size(); ++k) rows[k].gradient = sums[k];
+      if (chunk + 1 < end) slab.collect(chunk + 1, &next);
+      slab.sum(chunk, buffer.data(), &rows);
       job.rows = rows.data();
       job.count = static_cast<int64_t>(rows.size());
       job.next = next.data();
       job.next_count = static_cast<int64_t>(next.size());
-      update_rows(job, Optimizer{});
-      stale[chunk] = job.stale;
-      job.stale = 0;
+      call.kernels.update_rows(job);
+      dropped.take(chunk, &job);
     }
   });
-  for (const int64_t n : stale) call.extra[kRowClockStale] += n;
+  dropped.count(call);
 }
 
-template <class Optimizer>
-void backward(const char* op, const std::vector<Tensor>& weights,
+void backward(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
               const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
               const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
               const Tensor& init_data, const Tensor& grad_output, const Tensor& ids,
@@ -160,8 +227,8 @@ void backward(const char* op, const std::vector<Tensor>& weights,
               const std::optional<Tensor>& per_sample_weights, const Tensor& updates,
               const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
               int64_t pooling) {
-  UpdateCall<Optimizer> call(op, weights, generations, state, row_clock, hyper, meta, init_data,
-                             updates, "feature_tables", feature_tables);
+  UpdateCall call(kernels, op, weights, generations, state, row_clock, hyper, meta, init_data,
+                  updates, "feature_tables", feature_tables);
   const Lookup lookup = lookup_call(op, call.tables, ids, handles, offsets, per_sample_weights,
                                     feature_tables, feature_dims, pooling);
   const GradientSource source = gradient_source(op, lookup, grad_output);
@@ -170,20 +237,24 @@ void backward(const char* op, const std::vector<Tensor>& weights,
     slabs.push_back(
         gradient_runs(op, lookup, call.tables, static_cast<int64_t>(s), weights[s].size(1)));
   }
+  std::vector<SlabRuns> sums;
+  for (const GradientRuns& runs : slabs) sums.emplace_back(source, runs);
+  if (call.raises()) {
+    for (const SlabRuns& slab : sums) check_runs(call, slab);
+  }
   call.advance();
-  for (const GradientRuns& runs : slabs) update_runs(call, source, runs);
+  for (const SlabRuns& slab : sums) update_runs(call, slab);
 }
 
-template <class Optimizer>
-void update(const char* op, const std::vector<Tensor>& weights,
+void update(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
             const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
             const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
             const Tensor& init_data, const std::vector<Tensor>& handles,
             const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
             const std::vector<Tensor>& gradients, const Tensor& counts, const Tensor& updates,
             const std::vector<int64_t>& updated_tables) {
-  UpdateCall<Optimizer> call(op, weights, generations, state, row_clock, hyper, meta, init_data,
-                             updates, "updated_tables", updated_tables);
+  UpdateCall call(kernels, op, weights, generations, state, row_clock, hyper, meta, init_data,
+                  updates, "updated_tables", updated_tables);
   const size_t slabs = weights.size();
   STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
                       gradients.size() == slabs,
@@ -219,15 +290,17 @@ void update(const char* op, const std::vector<Tensor>& weights,
                       ", which updated_tables lacks: give all "
                       "tables of the lookup");
       rows[s].push_back({handle[u], id[u], table[u], gradient + u * weights[s].size(1)});
+      call.check_finite(rows[s].back());
     }
   }
   call.advance();
   for (size_t s = 0; s < slabs; ++s) {
     const int64_t total = static_cast<int64_t>(rows[s].size());
     const int64_t chunks = (total + kRowsPerChunk - 1) / kRowsPerChunk;
-    std::vector<int64_t> stale(chunks, 0);
+    Dropped dropped(chunks);
     parallel_units(chunks, total, [&](int64_t begin, int64_t end) {
-      RowUpdateJob job = call.job(static_cast<int64_t>(s));
+      std::vector<float> scratch(static_cast<size_t>(kScratchRows * weights[s].size(1)));
+      RowUpdateJob job = call.job(static_cast<int64_t>(s), scratch.data());
       for (int64_t chunk = begin; chunk < end; ++chunk) {
         const auto size_of = [&](int64_t c) {
           return c < end ? std::min(kRowsPerChunk, total - c * kRowsPerChunk) : int64_t{0};
@@ -236,12 +309,11 @@ void update(const char* op, const std::vector<Tensor>& weights,
         job.count = size_of(chunk);
         job.next = job.rows + job.count;
         job.next_count = size_of(chunk + 1);
-        update_rows(job, Optimizer{});
-        stale[chunk] = job.stale;
-        job.stale = 0;
+        call.kernels.update_rows(job);
+        dropped.take(chunk, &job);
       }
     });
-    for (const int64_t n : stale) call.extra[kRowClockStale] += n;
+    dropped.count(call);
   }
 }
 
@@ -255,9 +327,8 @@ void update(const char* op, const std::vector<Tensor>& weights,
       Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, std::vector<Tensor> handles, \
       std::vector<Tensor> ids, std::vector<Tensor> tables, std::vector<Tensor> gradients,         \
       Tensor counts, Tensor updates, std::vector<int64_t> updated_tables) {                       \
-    update<Optimizer>(#name "_update_", weights, generations, state, row_clock, hyper, meta,      \
-                      init_data, handles, ids, tables, gradients, counts, updates,                \
-                      updated_tables);                                                            \
+    update(kKernels<Optimizer>, #name "_update_", weights, generations, state, row_clock, hyper,  \
+           meta, init_data, handles, ids, tables, gradients, counts, updates, updated_tables);    \
   }                                                                                               \
   static void name##_backward_(                                                                   \
       std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
@@ -265,9 +336,9 @@ void update(const char* op, const std::vector<Tensor>& weights,
       Tensor ids, Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,       \
       Tensor updates, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,     \
       int64_t pooling) {                                                                          \
-    backward<Optimizer>(#name "_backward_", weights, generations, state, row_clock, hyper, meta,  \
-                        init_data, grad_output, ids, handles, offsets, per_sample_weights,        \
-                        updates, feature_tables, feature_dims, pooling);                          \
+    backward(kKernels<Optimizer>, #name "_backward_", weights, generations, state, row_clock,     \
+             hyper, meta, init_data, grad_output, ids, handles, offsets, per_sample_weights,      \
+             updates, feature_tables, feature_dims, pooling);                                     \
   }
 
 namespace dynemb::cpu {
@@ -277,8 +348,14 @@ DYNEMB_OPTIMIZER_OPS(adagrad, Adagrad)
 DYNEMB_OPTIMIZER_OPS(rowwise_adagrad, RowwiseAdagrad)
 DYNEMB_OPTIMIZER_OPS(adam, Adam)
 DYNEMB_OPTIMIZER_OPS(amsgrad, AmsGrad)
-DYNEMB_OPTIMIZER_OPS(adamw, AdamW)
 DYNEMB_OPTIMIZER_OPS(adamw_tf, AdamWTf)
+DYNEMB_OPTIMIZER_OPS(smart_decay_adam, SmartDecayAdam)
+DYNEMB_OPTIMIZER_OPS(partial_rowwise_adam, PartialRowwiseAdam)
+DYNEMB_OPTIMIZER_OPS(lamb, Lamb)
+DYNEMB_OPTIMIZER_OPS(partial_rowwise_lamb, PartialRowwiseLamb)
+DYNEMB_OPTIMIZER_OPS(lars_sgd, LarsSgd)
+DYNEMB_OPTIMIZER_OPS(ftrl, Ftrl)
+DYNEMB_OPTIMIZER_OPS(group_ftrl, GroupFtrl)
 }  // namespace dynemb::cpu
 
 #define DYNEMB_REGISTER_OPTIMIZER(name)                              \
@@ -292,6 +369,12 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   DYNEMB_REGISTER_OPTIMIZER(rowwise_adagrad)
   DYNEMB_REGISTER_OPTIMIZER(adam)
   DYNEMB_REGISTER_OPTIMIZER(amsgrad)
-  DYNEMB_REGISTER_OPTIMIZER(adamw)
   DYNEMB_REGISTER_OPTIMIZER(adamw_tf)
+  DYNEMB_REGISTER_OPTIMIZER(smart_decay_adam)
+  DYNEMB_REGISTER_OPTIMIZER(partial_rowwise_adam)
+  DYNEMB_REGISTER_OPTIMIZER(lamb)
+  DYNEMB_REGISTER_OPTIMIZER(partial_rowwise_lamb)
+  DYNEMB_REGISTER_OPTIMIZER(lars_sgd)
+  DYNEMB_REGISTER_OPTIMIZER(ftrl)
+  DYNEMB_REGISTER_OPTIMIZER(group_ftrl)
 }

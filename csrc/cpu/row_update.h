@@ -5,12 +5,11 @@
 
 #include "cpu/floats.h"
 #include "cpu/initial_row.h"
+#include "cpu/row_state.h"
 #include "cpu/rows_view.h"
 #include "cpu/simd.h"
 
 namespace dynemb::cpu {
-
-constexpr int kMaxStates = 3;
 
 struct RowUpdate {
   int64_t handle;
@@ -26,23 +25,82 @@ struct RowUpdateJob {
   int64_t next_count;
   const TableRows* tables;
   const OptimizerStep* steps;  // per table
-  float* const* state;         // of the slab: element states, then row states
-  int64_t stale;               // out: rows that were given away since the forward
+  const SlabState* state;
+  float* scratch;      // 2 + kMaxStates rows
+  int64_t stale;       // out: rows that were given away since the forward
+  int64_t non_finite;  // out: gradients with NaN or infinity, where they are looked for
 };
 
+// What optimizer_update.cpp needs of an optimizer.
+struct OptimizerKernels {
+  int element_states;
+  int row_states;
+  RowSteps row_steps;
+  void (*update_rows)(RowUpdateJob& job);
+  void (*prefetch_rows)(const RowUpdateJob& job);  // starts loading the next rows
+};
+
+// Sums over the columns of a row have a fixed number of lanes, so their bits do not depend on the
+// instruction set.
+constexpr int64_t kLanes = 2 * kFloats;
+
+DYNEMB_INLINE float sum_lanes(float* lane) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+  }
+  return lane[0];
+}
+
 template <class Optimizer>
-DYNEMB_INLINE void update_elements(const OptimizerStep& step, const float* __restrict gradient,
-                                   float* __restrict weight, float* __restrict state0,
-                                   float* __restrict state1, float* __restrict state2,
-                                   int64_t dim) {
+DYNEMB_INLINE void row_sums(const OptimizerStep& step, const float* __restrict gradient,
+                            const float* __restrict weight, float* const* state, int64_t dim,
+                            float* sums) {
+  constexpr int kSums = Optimizer::kSums;
+  constexpr int kStates = Optimizer::kElementStates;
   const OptimizerStep s = step;
+  Floats8 low[kSums] = {};
+  Floats8 high[kSums] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= dim; c += kLanes) {
+    Floats8 first[kMaxStates] = {};
+    Floats8 second[kMaxStates] = {};
+    for (int k = 0; k < kStates; ++k) {
+      first[k] = load_floats(state[k] + c);
+      second[k] = load_floats(state[k] + c + kFloats);
+    }
+    Optimizer::add_terms(s, load_floats(gradient + c), load_floats(weight + c), first, low);
+    Optimizer::add_terms(s, load_floats(gradient + c + kFloats), load_floats(weight + c + kFloats),
+                         second, high);
+  }
+  float lane[kSums][kLanes];
+  for (int k = 0; k < kSums; ++k) {
+    store_floats(lane[k], low[k]);
+    store_floats(lane[k] + kFloats, high[k]);
+  }
+  for (int64_t j = c; j < dim; ++j) {
+    float values[kMaxStates] = {};
+    float terms[kSums] = {};
+    for (int k = 0; k < kStates; ++k) values[k] = state[k][j];
+    Optimizer::add_terms(s, gradient[j], weight[j], values, terms);
+    for (int k = 0; k < kSums; ++k) lane[k][j - c] += terms[k];
+  }
+  for (int k = 0; k < kSums; ++k) sums[k] = sum_lanes(lane[k]);
+}
+
+template <class Optimizer>
+DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& numbers,
+                                   const float* __restrict gradient, float* __restrict weight,
+                                   float* __restrict state0, float* __restrict state1,
+                                   float* __restrict state2, int64_t dim) {
+  const OptimizerStep s = step;
+  const RowNumbers row = numbers;
   for (int64_t c = 0; c < dim; ++c) {
     float w = weight[c];
     float state[kMaxStates] = {};
     if constexpr (Optimizer::kElementStates > 0) state[0] = state0[c];
     if constexpr (Optimizer::kElementStates > 1) state[1] = state1[c];
     if constexpr (Optimizer::kElementStates > 2) state[2] = state2[c];
-    Optimizer::element(s, gradient[c], w, state);
+    Optimizer::element(s, row, gradient[c], w, state);
     weight[c] = w;
     if constexpr (Optimizer::kElementStates > 0) state0[c] = state[0];
     if constexpr (Optimizer::kElementStates > 1) state1[c] = state[1];
@@ -50,55 +108,35 @@ DYNEMB_INLINE void update_elements(const OptimizerStep& step, const float* __res
   }
 }
 
-// The sum of squares has a fixed number of lanes, so its bits do not depend on the instruction set.
-template <class Optimizer>
-DYNEMB_INLINE void update_whole_row(const OptimizerStep& step, const float* __restrict gradient,
-                                    float* __restrict weight, float* __restrict row_state,
-                                    int64_t dim) {
-  constexpr int64_t kLanes = 2 * kFloats;
-  const OptimizerStep s = step;
-  Floats8 low = {};
-  Floats8 high = {};
-  int64_t c = 0;
-  for (; c + kLanes <= dim; c += kLanes) {
-    const Floats8 g0 =
-        Optimizer::effective_gradient(s, load_floats(gradient + c), load_floats(weight + c));
-    const Floats8 g1 = Optimizer::effective_gradient(s, load_floats(gradient + c + kFloats),
-                                                     load_floats(weight + c + kFloats));
-    low += g0 * g0;
-    high += g1 * g1;
+DYNEMB_INLINE bool has_non_finite(const float* values, int64_t count) {
+  uint32_t most = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    const uint32_t exponent = float_bits(values[c]) & 0x7f800000u;
+    most = exponent > most ? exponent : most;
   }
-  float lane[kLanes];
-  store_floats(lane, low);
-  store_floats(lane + kFloats, high);
-  for (int64_t j = c; j < dim; ++j) {
-    const float g = Optimizer::effective_gradient(s, gradient[j], weight[j]);
-    lane[j - c] += g * g;
-  }
-  low = load_floats(lane) + load_floats(lane + kFloats);
-  store_floats(lane, low);
-  for (int half = kFloats / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
-  }
-  const float scale = Optimizer::row_scale(s, lane[0] / static_cast<float>(dim), row_state);
-  for (c = 0; c + kFloats <= dim; c += kFloats) {
-    const Floats8 w = load_floats(weight + c);
-    store_floats(weight + c,
-                 w - scale * Optimizer::effective_gradient(s, load_floats(gradient + c), w));
-  }
-  for (; c < dim; ++c) {
-    weight[c] -= scale * Optimizer::effective_gradient(s, gradient[c], weight[c]);
-  }
+  return most == 0x7f800000u;
 }
 
-template <class Optimizer>
-DYNEMB_INLINE void reset_state(const RowUpdateJob& job, int64_t row, int64_t dim, float value) {
-  for (int k = 0; k < Optimizer::kElementStates; ++k) {
-    for (int64_t c = 0; c < dim; ++c) job.state[k][row * dim + c] = value;
+// The gradient as the optimizer shall see it, in `scratch` where it differs; nullptr where the row
+// must not be updated with it.
+DYNEMB_INLINE const float* prepared_gradient(const OptimizerStep& s, const float* gradient,
+                                             int64_t dim, float* __restrict scratch,
+                                             int64_t* non_finite) {
+  for (int64_t c = 0; c < dim; ++c) scratch[c] = scaled_gradient(s, gradient[c]);
+  if (!s.measures) return scratch;
+  float lane[kLanes] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= dim; c += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) lane[j] += scratch[c + j] * scratch[c + j];
   }
-  for (int k = 0; k < Optimizer::kRowStates; ++k) {
-    job.state[Optimizer::kElementStates + k][row] = value;
+  for (int64_t j = c; j < dim; ++j) lane[j - c] += scratch[j] * scratch[j];
+  if (s.non_finite != NonFinite::kPropagate && has_non_finite(gradient, dim)) {
+    ++*non_finite;
+    return nullptr;
   }
+  const float factor = norm_factor(s, sum_lanes(lane));
+  for (c = 0; c < dim; ++c) scratch[c] *= factor;
+  return scratch;
 }
 
 // Starts loading what update_rows will touch for a row.
@@ -106,51 +144,142 @@ template <class Optimizer>
 DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& update) {
   const TableRows& table = job.tables[update.table];
   const int64_t row = handle_row(update.handle);
-  const int64_t dim = table.dim;
-  const int64_t prefetched = dim < 128 ? dim : 128;
-  __builtin_prefetch(table.generations + row, 1);
-  for (int64_t c = 0; c < prefetched; c += 16) {
-    __builtin_prefetch(table.weights + row * dim + c, 1);
-    for (int k = 0; k < Optimizer::kElementStates; ++k) {
-      __builtin_prefetch(job.state[k] + row * dim + c, 1);
+  const auto prefetch = [](const char* from, int64_t bytes) {
+    for (int64_t byte = 0; byte < bytes && byte < 512; byte += 64) {
+      __builtin_prefetch(from + byte, 1);
     }
+  };
+  __builtin_prefetch(table.generations + row, 1);
+  prefetch(table.row(row), table.row_bytes);
+  for (int k = 0; k < Optimizer::kElementStates; ++k) {
+    prefetch(job.state->element[k] + row * job.state->row_bytes[k], job.state->row_bytes[k]);
   }
   for (int k = 0; k < Optimizer::kRowStates; ++k) {
-    __builtin_prefetch(job.state[Optimizer::kElementStates + k] + row, 1);
+    __builtin_prefetch(job.state->of_row[k] + row, 1);
+  }
+  if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
+    if (job.state->steps != nullptr) __builtin_prefetch(job.state->steps + row, 1);
+  }
+}
+
+// The row must be live.
+template <class Optimizer>
+DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
+                              const OptimizerStep& table_step, int64_t row, int64_t id,
+                              const float* gradient, float* scratch) {
+  const SlabState& slab = *job.state;
+  const int64_t dim = table.dim;
+  const bool direct = table.storage == Storage::kFloat32;
+  float* weight = direct ? reinterpret_cast<float*>(table.row(row)) : scratch;
+  if (!direct) load_row(table.storage, table.row(row), dim, weight);
+  float* state[kMaxStates] = {};
+  for (int k = 0; k < Optimizer::kElementStates; ++k) {
+    char* stored = slab.element[k] + row * slab.row_bytes[k];
+    if (slab.storage[k] == Storage::kFloat32) {
+      state[k] = reinterpret_cast<float*>(stored);
+      continue;
+    }
+    state[k] = scratch + (1 + k) * dim;
+    if (slab.storage[k] == Storage::kBlockFloat8) {
+      load_block_row(stored, dim, (Optimizer::kUnsignedStates >> k & 1u) != 0, state[k]);
+    } else {
+      load_row(slab.storage[k], stored, dim, state[k]);
+    }
+  }
+  float row_state[kMaxStates] = {};
+  for (int k = 0; k < Optimizer::kRowStates; ++k) row_state[k] = slab.of_row[k][row];
+  const OptimizerStep* step = &table_step;
+  OptimizerStep own;
+  if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
+    if (slab.steps != nullptr) {
+      own = table_step;
+      if constexpr (Optimizer::kRowSteps == RowSteps::kOptional) {
+        correct_bias(own, ++slab.steps[row]);
+      } else {
+        decay_since(own, own.step - slab.steps[row]);
+        slab.steps[row] = static_cast<int32_t>(own.step);
+      }
+      step = &own;
+    }
+  }
+  float sums[Optimizer::kSums + 1] = {};
+  if constexpr (Optimizer::kSums > 0) {
+    row_sums<Optimizer>(*step, gradient, weight, state, dim, sums);
+  }
+  const RowNumbers numbers = Optimizer::row(*step, sums, static_cast<float>(dim), row_state);
+  update_elements<Optimizer>(*step, numbers, gradient, weight, state[0], state[1], state[2], dim);
+  for (int k = 0; k < Optimizer::kRowStates; ++k) slab.of_row[k][row] = row_state[k];
+  if (!direct) {
+    if (step->stochastic) {
+      store_row_stochastic(table.storage, weight, dim, rounding_key(table.seed, id, step->step, 0),
+                           table.row(row));
+    } else {
+      store_row(table.storage, weight, dim, table.row(row));
+    }
+  }
+  for (int k = 0; k < Optimizer::kElementStates; ++k) {
+    if (slab.storage[k] == Storage::kFloat32) continue;
+    char* stored = slab.element[k] + row * slab.row_bytes[k];
+    const uint64_t key = rounding_key(table.seed, id, step->step, 1 + k);
+    if (slab.storage[k] == Storage::kBlockFloat8) {
+      store_block_row(state[k], dim, (Optimizer::kUnsignedStates >> k & 1u) != 0, key, stored);
+    } else if (step->stochastic) {
+      store_row_stochastic(slab.storage[k], state[k], dim, key, stored);
+    } else {
+      store_row(slab.storage[k], state[k], dim, stored);
+    }
   }
 }
 
 template <class Optimizer>
-DYNEMB_INLINE void update_rows_body(RowUpdateJob& job, Optimizer) {
+DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
   for (int64_t k = 0; k < job.count; ++k) {
     if (k < job.next_count) prefetch_update<Optimizer>(job, job.next[k]);
     const RowUpdate& update = job.rows[k];
     const TableRows& table = job.tables[update.table];
     const OptimizerStep& step = job.steps[update.table];
     const int64_t row = handle_row(update.handle);
-    const int64_t dim = table.dim;
-    float* weight = table.weights + row * dim;
     const RowStatus status = row_status(update.handle, table.generations[row]);
     if (status == RowStatus::kStale) {
       ++job.stale;
       continue;
     }
+    const float* gradient = update.gradient;
+    if (step.scales || step.measures) {
+      gradient = prepared_gradient(step, gradient, table.dim, job.scratch, &job.non_finite);
+    }
+    if (gradient == nullptr || step.skip) continue;
+    float* scratch = job.scratch + table.dim;
     if (status == RowStatus::kUnwritten) {
-      write_initial_row(table, table.init_begin, table.init_count, update.id, weight);
-      reset_state<Optimizer>(job, row, dim, step.initial_state);
+      if (table.storage == Storage::kFloat32) {
+        write_initial_row(table, table.init_begin, table.init_count, update.id,
+                          reinterpret_cast<float*>(table.row(row)));
+      } else {
+        write_initial_row(table, table.init_begin, table.init_count, update.id, scratch);
+        store_row(table.storage, scratch, table.dim, table.row(row));
+      }
+      write_fresh_state(*job.state, row, table.dim, step.initial_state);
       table.generations[row] = handle_generation(update.handle);
     }
-    if constexpr (Optimizer::kRowStates == 0) {
-      float* state0 = Optimizer::kElementStates > 0 ? job.state[0] + row * dim : nullptr;
-      float* state1 = Optimizer::kElementStates > 1 ? job.state[1] + row * dim : nullptr;
-      float* state2 = Optimizer::kElementStates > 2 ? job.state[2] + row * dim : nullptr;
-      update_elements<Optimizer>(step, update.gradient, weight, state0, state1, state2, dim);
-    } else {
-      update_whole_row<Optimizer>(step, update.gradient, weight, job.state[0] + row, dim);
-    }
+    update_row<Optimizer>(job, table, step, row, update.id, gradient, scratch);
   }
 }
-DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows,
+DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows_simd,
                               (RowUpdateJob & job, Optimizer optimizer), (job, optimizer))
+
+template <class Optimizer>
+void update_rows(RowUpdateJob& job) {
+  update_rows_simd(job, Optimizer{});
+}
+
+template <class Optimizer>
+void prefetch_rows(const RowUpdateJob& job) {
+  for (int64_t k = 0; k < job.next_count; ++k) prefetch_update<Optimizer>(job, job.next[k]);
+}
+
+template <class Optimizer>
+constexpr OptimizerKernels kKernels{Optimizer::kElementStates, Optimizer::kRowStates,
+                                    Optimizer::kRowSteps, update_rows<Optimizer>,
+                                    prefetch_rows<Optimizer>};
 
 }  // namespace dynemb::cpu

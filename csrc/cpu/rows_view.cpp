@@ -4,6 +4,17 @@
 
 namespace dynemb::cpu {
 
+Storage storage_of(const char* op, const char* argument, const Tensor& tensor) {
+  const ScalarType type = tensor.scalar_type();
+  const Storage storage = type == ScalarType::BFloat16 ? Storage::kBFloat16
+                          : type == ScalarType::Half   ? Storage::kFloat16
+                                                       : Storage::kFloat32;
+  check_tensor(op, argument, tensor, storage == Storage::kFloat32 ? ScalarType::Float : type);
+  return storage;
+}
+
+int64_t storage_bytes(Storage storage) { return storage == Storage::kFloat32 ? 4 : 2; }
+
 std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& weights,
                                   const std::vector<Tensor>& generations, const Tensor& meta,
                                   const Tensor& init_data) {
@@ -14,7 +25,7 @@ std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& wei
                   ": got ", weights.size(), " weights and ", generations.size(),
                   " generations, expected one of each per slab");
   for (size_t s = 0; s < weights.size(); ++s) {
-    check_tensor(op, "weights", weights[s], ScalarType::Float);
+    storage_of(op, "weights", weights[s]);
     check_tensor(op, "generations", generations[s], ScalarType::Int);
     STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", op,
                     ": weights must have shape (rows, dim)");
@@ -35,9 +46,10 @@ std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& wei
                         in_data(m[kMetaDefaultBegin], m[kMetaDefaultCount]) &&
                         in_data(m[kMetaRefusedBegin], m[kMetaRefusedCount]),
                     "dynemb::", op, ": meta of table ", t, " names records outside init_data");
-    tables.push_back({static_cast<float*>(weights[s].data_ptr()),
+    const Storage storage = storage_of(op, "weights", weights[s]);
+    tables.push_back({static_cast<char*>(weights[s].data_ptr()),
                       static_cast<int32_t*>(generations[s].data_ptr()), weights[s].size(0),
-                      m[kMetaDim], s, m[kMetaSeed],
+                      m[kMetaDim], storage, m[kMetaDim] * storage_bytes(storage), s, m[kMetaSeed],
                       static_cast<const double*>(init_data.data_ptr()), m[kMetaInitBegin],
                       m[kMetaInitCount], m[kMetaDefaultBegin], m[kMetaDefaultCount],
                       m[kMetaRefusedBegin], m[kMetaRefusedCount]});

@@ -8,6 +8,7 @@
 #include "core/columns.h"
 #include "core/handle.h"
 #include "core/initializer.h"
+#include "core/storage.h"
 #include "cpu/index_view.h"
 #include "cpu/simd.h"
 
@@ -18,10 +19,12 @@ enum Pooling : int64_t { kPoolSum = 0, kPoolMean = 1, kPoolNone = 2 };
 
 // One table's rows: the slab they lie in and how new ones begin.
 struct TableRows {
-  float* weights;        // [rows, dim]
+  char* weights;         // [rows, dim]
   int32_t* generations;  // [rows]
   int64_t rows;
   int64_t dim;
+  Storage storage;    // of the weights
+  int64_t row_bytes;  // of the weights
   int64_t slab;
   int64_t seed;
   const double* init_data;
@@ -31,7 +34,14 @@ struct TableRows {
   int64_t default_count;
   int64_t refused_begin;
   int64_t refused_count;
+
+  char* row(int64_t number) const { return weights + number * row_bytes; }
 };
+
+// How a tensor of rows or state stores its values; raises unless it is float32,
+// bfloat16 or float16.
+Storage storage_of(const char* op, const char* argument, const Tensor& tensor);
+int64_t storage_bytes(Storage storage);  // of one value; not for kBlockFloat8
 
 // Checks the tensors and returns one entry per table.
 std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& weights,

@@ -74,9 +74,9 @@ class DynamicEmbeddingBag(SingleTable):
         mode: ``"sum"`` or ``"mean"``. With ``per_sample_weights`` the mean is
             sum(w_i e_i) / sum(w_i). An empty bag gives zeros.
         include_last_offset: offsets have one element per bag and the number of ids at the end.
-        name, padding_idx, initializer, optimizer, trainable, eval_default, dtype, device, policy,
-            max_rows, memory_budget: as in :class:`DynamicEmbedding`. The padding id does not
-            count in a mean.
+        name, padding_idx, initializer, optimizer, trainable, eval_default, dtype, output_dtype,
+            split, device, policy, max_rows, memory_budget: as in :class:`DynamicEmbedding`. The
+            padding id does not count in a mean.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -98,6 +98,8 @@ class DynamicEmbeddingBag(SingleTable):
         trainable: bool = True,
         eval_default: EvalDefault = "initial",
         dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype = torch.float32,
+        split: bool = False,
         device: torch.device | str | None = None,
         policy: Policy | None = None,
         max_rows: int | None = None,
@@ -113,6 +115,8 @@ class DynamicEmbeddingBag(SingleTable):
             trainable=trainable,
             eval_default=eval_default,
             dtype=dtype,
+            output_dtype=output_dtype,
+            split=split,
             device=device,
             policy=policy,
             max_rows=max_rows,
@@ -135,11 +139,11 @@ class DynamicEmbeddingBag(SingleTable):
         Args:
             input: int64 or int32; (B, L): B bags of L ids, or (N,) with offsets.
             offsets: int64 or int32 (B,), where each bag begins; (B + 1,) with include_last_offset.
-            per_sample_weights: float32 of the shape of input; gets a gradient.
+            per_sample_weights: float of the shape of input; gets a gradient.
             scores: int64 of the shape of input, as in :meth:`DynamicEmbedding.forward`.
 
         Returns:
-            float32 (B, embedding_dim).
+            ``output_dtype`` (B, embedding_dim).
 
         Raises:
             TypeError, ValueError: dtypes or shapes do not match.
@@ -173,6 +177,9 @@ class DynamicEmbeddingBag(SingleTable):
         optimizer: OptimizerConfig | None = None,
         trainable: bool = True,
         eval_default: EvalDefault = "initial",
+        dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype = torch.float32,
+        split: bool = False,
         policy: Policy | None = None,
         memory_budget: int | str | None = None,
     ) -> DynamicEmbeddingBag:
@@ -188,6 +195,9 @@ class DynamicEmbeddingBag(SingleTable):
             optimizer=optimizer,
             trainable=trainable,
             eval_default=eval_default,
+            dtype=dtype,
+            output_dtype=output_dtype,
+            split=split,
             policy=policy,
             memory_budget=memory_budget,
             device=weight.device,

@@ -23,7 +23,8 @@ class Collection(TableModule):
         *,
         optimizer: OptimizerConfig | None,
         trainable: bool,
-        dtype: torch.dtype,
+        output_dtype: torch.dtype,
+        split: bool,
         device: torch.device | str | None,
         max_rows: int | None,
         memory_budget: int | str | None,
@@ -32,7 +33,8 @@ class Collection(TableModule):
             tables,
             optimizer=optimizer,
             trainable=trainable,
-            dtype=dtype,
+            output_dtype=output_dtype,
+            split=split,
             device=device,
             max_rows=max_rows,
             memory_budget=memory_budget,
@@ -92,7 +94,8 @@ class DynamicEmbeddingBagCollection(Collection):
         tables: one config per table; a table may serve several features.
         optimizer: of all tables; one param group each.
         mode: ``"sum"`` or ``"mean"``.
-        trainable, dtype, device, max_rows, memory_budget: as in :class:`DynamicEmbedding`.
+        trainable, output_dtype, split, device, max_rows, memory_budget: as in
+            :class:`DynamicEmbedding`.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -112,7 +115,8 @@ class DynamicEmbeddingBagCollection(Collection):
         optimizer: OptimizerConfig | None = None,
         mode: str = "sum",
         trainable: bool = True,
-        dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype = torch.float32,
+        split: bool = False,
         device: torch.device | str | None = None,
         max_rows: int | None = None,
         memory_budget: int | str | None = None,
@@ -122,7 +126,8 @@ class DynamicEmbeddingBagCollection(Collection):
             tables,
             optimizer=optimizer,
             trainable=trainable,
-            dtype=dtype,
+            output_dtype=output_dtype,
+            split=split,
             device=device,
             max_rows=max_rows,
             memory_budget=memory_budget,
@@ -139,7 +144,7 @@ class DynamicEmbeddingBagCollection(Collection):
                 whose weights are used if it has any.
 
         Returns:
-            float32 (B, sum of feature_dims), features side by side in the order of
+            ``output_dtype`` (B, sum of feature_dims), features side by side in the order of
             ``feature_names``; :meth:`split` takes them apart.
 
         Raises:
@@ -200,7 +205,7 @@ class DynamicEmbeddingCollection(Collection):
     """A vector per id for many features; all tables have one dim.
 
     Args:
-        tables, optimizer, trainable, dtype, device, max_rows, memory_budget: as in
+        tables, optimizer, trainable, output_dtype, split, device, max_rows, memory_budget: as in
             :class:`DynamicEmbeddingBagCollection`.
 
     Raises:
@@ -222,7 +227,8 @@ class DynamicEmbeddingCollection(Collection):
         *,
         optimizer: OptimizerConfig | None = None,
         trainable: bool = True,
-        dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype = torch.float32,
+        split: bool = False,
         device: torch.device | str | None = None,
         max_rows: int | None = None,
         memory_budget: int | str | None = None,
@@ -237,7 +243,8 @@ class DynamicEmbeddingCollection(Collection):
             tables,
             optimizer=optimizer,
             trainable=trainable,
-            dtype=dtype,
+            output_dtype=output_dtype,
+            split=split,
             device=device,
             max_rows=max_rows,
             memory_budget=memory_budget,

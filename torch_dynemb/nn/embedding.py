@@ -27,6 +27,8 @@ class SingleTable(TableModule):
         trainable: bool,
         eval_default: EvalDefault,
         dtype: torch.dtype,
+        output_dtype: torch.dtype,
+        split: bool,
         device: torch.device | str | None,
         policy: Policy | None,
         max_rows: int | None,
@@ -39,12 +41,14 @@ class SingleTable(TableModule):
             padding_idx=padding_idx,
             eval_default=eval_default,
             policy=Policy() if policy is None else policy,
+            dtype=dtype,
         )
         super().__init__(
             [table],
             optimizer=optimizer,
             trainable=trainable,
-            dtype=dtype,
+            output_dtype=output_dtype,
+            split=split,
             device=device,
             max_rows=max_rows,
             memory_budget=memory_budget,
@@ -131,7 +135,11 @@ class DynamicEmbedding(SingleTable):
         trainable: False: insert nothing, train nothing.
         eval_default: what a read gives for an id that is not there: ``"initial"``, ``"zeros"`` or a
             tensor [embedding_dim].
-        dtype: float32.
+        dtype: of the rows: float32, bfloat16 or float16; arithmetic is float32.
+        output_dtype: of what a lookup returns: float32, bfloat16 or float16.
+        split: backward only gathers gradients, and ``module.optimizer.step()`` applies them: for
+            gradient accumulation, clipping by one norm, ``GradScaler``, and for several lookups in
+            one forward.
         device: of the rows; default: torch's default device.
         policy: how ids come and go: scores, capacity and eviction, admission, ttl; default: every
             id gets a row and keeps it.
@@ -158,6 +166,8 @@ class DynamicEmbedding(SingleTable):
         trainable: bool = True,
         eval_default: EvalDefault = "initial",
         dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype = torch.float32,
+        split: bool = False,
         device: torch.device | str | None = None,
         policy: Policy | None = None,
         max_rows: int | None = None,
@@ -172,6 +182,8 @@ class DynamicEmbedding(SingleTable):
             trainable=trainable,
             eval_default=eval_default,
             dtype=dtype,
+            output_dtype=output_dtype,
+            split=split,
             device=device,
             policy=policy,
             max_rows=max_rows,
@@ -187,7 +199,7 @@ class DynamicEmbedding(SingleTable):
                 them; of several for one id the largest counts. Reads do not use them.
 
         Returns:
-            float32, ``input.shape + (embedding_dim,)``.
+            ``output_dtype``, ``input.shape + (embedding_dim,)``.
 
         Raises:
             TypeError: input holds no integers.
@@ -218,6 +230,9 @@ class DynamicEmbedding(SingleTable):
         optimizer: OptimizerConfig | None = None,
         trainable: bool = True,
         eval_default: EvalDefault = "initial",
+        dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype = torch.float32,
+        split: bool = False,
         policy: Policy | None = None,
         memory_budget: int | str | None = None,
     ) -> DynamicEmbedding:
@@ -236,6 +251,9 @@ class DynamicEmbedding(SingleTable):
             optimizer=optimizer,
             trainable=trainable,
             eval_default=eval_default,
+            dtype=dtype,
+            output_dtype=output_dtype,
+            split=split,
             policy=policy,
             memory_budget=memory_budget,
             device=weight.device,

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
-from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
+from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
 from torch_dynemb.table import TableConfig, TableGroup
+from torch_dynemb.table_config import ROW_DTYPES
 from torch_dynemb.table_memory import check_device
 
 # Updates without optimizer.step() from which on a module reports that the call is missing.
@@ -37,7 +38,9 @@ class TableModule(nn.Module):
         tables: of the group.
         optimizer: config; required if trainable.
         trainable: False: lookups insert nothing and backward changes nothing.
-        dtype: of the rows; float32.
+        output_dtype: of what lookups return: float32, bfloat16 or float16. Sums are float32.
+        split: backward only gathers gradients, and ``optimizer.step()`` applies them; see
+            :class:`torch_dynemb.SplitOptimizer`.
         device: of the rows; default: torch's default device.
         max_rows, memory_budget: see :class:`torch_dynemb.table.TableGroup`.
 
@@ -52,7 +55,8 @@ class TableModule(nn.Module):
         *,
         optimizer: OptimizerConfig | None,
         trainable: bool,
-        dtype: torch.dtype,
+        output_dtype: torch.dtype,
+        split: bool,
         device: torch.device | str | None,
         max_rows: int | None,
         memory_budget: int | str | None,
@@ -62,11 +66,12 @@ class TableModule(nn.Module):
         if trainable and optimizer is None:
             raise ValueError(
                 f"{owner}: optimizer is None, but the rows of a trainable table are updated in "
-                "backward: give a config such as optimizer=Adam(lr=1e-3), or trainable=False"
+                "backward: give a config such as optimizer=Adam(lr=1e-3), or trainable=False and "
+                "an optimizer later with set_optimizer()"
             )
-        if dtype != torch.float32:
+        if output_dtype not in ROW_DTYPES:
             raise TypeError(
-                f"{owner}: dtype is {dtype}, expected torch.float32 (others come later)"
+                f"{owner}: output_dtype is {output_dtype}, expected one of {list(ROW_DTYPES)}"
             )
         if device is not None:
             check_device(owner, torch.device(device))
@@ -77,7 +82,9 @@ class TableModule(nn.Module):
             max_rows=max_rows,
             memory_budget=memory_budget,
             device=device,
+            split=split,
         )
+        self.output_dtype = output_dtype
         # Not a weight: autograd runs the backward of a lookup because of it. Shape (1,): FSDP2
         # takes neither scalars nor empty parameters.
         anchor = torch.zeros(1, device=self._group.device)
@@ -117,21 +124,34 @@ class TableModule(nn.Module):
         group = self._group
         if group.optimizer_config is None:
             return None
-        return FusedOptimizer(
-            group.names,
-            group.optimizer_config,
-            hyper=group.hyper,
-            row_clock=group.row_clock,
-            end_step=group.step,
-        )
+        kind = SplitOptimizer if group.split else FusedOptimizer
+        return kind(group.names, group.optimizer_config, rows=group.rows, end_step=group.step)
 
     def _rebind_optimizer(self) -> None:
         """After the group's tensors have been replaced."""
         if self._optimizer is not None:
-            group = self._group
-            self._optimizer.rebind(
-                hyper=group.hyper, row_clock=group.row_clock, end_step=group.step
-            )
+            self._optimizer.rebind(rows=self._group.rows, end_step=self._group.step)
+
+    def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
+        """Gives the tables an optimizer, or another one; the module is trainable then.
+
+        State starts fresh, as with a new optimizer of torch; rows stay. All tensors of the group
+        are replaced: compiled code is compiled again, graphs must be captured again. While it is
+        done, the tables are in memory twice.
+
+        Returns:
+            The new ``module.optimizer``; using the old one raises.
+
+        Raises:
+            TypeError: ``config`` is no optimizer config.
+        """
+        self._group.set_optimizer(config)
+        if self._optimizer is not None:
+            self._optimizer.retire()
+        self._optimizer = self._make_optimizer()
+        self.trainable = True
+        self.grad_anchor.requires_grad_(True)
+        return self.optimizer
 
     # -- lookup --------------------------------------------------------------------------------
 
@@ -148,6 +168,30 @@ class TableModule(nn.Module):
         scores: Tensor | None = None,
     ) -> Tensor:
         """One call of the index and one of the rows for all features; see ``ops.index``."""
+        output = self._float_lookup(
+            ids,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+            feature_policies=feature_policies,
+            scores=scores,
+        )
+        return output.to(self.output_dtype)
+
+    def _float_lookup(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *,
+        feature_tables: list[int],
+        feature_dims: list[int],
+        pooling: Pooling,
+        feature_policies: list[int] | None,
+        scores: Tensor | None,
+    ) -> Tensor:
         group = self._group
         learning = (
             self.training
@@ -320,8 +364,9 @@ class TableModule(nn.Module):
         check_device(owner, probe.device)
         if probe.dtype != torch.float32:
             raise TypeError(
-                f"{owner}: dtype {probe.dtype}: the rows are float32; use autocast around the "
-                "dense part of the model, or convert it alone"
+                f"{owner}: dtype {probe.dtype}: rows keep the dtype they were constructed with: "
+                "give dtype= or output_dtype= there, use autocast around the dense part of the "
+                "model, or convert it alone"
             )
         if probe.is_shared():
             raise RuntimeError(
@@ -389,17 +434,20 @@ def flat_offsets(owner: str, offsets: Tensor) -> Tensor:
 
 
 def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
-    """Weights of ids as float32 [n]; raises TypeError or ValueError unless they have ``shape``."""
+    """Weights of ids as float32 [n]; raises TypeError or ValueError unless they have ``shape``.
+
+    Under autocast a layer may have made them of less than float32.
+    """
     if not isinstance(weights, Tensor):
         raise TypeError(f"{owner} is a {type(weights).__name__}, expected a Tensor")
     if weights.shape != shape:
         raise ValueError(
             f"{owner} has shape {tuple(weights.shape)}, expected that of the ids, {tuple(shape)}"
         )
-    if weights.dtype != torch.float32:
-        raise TypeError(f"{owner} has dtype {weights.dtype}, expected float32")
+    if weights.dtype not in ROW_DTYPES:
+        raise TypeError(f"{owner} has dtype {weights.dtype}, expected float32, bfloat16 or float16")
     check_device(owner, weights.device)
-    return weights.reshape(-1).contiguous()
+    return weights.reshape(-1).to(torch.float32).contiguous()
 
 
 def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:

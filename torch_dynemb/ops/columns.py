@@ -75,13 +75,14 @@ class RowClock(IntEnum):
     UPDATES = 0
     SINCE_STEP = 1
     STALE = 2
+    NON_FINITE = 3
 
 
 ROW_CLOCK_EXTRA = 4
 
 
 class Hyper(IntEnum):
-    """Columns of ``hyper``, float64 [tables, 8]."""
+    """Columns of ``hyper``, float64 [tables, 24]."""
 
     LR = 0
     WEIGHT_DECAY = 1
@@ -91,9 +92,29 @@ class Hyper(IntEnum):
     INITIAL_STATE = 5
     MOMENTUM = 6
     NESTEROV = 7
+    DECOUPLED = 8
+    CLIP_VALUE = 9
+    CLIP_NORM = 10
+    NON_FINITE = 11
+    STOCHASTIC = 12
+    L1 = 13
+    RIDGE = 14
+    GROUP = 15
+    TRUST = 16
+    BETA = 17
+    DOWN_SCALE_BY = 18
+    SKIP_IF = 19
 
 
-HYPER_COLUMNS = 8
+HYPER_COLUMNS = 24
+
+
+class NonFinite(IntEnum):
+    """What becomes of a row whose gradient has NaN or infinity."""
+
+    PROPAGATE = 0
+    SKIP = 1
+    RAISE = 2
 
 
 class PolicyColumn(IntEnum):

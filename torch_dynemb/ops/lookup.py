@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_dynemb._library import register_fake
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
 
 
@@ -26,9 +27,11 @@ class Rows(NamedTuple):
         generations: int32 [rows], one per slab.
         state: optimizer state; tensor k of slab s at index k * slabs + s.
         row_clock: int64 [tables + 4].
-        hyper: float64 [tables, 8].
+        hyper: float64 [tables, 24].
         meta: int64 [tables, 16].
         init_data: float64, initializer records.
+        pending: where gradients wait in split mode, see :class:`PendingGradients`; empty: the
+            backward updates the rows.
     """
 
     weights: list[Tensor]
@@ -38,6 +41,12 @@ class Rows(NamedTuple):
     hyper: Tensor
     meta: Tensor
     init_data: Tensor
+    pending: list[Tensor]
+
+    @property
+    def updated(self) -> tuple[Any, ...]:
+        """What the update ops take."""
+        return self[:-1]
 
 
 def _check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
@@ -177,6 +186,10 @@ def embedding_inference(
     return output
 
 
+def _output(ids: Tensor, rows: int, columns: int) -> Tensor:
+    return ids.new_empty((rows, columns), dtype=torch.float32)
+
+
 @register_fake("embedding_bag")
 def _embedding_bag_fake(
     weights: Sequence[Tensor],
@@ -186,6 +199,7 @@ def _embedding_bag_fake(
     hyper: Tensor,
     meta: Tensor,
     init_data: Tensor,
+    pending: Sequence[Tensor],
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
@@ -197,7 +211,7 @@ def _embedding_bag_fake(
     optimizer: int,
 ) -> tuple[Tensor, Tensor]:
     batch = (offsets.shape[0] - 1) // len(feature_tables)
-    return weights[0].new_empty((batch, sum(feature_dims))), row_clock.new_empty((1,))
+    return _output(ids, batch, sum(feature_dims)), row_clock.new_empty((1,))
 
 
 @register_fake("embedding")
@@ -209,6 +223,7 @@ def _embedding_fake(
     hyper: Tensor,
     meta: Tensor,
     init_data: Tensor,
+    pending: Sequence[Tensor],
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
@@ -217,7 +232,7 @@ def _embedding_fake(
     dim: int,
     optimizer: int,
 ) -> tuple[Tensor, Tensor]:
-    return weights[0].new_empty((ids.shape[0], dim)), row_clock.new_empty((1,))
+    return _output(ids, ids.shape[0], dim), row_clock.new_empty((1,))
 
 
 @register_fake("embedding_bag_inference")
@@ -235,7 +250,7 @@ def _embedding_bag_inference_fake(
     pooling: int,
 ) -> Tensor:
     batch = (offsets.shape[0] - 1) // len(feature_tables)
-    return weights[0].new_empty((batch, sum(feature_dims)))
+    return _output(ids, batch, sum(feature_dims))
 
 
 @register_fake("embedding_inference")
@@ -250,7 +265,7 @@ def _embedding_inference_fake(
     feature_tables: Sequence[int],
     dim: int,
 ) -> Tensor:
-    return weights[0].new_empty((ids.shape[0], dim))
+    return _output(ids, ids.shape[0], dim)
 
 
 # Rows are not saved for backward: that would compare their version with the forward's, and they are
@@ -277,9 +292,28 @@ def _update_rows(
 ) -> None:
     if ctx.optimizer == NO_OPTIMIZER:
         return
+    rows = ctx.rows
+    if rows.pending:
+        pending = PendingGradients.of(rows.pending)
+        torch.ops.dynemb.accumulate_grad_(
+            *pending,
+            rows.row_clock,
+            rows.weights,
+            rows.generations,
+            rows.meta,
+            rows.init_data,
+            grad_output,
+            ids,
+            handles,
+            offsets,
+            per_sample_weights,
+            updates,
+            *ctx.features,
+        )
+        return
     backward_op = getattr(torch.ops.dynemb, f"{OPTIMIZER_NAMES[ctx.optimizer]}_backward_")
     backward_op(
-        *ctx.rows,
+        *rows.updated,
         grad_output,
         ids,
         handles,
@@ -316,7 +350,7 @@ def _bag_backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tup
         _check_backward()
         grad_output = grad_output.contiguous()
         ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
-        if per_sample_weights is not None and ctx.needs_input_grad[10]:
+        if per_sample_weights is not None and ctx.needs_input_grad[11]:
             # before the update, which changes the rows
             weight_grad = torch.ops.dynemb.bag_weight_grad(
                 ctx.rows.weights,

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from torch_dynemb._library import register_fake
 
-_DTYPE_CODES = {torch.float32: 0, torch.int32: 1, torch.int64: 2}
+_DTYPE_CODES = {
+    torch.float32: 0,
+    torch.int32: 1,
+    torch.int64: 2,
+    torch.bfloat16: 3,
+    torch.float16: 4,
+    torch.uint8: 5,
+}
 
 
 def reserve(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool = False) -> Tensor:
@@ -24,7 +31,7 @@ def reserve(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool = False
 
     Args:
         size: shape; may far exceed the machine's memory.
-        dtype: float32, int32 or int64.
+        dtype: float32, bfloat16, float16, int32, int64 or uint8.
         huge_pages: ask for 2 MiB pages beyond the first 4 MiB.
 
     Raises:
@@ -32,7 +39,7 @@ def reserve(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool = False
         RuntimeError: the address space, or the system's overcommit policy, does not allow it.
     """
     if dtype not in _DTYPE_CODES:
-        raise TypeError(f"reserve: dtype is {dtype}, expected float32, int32 or int64")
+        raise TypeError(f"reserve: dtype is {dtype}, expected one of {list(_DTYPE_CODES)}")
     tensor: Tensor = torch.ops.dynemb.reserve(list(size), _DTYPE_CODES[dtype], huge_pages)
     return tensor
 
@@ -67,7 +74,7 @@ def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor
 
     Args:
         size: shape; may far exceed the GPU's memory.
-        dtype: float32, int32 or int64.
+        dtype: float32, bfloat16, float16, int32, int64 or uint8.
         device: index of the GPU.
 
     Raises:
@@ -76,7 +83,7 @@ def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor
     """
     _check_cuda_kernels("reserve_cuda")
     if dtype not in _DTYPE_CODES:
-        raise TypeError(f"reserve_cuda: dtype is {dtype}, expected float32, int32 or int64")
+        raise TypeError(f"reserve_cuda: dtype is {dtype}, expected one of {list(_DTYPE_CODES)}")
     tensor: Tensor = torch.ops.dynemb.reserve_cuda(list(size), _DTYPE_CODES[dtype], device)
     return tensor
 

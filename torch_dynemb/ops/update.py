@@ -15,10 +15,16 @@ OPTIMIZER_NAMES = (
     "adagrad",
     "rowwise_adagrad",
     "adam",
-    "adamw",
+    "adamw_tf",
     "momentum_sgd",
     "amsgrad",
-    "adamw_tf",
+    "smart_decay_adam",
+    "partial_rowwise_adam",
+    "lamb",
+    "partial_rowwise_lamb",
+    "lars_sgd",
+    "ftrl",
+    "group_ftrl",
 )
 NO_OPTIMIZER = -1
 

@@ -1,4 +1,4 @@
-"""The torch optimizer of a dynamic table, whose updates run inside backward."""
+"""The torch optimizer of dynamic tables, whose updates run inside backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import Hyper, RowClock
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.ops.lookup import Rows
+from torch_dynemb.optim.config import OptimizerConfig, hyper_values
 
 
 class ParamGroup(dict[str, Any]):
@@ -35,11 +36,11 @@ class ParamGroup(dict[str, Any]):
             super().__setitem__(key, value)
             return
         columns = self._columns[key]
-        values = value if isinstance(value, tuple | list) else (value,)
+        values = hyper_values(key, value)
         if len(values) != len(columns):
             raise ValueError(f"param group: {key} is {value!r}, expected {len(columns)} numbers")
         for column, x in zip(columns, values, strict=True):
-            self._row[column] = float(x)
+            self._row[column] = x
         if key != "lr":
             super().__setitem__(key, value)
 
@@ -60,6 +61,12 @@ class ParamGroup(dict[str, Any]):
         }
 
 
+def _retired(now: int | None) -> None:
+    raise RuntimeError(
+        "optimizer: the tables got another optimizer by set_optimizer(): use module.optimizer"
+    )
+
+
 class FusedOptimizer(torch.optim.Optimizer):
     """Optimizer of a group of tables: one param group per table, updates inside backward.
 
@@ -70,8 +77,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     Args:
         names: one per table.
         config: what the tables start with.
-        hyper: float64 [tables, 8], the tensor the kernels read.
-        row_clock: int64 [tables + 4].
+        rows: of the tables.
         end_step: called by :meth:`step` with ``now``.
     """
 
@@ -82,44 +88,40 @@ class FusedOptimizer(torch.optim.Optimizer):
         names: Sequence[str],
         config: OptimizerConfig,
         *,
-        hyper: Tensor,
-        row_clock: Tensor,
+        rows: Rows,
         end_step: Callable[[int | None], None],
     ) -> None:
-        self._hyper = hyper
-        self._row_clock = row_clock
+        self._rows = rows
         self._end_step = end_step
         self._tables = len(names)
         self._config = config
         self._complete = False
         # .data: writes through it do not count as changes of `hyper` between forward and backward
-        hyper_data = hyper.data
+        hyper = rows.hyper.data
         groups = [
             {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, **config.hyper()}
             for name in names
         ]
         super().__init__(groups, config.hyper())
         self.param_groups: list[dict[str, Any]] = [
-            ParamGroup(group, hyper_data[table], config.hyper_columns)
+            ParamGroup(group, hyper[table], config.hyper_columns)
             for table, group in enumerate(self.param_groups)
         ]
         self._complete = True
 
-    def rebind(
-        self, *, hyper: Tensor, row_clock: Tensor, end_step: Callable[[int | None], None]
-    ) -> None:
+    def rebind(self, *, rows: Rows, end_step: Callable[[int | None], None]) -> None:
         """Follows the tables to another device; param groups stay the same objects."""
-        self._hyper, self._row_clock, self._end_step = hyper, row_clock, end_step
+        self._rows, self._end_step = rows, end_step
         for table, group in enumerate(self.param_groups):
             if isinstance(group, ParamGroup):
-                group.rebind(hyper.data[table])
+                group.rebind(rows.hyper.data[table])
 
     def add_table(self, name: str) -> None:
         """Adds the param group of a table that was added to the group; call :meth:`rebind` first.
 
         Schedulers made before do not know it: torch's keep one learning rate per param group.
         """
-        row = self._hyper.data[self._tables]
+        row = self._rows.hyper.data[self._tables]
         self._tables += 1
         self._complete = False
         super().add_param_group(
@@ -153,8 +155,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         raise RuntimeError(
             "torch_dynemb: GradScaler.step(module.optimizer): the rows were updated inside "
             "backward, with gradients that were still multiplied by the loss scale. Gradient "
-            "scaling is not supported yet: train in fp32 or with autocast(dtype=torch.bfloat16), "
-            "which needs no scaler, and call module.optimizer.step() directly"
+            "scaling needs split mode: construct the module with split=True; or train with "
+            "autocast(dtype=torch.bfloat16), which needs no scaler"
         )
 
     def step(  # type: ignore[override]
@@ -174,13 +176,25 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._row_clock[self._tables + RowClock.SINCE_STEP] = 0
+        self._apply_gradients()
+        self._rows.row_clock[self._tables + RowClock.SINCE_STEP] = 0
         self._end_step(now)
         return loss
 
+    def _apply_gradients(self) -> None:
+        """Nothing: the backward has done it."""
+
+    def retire(self) -> None:
+        """After the tables got another optimizer: using this one raises RuntimeError."""
+        self._end_step = _retired
+
     def updates_since_step(self) -> int:
         """How many backwards have updated the rows since the last :meth:`step`."""
-        return int(self._row_clock[self._tables + RowClock.SINCE_STEP])
+        return int(self._rows.row_clock[self._tables + RowClock.SINCE_STEP])
+
+    def non_finite_gradients(self) -> int:
+        """Rows left alone because of NaN or infinity in their gradient; see ``non_finite``."""
+        return int(self._rows.row_clock[self._tables + RowClock.NON_FINITE])
 
     def state_dict(self) -> dict[str, Any]:
         """Hyper-parameters by param group."""
@@ -189,7 +203,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for i, group in enumerate(self.param_groups)
             if isinstance(group, ParamGroup)
         ]
-        return {"state": {}, "param_groups": groups, "optimizer": self._config.op_name}
+        return {"state": {}, "param_groups": groups, "optimizer": self._config.name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Writes hyper-parameters into the tensor the kernels read.
@@ -198,10 +212,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: other tables than this optimizer's, or other hyper-parameters.
         """
         optimizer = state_dict.get("optimizer")
-        if optimizer != self._config.op_name:
+        if optimizer != self._config.name:
             raise ValueError(
                 f"load_state_dict: state_dict is of optimizer {optimizer!r}, expected "
-                f"{self._config.op_name!r}"
+                f"{self._config.name!r}"
             )
         saved = state_dict["param_groups"]
         names = [group["name"] for group in self.param_groups]

@@ -1,21 +1,20 @@
-// Adagrad (Duchi, Hazan, Singer 2011) with L2 weight decay, as torch.optim.Adagrad without
-// lr_decay.
+// Adagrad (Duchi, Hazan, Singer 2011), as torch.optim.Adagrad without lr_decay.
 #pragma once
 
 #include "core/optimizer_step.h"
 
 namespace dynemb {
 
-struct Adagrad {
+struct Adagrad : ByElement {
   static constexpr int kElementStates = 1;
-  static constexpr int kRowStates = 0;
+  static constexpr unsigned kUnsignedStates = 1;
 
-  static DYNEMB_HD void element(const OptimizerStep& s, float gradient, float& weight,
-                                float* state) {
-    const float g = gradient + s.weight_decay * weight;
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, float gradient,
+                                float& weight, float* state) {
+    const float g = decayed_gradient(s, gradient, weight);
     const float sum = state[0] + g * g;
     state[0] = sum;
-    weight -= s.lr * (g / (sqrtf(sum) + s.eps));
+    weight = decayed_weight(s, weight) - s.lr * (g / (sqrtf(sum) + s.eps));
   }
 };
 

@@ -1,28 +1,38 @@
-// Adam (Kingma, Ba 2015) with L2 weight decay, epsilon outside the corrected root as in
-// torch.optim.Adam, touched rows only and bias correction by the table's step as in
-// torch.optim.SparseAdam.
+// Adam (Kingma, Ba 2015), epsilon outside the corrected root as in torch.optim.Adam, touched rows
+// only and bias correction by the table's step as in torch.optim.SparseAdam, or by the row's. With
+// decoupled weight decay it is AdamW (Loshchilov, Hutter 2019).
 #pragma once
 
 #include "core/optimizer_step.h"
 
 namespace dynemb {
 
-// Updates the moments and returns the step to subtract.
-DYNEMB_HD float adam_step(const OptimizerStep& s, float g, float* state) {
-  const float m = s.beta1 * state[0] + s.complement1 * g;
-  const float v = s.beta2 * state[1] + s.complement2 * g * g;
-  state[0] = m;
-  state[1] = v;
-  return s.step_size * (m / (sqrtf(v) * s.root_correction2 + s.eps));
+struct AdamBase : ByElement {
+  static constexpr int kElementStates = 2;
+  static constexpr unsigned kUnsignedStates = 2;
+  static constexpr RowSteps kRowSteps = RowSteps::kOptional;
+};
+
+// Moments of a gradient: the new values of state[0] and state[1].
+template <class Values>
+DYNEMB_HD Values first_moment(const OptimizerStep& s, Values g, const Values* state) {
+  return s.beta1 * state[0] + s.complement1 * g;
+}
+template <class Values>
+DYNEMB_HD Values second_moment(const OptimizerStep& s, Values g, const Values* state) {
+  return s.beta2 * state[1] + s.complement2 * g * g;
 }
 
-struct Adam {
-  static constexpr int kElementStates = 2;
-  static constexpr int kRowStates = 0;
-
-  static DYNEMB_HD void element(const OptimizerStep& s, float gradient, float& weight,
-                                float* state) {
-    weight -= adam_step(s, gradient + s.weight_decay * weight, state);
+struct Adam : AdamBase {
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, float gradient,
+                                float& weight, float* state) {
+    const float g = decayed_gradient(s, gradient, weight);
+    const float m = first_moment(s, g, state);
+    const float v = second_moment(s, g, state);
+    state[0] = m;
+    state[1] = v;
+    weight =
+        decayed_weight(s, weight) - s.step_size * (m / (sqrtf(v) * s.root_correction2 + s.eps));
   }
 };
 

@@ -1,26 +1,32 @@
 // Row-wise Adagrad: one accumulator per row, fed with the mean of the squared gradients of the row
-// (Gupta, Bennett, Weston 2014; FBGEMM's exact_rowwise_adagrad), with L2 weight decay.
+// (Gupta, Bennett, Weston 2014; FBGEMM's exact_rowwise_adagrad).
 #pragma once
 
 #include "core/optimizer_step.h"
 
 namespace dynemb {
 
-struct RowwiseAdagrad {
+struct RowwiseAdagrad : ByElement {
   static constexpr int kElementStates = 0;
   static constexpr int kRowStates = 1;
+  static constexpr int kSums = 1;
 
-  // Values: float, or several floats as one value.
   template <class Values>
-  static DYNEMB_HD Values effective_gradient(const OptimizerStep& s, Values gradient,
-                                             Values weight) {
-    return gradient + s.weight_decay * weight;
+  static DYNEMB_HD void add_terms(const OptimizerStep& s, Values gradient, Values weight,
+                                  const Values*, Values* sums) {
+    const Values g = decayed_gradient(s, gradient, weight);
+    sums[0] += g * g;
   }
-  // Updates the row's accumulator and returns what multiplies the effective gradient.
-  static DYNEMB_HD float row_scale(const OptimizerStep& s, float mean_square, float* row_state) {
-    const float sum = row_state[0] + mean_square;
+  static DYNEMB_HD RowNumbers row(const OptimizerStep& s, const float* sums, float dim,
+                                  float* row_state) {
+    const float sum = row_state[0] + sums[0] / dim;
     row_state[0] = sum;
-    return s.lr / (sqrtf(sum) + s.eps);
+    return {s.lr / (sqrtf(sum) + s.eps), 0.0f};
+  }
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, float gradient,
+                                float& weight, float*) {
+    const float g = decayed_gradient(s, gradient, weight);
+    weight = decayed_weight(s, weight) - row.first * g;
   }
 };
 

@@ -1,0 +1,37 @@
+// FTRL with a group penalty: a row whose shrunk linear term is short becomes zero as a whole (Ni et
+// al. 2021, "Adaptive optimizers with sparse group lasso for neural networks in CTR prediction").
+#pragma once
+
+#include "core/optimizer/ftrl.h"
+
+namespace dynemb {
+
+struct GroupFtrl : Ftrl {
+  static constexpr int kSums = 1;
+
+  template <class Values>
+  static DYNEMB_HD void add_terms(const OptimizerStep& s, Values gradient, Values weight,
+                                  const Values* state, Values* sums) {
+    const Values z = linear(s, decayed_gradient(s, gradient, weight), weight, state);
+    const Values zero = z - z;
+    const Values magnitude = z > zero ? z : zero - z;
+    const Values left = magnitude > zero + s.l1 ? magnitude - s.l1 : zero;
+    sums[0] += left * left;
+  }
+  static DYNEMB_HD RowNumbers row(const OptimizerStep& s, const float* sums, float dim, float*) {
+    const float norm = sqrtf(sums[0]);
+    const float least = s.group * sqrtf(dim);
+    return {norm <= least ? 0.0f : 1.0f - least / norm, 0.0f};
+  }
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, float gradient,
+                                float& weight, float* state) {
+    const float g = decayed_gradient(s, gradient, weight);
+    const float z = linear(s, g, weight, state);
+    const float sum = state[0] + g * g;
+    state[0] = sum;
+    state[1] = z;
+    weight = decayed_weight(s, rate(s, sum) * row.first * shrunk(s, z));
+  }
+};
+
+}  // namespace dynemb

@@ -1,0 +1,35 @@
+// LARS (You, Gitman, Ginsburg 2017) per row: SGD with momentum whose rate is
+// lr * trust * |w| / (|g| + weight_decay * |w|); lr where either norm is 0.
+#pragma once
+
+#include "core/optimizer_step.h"
+
+namespace dynemb {
+
+struct LarsSgd : ByElement {
+  static constexpr int kElementStates = 1;
+  static constexpr int kSums = 2;
+
+  template <class Values>
+  static DYNEMB_HD void add_terms(const OptimizerStep&, Values gradient, Values weight,
+                                  const Values*, Values* sums) {
+    sums[0] += weight * weight;
+    sums[1] += gradient * gradient;
+  }
+  static DYNEMB_HD RowNumbers row(const OptimizerStep& s, const float* sums, float, float*) {
+    const float weight = sqrtf(sums[0]);
+    const float gradient = sqrtf(sums[1]);
+    const bool scaled = weight > 0.0f && gradient > 0.0f;
+    const float ratio = s.trust * weight / (gradient + s.l2 * weight);
+    return {scaled ? s.lr * ratio : s.lr, 0.0f};
+  }
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, float gradient,
+                                float& weight, float* state) {
+    const float g = decayed_gradient(s, gradient, weight);
+    const float velocity = s.momentum * state[0] + row.first * g;
+    state[0] = velocity;
+    weight = decayed_weight(s, weight) - velocity;
+  }
+};
+
+}  // namespace dynemb

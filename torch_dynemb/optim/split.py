@@ -1,0 +1,171 @@
+"""Updates apart from the backward: gradients wait until ``step()`` applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import Hyper, RowClock
+from torch_dynemb.ops.lookup import Rows
+from torch_dynemb.ops.pending import PendingGradients, merge_grad_
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.fused import FusedOptimizer
+
+
+class RowGradients(torch.nn.Parameter):
+    """Stands for the rows of one dim where torch looks for gradients, such as ``GradScaler``.
+
+    ``grad`` is float32 [n, dim], one row per row touched since the last step, or None. Reading it
+    sums what several lookups gave; on a GPU it waits for their number. Changes in place count:
+    clipping, unscaling. It has no values of its own.
+    """
+
+    _slab: int
+    _optimizer: SplitOptimizer
+
+    def __new__(cls, optimizer: SplitOptimizer, slab: int) -> RowGradients:
+        parameter: RowGradients = super().__new__(cls, torch.empty(0))
+        parameter._slab = slab
+        parameter._optimizer = optimizer
+        return parameter
+
+    @property
+    def grad(self) -> Tensor | None:
+        return self._optimizer.gradients(self._slab)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None:
+            raise TypeError(
+                "the gradients of rows can be changed in place or set to None, not replaced"
+            )
+        self._optimizer.discard(self._slab)
+
+
+class SplitOptimizer(FusedOptimizer):
+    """Optimizer of a group of tables that updates the rows in :meth:`step`.
+
+    Every backward adds to the gradients that wait, so several micro-batches, and several lookups of
+    a table in one forward, count as one batch. :meth:`step` applies the sum once and clears it; it
+    is one step of every table.
+
+    Works with ``torch.amp.GradScaler``, whose ``step`` skips the update where a gradient has
+    overflowed, and with :func:`torch_dynemb.clip_grad_norm_`.
+    """
+
+    grad_scale: Tensor | None = None  # set by GradScaler.step
+    _found_inf: Tensor | None = None
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        config: OptimizerConfig,
+        *,
+        rows: Rows,
+        end_step: Callable[[int | None], None],
+    ) -> None:
+        super().__init__(names, config, rows=rows, end_step=end_step)
+        self._stand_ins = [RowGradients(self, slab) for slab in range(len(rows.weights))]
+        self.param_groups[0]["params"] = list(self._stand_ins)
+
+    @property
+    def _pending(self) -> PendingGradients:
+        return PendingGradients.of(self._rows.pending)
+
+    @property
+    def found_inf(self) -> Tensor | None:
+        """Set by ``GradScaler.step``: not 0 where a gradient has NaN or infinity."""
+        return self._found_inf
+
+    @found_inf.setter
+    def found_inf(self, value: Tensor | int | None) -> None:
+        # GradScaler gives 0, no tensor, where no gradient is waiting
+        self._found_inf = value if isinstance(value, Tensor) else None
+
+    @found_inf.deleter
+    def found_inf(self) -> None:
+        self._found_inf = None
+
+    def stand_ins(self) -> list[RowGradients]:
+        """What shows the waiting gradients to torch: one for each dim and dtype of the tables."""
+        return list(self._stand_ins)
+
+    @torch.no_grad()
+    def gradients(self, slab: int) -> Tensor | None:
+        """float32 [n, dim], the waiting gradients of the rows of a dim, or None."""
+        pending = self._pending
+        merge_grad_(pending, self._rows.row_clock)
+        count = int(pending.counts[slab, 0])
+        return pending.gradients[slab][:count] if count > 0 else None
+
+    @torch.no_grad()
+    def discard(self, slab: int | None = None) -> None:
+        """Forgets the waiting gradients, of one dim or of all."""
+        counts = self._pending.counts
+        (counts if slab is None else counts[slab]).zero_()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the waiting gradients. :meth:`step` does so, too."""
+        self.discard()
+
+    @torch.no_grad()
+    def _apply_gradients(self) -> None:
+        rows, pending = self._rows, self._pending
+        merge_grad_(pending, rows.row_clock)
+        hyper = rows.hyper.data
+        hyper[:, Hyper.SKIP_IF] = 0 if self._found_inf is None else self._found_inf.double()
+        scale = self.grad_scale
+        hyper[:, Hyper.DOWN_SCALE_BY] = 1 if scale is None else scale.double()
+        updates = rows.row_clock[self._tables + RowClock.UPDATES].reshape(1).clone()
+        update = getattr(torch.ops.dynemb, f"{self._config.op_name}_update_")
+        update(
+            *rows.updated,
+            pending.handles,
+            pending.ids,
+            pending.tables,
+            pending.gradients,
+            pending.counts[:, 0].contiguous(),
+            updates,
+            list(range(self._tables)),
+        )
+        pending.counts.zero_()
+
+
+def clip_grad_norm_(
+    modules: torch.nn.Module | Iterable[torch.nn.Module],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Clips one norm over the gradients of all parameters and of all rows, as torch's does.
+
+    Args:
+        modules: one, or several, with their parameters and the dynamic tables in them.
+        max_norm, norm_type, error_if_nonfinite: as in ``torch.nn.utils.clip_grad_norm_``.
+
+    Returns:
+        The norm before clipping, 0-d.
+
+    Raises:
+        ValueError: a table updates its rows in backward, so that its gradients are gone: construct
+            it with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True.
+    """
+    roots = [modules] if isinstance(modules, torch.nn.Module) else list(modules)
+    parameters: dict[int, torch.nn.Parameter] = {}
+    for module in {id(m): m for root in roots for m in root.modules()}.values():
+        optimizer = getattr(module, "_optimizer", None)
+        if isinstance(optimizer, SplitOptimizer):
+            parameters |= {id(p): p for p in optimizer.stand_ins()}
+        elif isinstance(optimizer, FusedOptimizer):
+            raise ValueError(
+                f"clip_grad_norm_: {type(module).__name__} updates its rows in backward, so their "
+                "gradients are gone: construct it with split=True, or give its optimizer clip_norm"
+            )
+        else:
+            parameters |= {id(p): p for p in module.parameters(recurse=False)}
+    return torch.nn.utils.clip_grad_norm_(
+        parameters.values(), max_norm, norm_type, error_if_nonfinite
+    )
