@@ -145,7 +145,8 @@ template <class Values>
 DYNEMB_HD Values decayed_gradient(const OptimizerStep& s, Values gradient, Values weight) {
   return gradient + s.l2 * weight;
 }
-DYNEMB_HD float decayed_weight(const OptimizerStep& s, float weight) {
+template <class Values>
+DYNEMB_HD Values decayed_weight(const OptimizerStep& s, Values weight) {
   return weight - s.decoupled * weight;
 }
 
@@ -159,6 +160,7 @@ struct RowNumbers {
 struct ByElement {
   static constexpr int kRowStates = 0;            // state tensors with one value per row
   static constexpr int kSums = 0;                 // sums over the row's columns
+  static constexpr bool kSumsWeights = false;     // whether weights count in them without L2
   static constexpr unsigned kUnsignedStates = 0;  // bit k: state k is never negative
   static constexpr RowSteps kRowSteps = RowSteps::kNone;
 

@@ -17,18 +17,24 @@ enum class Storage : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kBlockFloa
 DYNEMB_HD float bfloat16_to_float(uint16_t value) {
   return float_from_bits(static_cast<uint32_t>(value) << 16);
 }
-DYNEMB_HD uint16_t bfloat16_nearest(float value) {
-  const uint32_t bits = float_bits(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t nan = (bits >> 16) | 0x40u;
-  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+// Values: float, or several floats; Words: their bits. The upper half of the result counts. NaN
+// becomes 0x7fc0, as in torch.
+template <class Values, class Words>
+DYNEMB_HD Words bfloat16_nearest_bits(Values values, Words bits) {
+  const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return values != values ? Words{} + 0x7fc00000u : rounded;
 }
-// `word`: random bits.
+// `words`: the upper halves are random.
+template <class Values, class Words>
+DYNEMB_HD Words bfloat16_stochastic_bits(Values values, Words bits, Words words) {
+  const Words rounded = bits + (words >> 16);  // infinity stays: its lower half is 0
+  return values != values ? Words{} + 0x7fc00000u : rounded;
+}
+DYNEMB_HD uint16_t bfloat16_nearest(float value) {
+  return static_cast<uint16_t>(bfloat16_nearest_bits(value, float_bits(value)) >> 16);
+}
 DYNEMB_HD uint16_t bfloat16_stochastic(float value, uint32_t word) {
-  const uint32_t bits = float_bits(value);
-  const uint32_t rounded = (bits + (word >> 16)) >> 16;
-  const uint32_t special = (bits >> 16) | ((bits & 0x7fffffu) != 0 ? 0x40u : 0u);
-  return static_cast<uint16_t>((bits & 0x7f800000u) == 0x7f800000u ? special : rounded);
+  return static_cast<uint16_t>(bfloat16_stochastic_bits(value, float_bits(value), word) >> 16);
 }
 
 // -- float16 -------------------------------------------------------------------------------------
@@ -84,14 +90,21 @@ DYNEMB_HD uint64_t rounding_key(int64_t seed, int64_t id, int64_t step, int tens
                        static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ULL;
   return fmix64(fmix64(row) + 8 * static_cast<uint64_t>(step) + static_cast<uint64_t>(tensor));
 }
-// 32 bits for a column: a multiply-xorshift hash of a Weyl sequence, as cheap as vectors allow.
-DYNEMB_HD uint32_t rounding_word(uint64_t key, uint32_t column) {
-  uint32_t x = static_cast<uint32_t>(key) + column * 0x9e3779b9u;
+// Random bits for column 16 * b + j, and those of column 16 * b + 8 + j, j < 8, as one word: a
+// multiply-xorshift hash of a Weyl sequence, as cheap as vectors allow. `index`: 8 * b + j.
+template <class Words>
+DYNEMB_HD Words rounding_words(uint64_t key, Words index) {
+  Words x = static_cast<uint32_t>(key) + index * 0x9e3779b9u;
   x ^= x >> 16;
   x *= 0x21f0aaadu;
   x ^= (x >> 15) ^ static_cast<uint32_t>(key >> 32);
   x *= 0x735a2d97u;
   return x ^ (x >> 15);
+}
+// At least the upper 16 bits are random.
+DYNEMB_HD uint32_t rounding_word(uint64_t key, uint32_t column) {
+  const uint32_t words = rounding_words<uint32_t>(key, column / 16 * 8 + column % 8);
+  return column % 16 < 8 ? words : words << 16;
 }
 
 // -- 8-bit floats in blocks ----------------------------------------------------------------------

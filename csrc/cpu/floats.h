@@ -1,10 +1,11 @@
-// Loads and stores of eight floats as one value.
+// Loads and stores of eight floats as one value, also from and to bfloat16.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "core/optimizer_step.h"
+#include "core/storage.h"
 #include "cpu/simd.h"
 
 namespace dynemb::cpu {
@@ -18,5 +19,63 @@ DYNEMB_INLINE Floats8 load_floats(const float* from) {
 }
 
 DYNEMB_INLINE void store_floats(float* to, Floats8 value) { std::memcpy(to, &value, sizeof value); }
+
+typedef uint32_t Words8 __attribute__((vector_size(32)));
+typedef uint16_t Halves16 __attribute__((vector_size(32)));
+
+// Sixteen values of bfloat16.
+DYNEMB_INLINE void load_bfloat16(const uint16_t* from, Floats8* first, Floats8* second) {
+  Halves16 halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const Halves16 zeros = {};
+  *first = reinterpret_cast<Floats8>(__builtin_shuffle(
+      zeros, halves, Halves16{0, 16, 0, 17, 0, 18, 0, 19, 0, 20, 0, 21, 0, 22, 0, 23}));
+  *second = reinterpret_cast<Floats8>(__builtin_shuffle(
+      zeros, halves, Halves16{0, 24, 0, 25, 0, 26, 0, 27, 0, 28, 0, 29, 0, 30, 0, 31}));
+}
+// The upper halves of sixteen words.
+DYNEMB_INLINE void store_upper_halves(uint16_t* to, Words8 first, Words8 second) {
+  const Halves16 halves =
+      __builtin_shuffle(reinterpret_cast<Halves16>(first), reinterpret_cast<Halves16>(second),
+                        Halves16{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+// How the values of a row are rounded: to nearest, or stochastically with the bits of a key.
+struct Rounding {
+  bool stochastic;
+  uint64_t key;
+
+  // Random words of columns [column, column + 8) and, in the lower halves, of the eight after them;
+  // `column` is a multiple of 16.
+  DYNEMB_INLINE Words8 words(int64_t column) const {
+    const Words8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    return rounding_words<Words8>(key, static_cast<uint32_t>(column / 2) + lanes);
+  }
+};
+
+constexpr Rounding kToNearest{false, 0};
+
+// Columns [column, column + 16) of a row; `column` is a multiple of 16.
+DYNEMB_INLINE void store_bfloat16(const Rounding& rounding, int64_t column, Floats8 first,
+                                  Floats8 second, uint16_t* row) {
+  const Words8 low = reinterpret_cast<Words8>(first);
+  const Words8 high = reinterpret_cast<Words8>(second);
+  if (rounding.stochastic) {
+    const Words8 words = rounding.words(column);
+    store_upper_halves(row + column, bfloat16_stochastic_bits(first, low, words),
+                       bfloat16_stochastic_bits(second, high, words << 16));
+  } else {
+    store_upper_halves(row + column, bfloat16_nearest_bits(first, low),
+                       bfloat16_nearest_bits(second, high));
+  }
+}
+DYNEMB_INLINE void store_bfloat16(const Rounding& rounding, int64_t column, float value,
+                                  uint16_t* row) {
+  row[column] =
+      rounding.stochastic
+          ? bfloat16_stochastic(value, rounding_word(rounding.key, static_cast<uint32_t>(column)))
+          : bfloat16_nearest(value);
+}
 
 }  // namespace dynemb::cpu

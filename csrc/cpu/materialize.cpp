@@ -31,7 +31,7 @@ DYNEMB_INLINE void materialize_buckets_body(MaterializeJob& job) {
       const int64_t row = handle_row(handle);
       if (row_status(handle, table.generations[row]) != RowStatus::kUnwritten) continue;
       write_initial_row(table, table.init_begin, table.init_count, line[slot], job.scratch);
-      store_row(table.storage, job.scratch, table.dim, table.row(row));
+      store_row(table.storage, kToNearest, job.scratch, table.dim, table.row(row));
       write_fresh_state(*job.state, row, table.dim, job.initial_state);
       table.generations[row] = handle_generation(handle);
       ++job.written;

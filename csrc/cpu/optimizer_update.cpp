@@ -21,7 +21,7 @@
 #include "core/optimizer/sgd.h"
 #include "core/optimizer/smart_decay_adam.h"
 #include "cpu/gradient_runs.h"
-#include "cpu/row_update.h"
+#include "cpu/optimizer_kernels.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -327,8 +327,9 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
       Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, std::vector<Tensor> handles, \
       std::vector<Tensor> ids, std::vector<Tensor> tables, std::vector<Tensor> gradients,         \
       Tensor counts, Tensor updates, std::vector<int64_t> updated_tables) {                       \
-    update(kKernels<Optimizer>, #name "_update_", weights, generations, state, row_clock, hyper,  \
-           meta, init_data, handles, ids, tables, gradients, counts, updates, updated_tables);    \
+    update(optimizer_kernels<Optimizer>(), #name "_update_", weights, generations, state,         \
+           row_clock, hyper, meta, init_data, handles, ids, tables, gradients, counts, updates,   \
+           updated_tables);                                                                       \
   }                                                                                               \
   static void name##_backward_(                                                                   \
       std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
@@ -336,9 +337,9 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
       Tensor ids, Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,       \
       Tensor updates, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,     \
       int64_t pooling) {                                                                          \
-    backward(kKernels<Optimizer>, #name "_backward_", weights, generations, state, row_clock,     \
-             hyper, meta, init_data, grad_output, ids, handles, offsets, per_sample_weights,      \
-             updates, feature_tables, feature_dims, pooling);                                     \
+    backward(optimizer_kernels<Optimizer>(), #name "_backward_", weights, generations, state,     \
+             row_clock, hyper, meta, init_data, grad_output, ids, handles, offsets,               \
+             per_sample_weights, updates, feature_tables, feature_dims, pooling);                 \
   }
 
 namespace dynemb::cpu {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/storage.h"
+#include "cpu/floats.h"
 #include "cpu/simd.h"
 
 namespace dynemb::cpu {
@@ -15,38 +16,40 @@ DYNEMB_INLINE void load_row(Storage storage, const char* from, int64_t dim, floa
   }
   const auto* stored = reinterpret_cast<const uint16_t*>(from);
   if (storage == Storage::kBFloat16) {
-    for (int64_t c = 0; c < dim; ++c) values[c] = bfloat16_to_float(stored[c]);
+    int64_t c = 0;
+    for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
+      Floats8 first, second;
+      load_bfloat16(stored + c, &first, &second);
+      store_floats(values + c, first);
+      store_floats(values + c + kFloats, second);
+    }
+    for (; c < dim; ++c) values[c] = bfloat16_to_float(stored[c]);
   } else {
     for (int64_t c = 0; c < dim; ++c) values[c] = float16_to_float(stored[c]);
   }
 }
 
-DYNEMB_INLINE void store_row(Storage storage, const float* __restrict values, int64_t dim,
-                             char* __restrict to) {
+DYNEMB_INLINE void store_row(Storage storage, const Rounding& rounding,
+                             const float* __restrict values, int64_t dim, char* __restrict to) {
   if (storage == Storage::kFloat32) {
     std::memcpy(to, values, sizeof(float) * static_cast<size_t>(dim));
     return;
   }
   auto* stored = reinterpret_cast<uint16_t*>(to);
   if (storage == Storage::kBFloat16) {
-    for (int64_t c = 0; c < dim; ++c) stored[c] = bfloat16_nearest(values[c]);
+    int64_t c = 0;
+    for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
+      store_bfloat16(rounding, c, load_floats(values + c), load_floats(values + c + kFloats),
+                     stored);
+    }
+    for (; c < dim; ++c) store_bfloat16(rounding, c, values[c], stored);
+  } else if (rounding.stochastic) {
+    for (int64_t c = 0; c < dim; ++c) {
+      const uint32_t word = rounding_word(rounding.key, static_cast<uint32_t>(c));
+      stored[c] = float16_stochastic(values[c], word);
+    }
   } else {
     for (int64_t c = 0; c < dim; ++c) stored[c] = float16_nearest(values[c]);
-  }
-}
-
-// `key`: of rounding_key.
-DYNEMB_INLINE void store_row_stochastic(Storage storage, const float* __restrict values,
-                                        int64_t dim, uint64_t key, char* __restrict to) {
-  auto* stored = reinterpret_cast<uint16_t*>(to);
-  if (storage == Storage::kBFloat16) {
-    for (int64_t c = 0; c < dim; ++c) {
-      stored[c] = bfloat16_stochastic(values[c], rounding_word(key, static_cast<uint32_t>(c)));
-    }
-  } else {
-    for (int64_t c = 0; c < dim; ++c) {
-      stored[c] = float16_stochastic(values[c], rounding_word(key, static_cast<uint32_t>(c)));
-    }
   }
 }
 

@@ -1,44 +1,16 @@
-// Applies an optimizer to rows: the loop that all optimizers share.
+// Applies an optimizer to rows: the loop that all optimizers share. Source files instantiate
+// optimizer_kernels from it, a few optimizers each.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cpu/floats.h"
 #include "cpu/initial_row.h"
-#include "cpu/row_state.h"
-#include "cpu/rows_view.h"
+#include "cpu/optimizer_kernels.h"
 #include "cpu/simd.h"
 
 namespace dynemb::cpu {
-
-struct RowUpdate {
-  int64_t handle;
-  int64_t id;
-  int64_t table;
-  const float* gradient;
-};
-
-struct RowUpdateJob {
-  const RowUpdate* rows;
-  int64_t count;
-  const RowUpdate* next;  // rows of the job after this one: loaded while these are updated
-  int64_t next_count;
-  const TableRows* tables;
-  const OptimizerStep* steps;  // per table
-  const SlabState* state;
-  float* scratch;      // 2 + kMaxStates rows
-  int64_t stale;       // out: rows that were given away since the forward
-  int64_t non_finite;  // out: gradients with NaN or infinity, where they are looked for
-};
-
-// What optimizer_update.cpp needs of an optimizer.
-struct OptimizerKernels {
-  int element_states;
-  int row_states;
-  RowSteps row_steps;
-  void (*update_rows)(RowUpdateJob& job);
-  void (*prefetch_rows)(const RowUpdateJob& job);  // starts loading the next rows
-};
 
 // Sums over the columns of a row have a fixed number of lanes, so their bits do not depend on the
 // instruction set.
@@ -87,34 +59,80 @@ DYNEMB_INLINE void row_sums(const OptimizerStep& step, const float* __restrict g
   for (int k = 0; k < kSums; ++k) sums[k] = sum_lanes(lane[k]);
 }
 
-template <class Optimizer>
-DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& numbers,
-                                   const float* __restrict gradient, float* __restrict weight,
-                                   float* __restrict state0, float* __restrict state1,
-                                   float* __restrict state2, int64_t dim) {
-  const OptimizerStep s = step;
-  const RowNumbers row = numbers;
-  for (int64_t c = 0; c < dim; ++c) {
-    float w = weight[c];
-    float state[kMaxStates] = {};
-    if constexpr (Optimizer::kElementStates > 0) state[0] = state0[c];
-    if constexpr (Optimizer::kElementStates > 1) state[1] = state1[c];
-    if constexpr (Optimizer::kElementStates > 2) state[2] = state2[c];
-    Optimizer::element(s, row, gradient[c], w, state);
-    weight[c] = w;
-    if constexpr (Optimizer::kElementStates > 0) state0[c] = state[0];
-    if constexpr (Optimizer::kElementStates > 1) state1[c] = state[1];
-    if constexpr (Optimizer::kElementStates > 2) state2[c] = state[2];
+// The weights of a row as floats in memory, or as bfloat16.
+struct FloatWeights {
+  float* weight;
+
+  DYNEMB_INLINE void load(int64_t c, Floats8* first, Floats8* second) const {
+    *first = load_floats(weight + c);
+    *second = load_floats(weight + c + kFloats);
   }
+  DYNEMB_INLINE float load(int64_t c) const { return weight[c]; }
+  DYNEMB_INLINE void store(int64_t c, Floats8 first, Floats8 second) const {
+    store_floats(weight + c, first);
+    store_floats(weight + c + kFloats, second);
+  }
+  DYNEMB_INLINE void store(int64_t c, float value) const { weight[c] = value; }
+};
+struct BFloat16Weights {
+  uint16_t* weight;
+  Rounding rounding;
+
+  DYNEMB_INLINE void load(int64_t c, Floats8* first, Floats8* second) const {
+    load_bfloat16(weight + c, first, second);
+  }
+  DYNEMB_INLINE float load(int64_t c) const { return bfloat16_to_float(weight[c]); }
+  DYNEMB_INLINE void store(int64_t c, Floats8 first, Floats8 second) const {
+    store_bfloat16(rounding, c, first, second, weight);
+  }
+  DYNEMB_INLINE void store(int64_t c, float value) const {
+    store_bfloat16(rounding, c, value, weight);
+  }
+};
+
+template <class Optimizer>
+DYNEMB_INLINE void update_8(const OptimizerStep& s, const RowNumbers& row,
+                            const float* __restrict gradient, float* const* state, int64_t c,
+                            Floats8* weight) {
+  Floats8 values[kMaxStates] = {};
+  for (int k = 0; k < Optimizer::kElementStates; ++k) values[k] = load_floats(state[k] + c);
+  Optimizer::element(s, row, load_floats(gradient + c), *weight, values);
+  for (int k = 0; k < Optimizer::kElementStates; ++k) store_floats(state[k] + c, values[k]);
 }
 
-DYNEMB_INLINE bool has_non_finite(const float* values, int64_t count) {
-  uint32_t most = 0;
-  for (int64_t c = 0; c < count; ++c) {
-    const uint32_t exponent = float_bits(values[c]) & 0x7f800000u;
-    most = exponent > most ? exponent : most;
+// Written with vectors: the compiler does not find them in loops over bfloat16.
+template <class Optimizer, class Weights>
+DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& numbers,
+                                   const float* __restrict gradient, const Weights& all_weights,
+                                   float* const* states, int64_t dim) {
+  const OptimizerStep s = step;
+  const RowNumbers row = numbers;
+  const Weights weights = all_weights;
+  float* const state[kMaxStates] = {states[0], states[1], states[2]};
+  int64_t c = 0;
+  for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
+    Floats8 first, second;
+    weights.load(c, &first, &second);
+    update_8<Optimizer>(s, row, gradient, state, c, &first);
+    update_8<Optimizer>(s, row, gradient, state, c + kFloats, &second);
+    weights.store(c, first, second);
   }
-  return most == 0x7f800000u;
+  if constexpr (std::is_same_v<Weights, FloatWeights>) {
+    if (c + kFloats <= dim) {
+      Floats8 weight = load_floats(weights.weight + c);
+      update_8<Optimizer>(s, row, gradient, state, c, &weight);
+      store_floats(weights.weight + c, weight);
+      c += kFloats;
+    }
+  }
+  for (; c < dim; ++c) {
+    float weight = weights.load(c);
+    float values[kMaxStates] = {};
+    for (int k = 0; k < Optimizer::kElementStates; ++k) values[k] = state[k][c];
+    Optimizer::element(s, row, gradient[c], weight, values);
+    for (int k = 0; k < Optimizer::kElementStates; ++k) state[k][c] = values[k];
+    weights.store(c, weight);
+  }
 }
 
 // The gradient as the optimizer shall see it, in `scratch` where it differs; nullptr where the row
@@ -139,20 +157,22 @@ DYNEMB_INLINE const float* prepared_gradient(const OptimizerStep& s, const float
   return scratch;
 }
 
+// Not a lambda: the compiler drops calls of one that does nothing else.
+DYNEMB_INLINE void prefetch_bytes(const char* from, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes && byte < 512; byte += 64) {
+    __builtin_prefetch(from + byte, 1);
+  }
+}
+
 // Starts loading what update_rows will touch for a row.
 template <class Optimizer>
 DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& update) {
   const TableRows& table = job.tables[update.table];
   const int64_t row = handle_row(update.handle);
-  const auto prefetch = [](const char* from, int64_t bytes) {
-    for (int64_t byte = 0; byte < bytes && byte < 512; byte += 64) {
-      __builtin_prefetch(from + byte, 1);
-    }
-  };
   __builtin_prefetch(table.generations + row, 1);
-  prefetch(table.row(row), table.row_bytes);
+  prefetch_bytes(table.row(row), table.row_bytes);
   for (int k = 0; k < Optimizer::kElementStates; ++k) {
-    prefetch(job.state->element[k] + row * job.state->row_bytes[k], job.state->row_bytes[k]);
+    prefetch_bytes(job.state->element[k] + row * job.state->row_bytes[k], job.state->row_bytes[k]);
   }
   for (int k = 0; k < Optimizer::kRowStates; ++k) {
     __builtin_prefetch(job.state->of_row[k] + row, 1);
@@ -169,9 +189,9 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
                               const float* gradient, float* scratch) {
   const SlabState& slab = *job.state;
   const int64_t dim = table.dim;
+  char* stored_weight = table.row(row);
   const bool direct = table.storage == Storage::kFloat32;
-  float* weight = direct ? reinterpret_cast<float*>(table.row(row)) : scratch;
-  if (!direct) load_row(table.storage, table.row(row), dim, weight);
+  float* weight = direct ? reinterpret_cast<float*>(stored_weight) : scratch;
   float* state[kMaxStates] = {};
   for (int k = 0; k < Optimizer::kElementStates; ++k) {
     char* stored = slab.element[k] + row * slab.row_bytes[k];
@@ -202,31 +222,37 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
       step = &own;
     }
   }
+  const bool is_bfloat16 = table.storage == Storage::kBFloat16;
+  // what is summed may have no weights in it: then another operand saves their conversion
+  const bool sums_weights =
+      Optimizer::kSums > 0 && (Optimizer::kSumsWeights || table_step.l2 != 0.0f);
+  if (!direct && (!is_bfloat16 || sums_weights)) {
+    load_row(table.storage, stored_weight, dim, weight);
+  }
   float sums[Optimizer::kSums + 1] = {};
   if constexpr (Optimizer::kSums > 0) {
-    row_sums<Optimizer>(*step, gradient, weight, state, dim, sums);
+    row_sums<Optimizer>(*step, gradient, sums_weights ? weight : gradient, state, dim, sums);
   }
   const RowNumbers numbers = Optimizer::row(*step, sums, static_cast<float>(dim), row_state);
-  update_elements<Optimizer>(*step, numbers, gradient, weight, state[0], state[1], state[2], dim);
   for (int k = 0; k < Optimizer::kRowStates; ++k) slab.of_row[k][row] = row_state[k];
-  if (!direct) {
-    if (step->stochastic) {
-      store_row_stochastic(table.storage, weight, dim, rounding_key(table.seed, id, step->step, 0),
-                           table.row(row));
-    } else {
-      store_row(table.storage, weight, dim, table.row(row));
-    }
+  const auto rounding = [&](int tensor) {
+    return Rounding{step->stochastic, rounding_key(table.seed, id, step->step, tensor)};
+  };
+  if (is_bfloat16) {
+    const BFloat16Weights weights{reinterpret_cast<uint16_t*>(stored_weight), rounding(0)};
+    update_elements<Optimizer>(*step, numbers, gradient, weights, state, dim);
+  } else {
+    update_elements<Optimizer>(*step, numbers, gradient, FloatWeights{weight}, state, dim);
+    if (!direct) store_row(table.storage, rounding(0), weight, dim, stored_weight);
   }
   for (int k = 0; k < Optimizer::kElementStates; ++k) {
     if (slab.storage[k] == Storage::kFloat32) continue;
     char* stored = slab.element[k] + row * slab.row_bytes[k];
-    const uint64_t key = rounding_key(table.seed, id, step->step, 1 + k);
     if (slab.storage[k] == Storage::kBlockFloat8) {
-      store_block_row(state[k], dim, (Optimizer::kUnsignedStates >> k & 1u) != 0, key, stored);
-    } else if (step->stochastic) {
-      store_row_stochastic(slab.storage[k], state[k], dim, key, stored);
+      store_block_row(state[k], dim, (Optimizer::kUnsignedStates >> k & 1u) != 0,
+                      rounding(1 + k).key, stored);
     } else {
-      store_row(slab.storage[k], state[k], dim, stored);
+      store_row(slab.storage[k], rounding(1 + k), state[k], dim, stored);
     }
   }
 }
@@ -256,7 +282,7 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
                           reinterpret_cast<float*>(table.row(row)));
       } else {
         write_initial_row(table, table.init_begin, table.init_count, update.id, scratch);
-        store_row(table.storage, scratch, table.dim, table.row(row));
+        store_row(table.storage, kToNearest, scratch, table.dim, table.row(row));
       }
       write_fresh_state(*job.state, row, table.dim, step.initial_state);
       table.generations[row] = handle_generation(update.handle);
@@ -278,8 +304,11 @@ void prefetch_rows(const RowUpdateJob& job) {
 }
 
 template <class Optimizer>
-constexpr OptimizerKernels kKernels{Optimizer::kElementStates, Optimizer::kRowStates,
-                                    Optimizer::kRowSteps, update_rows<Optimizer>,
-                                    prefetch_rows<Optimizer>};
+const OptimizerKernels& optimizer_kernels() {
+  static constexpr OptimizerKernels kKernels{Optimizer::kElementStates, Optimizer::kRowStates,
+                                             Optimizer::kRowSteps, update_rows<Optimizer>,
+                                             prefetch_rows<Optimizer>};
+  return kKernels;
+}
 
 }  // namespace dynemb::cpu

@@ -9,12 +9,13 @@ struct Adagrad : ByElement {
   static constexpr int kElementStates = 1;
   static constexpr unsigned kUnsignedStates = 1;
 
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, float gradient,
-                                float& weight, float* state) {
-    const float g = decayed_gradient(s, gradient, weight);
-    const float sum = state[0] + g * g;
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, Values gradient,
+                                Values& weight, Values* state) {
+    const Values g = decayed_gradient(s, gradient, weight);
+    const Values sum = state[0] + g * g;
     state[0] = sum;
-    weight = decayed_weight(s, weight) - s.lr * (g / (sqrtf(sum) + s.eps));
+    weight = decayed_weight(s, weight) - s.lr * (g / (square_root(sum) + s.eps));
   }
 };
 

@@ -24,15 +24,16 @@ DYNEMB_HD Values second_moment(const OptimizerStep& s, Values g, const Values* s
 }
 
 struct Adam : AdamBase {
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, float gradient,
-                                float& weight, float* state) {
-    const float g = decayed_gradient(s, gradient, weight);
-    const float m = first_moment(s, g, state);
-    const float v = second_moment(s, g, state);
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, Values gradient,
+                                Values& weight, Values* state) {
+    const Values g = decayed_gradient(s, gradient, weight);
+    const Values m = first_moment(s, g, state);
+    const Values v = second_moment(s, g, state);
     state[0] = m;
     state[1] = v;
-    weight =
-        decayed_weight(s, weight) - s.step_size * (m / (sqrtf(v) * s.root_correction2 + s.eps));
+    weight = decayed_weight(s, weight) -
+             s.step_size * (m / (square_root(v) * s.root_correction2 + s.eps));
   }
 };
 

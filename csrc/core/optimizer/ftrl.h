@@ -18,20 +18,24 @@ struct Ftrl : ByElement {
     return state[1] + g - sigma * weight;
   }
   // What multiplies the shrunk linear term.
-  static DYNEMB_HD float rate(const OptimizerStep& s, float sum) {
-    return 1.0f / ((s.beta + sqrtf(sum)) / s.lr + s.ridge);
+  template <class Values>
+  static DYNEMB_HD Values rate(const OptimizerStep& s, Values sum) {
+    return 1.0f / ((s.beta + square_root(sum)) / s.lr + s.ridge);
   }
   // -z, moved towards 0 by l1.
-  static DYNEMB_HD float shrunk(const OptimizerStep& s, float z) {
-    const float towards = z > 0.0f ? s.l1 - z : -s.l1 - z;
-    return (z > 0.0f ? z : -z) <= s.l1 ? 0.0f : towards;
+  template <class Values>
+  static DYNEMB_HD Values shrunk(const OptimizerStep& s, Values z) {
+    const Values towards = z > Values{} ? s.l1 - z : -s.l1 - z;
+    const Values magnitude = z > Values{} ? z : -z;
+    return magnitude <= Values{} + s.l1 ? Values{} : towards;
   }
 
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, float gradient,
-                                float& weight, float* state) {
-    const float g = decayed_gradient(s, gradient, weight);
-    const float z = linear(s, g, weight, state);
-    const float sum = state[0] + g * g;
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, Values gradient,
+                                Values& weight, Values* state) {
+    const Values g = decayed_gradient(s, gradient, weight);
+    const Values z = linear(s, g, weight, state);
+    const Values sum = state[0] + g * g;
     state[0] = sum;
     state[1] = z;
     weight = decayed_weight(s, rate(s, sum) * shrunk(s, z));

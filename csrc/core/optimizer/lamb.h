@@ -14,6 +14,7 @@ DYNEMB_HD float trust_ratio(float weight_squares, float direction_squares) {
 
 struct Lamb : AdamBase {
   static constexpr int kSums = 2;
+  static constexpr bool kSumsWeights = true;
 
   // Decoupled weight decay is part of the direction.
   template <class Values>
@@ -33,11 +34,12 @@ struct Lamb : AdamBase {
   static DYNEMB_HD RowNumbers row(const OptimizerStep& s, const float* sums, float, float*) {
     return {s.lr * trust_ratio(sums[0], sums[1]), 0.0f};
   }
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, float gradient,
-                                float& weight, float* state) {
-    const float g = decayed_gradient(s, gradient, weight);
-    const float m = first_moment(s, g, state);
-    const float v = second_moment(s, g, state);
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, Values gradient,
+                                Values& weight, Values* state) {
+    const Values g = decayed_gradient(s, gradient, weight);
+    const Values m = first_moment(s, g, state);
+    const Values v = second_moment(s, g, state);
     state[0] = m;
     state[1] = v;
     weight -= row.first * direction(s, m, v, weight);

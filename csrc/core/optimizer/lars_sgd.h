@@ -9,6 +9,7 @@ namespace dynemb {
 struct LarsSgd : ByElement {
   static constexpr int kElementStates = 1;
   static constexpr int kSums = 2;
+  static constexpr bool kSumsWeights = true;
 
   template <class Values>
   static DYNEMB_HD void add_terms(const OptimizerStep&, Values gradient, Values weight,
@@ -23,10 +24,11 @@ struct LarsSgd : ByElement {
     const float ratio = s.trust * weight / (gradient + s.l2 * weight);
     return {scaled ? s.lr * ratio : s.lr, 0.0f};
   }
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, float gradient,
-                                float& weight, float* state) {
-    const float g = decayed_gradient(s, gradient, weight);
-    const float velocity = s.momentum * state[0] + row.first * g;
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, Values gradient,
+                                Values& weight, Values* state) {
+    const Values g = decayed_gradient(s, gradient, weight);
+    const Values velocity = s.momentum * state[0] + row.first * g;
     state[0] = velocity;
     weight = decayed_weight(s, weight) - velocity;
   }

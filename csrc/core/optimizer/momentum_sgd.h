@@ -9,12 +9,13 @@ namespace dynemb {
 struct MomentumSgd : ByElement {
   static constexpr int kElementStates = 1;
 
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, float gradient,
-                                float& weight, float* state) {
-    const float g = decayed_gradient(s, gradient, weight);
-    const float velocity = s.momentum * state[0] + g;
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, Values gradient,
+                                Values& weight, Values* state) {
+    const Values g = decayed_gradient(s, gradient, weight);
+    const Values velocity = s.momentum * state[0] + g;
     state[0] = velocity;
-    const float ahead = g + s.momentum * velocity;
+    const Values ahead = g + s.momentum * velocity;
     weight = decayed_weight(s, weight) - s.lr * (s.nesterov != 0.0f ? ahead : velocity);
   }
 };

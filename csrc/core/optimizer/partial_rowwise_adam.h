@@ -24,9 +24,10 @@ struct PartialRowwiseAdam : ByElement {
     row_state[0] = v;
     return {s.step_size / (sqrtf(v) * s.root_correction2 + s.eps), 0.0f};
   }
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, float gradient,
-                                float& weight, float* state) {
-    const float m = first_moment(s, decayed_gradient(s, gradient, weight), state);
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, Values gradient,
+                                Values& weight, Values* state) {
+    const Values m = first_moment(s, decayed_gradient(s, gradient, weight), state);
     state[0] = m;
     weight = decayed_weight(s, weight) - row.first * m;
   }

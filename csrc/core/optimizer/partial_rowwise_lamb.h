@@ -10,6 +10,7 @@ struct PartialRowwiseLamb : ByElement {
   static constexpr int kElementStates = 1;
   static constexpr int kRowStates = 1;
   static constexpr int kSums = 4;
+  static constexpr bool kSumsWeights = true;
   static constexpr RowSteps kRowSteps = RowSteps::kOptional;
 
   // The direction is a * m + b * w with a and b of the row, so its norm follows from four sums.
@@ -33,9 +34,10 @@ struct PartialRowwiseLamb : ByElement {
     const float rate = s.lr * trust_ratio(sums[1], squares);
     return {rate * a, rate * b};
   }
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, float gradient,
-                                float& weight, float* state) {
-    const float m = first_moment(s, decayed_gradient(s, gradient, weight), state);
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, Values gradient,
+                                Values& weight, Values* state) {
+    const Values m = first_moment(s, decayed_gradient(s, gradient, weight), state);
     state[0] = m;
     weight -= row.first * m + row.second * weight;
   }

@@ -23,9 +23,10 @@ struct RowwiseAdagrad : ByElement {
     row_state[0] = sum;
     return {s.lr / (sqrtf(sum) + s.eps), 0.0f};
   }
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, float gradient,
-                                float& weight, float*) {
-    const float g = decayed_gradient(s, gradient, weight);
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers& row, Values gradient,
+                                Values& weight, Values*) {
+    const Values g = decayed_gradient(s, gradient, weight);
     weight = decayed_weight(s, weight) - row.first * g;
   }
 };

@@ -10,16 +10,17 @@ namespace dynemb {
 struct SmartDecayAdam : AdamBase {
   static constexpr RowSteps kRowSteps = RowSteps::kLastSeen;
 
-  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, float gradient,
-                                float& weight, float* state) {
-    const float g = decayed_gradient(s, gradient, weight);
-    const float m = s.decay1 * state[0] + s.complement1 * g;
-    const float v = s.decay2 * state[1] + s.complement2 * g * g;
-    const float made_up = m + s.catchup * state[0];
+  template <class Values>
+  static DYNEMB_HD void element(const OptimizerStep& s, const RowNumbers&, Values gradient,
+                                Values& weight, Values* state) {
+    const Values g = decayed_gradient(s, gradient, weight);
+    const Values m = s.decay1 * state[0] + s.complement1 * g;
+    const Values v = s.decay2 * state[1] + s.complement2 * g * g;
+    const Values made_up = m + s.catchup * state[0];
     state[0] = m;
     state[1] = v;
     weight = decayed_weight(s, weight) -
-             s.step_size * (made_up / (sqrtf(v) * s.root_correction2 + s.eps));
+             s.step_size * (made_up / (square_root(v) * s.root_correction2 + s.eps));
   }
 };
 
