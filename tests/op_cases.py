@@ -12,7 +12,8 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.columns import Pooling, RowClock
+from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.optim import OptimizerConfig
 
 OpArguments = tuple[Any, ...]
@@ -21,10 +22,21 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
     "adagrad": td.Adagrad(lr=0.1, initial_accumulator_value=0.5),
     "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
     "adam": td.Adam(lr=0.1),
-    "adamw": td.AdamW(lr=0.1),
+    "adamw_tf": td.AdamWTF(lr=0.1),
     "momentum_sgd": td.MomentumSGD(lr=0.1, nesterov=True),
     "amsgrad": td.AMSGrad(lr=0.1),
-    "adamw_tf": td.AdamWTF(lr=0.1),
+    "smart_decay_adam": td.SmartDecayAdam(lr=0.1),
+    "partial_rowwise_adam": td.PartialRowWiseAdam(lr=0.1, row_steps=True),
+    "lamb": td.LAMB(lr=0.1, weight_decay=0.1),
+    "partial_rowwise_lamb": td.PartialRowWiseLAMB(lr=0.1),
+    "lars_sgd": td.LARSSGD(lr=0.1),
+    "ftrl": td.Ftrl(lr=0.1, l1=0.1),
+    "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.1),
+}
+# optimizers with other state or rows than the plain ones
+STORED: dict[str, tuple[OptimizerConfig, torch.dtype]] = {
+    "bfloat16": (td.Adam(lr=0.1, state_dtype=torch.bfloat16, row_steps=True), torch.bfloat16),
+    "8 bits": (td.Adam(lr=0.1, state_dtype=torch.uint8), torch.float16),
 }
 
 MANY_SCORES = td.Policy(score=("timestamp", "frequency"), ttl=10)
@@ -64,15 +76,18 @@ def op_names() -> list[str]:
     return [name for name in all_op_names() if name not in GPU_MEMORY_OPS]
 
 
-def make_group(*, optimizer: str = "adam", score: Any = "step") -> td.TableGroup:
+def make_group(
+    *, optimizer: str = "adam", score: Any = "step", split: bool = False
+) -> td.TableGroup:
     """Two dims, three tables; ids 0 to 9 are there, some trained, some erased."""
     policy = score if isinstance(score, td.Policy) else td.Policy(score=score)
+    config, dtype = STORED.get(optimizer) or (OPTIMIZERS[optimizer], torch.float32)
     tables = [
-        td.TableConfig("a", 4, policy=policy),
-        td.TableConfig("b", 3, padding_idx=0, policy=policy),
-        td.TableConfig("c", 4, initializer=td.Uniform(), policy=policy),
+        td.TableConfig("a", 4, policy=policy, dtype=dtype),
+        td.TableConfig("b", 3, padding_idx=0, policy=policy, dtype=dtype),
+        td.TableConfig("c", 4, initializer=td.Uniform(), policy=policy, dtype=dtype),
     ]
-    group = td.TableGroup(tables, optimizer=OPTIMIZERS[optimizer], max_rows=64, seed=2)
+    group = td.TableGroup(tables, optimizer=config, max_rows=64, seed=2, split=split)
     group.clock[1] = 1000  # not the machine's time
     for table in range(3):
         group.clock[0] += 1
@@ -187,9 +202,16 @@ def per_sample_weights(call: Call, kind: str) -> Tensor | None:
 
 
 def bag_arguments(
-    kind: str, pooling: Pooling, *, anchor: bool, batch: int = 2, optimizer: int = 3
+    kind: str,
+    pooling: Pooling,
+    *,
+    anchor: bool,
+    batch: int = 2,
+    optimizer: int = 3,
+    stored: str = "adam",
+    split: bool = False,
 ) -> OpArguments:
-    group = make_group()
+    group = make_group(optimizer=stored, split=split)
     call = pooled_call(group, batch)
     return (
         *group.rows,
@@ -224,8 +246,8 @@ def read_only_rows(group: td.TableGroup) -> OpArguments:
     return group.weights, group.generations, group.meta, group.init_data
 
 
-def bag_inference_arguments(kind: str, pooling: Pooling) -> OpArguments:
-    group = make_group()
+def bag_inference_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
+    group = make_group(optimizer=stored)
     call = pooled_call(group)
     weights = per_sample_weights(call, kind)
     shared = (call.ids, found(group, call), call.offsets, weights, call.tables, call.dims)
@@ -256,14 +278,44 @@ def backward_arguments(optimizer: str, kind: str, pooling: Pooling) -> OpArgumen
     group = make_group(optimizer=optimizer)
     gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
     updates = torch.tensor([1])
-    return (*group.rows, gradient, ids, handles, offsets, weights, updates, *features)
+    return (*group.rows.updated, gradient, ids, handles, offsets, weights, updates, *features)
 
 
 def update_arguments(optimizer: str) -> OpArguments:
     group = make_group(optimizer=optimizer)
     arguments = gradient_arguments(group, "plain", Pooling.SUM)
     reduced = torch.ops.dynemb.reduce_grad(*read_only_rows(group), *arguments)
-    return (*group.rows, *reduced, torch.tensor([1]), [0, 1, 2])
+    return (*group.rows.updated, *reduced, torch.tensor([1]), [0, 1, 2])
+
+
+def pending_arguments(kind: str, pooling: Pooling) -> OpArguments:
+    group = make_group(split=True)
+    gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
+    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    lookup = (gradient, ids, handles, offsets, weights, updates, *features)
+    pending = PendingGradients.of(group.pending)
+    return (*pending, group.row_clock, *read_only_rows(group), *lookup)
+
+
+def merge_arguments() -> OpArguments:
+    """Two lookups; between them the row of id 6 of table 0 gets another owner."""
+    group = make_group(split=True)
+    for known, new in (([5, 6, 7], []), ([7, 5], [80])):
+        call = call_of(group, [(0, [[*known, *new]])])
+        handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+        rows = torch.ops.dynemb.embedding(
+            *group.rows,
+            call.ids,
+            handles,
+            call.offsets,
+            torch.zeros(1, requires_grad=True),
+            call.tables,
+            4,
+            group.optimizer_code,
+        )[0]
+        rows.sum().backward()
+        group.erase(0, torch.tensor([6]))
+    return (*PendingGradients.of(group.pending), group.row_clock)
 
 
 def materialize_arguments(optimizer: str) -> OpArguments:
@@ -285,6 +337,8 @@ CASES: dict[str, dict[str, Case]] = {
         "float32": lambda: ([3, 4], 0, False),
         "int32": lambda: ([5], 1, False),
         "int64": lambda: ([0, 8], 2, True),
+        "bfloat16": lambda: ([3, 4], 3, False),
+        "uint8": lambda: ([3, 4], 5, False),
     },
     "available_memory": {"": lambda: ()},
     "simd_level": {"": lambda: ()},
@@ -337,6 +391,11 @@ CASES: dict[str, dict[str, Case]] = {
         "no gradient": partial(bag_arguments, "plain", Pooling.SUM, anchor=False),
         "empty": partial(bag_arguments, "plain", Pooling.SUM, anchor=True, batch=0),
         "weights only": partial(bag_arguments, "learned", Pooling.SUM, anchor=True, optimizer=-1),
+        **{
+            name: partial(bag_arguments, "plain", Pooling.SUM, anchor=True, stored=name)
+            for name in STORED
+        },
+        "split": partial(bag_arguments, "weighted", Pooling.MEAN, anchor=True, split=True),
     },
     "embedding": {
         "": partial(sequence_arguments, anchor=True),
@@ -345,6 +404,9 @@ CASES: dict[str, dict[str, Case]] = {
     "embedding_bag_inference": {
         f"{kind} {pooling.name}": partial(bag_inference_arguments, kind, pooling)
         for kind, pooling in pooled_kinds()
+    }
+    | {
+        name: partial(bag_inference_arguments, "plain", Pooling.SUM, stored=name) for name in STORED
     },
     "embedding_inference": {"": sequence_inference_arguments},
     "reduce_grad": {
@@ -358,7 +420,13 @@ CASES: dict[str, dict[str, Case]] = {
     "materialize_": {
         "element state": partial(materialize_arguments, "adagrad"),
         "row state": partial(materialize_arguments, "rowwise_adagrad"),
+        **{name: partial(materialize_arguments, name) for name in STORED},
     },
+    "accumulate_grad_": {
+        f"{kind} {pooling.name}": partial(pending_arguments, kind, pooling)
+        for kind, pooling in pooled_kinds()
+    },
+    "merge_grad_": {"": merge_arguments},
 }
 for _name in OPTIMIZERS:
     CASES[f"{_name}_update_"] = {"": partial(update_arguments, _name)}
@@ -366,3 +434,6 @@ for _name in OPTIMIZERS:
         "plain SUM": partial(backward_arguments, _name, "plain", Pooling.SUM),
         "weighted MEAN": partial(backward_arguments, _name, "weighted", Pooling.MEAN),
     }
+for _name in STORED:
+    CASES["adam_update_"][_name] = partial(update_arguments, _name)
+    CASES["adam_backward_"][_name] = partial(backward_arguments, _name, "plain", Pooling.SUM)

@@ -12,13 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 from torch_dynemb import (
+    LAMB,
+    LARSSGD,
     SGD,
     Adagrad,
-    AdamW,
+    Adam,
     AdamWTF,
     AMSGrad,
+    Ftrl,
+    GroupFtrl,
     MomentumSGD,
     RowWiseAdagrad,
+    SmartDecayAdam,
     TableGroup,
     Uniform,
 )
@@ -66,42 +71,122 @@ def uniform_row(seed: int, id: int, dim: int, uniform: Uniform) -> np.ndarray:
 
 
 def initial_state(config: OptimizerConfig, dim: int) -> list[np.ndarray]:
+    """The first state tensor starts with the initial accumulator, if there is one."""
     value = getattr(config, "initial_accumulator_value", 0.0)
-    return [np.full(1 if tensor.per_row else dim, value) for tensor in config.state]
+    return [
+        np.full(1 if tensor.per_row else dim, value if k == 0 else 0.0)
+        for k, tensor in enumerate(config.state)
+    ]
+
+
+def prepared_gradient(config: OptimizerConfig, g: np.ndarray) -> np.ndarray:
+    if config.clip_value is not None:
+        g = np.clip(g, -config.clip_value, config.clip_value)
+    norm = np.linalg.norm(g)
+    if config.clip_norm is not None and norm > config.clip_norm:
+        g = g * config.clip_norm / norm
+    return g
 
 
 def optimizer_step(
     config: OptimizerConfig, step: int, w: np.ndarray, g: np.ndarray, state: list[np.ndarray]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Weight and state after one update in float64; ``step`` counts from 1."""
-    lr, decay = config.lr, config.weight_decay
-    if isinstance(config, AdamW):
-        w = w - lr * decay * w
-    else:
-        g = g + decay * w
+    g = prepared_gradient(config, g)
+    if not config.decoupled_weight_decay:
+        g = g + config.weight_decay * w
+    elif not isinstance(config, LAMB):
+        w, decayed = w - config.lr * config.weight_decay * w, w
+        if isinstance(config, Ftrl):  # its weight does not depend on the one before
+            moved, after = moved_weight(config, step, decayed, g, state)
+            return moved * (1 - config.lr * config.weight_decay), after
+        if isinstance(config, LARSSGD):
+            moved, after = moved_weight(config, step, decayed, g, state)
+            return w + (moved - decayed), after
+    return moved_weight(config, step, w, g, state)
+
+
+def moved_weight(
+    config: OptimizerConfig, step: int, w: np.ndarray, g: np.ndarray, state: list[np.ndarray]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Without weight decay but for what LAMB and LARS do with it."""
+    lr = config.lr
     if isinstance(config, SGD):
         return w - lr * g, []
     if isinstance(config, MomentumSGD):
         velocity = config.momentum * state[0] + g
-        return w - lr * (g + config.momentum * velocity if config.nesterov else velocity), [
-            velocity
-        ]
+        ahead = g + config.momentum * velocity
+        return w - lr * (ahead if config.nesterov else velocity), [velocity]
+    if isinstance(config, LARSSGD):
+        return lars_step(config, w, g, state)
     if isinstance(config, Adagrad | RowWiseAdagrad):
         square = g * g if isinstance(config, Adagrad) else np.mean(g * g, keepdims=True)
         total = state[0] + square
         return w - lr * g / (np.sqrt(total) + config.eps), [total]
+    if isinstance(config, Ftrl):
+        return ftrl_step(config, w, g, state)
+    assert isinstance(config, Adam)
+    return adam_step(config, step, w, g, state)
+
+
+def lars_step(
+    config: LARSSGD, w: np.ndarray, g: np.ndarray, state: list[np.ndarray]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    decay = 0.0 if config.decoupled_weight_decay else config.weight_decay
+    of_weight, of_gradient = np.linalg.norm(w), np.linalg.norm(g - decay * w)
+    rate = config.lr
+    if of_weight > 0 and of_gradient > 0:
+        rate *= config.trust_coefficient * of_weight / (of_gradient + decay * of_weight)
+    velocity = config.momentum * state[0] + rate * g
+    return w - velocity, [velocity]
+
+
+def ftrl_step(
+    config: Ftrl, w: np.ndarray, g: np.ndarray, state: list[np.ndarray]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    total = state[0] + g * g
+    z = state[1] + g - (np.sqrt(total) - np.sqrt(state[0])) / config.lr * w
+    u = np.where(np.abs(z) <= config.l1, 0.0, np.sign(z) * config.l1 - z)
+    if isinstance(config, GroupFtrl):
+        norm, least = np.linalg.norm(u), config.group_l1 * np.sqrt(len(w))
+        u = u * 0.0 if norm <= least else (1 - least / norm) * u
+    return u / ((config.beta + np.sqrt(total)) / config.lr + config.l2), [total, z]
+
+
+def adam_step(
+    config: Adam, step: int, w: np.ndarray, g: np.ndarray, state: list[np.ndarray]
+) -> tuple[np.ndarray, list[np.ndarray]]:
     beta1, beta2 = config.betas
-    m = beta1 * state[0] + (1 - beta1) * g
-    v = beta2 * state[1] + (1 - beta2) * g * g
+    lr, steps = config.lr, []
+    kept1, kept2, made_up = beta1, beta2, 0.0
+    if isinstance(config, SmartDecayAdam):
+        k = step - int(state[-1][0])
+        kept1, kept2 = beta1**k, beta2**k
+        made_up = sum(beta1**i for i in range(1, k)) * state[0]
+        steps = [np.full(1, step)]
+    elif config.row_steps:
+        step = int(state[-1][0]) + 1
+        steps = [np.full(1, step)]
+    m = kept1 * state[0] + (1 - beta1) * g
+    square = g * g if "exp_avg_sq" in config.element_state else np.mean(g * g, keepdims=True)
+    v = kept2 * state[1] + (1 - beta2) * square
     if isinstance(config, AdamWTF):
         step_size = lr * np.sqrt(1 - beta2**step) / (1 - beta1**step)
-        return w - step_size * m / (np.sqrt(v) + config.eps), [m, v]
-    corrected_m, corrected_v = m / (1 - beta1**step), v / (1 - beta2**step)
+        return w - step_size * m / (np.sqrt(v) + config.eps), [m, v, *steps]
+    moments = [m, v]
+    largest = v
     if isinstance(config, AMSGrad):
         largest = np.maximum(state[2], v)
-        corrected_v = largest / (1 - beta2**step)
-        return w - lr * corrected_m / (np.sqrt(corrected_v) + config.eps), [m, v, largest]
-    return w - lr * corrected_m / (np.sqrt(corrected_v) + config.eps), [m, v]
+        moments.append(largest)
+    corrected_m = (m + made_up) / (1 - beta1**step)
+    direction = corrected_m / (np.sqrt(largest / (1 - beta2**step)) + config.eps)
+    if isinstance(config, LAMB):
+        if config.decoupled_weight_decay:
+            direction = direction + config.weight_decay * w
+        of_weight, of_direction = np.linalg.norm(w), np.linalg.norm(direction)
+        if of_weight > 0 and of_direction > 0:
+            direction = direction * of_weight / of_direction
+    return w - lr * direction, [*moments, *steps]
 
 
 def buckets_for(ids: int) -> int:
@@ -125,7 +210,7 @@ class Oracle:
         self.config = group.optimizer_config
         self.tables = group.tables_config
         self.seeds = group.meta[:, 0].tolist()
-        self.slab = [group.dims.index(table.embedding_dim) for table in self.tables]
+        self.slab = [group.slab_of(t) for t in range(len(self.tables))]
         self.max_rows = [weight.shape[0] for weight in group.weights]
         self.handles: list[dict[int, int]] = [{} for _ in self.tables]
         self.scores: list[dict[int, int]] = [{} for _ in self.tables]
@@ -133,8 +218,8 @@ class Oracle:
         self.inserted = [0] * len(self.tables)
         self.erased = [0] * len(self.tables)
         self.steps = [0] * len(self.tables)
-        self.next_row = [0] * len(group.dims)
-        self.free: list[list[int]] = [[] for _ in group.dims]
+        self.next_row = [0] * len(group.slab_configs)
+        self.free: list[list[int]] = [[] for _ in group.slab_configs]
         self.rows: dict[tuple[int, int], OwnedRow] = {}
         self.clock = 0
 

@@ -67,7 +67,7 @@ def test_memory_is_given_back_and_nothing_else_changes() -> None:
         sizes = sum(
             group.size(t)
             for t, config in enumerate(group.tables_config)
-            if group.dims[slab] == config.embedding_dim
+            if group.slab_configs[slab] == config.slab
         )
         assert int(group.slabs[slab, Slab.NEXT_ROW]) == sizes
         assert int(group.slabs[slab, Slab.FREE_COUNT]) == 0

@@ -27,7 +27,7 @@ def make_group(dim: int = 16, **arguments: object) -> td.TableGroup:
 
 def bags_of(group: td.TableGroup, ids: Tensor, length: int) -> Call:
     offsets = torch.arange(ids.numel() // length + 1, device=ids.device) * length
-    return Call(ids, offsets, [0], [group.dims[0]])
+    return Call(ids, offsets, [0], [group.slab_configs[0].dim])
 
 
 def ids_of_step(step: int, count: int = 512) -> Tensor:
@@ -180,7 +180,7 @@ def test_a_gradient_that_is_not_contiguous() -> None:
     arguments = (call.ids, handles, call.offsets, None, torch.tensor([1], device="cuda"))
     with pytest.raises(RuntimeError, match="adam_backward_: grad_output is not contiguous"):
         torch.ops.dynemb.adam_backward_(
-            *group.rows, torch.ones(16, 2, device="cuda").t(), *arguments, [0], [16], 0
+            *group.rows.updated, torch.ones(16, 2, device="cuda").t(), *arguments, [0], [16], 0
         )
 
 

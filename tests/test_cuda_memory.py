@@ -315,7 +315,7 @@ def test_entries_that_reduce_grad_did_not_return(name: str, value: int, message:
         fields = dict(zip(("handles", "ids", "tables", "gradients"), reduced, strict=False))
         target = reduced[4] if name == "counts" else fields[name][0]
         target[0] = value
-        torch.ops.dynemb.adam_update_(*group.rows, *reduced, torch.tensor([0]), [0])
+        torch.ops.dynemb.adam_update_(*group.rows.updated, *reduced, torch.tensor([0]), [0])
 
     with emulated_cuda():
         group.insert(0, call.ids)

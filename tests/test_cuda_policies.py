@@ -130,7 +130,7 @@ def state(group: td.TableGroup) -> dict[str, Tensor]:
         tensors[f"buckets {t}"] = group.buckets[active]
         if group.layout.score_words and t < len(group.tables_config):
             tensors[f"scores {t}"] = group.scores[active]
-    for s in range(len(group.dims)):
+    for s in range(len(group.slab_configs)):
         tensors[f"free rows {s}"] = group.free_rows[s, : int(group.slabs[s, Slab.FREE_COUNT])]
     return {name: tensor.clone() for name, tensor in tensors.items()}
 

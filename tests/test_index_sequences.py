@@ -297,7 +297,7 @@ class Sequence(RuleBasedStateMachine):
         expected = np.array([row.weight for row in owned])
         np.testing.assert_allclose(rows, expected, rtol=2e-4, atol=2e-5)
         group.materialize()
-        slabs, slab = len(group.dims), self.oracle.slab[table]
+        slabs, slab = len(group.slab_configs), self.oracle.slab[table]
         for k in range(len(group.state) // slabs):
             state = group.state[k * slabs + slab][found >> 28].reshape(len(ids), -1)
             expected = np.array([row.state[k] for row in owned])

@@ -85,13 +85,14 @@ dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids,
             shown,
             """\
 dynemb::embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor
-    row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-    Tensor offsets, Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables,
-    int[] feature_dims, int pooling, int optimizer) -> (Tensor output, Tensor updates)
+    row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids,
+    Tensor handles, Tensor offsets, Tensor? per_sample_weights, Tensor grad_anchor, int[]
+    feature_tables, int[] feature_dims, int pooling, int optimizer) -> (Tensor output,
+    Tensor updates)
 dynemb::embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor
-    row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-    Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) ->
-    (Tensor output, Tensor updates)
+    row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids,
+    Tensor handles, Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int
+    optimizer) -> (Tensor output, Tensor updates)
 dynemb::embedding_bag_inference(Tensor[] weights, Tensor[] generations, Tensor meta,
     Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
     per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor
@@ -101,7 +102,9 @@ dynemb::embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta,
         )
 
     def test_rows(self) -> None:
-        shown = listing("reduce_grad", "bag_weight_grad", "materialize_")
+        shown = listing(
+            "reduce_grad", "bag_weight_grad", "materialize_", "accumulate_grad_", "merge_grad_"
+        )
         self.assertExpectedInline(
             shown,
             """\
@@ -113,7 +116,16 @@ dynemb::bag_weight_grad(Tensor[] weights, Tensor[] generations, Tensor meta, Ten
     init_data, Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets, Tensor
     per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor
 dynemb::materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state,
-    Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor""",
+    Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor
+dynemb::accumulate_grad_(Tensor(a!)[] pending_handles, Tensor(b!)[] pending_ids,
+    Tensor(c!)[] pending_tables, Tensor(d!)[] pending_gradients, Tensor(e!)
+    pending_counts, Tensor(f!) row_clock, Tensor[] weights, Tensor[] generations, Tensor
+    meta, Tensor init_data, Tensor grad_output, Tensor ids, Tensor handles, Tensor
+    offsets, Tensor? per_sample_weights, Tensor updates, int[] feature_tables, int[]
+    feature_dims, int pooling) -> ()
+dynemb::merge_grad_(Tensor(a!)[] pending_handles, Tensor(b!)[] pending_ids, Tensor(c!)[]
+    pending_tables, Tensor(d!)[] pending_gradients, Tensor(e!) pending_counts, Tensor(f!)
+    row_clock) -> ()""",
         )
 
     def test_optimizers(self) -> None:

@@ -236,7 +236,7 @@ def test_optimizers(optimizer: OptimizerConfig, pooling: Pooling) -> None:
             pooling=pooling,
         )
         update = getattr(torch.ops.dynemb, f"{optimizer.op_name}_update_")
-        update(*group.rows, *arguments, torch.tensor([3]), call.tables)
+        update(*group.rows.updated, *arguments, torch.tensor([3]), call.tables)
         return snapshot(group)
 
     on_every_level(compute)

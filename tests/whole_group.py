@@ -21,7 +21,7 @@ GENERATIONS = (1 << GENERATION_BITS) - 1
 
 def check_whole(group: td.TableGroup) -> None:
     """No id twice, every id is found, no row is lost or has two owners, counts are true."""
-    owned: list[list[Tensor]] = [[] for _ in group.dims]
+    owned: list[list[Tensor]] = [[] for _ in group.slab_configs]
     for table, config in enumerate(group.tables_config):
         batches = list(exported(group, table, 1 << 20))
         empty = torch.zeros(0, dtype=torch.int64)
@@ -34,7 +34,7 @@ def check_whole(group: td.TableGroup) -> None:
         assert int(tombstones.sum()) == int(group.tables[table, Table.TOMBSTONES])
         found = group.find(ids, torch.tensor([0, ids.numel()]), [table]).handles
         assert torch.equal(found, handles)
-        owned[group.dims.index(config.embedding_dim)].append(handles)
+        owned[group.slab_configs.index(config.slab)].append(handles)
         if group.layout.rows:
             policy = group.layout.rows[table]
             if policy[PolicyColumn.CAPACITY] > 0 and policy[PolicyColumn.ON_FULL] != OnFull.GROW:

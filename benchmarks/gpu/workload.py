@@ -206,7 +206,7 @@ class Ours:
     def backward(self, batch: Batch, handles: Tensor, grad: Tensor) -> None:
         """The op that a backward runs."""
         self._backward_op(
-            *self.group.rows,
+            *self.group.rows.updated,
             grad,
             batch.ids,
             handles,

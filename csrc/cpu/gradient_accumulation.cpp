@@ -49,10 +49,13 @@ std::vector<Pending> pending_slabs(const char* op, const std::vector<Tensor>& ha
     STD_TORCH_CHECK(gradients[s].dim() == 2, "dynemb::", op, ": pending_gradients has ",
                     gradients[s].dim(), " dimensions, expected 2");
     const int64_t capacity = gradients[s].size(0);
-    for (const Tensor* tensor : {&handles[s], &ids[s], &tables[s]}) {
-      check_tensor(op, "pending_handles, pending_ids or pending_tables", *tensor, ScalarType::Long);
-      check_size(op, "pending_handles, pending_ids or pending_tables", *tensor, 0, capacity);
-    }
+    const auto check_words = [&](const char* name, const Tensor& tensor) {
+      check_tensor(op, name, tensor, ScalarType::Long);
+      check_size(op, name, tensor, 0, capacity);
+    };
+    check_words("pending_handles", handles[s]);
+    check_words("pending_ids", ids[s]);
+    check_words("pending_tables", tables[s]);
     result.push_back(
         {{static_cast<int64_t*>(handles[s].data_ptr()), static_cast<int64_t*>(ids[s].data_ptr()),
           static_cast<int64_t*>(tables[s].data_ptr()),

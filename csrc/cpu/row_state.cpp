@@ -38,9 +38,10 @@ std::vector<SlabState> slab_state(const char* op, const std::vector<Tensor>& wei
       slab.row_bytes[k] = block_row_bytes(dim);
       check_size(op, "state", tensor, 1, slab.row_bytes[k]);
     } else {
+      STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "dynemb::", op,
+                      ": state has dtype ", dtype_name(type),
+                      ", expected float32, bfloat16 or uint8");
       slab.storage[k] = storage_of(op, "state", tensor);
-      STD_TORCH_CHECK(slab.storage[k] != Storage::kFloat16, "dynemb::", op,
-                      ": state is float16, expected float32, bfloat16 or uint8");
       slab.row_bytes[k] = dim * storage_bytes(slab.storage[k]);
       check_size(op, "state", tensor, 1, dim);
     }

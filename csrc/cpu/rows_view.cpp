@@ -9,7 +9,10 @@ Storage storage_of(const char* op, const char* argument, const Tensor& tensor) {
   const Storage storage = type == ScalarType::BFloat16 ? Storage::kBFloat16
                           : type == ScalarType::Half   ? Storage::kFloat16
                                                        : Storage::kFloat32;
-  check_tensor(op, argument, tensor, storage == Storage::kFloat32 ? ScalarType::Float : type);
+  STD_TORCH_CHECK(storage != Storage::kFloat32 || type == ScalarType::Float, "dynemb::", op, ": ",
+                  argument, " has dtype ", dtype_name(type),
+                  ", expected float32, bfloat16 or float16");
+  check_tensor(op, argument, tensor, type);
   return storage;
 }
 
