@@ -144,7 +144,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
         ({}, ValueError, "optimizer is None, .*give a config such as"),
         ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is <class .*expected a config"),
         ({"optimizer": "sgd"}, TypeError, "optimizer is 'sgd', expected a config"),
-        ({"optimizer": SGD, "dtype": torch.float16}, TypeError, r"dtype is torch\.float16"),
+        ({"optimizer": SGD, "output_dtype": torch.int8}, TypeError, r"output_dtype is torch\.int8"),
         ({"optimizer": SGD, "device": "meta"}, RuntimeError, "device is meta"),
         ({"optimizer": SGD, "device": "cuda"}, RuntimeError, "device is cuda"),
         ({"optimizer": SGD, "max_rows": 0}, ValueError, "max_rows is 0, expected 1 to"),

@@ -39,9 +39,10 @@ def saved(path: Path, score: str = "step") -> Path:
 def test_a_checkpoint_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(saved(tmp_path / "checkpoint.pt"))]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "model.users: optimizer adam, step 2, format 2"
-    assert lines[2].split()[:3] == ["users", "8", "150"]
-    assert lines[2].split()[4:7] == ["150", "0", "0"]
+    assert lines[0] == "model.users: optimizer Adam, step 2, format 3"
+    assert lines[2].split()[:3] == ["users", "8", "float32"]
+    assert lines[2].split()[3] == "150"
+    assert lines[2].split()[5:8] == ["150", "0", "0"]
     assert lines[2].split()[-3:] == ["step", "-", "-"]
     assert "rows and optimizer state: 14.6 KiB" in lines[3]  # 150 * (3 * 8 * 4 + 4) bytes
     assert lines[5:8] == [
@@ -49,16 +50,16 @@ def test_a_checkpoint_is_described(tmp_path: Path, capsys: pytest.CaptureFixture
         "0   50  ####################",
         "1  100  ########################################",
     ]
-    assert "model.pairs: optimizer sgd, step 0, format 2" in lines
+    assert "model.pairs: optimizer SGD, step 0, format 3" in lines
     items = next(line.split() for line in lines if line.startswith("items"))
-    assert items[:3] + items[4:7] == ["items", "4", "5", "7", "0", "2"]
+    assert items[:4] + items[5:8] == ["items", "4", "float32", "5", "7", "0", "2"]
 
 
 def test_as_a_command(tmp_path: Path) -> None:
     path = saved(tmp_path / "checkpoint.pt", score="none")
     command = [sys.executable, "-m", "torch_dynemb", "inspect", str(path)]
     reply = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "model.users: optimizer adam, step 2" in reply.stdout
+    assert "model.users: optimizer Adam, step 2" in reply.stdout
     assert "scores of" not in reply.stdout
     reply = subprocess.run([*command[:3], "--help"], capture_output=True, text=True, check=True)
     assert "inspect" in reply.stdout

@@ -204,7 +204,7 @@ def test_load_state_dict_refuses_what_does_not_fit() -> None:
     del incomplete["param_groups"][0]["betas"]
     with pytest.raises(ValueError, match=r"for tables \['u'\], expected \['t'\]"):
         module.optimizer.load_state_dict(other_table)
-    with pytest.raises(ValueError, match="is of optimizer 'adamw', expected 'adam'"):
+    with pytest.raises(ValueError, match="is of optimizer 'AdamW', expected 'Adam'"):
         module.optimizer.load_state_dict(other_optimizer)
     with pytest.raises(ValueError, match=r"'t' lacks \['betas'\]"):
         module.optimizer.load_state_dict(incomplete)
@@ -227,6 +227,8 @@ def test_defaults_are_those_of_the_config() -> None:
         "betas": (0.9, 0.999),
         "eps": 1e-8,
         "weight_decay": 0.0,
+        "clip_value": None,
+        "clip_norm": None,
     }
 
 

@@ -56,9 +56,8 @@ STATIC: dict[type, Callable[..., torch.optim.Optimizer]] = {
 
 
 def static_optimizer(config: OptimizerConfig, module: nn.Module) -> torch.optim.Optimizer:
-    chosen = {
-        key: value for key, value in config.hyper().items() if key != "initial_accumulator_value"
-    }
+    known = ("lr", "betas", "eps", "weight_decay")
+    chosen = {key: value for key, value in config.hyper().items() if key in known}
     if isinstance(config, td.RowWiseAdagrad):
         del chosen["weight_decay"]
     return STATIC[type(config)](module.parameters(), **chosen)

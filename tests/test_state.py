@@ -157,9 +157,14 @@ def test_a_copy_within_a_copy_stays_shared() -> None:
 def test_format_has_a_version() -> None:
     state = used().state_dict()
     saved = json.loads(bytes(state["format"].tolist()))
-    assert saved["version"] == 2
-    assert saved["tables"] == [{"name": n, "embedding_dim": d} for n, d in TABLES]
-    assert saved["optimizer"] == "adam"
+    assert saved["version"] == 3
+    assert saved["tables"] == [
+        {"name": n, "embedding_dim": d, "dtype": "float32"} for n, d in TABLES
+    ]
+    assert saved["optimizer"] == {
+        "name": "Adam",
+        "state": [["exp_avg", False, "float32"], ["exp_avg_sq", False, "float32"]],
+    }
 
 
 def test_state_holds_the_used_part_only(tmp_path: Path) -> None:

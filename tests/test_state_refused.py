@@ -40,7 +40,7 @@ def test_states_of_other_modules_are_refused() -> None:
     assert_refuses(target, other((("a", 4), ("x", 8), ("c", 4))), "tables = .*'x'")
     assert_refuses(target, other((("b", 8), ("a", 4), ("c", 4))), "tables = ")
     assert_refuses(target, other(TABLES[:2]), "tables = ")
-    assert_refuses(target, other(optimizer=td.AdamW(lr=0.1)), "optimizer = 'adamw'.*has 'adam'")
+    assert_refuses(target, other(optimizer=td.AdamW(lr=0.1)), "optimizer = .*'AdamW'.*has .*'Adam'")
     assert_refuses(target, other(policy=td.Policy(score="step")), r"scores = \['step'\]")
     assert_refuses(target, nn.Linear(2, 2).state_dict(), "Missing key.*format")
 
@@ -48,7 +48,7 @@ def test_states_of_other_modules_are_refused() -> None:
 def test_versions_are_checked() -> None:
     target, state = used(), used().state_dict()
     text = json.loads(bytes(state["format"].tolist()))
-    for version in (0, 1, 3, "2", None):
+    for version in (0, 2, 4, "3", None):
         text["version"] = version
         entry = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
         assert_refuses(target, {**state, "format": entry}, f"format version {version}")

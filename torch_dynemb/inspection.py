@@ -103,17 +103,26 @@ def histogram(scores: Tensor) -> list[str]:
     return [f"{line}  {bar}".rstrip() for line, bar in zip(_aligned(ranges), bars, strict=True)]
 
 
+def _optimizer(saved: dict[str, Any] | None) -> str:
+    """Its name, and the dtypes of its state where they are not float32."""
+    if saved is None:
+        return "none"
+    small = sorted({dtype for _, per_row, dtype in saved["state"] if not per_row} - {"float32"})
+    return " ".join([saved["name"], *(f"({dtype} state)" for dtype in small)])
+
+
 def describe(group: SavedGroup) -> str:
     """A readable account of a group."""
     about, tensors = group.description, group.tensors
     lines = [
-        f"{group.prefix or 'tables'}: optimizer {about['optimizer'] or 'none'}, "
+        f"{group.prefix or 'tables'}: optimizer {_optimizer(about['optimizer'])}, "
         f"step {int(tensors['clock'][0])}, format {about['version']}"
     ]
     rows = [
         [
             "table",
             "dim",
+            "dtype",
             "ids",
             "load",
             "inserted",
@@ -135,6 +144,7 @@ def describe(group: SavedGroup) -> str:
             [
                 table["name"],
                 str(table["embedding_dim"]),
+                table["dtype"],
                 str(counts[Table.SIZE]),
                 f"{counts[Table.SIZE] / slots:.2f}",
                 str(counts[Table.INSERTED]),
