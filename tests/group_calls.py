@@ -102,7 +102,7 @@ def snapshot(group: TableGroup) -> dict[str, Tensor]:
         for name in ("buckets", "scores", "tables", "slabs", "free_rows", "clock")
     }
     tensors |= {"row_clock": group.row_clock, "hyper": group.hyper, "meta": group.meta}
-    for name in ("weights", "generations", "state"):
+    for name in ("weights", "generations", "state", "pending"):
         tensors |= {f"{name}[{i}]": tensor for i, tensor in enumerate(getattr(group, name))}
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
@@ -118,7 +118,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype.is_floating_point:
-        integers = torch.int64 if a.element_size() == 8 else torch.int32
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
         return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
     return torch.equal(a, b)
 

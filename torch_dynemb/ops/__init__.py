@@ -41,6 +41,7 @@ from torch_dynemb.ops.memory import (  # noqa: E402
     reserve,
     reserve_cuda,
 )
+from torch_dynemb.ops.pending import PendingGradients, merge_grad_  # noqa: E402
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
@@ -48,6 +49,7 @@ __all__ = [
     "OPTIMIZER_NAMES",
     "ExportedBatch",
     "FoundIds",
+    "PendingGradients",
     "ScoredIds",
     "available_cuda_memory",
     "available_memory",
@@ -66,6 +68,7 @@ __all__ = [
     "grow_",
     "has_cuda_kernels",
     "materialize_",
+    "merge_grad_",
     "raise_device_errors",
     "reduce_grad",
     "release_",

@@ -55,7 +55,7 @@ class SplitOptimizer(FusedOptimizer):
     overflowed, and with :func:`torch_dynemb.clip_grad_norm_`.
     """
 
-    grad_scale: Tensor | None = None  # set by GradScaler.step
+    grad_scale: Tensor  # set by GradScaler.step, and deleted after it
     _found_inf: Tensor | None = None
 
     def __init__(
@@ -67,7 +67,15 @@ class SplitOptimizer(FusedOptimizer):
         end_step: Callable[[int | None], None],
     ) -> None:
         super().__init__(names, config, rows=rows, end_step=end_step)
-        self._stand_ins = [RowGradients(self, slab) for slab in range(len(rows.weights))]
+        self._show_gradients()
+
+    def rebind(self, *, rows: Rows, end_step: Callable[[int | None], None]) -> None:
+        """Follows the tables to another device, or to other dims."""
+        super().rebind(rows=rows, end_step=end_step)
+        self._show_gradients()
+
+    def _show_gradients(self) -> None:
+        self._stand_ins = [RowGradients(self, slab) for slab in range(len(self._rows.weights))]
         self.param_groups[0]["params"] = list(self._stand_ins)
 
     @property
@@ -116,7 +124,7 @@ class SplitOptimizer(FusedOptimizer):
         merge_grad_(pending, rows.row_clock)
         hyper = rows.hyper.data
         hyper[:, Hyper.SKIP_IF] = 0 if self._found_inf is None else self._found_inf.double()
-        scale = self.grad_scale
+        scale: Tensor | None = getattr(self, "grad_scale", None)
         hyper[:, Hyper.DOWN_SCALE_BY] = 1 if scale is None else scale.double()
         updates = rows.row_clock[self._tables + RowClock.UPDATES].reshape(1).clone()
         update = getattr(torch.ops.dynemb, f"{self._config.op_name}_update_")

@@ -1,0 +1,487 @@
+"""Split mode: gradients wait for optimizer.step(); accumulation, clipping, GradScaler, compile."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from execution import threads
+from group_calls import bag_lookup, call_of, differences, flat_call, snapshot
+from seeding import seeded
+from torch import Tensor, nn
+
+import torch_dynemb as td
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Pooling, RowClock
+from torch_dynemb.optim import OptimizerConfig
+
+CONFIGS: dict[str, OptimizerConfig] = {
+    "sgd": td.SGD(lr=0.1, weight_decay=0.1),
+    "momentum": td.MomentumSGD(lr=0.1),
+    "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1),
+    "adam": td.Adam(lr=0.01),
+    "adam row steps": td.Adam(lr=0.01, row_steps=True),
+    "lamb": td.LAMB(lr=0.01),
+    "ftrl": td.Ftrl(lr=0.1, l1=0.1),
+}
+every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+DIM = 6
+
+
+def bag(config: OptimizerConfig, **arguments: Any) -> td.DynamicEmbeddingBag:
+    return td.DynamicEmbeddingBag(
+        DIM,
+        name="t",
+        optimizer=config,
+        initializer=td.Uniform(-1.0, 1.0),
+        **{"max_rows": 1000, **arguments},
+    )
+
+
+def embedding(config: OptimizerConfig, **arguments: Any) -> td.DynamicEmbedding:
+    return td.DynamicEmbedding(
+        DIM,
+        name="t",
+        optimizer=config,
+        initializer=td.Uniform(-1.0, 1.0),
+        **{"split": True, "max_rows": 1000, **arguments},
+    )
+
+
+def train(module: nn.Module, ids: Tensor, gradient: Tensor) -> None:
+    module(ids).backward(gradient)
+
+
+def rows_and_state(module: Any) -> dict[str, Tensor]:
+    group = module.group
+    group.materialize()
+    names = ("weights", "generations", "state")
+    return {f"{n}{i}": t.clone() for n in names for i, t in enumerate(getattr(group, n))}
+
+
+# -- accumulation ----------------------------------------------------------------------------------
+
+
+@every_config
+def test_two_micro_batches_are_one_batch_bit_for_bit(config: OptimizerConfig) -> None:
+    """Every id occurs at most once in each."""
+    split, fused = bag(config, split=True), bag(config)
+    for step in range(6):
+        generator = seeded(step)
+        halves = [torch.randperm(40, generator=generator)[:15].reshape(5, 3) for _ in range(2)]
+        gradients = [torch.randn(5, DIM, generator=generator) for _ in range(2)]
+        for ids, gradient in zip(halves, gradients, strict=True):
+            train(split, ids, gradient)
+        split.optimizer.step()
+        train(fused, torch.cat(halves), torch.cat(gradients))
+        fused.optimizer.step()
+    assert differences(rows_and_state(split), rows_and_state(fused)) == []
+    assert split.group.row_clock[0] == 6
+
+
+@every_config
+def test_many_micro_batches_are_one_batch_to_rounding(config: OptimizerConfig) -> None:
+    split, fused = bag(config, split=True), bag(config)
+    for step in range(4):
+        generator = seeded(step)
+        ids = torch.randint(30, (20, 4), generator=generator)
+        gradient = torch.randn(20, DIM, generator=generator)
+        for part in range(5):
+            chosen = slice(4 * part, 4 * part + 4)
+            train(split, ids[chosen], gradient[chosen])
+        split.optimizer.step()
+        train(fused, ids, gradient)
+        fused.optimizer.step()
+    ids = torch.arange(30)
+    torch.testing.assert_close(split.group.read(0, ids), fused.group.read(0, ids))
+
+
+def test_one_backward_equals_fused_bit_for_bit() -> None:
+    split, fused = bag(td.Adam(lr=0.01), split=True), bag(td.Adam(lr=0.01))
+    for step in range(4):
+        generator = seeded(step)
+        ids = torch.randint(30, (20, 4), generator=generator)
+        gradient = torch.randn(20, DIM, generator=generator)
+        for module in (split, fused):
+            train(module, ids, gradient)
+            module.optimizer.step()
+    assert differences(rows_and_state(split), rows_and_state(fused)) == []
+
+
+def test_rows_wait_for_step() -> None:
+    module = embedding(td.SGD(lr=1.0))
+    ids = torch.arange(4)
+    before = module.group.read(0, ids)
+    train(module, ids, torch.ones(4, DIM))
+    assert torch.equal(module.group.read(0, ids), before)
+    assert torch.equal(module(ids), before)
+    module.optimizer.step()
+    assert torch.equal(module.group.read(0, ids), before - 1)
+    module.optimizer.step()  # nothing is left to apply
+    assert torch.equal(module.group.read(0, ids), before - 1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_table_used_several_times_in_a_forward(count: int) -> None:
+    """Two lookups of one table, one backward: the sum of both."""
+    module = embedding(td.SGD(lr=1.0))
+    ids = torch.arange(5)
+    before = module.group.read(0, ids)
+    with threads(count):
+        output = module(ids) * 2 + module(ids.flip(0)).flip(0) * 3 + module(ids)
+        output.sum().backward()
+        module.optimizer.step()
+    assert torch.equal(module.group.read(0, ids), before - 6)
+
+
+def test_several_tables_and_dims() -> None:
+    tables = [td.TableConfig("a", 4), td.TableConfig("b", 8), td.TableConfig("c", 4)]
+    modules = [
+        td.DynamicEmbeddingBagCollection(
+            tables, optimizer=td.Adam(lr=0.1), split=split, max_rows=100
+        )
+        for split in (True, False)
+    ]
+    for step in range(3):
+        generator = seeded(step)
+        ids = {name: torch.randint(20, (6, 3), generator=generator) for name in "abc"}
+        gradient = torch.randn(6, 16, generator=generator)
+        for module in modules:
+            module(ids).backward(gradient)
+            module.optimizer.step()
+    assert differences(rows_and_state(modules[0]), rows_and_state(modules[1])) == []
+
+
+def test_a_step_counts_for_every_table() -> None:
+    """Fused mode counts the backwards that look a table up, split mode its steps."""
+    group = td.TableGroup(
+        [td.TableConfig("a", 2), td.TableConfig("b", 2)],
+        optimizer=td.Adam(),
+        max_rows=10,
+        split=True,
+    )
+    optimizer = td.SplitOptimizer(group.names, td.Adam(), rows=group.rows, end_step=group.step)
+    for _ in range(2):
+        bag_lookup(group, flat_call(group, 0, torch.arange(3))).sum().backward()
+    assert group.row_clock.tolist() == [0, 0, 0, 2, 0, 0]
+    assert optimizer.updates_since_step() == 2
+    optimizer.step()
+    assert group.row_clock.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_zero_grad_discards() -> None:
+    module = embedding(td.SGD(lr=1.0))
+    ids = torch.arange(4)
+    before = module.group.read(0, ids)
+    train(module, ids, torch.ones(4, DIM))
+    module.optimizer.zero_grad()
+    module.optimizer.step()
+    assert torch.equal(module.group.read(0, ids), before)
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    states = []
+    for count in (1, 2):
+        module = bag(td.RowWiseAdagrad(lr=0.1), split=True, max_rows=5000)
+        with threads(count):
+            for step in range(3):
+                generator = seeded(step)
+                for _ in range(3):
+                    ids = torch.randint(3000, (400, 20), generator=generator)
+                    train(module, ids, torch.randn(400, DIM, generator=generator))
+                module.optimizer.step()
+        states.append(snapshot(module.group))
+    assert differences(*states) == []
+
+
+def test_merged_entries() -> None:
+    """Ascending by row, in the order of the lookups, as many as there are rows."""
+    module = embedding(td.SGD(lr=1.0))
+    for ids in ([5, 6, 7], [7, 9, 5], [7]):
+        train(module, torch.tensor(ids), torch.ones(len(ids), DIM))
+    pending = ops.PendingGradients.of(module.group.pending)
+    assert pending.counts.tolist() == [[7, 3]]
+    ops.merge_grad_(pending, module.group.row_clock)
+    assert pending.counts.tolist() == [[4, 1]]
+    assert (pending.handles[0][:4] >> 28).tolist() == [0, 1, 2, 3]
+    assert pending.ids[0][:4].tolist() == [5, 6, 7, 9]
+    assert pending.gradients[0][:4, 0].tolist() == [2, 1, 3, 1]
+
+
+def test_the_buffer_merges_when_it_is_full() -> None:
+    module = embedding(td.SGD(lr=1.0), max_rows=10)
+    ids = torch.arange(10)
+    before = module.group.read(0, ids)
+    for _ in range(7):
+        train(module, ids, torch.ones(10, DIM))
+    module.optimizer.step()
+    assert torch.equal(module.group.read(0, ids), before - 7)
+
+
+def test_gradients_of_rows_that_got_another_owner_are_dropped() -> None:
+    module = embedding(td.SGD(lr=1.0))
+    train(module, torch.tensor([1, 2]), torch.ones(2, DIM))
+    module.group.erase(0, torch.tensor([1]))
+    train(module, torch.tensor([3, 2]), torch.ones(2, DIM))  # 3 gets the row of 1
+    fresh = module.group.read(0, torch.tensor([3]))
+    module.optimizer.step()
+    assert torch.equal(module.group.read(0, torch.tensor([3])), fresh - 1)
+    assert module.group.stale_gradients() == 1
+    assert 1 not in module
+
+
+# -- norms ---------------------------------------------------------------------------------------
+
+
+class Model(nn.Module):
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+        self.head = nn.Linear(DIM, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids)).square().sum()
+
+
+def model_pair(**arguments: Any) -> tuple[Model, Model, torch.optim.Optimizer]:
+    """One with a dynamic table, one with a static one of the same values."""
+    torch.manual_seed(1)
+    dynamic = Model(embedding(td.SGD(lr=0.5), **arguments))
+    rows = dynamic.table.group.read(0, torch.arange(20))
+    torch.manual_seed(1)
+    Model(nn.Identity())
+    static = Model(nn.Embedding.from_pretrained(rows.clone(), freeze=False))
+    static.head.load_state_dict(dynamic.head.state_dict())
+    return dynamic, static, torch.optim.SGD(static.parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+def test_one_norm_over_dense_and_dynamic_parameters(norm_type: float) -> None:
+    dynamic, static, reference = model_pair()
+    dense = torch.optim.SGD(dynamic.head.parameters(), lr=0.5)
+    for step in range(3):
+        parts = torch.randint(20, (2, 12), generator=seeded(step))
+        for ids in parts:
+            dynamic(ids).backward()
+            static(ids).backward()
+        norm = td.clip_grad_norm_(dynamic, 0.25, norm_type)
+        expected = nn.utils.clip_grad_norm_(static.parameters(), 0.25, norm_type)
+        torch.testing.assert_close(norm, expected)
+        for optimizer in (dense, dynamic.table.optimizer, reference):
+            optimizer.step()
+            optimizer.zero_grad()
+    ids = torch.arange(20)
+    torch.testing.assert_close(dynamic.table.group.read(0, ids), static.table.weight.detach())
+
+
+def test_clip_grad_norm_takes_several_modules_once() -> None:
+    dynamic, _, _ = model_pair()
+    dynamic(torch.arange(5)).backward()
+    once = td.clip_grad_norm_(dynamic, 1e9)
+    assert torch.equal(td.clip_grad_norm_([dynamic, dynamic.table, dynamic.head], 1e9), once)
+    assert td.clip_grad_norm_(nn.Linear(2, 2), 1.0) == 0
+
+
+def test_clip_grad_norm_refuses_fused_tables() -> None:
+    dynamic, _, _ = model_pair(split=False)
+    with pytest.raises(ValueError, match=r"DynamicEmbedding updates its rows in backward.*split"):
+        td.clip_grad_norm_(dynamic, 1.0)
+
+
+def test_clip_grad_norm_says_what_is_not_finite() -> None:
+    dynamic, _, _ = model_pair()
+    (dynamic(torch.arange(5)) * float("nan")).backward()
+    with pytest.raises(RuntimeError, match="non-finite"):
+        td.clip_grad_norm_(dynamic, 1.0, error_if_nonfinite=True)
+
+
+def test_gradients_can_be_seen_and_changed_but_not_replaced() -> None:
+    module = embedding(td.SGD(lr=1.0))
+    (stand_in,) = module.optimizer.stand_ins()
+    assert stand_in.grad is None
+    assert not list(module.parameters())[1:]  # the anchor alone
+    train(module, torch.tensor([1, 1, 2]), torch.ones(3, DIM))
+    assert stand_in.grad is not None
+    assert stand_in.grad[:, 0].tolist() == [2, 1]
+    with pytest.raises(TypeError, match="changed in place or set to None"):
+        stand_in.grad = torch.zeros(2, DIM)
+    before = module.group.read(0, torch.tensor([1, 2]))
+    stand_in.grad.mul_(10)
+    module.optimizer.step()
+    moved = before - module.group.read(0, torch.tensor([1, 2]))
+    torch.testing.assert_close(moved[:, 0], torch.tensor([20.0, 10.0]))
+    train(module, torch.tensor([1]), torch.ones(1, DIM))
+    stand_in.grad = None
+    assert stand_in.grad is None
+
+
+# -- torch.amp.GradScaler --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_grad_scaler(unscale: bool) -> None:
+    """Powers of two: scaling leaves no trace."""
+    scaled, plain = embedding(td.Adam(lr=0.1)), embedding(td.Adam(lr=0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    ids = torch.arange(5)
+    for step in range(4):
+        gradient = torch.randn(5, DIM, generator=seeded(step))
+        scaler.scale((scaled(ids) * gradient).sum()).backward()
+        if unscale:
+            scaler.unscale_(scaled.optimizer)
+            td.clip_grad_norm_(scaled, 1e9)
+        scaler.step(scaled.optimizer)
+        scaler.update()
+        (plain(ids) * gradient).sum().backward()
+        plain.optimizer.step()
+    assert scaler.get_scale() == 4096
+    assert torch.equal(scaled.group.read(0, ids), plain.group.read(0, ids))
+    assert scaled.group.row_clock[0] == 4
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_grad_scaler_skips_a_step_that_overflowed(unscale: bool, bad: float) -> None:
+    module = embedding(td.Adam(lr=0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    ids = torch.arange(5)
+    for step, factor in enumerate((1.0, bad, 1.0)):
+        before = snapshot(module.group)
+        scaler.scale((module(ids) * factor).sum()).backward()
+        if unscale:
+            scaler.unscale_(module.optimizer)
+        scaler.step(module.optimizer)
+        scaler.update()
+        same = differences(before, snapshot(module.group))
+        assert ("weights[0]" not in same) == (step == 1)
+        assert module.group.row_clock[0] == (1, 1, 2)[step]
+    assert scaler.get_scale() == 512
+    assert bool(torch.isfinite(module.group.read(0, ids)).all())
+
+
+def test_grad_scaler_without_gradients() -> None:
+    module, dense = embedding(td.SGD(lr=0.1)), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(dense(torch.ones(1, 1)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.step(module.optimizer)
+    scaler.update()
+    assert len(module) == 0
+
+
+# -- compiled --------------------------------------------------------------------------------------
+
+
+def test_compiled_equals_eager() -> None:
+    torch._dynamo.reset()
+    modules = [bag(td.Adam(lr=0.01), split=True) for _ in range(2)]
+    with torch._inductor.config.patch(force_disable_caches=True):
+        functions = [modules[0], torch.compile(modules[1], fullgraph=True)]
+        for step in range(3):
+            for part in range(2):
+                generator = seeded(10 * step + part)
+                ids = torch.randint(40, (6, 3), generator=generator)
+                gradient = torch.randn(6, DIM, generator=generator)
+                for function in functions:
+                    function(ids).backward(gradient)
+            for module in modules:
+                module.optimizer.step()
+    assert differences(snapshot(modules[0].group), snapshot(modules[1].group)) == []
+    torch._dynamo.reset()
+
+
+# -- weights of ids, copies, misuse ----------------------------------------------------------------
+
+
+def test_weights_of_ids_get_gradients() -> None:
+    module = bag(td.SGD(lr=1.0), split=True)
+    ids, weights = torch.tensor([[1, 2]]), torch.tensor([[2.0, 3.0]], requires_grad=True)
+    rows = module.group.read(0, torch.tensor([1, 2]))
+    module(ids, per_sample_weights=weights).sum().backward()
+    torch.testing.assert_close(weights.grad, rows.sum(1)[None])
+    module.optimizer.step()
+    torch.testing.assert_close(
+        module.group.read(0, torch.tensor([1, 2])), rows - torch.tensor([[2.0], [3.0]])
+    )
+
+
+def test_gradients_of_weights_need_the_rows_of_the_forward() -> None:
+    module = bag(td.SGD(lr=1.0), split=True)
+    ids, weights = torch.tensor([[1, 2]]), torch.ones(1, 2, requires_grad=True)
+    output = module(ids, per_sample_weights=weights)
+    train(module, ids, torch.ones(1, DIM))
+    module.optimizer.step()
+    with pytest.raises(RuntimeError, match=r"per_sample_weights no longer fit.*before optimizer"):
+        output.sum().backward()
+
+
+def test_lookups_before_a_step_may_go_backward_after_it() -> None:
+    """As with nn.Embedding: the gradient of a sum does not depend on the rows."""
+    module = embedding(td.SGD(lr=1.0))
+    ids = torch.arange(3)
+    before = module.group.read(0, ids)
+    output = module(ids)
+    train(module, ids, torch.ones(3, DIM))
+    module.optimizer.step()
+    output.sum().backward()
+    module.optimizer.step()
+    assert torch.equal(module.group.read(0, ids), before - 2)
+
+
+def test_copies_and_files_stay_split() -> None:
+    module = embedding(td.Adam(lr=0.1))
+    ids = torch.arange(4)
+    train(module, ids, torch.ones(4, DIM))
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(module), torch.load(file, weights_only=False)):
+        assert isinstance(twin.optimizer, td.SplitOptimizer)
+        (stand_in,) = twin.optimizer.stand_ins()
+        assert stand_in.grad is None  # gradients are no part of a module's state
+        before = twin.group.read(0, ids)
+        train(twin, ids, torch.ones(4, DIM))
+        twin.optimizer.step()
+        assert not torch.equal(twin.group.read(0, ids), before)
+    fused = embedding(td.Adam(lr=0.1), split=False)
+    fused.load_state_dict(module.state_dict())
+    assert torch.equal(fused.group.read(0, ids), module.group.read(0, ids))
+    module.load_state_dict(fused.state_dict())
+    assert module.optimizer.stand_ins()[0].grad is None
+
+
+def test_forgotten_steps_are_reported() -> None:
+    module = embedding(td.SGD(lr=0.1))
+    for _ in range(16):
+        train(module, torch.arange(2), torch.ones(2, DIM))
+    with pytest.warns(RuntimeWarning, match=r"16 backwards have updated the rows since the last"):
+        train(module, torch.arange(2), torch.ones(2, DIM))
+
+
+def test_add_table_and_gradients() -> None:
+    tables = [td.TableConfig("a", 4)]
+    module = td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=1.0), split=True)
+    module({"a": torch.tensor([[1]])}).sum().backward()
+    module.optimizer.step()
+    module.add_table(td.TableConfig("b", 8))
+    before = module.group.read(1, torch.tensor([1]))
+    module({"a": torch.tensor([[1]]), "b": torch.tensor([[1]])}).sum().backward()
+    assert [stand_in.grad is None for stand_in in module.optimizer.stand_ins()] == [False, False]
+    module.optimizer.step()
+    assert torch.equal(module.group.read(1, torch.tensor([1])), before - 1)
+
+
+def test_pooled_gradients_wait_per_lookup_not_per_occurrence() -> None:
+    group = td.TableGroup(
+        [td.TableConfig("a", 3)], optimizer=td.SGD(lr=1.0), max_rows=100, split=True
+    )
+    call = call_of(group, [(0, [[1, 1, 2], [2], []])])
+    bag_lookup(group, call, pooling=Pooling.MEAN).backward(torch.ones(3, 3))
+    pending = ops.PendingGradients.of(group.pending)
+    assert pending.counts.tolist() == [[2, 1]]
+    torch.testing.assert_close(pending.gradients[0][:2, 0], torch.tensor([2 / 3, 4 / 3]))
+    assert group.row_clock[-4 + RowClock.UPDATES] == 0
