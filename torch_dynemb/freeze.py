@@ -116,6 +116,7 @@ class FrozenModule(nn.Module):
     def __init__(self, source: TableModule) -> None:
         super().__init__()
         self.frozen_tables = FrozenTables(source.group)
+        self.output_dtype = source.output_dtype
         self.training = False
 
     def train(self, mode: bool = True) -> FrozenModule:
@@ -139,7 +140,7 @@ class FrozenModule(nn.Module):
         tables = self.frozen_tables
         handles = tables.find(ids, offsets, feature_tables).handles
         if pooling == Pooling.NONE:
-            return ops.embedding_inference(
+            output = ops.embedding_inference(
                 tables.rows(),
                 ids,
                 handles,
@@ -147,16 +148,18 @@ class FrozenModule(nn.Module):
                 feature_tables=feature_tables,
                 dim=feature_dims[0],
             )
-        return ops.embedding_bag_inference(
-            tables.rows(),
-            ids,
-            handles,
-            offsets,
-            None if per_sample_weights is None else per_sample_weights.detach(),
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
+        else:
+            output = ops.embedding_bag_inference(
+                tables.rows(),
+                ids,
+                handles,
+                offsets,
+                None if per_sample_weights is None else per_sample_weights.detach(),
+                feature_tables=feature_tables,
+                feature_dims=feature_dims,
+                pooling=pooling,
+            )
+        return output.to(self.output_dtype)
 
 
 class FrozenEmbedding(FrozenModule):
