@@ -67,6 +67,22 @@ def test_bag_step_is_batch_sized(optimizer: td.optim.OptimizerConfig) -> None:
     assert table_sized_lines(code) == []
 
 
+def test_split_step_is_batch_sized() -> None:
+    """Two lookups of one table, whose gradients wait; rows and 8-bit state of less than float32."""
+    table = td.DynamicEmbedding(
+        DIM,
+        optimizer=td.Adam(lr=0.1, state_dtype=torch.uint8),
+        dtype=torch.bfloat16,
+        output_dtype=torch.bfloat16,
+        split=True,
+        max_rows=ROWS,
+    )
+    code = generated_code(lambda ids: table(ids) * table(ids + 1))
+    assert code.count("torch.ops.dynemb.accumulate_grad_.default(") == 2
+    assert "_backward_" not in code
+    assert table_sized_lines(code) == []
+
+
 def test_collection_step_is_batch_sized() -> None:
     tables = [td.TableConfig(f"t{i}", DIM * (1 + i % 2), [f"f{i}"]) for i in range(4)]
     collection = td.DynamicEmbeddingBagCollection(
