@@ -16,11 +16,20 @@ namespace dynemb::cpu {
 // instruction set.
 constexpr int64_t kLanes = 2 * kFloats;
 
-DYNEMB_INLINE float sum_lanes(float* lane) {
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
-  }
-  return lane[0];
+// Lanes 0 .. 7 and 8 .. 15. In registers: through memory it would cost more than the row.
+DYNEMB_INLINE float sum_lanes(Floats8 low, Floats8 high) {
+  Floats8 sum = low + high;
+  sum += __builtin_shuffle(sum, Words8{4, 5, 6, 7, 0, 1, 2, 3});
+  sum += __builtin_shuffle(sum, Words8{2, 3, 0, 1, 6, 7, 4, 5});
+  return sum[0] + sum[1];
+}
+
+// Adds the columns that are left after the last kLanes to the first lanes.
+DYNEMB_INLINE void add_rest(const float* rest, int64_t count, Floats8* low, Floats8* high) {
+  float lane[kLanes] = {};
+  std::memcpy(lane, rest, sizeof(float) * static_cast<size_t>(count));
+  *low += load_floats(lane);
+  *high += load_floats(lane + kFloats);
 }
 
 template <class Optimizer>
@@ -44,19 +53,18 @@ DYNEMB_INLINE void row_sums(const OptimizerStep& step, const float* __restrict g
     Optimizer::add_terms(s, load_floats(gradient + c + kFloats), load_floats(weight + c + kFloats),
                          second, high);
   }
-  float lane[kSums][kLanes];
-  for (int k = 0; k < kSums; ++k) {
-    store_floats(lane[k], low[k]);
-    store_floats(lane[k] + kFloats, high[k]);
+  if (c < dim) {
+    float rest[kSums][kLanes] = {};
+    for (int64_t j = c; j < dim; ++j) {
+      float values[kMaxStates] = {};
+      float terms[kSums] = {};
+      for (int k = 0; k < kStates; ++k) values[k] = state[k][j];
+      Optimizer::add_terms(s, gradient[j], weight[j], values, terms);
+      for (int k = 0; k < kSums; ++k) rest[k][j - c] = terms[k];
+    }
+    for (int k = 0; k < kSums; ++k) add_rest(rest[k], dim - c, &low[k], &high[k]);
   }
-  for (int64_t j = c; j < dim; ++j) {
-    float values[kMaxStates] = {};
-    float terms[kSums] = {};
-    for (int k = 0; k < kStates; ++k) values[k] = state[k][j];
-    Optimizer::add_terms(s, gradient[j], weight[j], values, terms);
-    for (int k = 0; k < kSums; ++k) lane[k][j - c] += terms[k];
-  }
-  for (int k = 0; k < kSums; ++k) sums[k] = sum_lanes(lane[k]);
+  for (int k = 0; k < kSums; ++k) sums[k] = sum_lanes(low[k], high[k]);
 }
 
 // The weights of a row as floats in memory, or as bfloat16.
@@ -142,17 +150,24 @@ DYNEMB_INLINE const float* prepared_gradient(const OptimizerStep& s, const float
                                              int64_t* non_finite) {
   for (int64_t c = 0; c < dim; ++c) scratch[c] = scaled_gradient(s, gradient[c]);
   if (!s.measures) return scratch;
-  float lane[kLanes] = {};
+  Floats8 low = {}, high = {};
   int64_t c = 0;
   for (; c + kLanes <= dim; c += kLanes) {
-    for (int64_t j = 0; j < kLanes; ++j) lane[j] += scratch[c + j] * scratch[c + j];
+    const Floats8 first = load_floats(scratch + c);
+    const Floats8 second = load_floats(scratch + c + kFloats);
+    low += first * first;
+    high += second * second;
   }
-  for (int64_t j = c; j < dim; ++j) lane[j - c] += scratch[j] * scratch[j];
+  if (c < dim) {
+    float rest[kLanes];
+    for (int64_t j = c; j < dim; ++j) rest[j - c] = scratch[j] * scratch[j];
+    add_rest(rest, dim - c, &low, &high);
+  }
   if (s.non_finite != NonFinite::kPropagate && has_non_finite(gradient, dim)) {
     ++*non_finite;
     return nullptr;
   }
-  const float factor = norm_factor(s, sum_lanes(lane));
+  const float factor = norm_factor(s, sum_lanes(low, high));
   for (c = 0; c < dim; ++c) scratch[c] *= factor;
   return scratch;
 }
