@@ -485,3 +485,19 @@ def test_pooled_gradients_wait_per_lookup_not_per_occurrence() -> None:
     assert pending.counts.tolist() == [[2, 1]]
     torch.testing.assert_close(pending.gradients[0][:2, 0], torch.tensor([2 / 3, 4 / 3]))
     assert group.row_clock[-4 + RowClock.UPDATES] == 0
+
+
+def test_compact_gives_the_room_of_gradients_back() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    module = td.DynamicEmbedding(256, optimizer=td.SGD(lr=1.0), split=True)
+    ids = torch.arange(40_000)
+    module(ids).sum().backward()
+    module.optimizer.step()
+    before = resident()
+    module.group.compact()
+    assert before - resident() > 30_000_000  # of 41 MB of gradients
+    module(torch.tensor([1])).sum().backward()
+    module.optimizer.step()

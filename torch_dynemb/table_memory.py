@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Meta, Slab, Table
+from torch_dynemb.ops.pending import PendingGradients
 
 if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
@@ -69,6 +70,12 @@ class HostMemory:
                 ops.release_(tensor, used, tensor.shape[0])
             free = group.free_rows[slab]
             ops.release_(free, int(group.slabs[slab, Slab.FREE_COUNT]), free.shape[0])
+        if group.pending:
+            pending = PendingGradients.of(group.pending)
+            for slab, count in enumerate(pending.counts[:, 0].tolist()):
+                ops.release_(pending.gradients[slab], count, pending.gradients[slab].shape[0])
+                for entries in (pending.handles, pending.ids, pending.tables):
+                    ops.release_(entries[slab], count, entries[slab].shape[0])
 
 
 class CudaMemory:
