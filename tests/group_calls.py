@@ -118,7 +118,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype.is_floating_point:
-        integers = torch.int64 if a.element_size() == 8 else torch.int32
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
         return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
     return torch.equal(a, b)
 
