@@ -228,11 +228,13 @@ std::vector<Pending> pending_slabs(const Call& call, const std::vector<Tensor>& 
     STD_TORCH_CHECK(gradients[s].dim() == 2, "dynemb::", call.op, ": pending_gradients has ",
                     gradients[s].dim(), " dimensions, expected 2");
     const int64_t capacity = gradients[s].size(0);
-    for (const Tensor* tensor : {&handles[s], &ids[s], &tables[s]}) {
-      const char* name = "pending_handles, pending_ids or pending_tables";
-      call.check(name, *tensor, ScalarType::Long);
-      check_size(call.op, name, *tensor, 0, capacity);
-    }
+    const auto check_words = [&](const char* name, const Tensor& tensor) {
+      call.check(name, tensor, ScalarType::Long);
+      check_size(call.op, name, tensor, 0, capacity);
+    };
+    check_words("pending_handles", handles[s]);
+    check_words("pending_ids", ids[s]);
+    check_words("pending_tables", tables[s]);
     result.push_back(
         {static_cast<int64_t*>(handles[s].data_ptr()), static_cast<int64_t*>(ids[s].data_ptr()),
          static_cast<int64_t*>(tables[s].data_ptr()), static_cast<float*>(gradients[s].data_ptr()),

@@ -7,7 +7,10 @@ Storage storage_of(const Call& call, const char* argument, const Tensor& tensor)
   const Storage storage = type == ScalarType::BFloat16 ? Storage::kBFloat16
                           : type == ScalarType::Half   ? Storage::kFloat16
                                                        : Storage::kFloat32;
-  call.check(argument, tensor, storage == Storage::kFloat32 ? ScalarType::Float : type);
+  STD_TORCH_CHECK(storage != Storage::kFloat32 || type == ScalarType::Float, "dynemb::", call.op,
+                  ": ", argument, " has dtype ", dtype_name(type),
+                  ", expected float32, bfloat16 or float16");
+  call.check(argument, tensor, type);
   return storage;
 }
 
@@ -49,9 +52,10 @@ std::vector<SlabState> slab_state(const Call& call, const std::vector<Tensor>& w
       slab.row_bytes[k] = block_row_bytes(dim);
       check_size(call.op, "state", tensor, 1, slab.row_bytes[k]);
     } else {
+      STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16,
+                      "dynemb::", call.op, ": state has dtype ", dtype_name(type),
+                      ", expected float32, bfloat16 or uint8");
       slab.storage[k] = storage_of(call, "state", tensor);
-      STD_TORCH_CHECK(slab.storage[k] != Storage::kFloat16, "dynemb::", call.op,
-                      ": state is float16, expected float32, bfloat16 or uint8");
       slab.row_bytes[k] = dim * static_cast<int64_t>(tensor.element_size());
       check_size(call.op, "state", tensor, 1, dim);
     }
