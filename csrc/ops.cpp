@@ -20,8 +20,8 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("raise_device_errors(int device) -> ()");
   m.def(
       "bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows, "
-      "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, int[] table_buckets, "
-      "int[] slab_rows, Tensor? policy=None) -> ()");
+      "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] pending, "
+      "int[] table_buckets, int[] slab_rows, Tensor? policy=None) -> ()");
   m.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
   m.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
   m.def("simd_level() -> int");

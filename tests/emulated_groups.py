@@ -13,6 +13,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import table, table_state
+from torch_dynemb.ops import memory
 from torch_dynemb.table_memory import CudaMemory
 
 ADDRESS_SPACE = 1 << 36  # bytes that a tensor reserves by default
@@ -29,8 +30,8 @@ class EmulatedMemory(CudaMemory):
         return ADDRESS_SPACE
 
     def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
-        codes = {torch.float32: 0, torch.int32: 1, torch.int64: 2}
-        reserved: Tensor = torch.ops.dynemb.reserve_cuda(list(size), codes[dtype], self.index)
+        code = memory._DTYPE_CODES[dtype]
+        reserved: Tensor = torch.ops.dynemb.reserve_cuda(list(size), code, self.index)
         return reserved
 
 

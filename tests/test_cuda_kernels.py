@@ -20,7 +20,15 @@ from torch.utils import _pytree as pytree
 # Ops without a kernel of their own for CUDA tensors.
 HOST_ONLY = {"reserve", "release_", "available_memory", "simd_level", "set_simd_level"}
 # A sum over a row, by one order on the CPU's lanes and another on a GPU's.
-ROUNDED = ("rowwise_adagrad_", "bag_weight_grad")
+ROUNDED = (
+    "rowwise_adagrad_",
+    "partial_rowwise_adam_",
+    "lamb_",
+    "partial_rowwise_lamb_",
+    "lars_sgd_",
+    "group_ftrl_",
+    "bag_weight_grad",
+)
 
 OP_CASES = [
     pytest.param(name, case, id=f"{name} {kind}".strip())

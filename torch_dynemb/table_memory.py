@@ -107,6 +107,7 @@ class CudaMemory:
             group.weights,
             group.generations,
             group.state,
+            group.pending,
             [int(n) for n in buckets] or [0] * group.tables.shape[0],
             [int(n) for n in rows] or [0] * len(group.slab_configs),
             group.policy,

@@ -7,6 +7,7 @@ new, repeated, erased and padding ids, growth of the index, runs long enough to 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,16 +17,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling, RowClock
+from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 
 OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "sgd": td.SGD(lr=0.1),
     "adagrad": td.Adagrad(lr=0.1, initial_accumulator_value=0.5),
     "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
     "adam": td.Adam(lr=0.1),
-    "adamw": td.AdamW(lr=0.1),
     "momentum_sgd": td.MomentumSGD(lr=0.1, nesterov=True),
     "amsgrad": td.AMSGrad(lr=0.1),
     "adamw_tf": td.AdamWTF(lr=0.1),
+    "smart_decay_adam": td.SmartDecayAdam(lr=0.1),
+    "partial_rowwise_adam": td.PartialRowWiseAdam(lr=0.1, row_steps=True),
+    "lamb": td.LAMB(lr=0.1, weight_decay=0.1),
+    "partial_rowwise_lamb": td.PartialRowWiseLAMB(lr=0.1, weight_decay=0.1),
+    "lars_sgd": td.LARSSGD(lr=0.1),
+    "ftrl": td.Ftrl(lr=0.1, l1=0.01),
+    "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }
 LONG_RUN = 3000  # occurrences of one id
 # No work for the device: memory, the host's instruction set.
@@ -165,6 +173,53 @@ class Program:
         self.keep("reported", torch.tensor(group.stats(wait=True)["t0"].evicted))
         group.stats()
 
+    def run_split(self) -> None:
+        """Rows and state below float32, gradients that wait, NaN among them."""
+        config = OPTIMIZERS[self.optimizer]
+        config = replace(config, clip_norm=10.0, non_finite="skip", stochastic_rounding=False)
+        if isinstance(config, td.Adam):
+            config = replace(config, state_dtype=torch.uint8)
+        tables = [
+            td.TableConfig("a", 8, dtype=torch.bfloat16),
+            td.TableConfig("b", 135, dtype=torch.float16),
+            td.TableConfig("c", 8),
+        ]
+        group = td.TableGroup(
+            tables, optimizer=config, max_rows=2000, seed=2, device=self.device, split=True
+        )
+        pending = PendingGradients.of(group.pending)
+        ids, offsets, features, _ = self.pooled_call()
+        dims = [8, 135, 8]
+        for _ in range(2):
+            handles = group.find_or_insert(ids, offsets, features)
+            output = ops.embedding_bag(
+                group.rows,
+                ids,
+                handles,
+                offsets,
+                None,
+                torch.zeros(1, device=self.device, requires_grad=True),
+                feature_tables=features,
+                feature_dims=dims,
+                pooling=Pooling.MEAN,
+                optimizer=group.optimizer_code,
+            )
+            gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+            gradient[2, 9] = float("nan")
+            output.backward(gradient.to(self.device))
+        merge_grad_(pending, group.row_clock)
+        self.keep("merged", pending.counts, group.row_clock)
+        for slab, count in enumerate(pending.counts[:, 0].tolist()):
+            self.keep(f"merged {slab}", pending.handles[slab][:count])
+            self.keep(f"sums {slab}", pending.gradients[slab][:count].nan_to_num())
+        update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")
+        updates = group.row_clock[len(tables) + RowClock.UPDATES].reshape(1).clone()
+        counts = pending.counts[:, 0].contiguous()
+        update(*group.rows.updated, *pending[:-1], counts, updates, features)
+        pending.counts.zero_()
+        group.end_step()
+        self.keep("split", group.row_clock)
+
     def _pooled(self) -> None:
         group = self.group
         ids, offsets, tables, dims = self.pooled_call()
@@ -252,7 +307,7 @@ class Program:
         position = len(group.tables_config) + RowClock.UPDATES
         update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")
         updates = group.row_clock[position : position + 1].clone()
-        update(*group.rows, *reduced, updates, tables)
+        update(*group.rows.updated, *reduced, updates, tables)
 
 
 def run(device: torch.device, optimizers: list[str]) -> tuple[dict[str, Tensor], set[str]]:
@@ -263,6 +318,7 @@ def run(device: torch.device, optimizers: list[str]) -> tuple[dict[str, Tensor],
             program = Program(device, optimizer)
             program.run()
             program.run_policies()
+            program.run_split()
             results |= program.results
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -23,6 +23,9 @@ enum DeviceError : int {
   kErrorTableUpdated = 11,    // value: entry
   kErrorFeatureDim = 12,      // value: feature
   kErrorFull = 13,            // value: table
+  kErrorNonFinite = 14,       // value: table
+  kErrorPending = 15,         // value: slab
+  kErrorWeightsUpdated = 16,  // value: update count of the forward
 };
 
 // code : 6 | op : 10 | value : 48 (clipped)

@@ -9,7 +9,7 @@
 
 namespace dynemb {
 
-#if !defined(__CUDACC__)
+#if !defined(__CUDACC__) && !defined(DYNEMB_EMULATED)
 // Eight floats as one value, for loops that must be vectors whatever the compiler thinks of them.
 typedef float Floats8 __attribute__((vector_size(32)));
 DYNEMB_HD Floats8 square_root(Floats8 values) {

@@ -88,6 +88,15 @@ struct LaneGroup {
     }
     return value;
   }
+  // The largest of all lanes, to all of them.
+  static __device__ __forceinline__ uint32_t largest(uint32_t value) {
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+      const uint32_t other = __shfl_xor_sync(mask(), value, distance, kLanes);
+      value = other > value ? other : value;
+    }
+    return value;
+  }
 };
 
 // kWidth consecutive floats: 16-byte accesses where rows allow it.
@@ -127,5 +136,35 @@ __device__ __forceinline__ Floats<kWidth> zero_floats() {
   for (int i = 0; i < kWidth; ++i) result.value[i] = 0.0f;
   return result;
 }
+
+// kSweeps times kWidth consecutive floats of a row, kLanes * kWidth apart; 0 beyond `dim` columns.
+template <int kWidth, int kLanes, int kSweeps>
+__device__ __forceinline__ Floats<kWidth * kSweeps> load_sweeps(const float* row, int64_t column,
+                                                                int64_t dim) {
+  Floats<kWidth * kSweeps> result;
+#pragma unroll
+  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+    const int64_t at = column + sweep * kLanes * kWidth;
+    const Floats<kWidth> part = at < dim ? load_floats<kWidth>(row + at) : zero_floats<kWidth>();
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) result.value[sweep * kWidth + i] = part.value[i];
+  }
+  return result;
+}
+
+// The columns of a row that a group of lanes takes at a time, where it needs all tensors of the row
+// at once: kSweeps times kWidth consecutive ones for each lane.
+template <int kWidth, int kLanes>
+struct Chunk {
+  // odd rows, whose lanes have one column at a time, are taken in chunks as wide as others
+  static constexpr int kSweeps = kWidth == 1 && kLanes == 32 ? 4 : 1;
+  static constexpr int kValues = kWidth * kSweeps;
+  static constexpr int64_t kColumns = kLanes * kValues;
+
+  // The first column of a lane's sweep.
+  static __device__ __forceinline__ int64_t column(int64_t first, int sweep) {
+    return first + (sweep * kLanes + LaneGroup<kLanes>::lane()) * kWidth;
+  }
+};
 
 }  // namespace dynemb::cuda

@@ -8,14 +8,6 @@
 namespace dynemb::cuda {
 namespace {
 
-struct ReducedOutput {
-  int64_t* handles;
-  int64_t* ids;
-  int64_t* tables;
-  float* gradients;
-  int64_t* count;
-};
-
 // A group of lanes per run: 4 * dim bytes read an occurrence, 4 * dim + 24 written a run.
 template <int kWidth, int kLanes>
 __global__ void write_reduced(GradientArgs gradients, GradientRuns runs, int64_t slab, int64_t dim,
@@ -25,21 +17,24 @@ __global__ void write_reduced(GradientArgs gradients, GradientRuns runs, int64_t
   const int lane = LaneGroup<kLanes>::lane();
   const int64_t first_run = runs.slab_first[slab];
   const int64_t count = runs.slab_first[slab + 1] - first_run;
-  if (thread_number() == 0) *output.count = count;
+  if (output.count != nullptr && thread_number() == 0) *output.count = count;
+  const int64_t before = output.before == nullptr ? 0 : *output.before;
+  if (before < 0) return;
   const int64_t stride = thread_total() / kLanes;
   for (int64_t r = thread_number() / kLanes; r < count; r += stride) {
     const int64_t position = runs.positions[runs.begin[first_run + r]];
+    const int64_t entry = before + r;
     if (lane == 0) {
-      output.handles[r] = lookup.handles[position];
-      output.ids[r] = features.ids[position];
-      output.tables[r] = features.table[features.features == 1 ? 0 : features.feature_of(position)];
+      output.handles[entry] = lookup.handles[position];
+      output.ids[entry] = features.ids[position];
+      output.tables[entry] =
+          features.table[features.features == 1 ? 0 : features.feature_of(position)];
     }
     for (int64_t first = 0; first < dim; first += kLanes * kWidth) {
       const int64_t column = first + lane * kWidth;
-      const bool active = column < dim;
       const Floats<kWidth> sum =
-          sum_run<kWidth, kLanes>(gradients, runs, first_run + r, column, active);
-      if (active) store_floats<kWidth>(output.gradients + r * dim + column, sum);
+          sum_run<kWidth, kLanes, 1>(gradients, runs, first_run + r, column, dim);
+      if (column < dim) store_floats<kWidth>(output.gradients + entry * dim + column, sum);
     }
   }
 }
@@ -86,19 +81,20 @@ reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor
                                static_cast<int64_t*>(row_ids[s].data_ptr()),
                                static_cast<int64_t*>(row_tables[s].data_ptr()),
                                static_cast<float*>(gradients[s].data_ptr()),
-                               static_cast<int64_t*>(counts.data_ptr()) + s};
+                               static_cast<int64_t*>(counts.data_ptr()) + s,
+                               nullptr};
     for (int64_t* entries : {output.handles, output.ids, output.tables}) {
       call.fill(entries, 0, n * 8);
     }
     call.fill(output.gradients, 0, n * dim * 4);
-    with_lanes(dim, sort.aligned(s),
-               LaunchReduced{call, sort, static_cast<int64_t>(s), dim, n, output});
+    write_reduced_rows(call, sort, s, dim, n, output);
   }
   return {row_handles, row_ids, row_tables, gradients, counts};
 }
 
 struct WeightGradJob {
   SlabRows slab;
+  int64_t slab_number;
   LookupArgs lookup;
   RowArgs rows;
   ErrorSink errors;
@@ -121,6 +117,7 @@ __global__ void grad_of_weights(WeightGradJob job) {
   const int64_t b = group % features.batch;
   const int64_t begin = features.offset(feature * features.batch + b);
   const int64_t end = features.offset(feature * features.batch + b + 1);
+  if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
   const TableInit init = table_init(job.rows, features.table[feature]);
   const int lane = Group::lane();
   const float* gradient = job.gradient + b * lookup.columns + lookup.column[feature];
@@ -187,6 +184,7 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
     if (lookup.slab_features[s].empty()) continue;
     const WeightGradJob job{rows.slabs[s],
+                            static_cast<int64_t>(s),
                             lookup.args,
                             rows.args,
                             error_sink(call),
@@ -201,6 +199,13 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
 }
 
 }  // namespace
+
+void write_reduced_rows(const Call& call, const GradientSort& sort, size_t slab, int64_t dim,
+                        int64_t most_runs, const ReducedOutput& output) {
+  with_lanes(dim, sort.aligned(slab),
+             LaunchReduced{call, sort, static_cast<int64_t>(slab), dim, most_runs, output});
+}
+
 }  // namespace dynemb::cuda
 
 DYNEMB_IMPLEMENT_OPS(m) {

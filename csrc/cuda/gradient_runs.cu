@@ -6,13 +6,11 @@
 namespace dynemb::cuda {
 namespace {
 
-enum RunHead : int { kRunCount = 0, kRunPieces = 1, kRunHeadWords = 2 };
-
 // A thread per id: 8 bytes of handle in order (and the offsets, which stay in cache); writes key,
 // position and bag. Rows of slab s have keys from base[s] on; ids without a row come last.
 template <class Key>
-__global__ void make_keys(LookupArgs lookup, const int64_t* base, int64_t slabs, ErrorSink errors,
-                          Key* keys, uint32_t* positions, uint32_t* bags) {
+__global__ void make_keys(LookupArgs lookup, RowArgs rows, const int64_t* base, int64_t slabs,
+                          ErrorSink errors, Key* keys, uint32_t* positions, uint32_t* bags) {
   const int64_t i = thread_number();
   const FeatureArgs& features = lookup.features;
   const int64_t bag_total = features.features * features.batch;
@@ -27,9 +25,16 @@ __global__ void make_keys(LookupArgs lookup, const int64_t* base, int64_t slabs,
     feature = features.feature_of(i);
   }
   const int64_t handle = lookup.handles[i];
-  const int64_t slab = lookup.slab[feature];
+  int64_t slab = lookup.slab[feature];
+  bool known = true;
+  if (slab < 0) {
+    const int64_t* meta = rows.meta + features.table[feature] * kMetaColumns;
+    known = meta[kMetaDim] == -slab;
+    slab = known ? meta[kMetaSlab] : 0;
+    if (!known) errors.report(kErrorFeatureDim, feature);
+  }
   int64_t key = base[slabs];
-  if (handle >= 0) {
+  if (handle >= 0 && known) {
     const int64_t row = handle_row(handle);
     if (row < base[slab + 1] - base[slab]) {
       key = base[slab] + row;
@@ -131,10 +136,9 @@ __global__ void sum_pieces(GradientArgs args, GradientRuns runs, int64_t slab, i
     const int64_t end = min(from + kPieceLength, static_cast<int64_t>(runs.begin[run + 1]));
     for (int64_t first = 0; first < dim; first += kLanes * kWidth) {
       const int64_t column = first + lane * kWidth;
-      const bool active = column < dim;
       const Floats<kWidth> sum =
-          sum_occurrences<kWidth, kLanes>(args, runs.positions, from, end, column, active);
-      if (active) store_floats<kWidth>(runs.piece_sums + p * runs.piece_width + column, sum);
+          sum_occurrences<kWidth, kLanes, 1>(args, runs.positions, from, end, column, dim);
+      if (column < dim) store_floats<kWidth>(runs.piece_sums + p * runs.piece_width + column, sum);
     }
   }
 }
@@ -153,13 +157,13 @@ struct LaunchPieces {
   }
 };
 
-int bits_for(int64_t values) {  // bits that hold 0 .. values - 1
+}  // namespace
+
+int bits_for(int64_t values) {
   int bits = 1;
   while (bits < 63 && (int64_t{1} << bits) < values) ++bits;
   return bits;
 }
-
-}  // namespace
 
 void check_gradient(const Call& call, const LookupCall& lookup, const Tensor& gradient) {
   call.check("grad_output", gradient, ScalarType::Float);
@@ -248,57 +252,68 @@ GradientSort::GradientSort(const Call& call, const GroupRows& rows, LookupCall* 
   }
 }
 
-// cub sorts stably, so occurrences of a row stay in order. Its passes read and write 4 +
-// sizeof(Key) bytes an id for every 8 bits of the highest row number.
 template <class Key>
-void GradientSort::sort(const Call& call, const GroupRows& rows, const LookupCall& lookup,
-                        int64_t total_rows, int bits) {
-  const int64_t count = lookup.args.features.count;
-  const auto slabs = static_cast<int64_t>(rows.slabs.size());
+RunSort<Key>::RunSort(const Call& call, int64_t count, int bits) : count_(count), bits_(bits) {
   const auto items = static_cast<int>(count);
-  Scratch local;  // may go as soon as the kernels are in the stream
-  size_t sort_bytes = 0;
-  size_t scan_bytes = 0;
   check_cuda(call.op, "sorting rows",
              cub::DeviceRadixSort::SortPairs(
-                 nullptr, sort_bytes, static_cast<const Key*>(nullptr), static_cast<Key*>(nullptr),
+                 nullptr, sort_bytes_, static_cast<const Key*>(nullptr), static_cast<Key*>(nullptr),
                  static_cast<const uint32_t*>(nullptr), static_cast<uint32_t*>(nullptr), items, 0,
                  bits, call.stream));
   check_cuda(
       call.op, "numbering rows",
-      cub::DeviceScan::InclusiveSum(nullptr, scan_bytes, static_cast<const int32_t*>(nullptr),
+      cub::DeviceScan::InclusiveSum(nullptr, scan_bytes_, static_cast<const int32_t*>(nullptr),
                                     static_cast<int32_t*>(nullptr), items, call.stream));
-  const auto key_part = local.add<Key>(count);
-  const auto sorted_part = local.add<Key>(count);
-  const auto unsorted_part = local.add<uint32_t>(count);
-  const auto flag_part = local.add<int32_t>(count);
-  const auto number_part = local.add<int32_t>(count);
-  const auto temporary_part =
-      local.add<char>(static_cast<int64_t>(std::max(sort_bytes, scan_bytes)));
-  local.allocate(call);
-  Key* keys = local.get(key_part);
-  Key* sorted = local.get(sorted_part);
-  int32_t* number = local.get(number_part);
-  char* temporary = local.get(temporary_part);
-  const auto missing = static_cast<Key>(total_rows);
+  key_part_ = scratch_.add<Key>(count);
+  sorted_part_ = scratch_.add<Key>(count);
+  unsorted_part_ = scratch_.add<uint32_t>(count);
+  flag_part_ = scratch_.add<int32_t>(count);
+  number_part_ = scratch_.add<int32_t>(count);
+  temporary_part_ = scratch_.add<char>(static_cast<int64_t>(std::max(sort_bytes_, scan_bytes_)));
+  scratch_.allocate(call);
+}
+
+// cub sorts stably, so occurrences of a row stay in order. Its passes read and write 4 +
+// sizeof(Key) bytes a position for every 8 bits of the highest key.
+template <class Key>
+void RunSort<Key>::find(const Call& call, Key missing, uint32_t* positions, int32_t* begin,
+                        int64_t* head) const {
+  const auto items = static_cast<int>(count_);
+  Key* sorted = scratch_.get(sorted_part_);
+  int32_t* flags = scratch_.get(flag_part_);
+  int32_t* number = scratch_.get(number_part_);
+  char* temporary = scratch_.get(temporary_part_);
+  size_t sort_bytes = sort_bytes_;
+  size_t scan_bytes = scan_bytes_;
+  check_cuda(call.op, "sorting rows",
+             cub::DeviceRadixSort::SortPairs(temporary, sort_bytes, static_cast<const Key*>(keys()),
+                                             sorted, static_cast<const uint32_t*>(unsorted()),
+                                             positions, items, 0, bits_, call.stream));
+  call.launch(flag_heads<Key>, count_, 0, sorted, count_, missing, flags);
+  check_cuda(
+      call.op, "numbering rows",
+      cub::DeviceScan::InclusiveSum(temporary, scan_bytes, static_cast<const int32_t*>(flags),
+                                    number, items, call.stream));
+  call.launch(write_runs<Key>, count_, 0, sorted, number, count_, missing, begin, head);
+}
+
+template class RunSort<uint32_t>;
+template class RunSort<uint64_t>;
+
+template <class Key>
+void GradientSort::sort(const Call& call, const GroupRows& rows, const LookupCall& lookup,
+                        int64_t total_rows, int bits) {
+  const auto slabs = static_cast<int64_t>(rows.slabs.size());
+  // its memory may go as soon as the kernels are in the stream
+  const RunSort<Key> runs(call, lookup.args.features.count, bits);
   const int64_t* base = scratch_.get(base_part_);
   auto* bags = args_.bag == nullptr ? nullptr : scratch_.get(bag_part_);
   const int64_t threads = lookup.args.features.threads();
-  call.launch(make_keys<Key>, threads, 0, lookup.args, base, slabs, error_sink(call), keys,
-              local.get(unsorted_part), bags);
-  check_cuda(
-      call.op, "sorting rows",
-      cub::DeviceRadixSort::SortPairs(temporary, sort_bytes, static_cast<const Key*>(keys), sorted,
-                                      static_cast<const uint32_t*>(local.get(unsorted_part)),
-                                      scratch_.get(position_part_), items, 0, bits, call.stream));
-  call.launch(flag_heads<Key>, count, 0, sorted, count, missing, local.get(flag_part));
-  check_cuda(call.op, "numbering rows",
-             cub::DeviceScan::InclusiveSum(temporary, scan_bytes,
-                                           static_cast<const int32_t*>(local.get(flag_part)),
-                                           number, items, call.stream));
-  call.launch(write_runs<Key>, count, 0, sorted, number, count, missing, scratch_.get(begin_part_),
-              scratch_.get(head_part_));
-  call.launch(find_slabs<Key>, slabs + 1, 32, sorted, scratch_.get(begin_part_), base, slabs,
+  call.launch(make_keys<Key>, threads, 0, lookup.args, rows.args, base, slabs, error_sink(call),
+              runs.keys(), runs.unsorted(), bags);
+  runs.find(call, static_cast<Key>(total_rows), scratch_.get(position_part_),
+            scratch_.get(begin_part_), scratch_.get(head_part_));
+  call.launch(find_slabs<Key>, slabs + 1, 32, runs.sorted(), scratch_.get(begin_part_), base, slabs,
               scratch_.get(head_part_), scratch_.get(slab_first_part_));
 }
 

@@ -44,38 +44,39 @@ struct GradientRuns {
   int64_t piece_width;
 };
 
-// Sum of occurrences [begin, end) in columns column .. column + kWidth - 1, by a group of lanes.
-// All lanes of the group must call it; `active` says whether the columns exist.
-template <int kWidth, int kLanes>
-__device__ __forceinline__ Floats<kWidth> sum_occurrences(const GradientArgs& args,
-                                                          const uint32_t* positions, int64_t begin,
-                                                          int64_t end, int64_t column,
-                                                          bool active) {
+// Sum of occurrences [begin, end) in the columns of load_sweeps, by a group of lanes. All lanes of
+// the group must call it.
+template <int kWidth, int kLanes, int kSweeps>
+__device__ __forceinline__ Floats<kWidth * kSweeps> sum_occurrences(const GradientArgs& args,
+                                                                    const uint32_t* positions,
+                                                                    int64_t begin, int64_t end,
+                                                                    int64_t column, int64_t dim) {
   using Group = LaneGroup<kLanes>;
   constexpr int kInFlight = 4;
-  Floats<kWidth> sum = zero_floats<kWidth>();
+  constexpr int kValues = kWidth * kSweeps;
+  Floats<kValues> sum = zero_floats<kValues>();
   for (int64_t i = begin; i < end; i += kLanes) {
     const int64_t own_index = i + Group::lane();
     Occurrence own{0, 0.0f};
     if (own_index < end) own = occurrence(args, positions[own_index]);
     const int count = static_cast<int>(min(static_cast<int64_t>(kLanes), end - i));
     for (int j = 0; j < count; j += kInFlight) {
-      Floats<kWidth> values[kInFlight];
+      Floats<kValues> values[kInFlight];
       float factor[kInFlight];
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         const int from = j + u < count ? j + u : count - 1;
         const int64_t offset = Group::broadcast(static_cast<long long>(own.offset), from);
         factor[u] = Group::broadcast(own.factor, from);
-        values[u] = j + u < count && active ? load_floats<kWidth>(args.gradient + offset + column)
-                                            : zero_floats<kWidth>();
+        values[u] = load_sweeps<kWidth, kLanes, kSweeps>(args.gradient + offset, column,
+                                                         j + u < count ? dim : 0);
       }
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         if (j + u >= count) break;
         const bool first = i == begin && j + u == 0;
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k) {
+        for (int k = 0; k < kValues; ++k) {
           const float term = factor[u] * values[u].value[k];
           sum.value[k] = first ? term : sum.value[k] + term;
         }
@@ -86,25 +87,24 @@ __device__ __forceinline__ Floats<kWidth> sum_occurrences(const GradientArgs& ar
 }
 
 // The sum of a run; its pieces must have been summed.
-template <int kWidth, int kLanes>
-__device__ __forceinline__ Floats<kWidth> sum_run(const GradientArgs& args,
-                                                  const GradientRuns& runs, int64_t run,
-                                                  int64_t column, bool active) {
+template <int kWidth, int kLanes, int kSweeps>
+__device__ __forceinline__ Floats<kWidth * kSweeps> sum_run(const GradientArgs& args,
+                                                            const GradientRuns& runs, int64_t run,
+                                                            int64_t column, int64_t dim) {
   const int64_t begin = runs.begin[run];
   const int64_t end = runs.begin[run + 1];
   const int64_t piece = runs.piece[run];
   if (piece < 0) {
-    return sum_occurrences<kWidth, kLanes>(args, runs.positions, begin, end, column, active);
+    return sum_occurrences<kWidth, kLanes, kSweeps>(args, runs.positions, begin, end, column, dim);
   }
-  Floats<kWidth> sum = zero_floats<kWidth>();
-  if (!active) return sum;
-  const float* sums = runs.piece_sums + piece * runs.piece_width + column;
-  sum = load_floats<kWidth>(sums);
+  const float* sums = runs.piece_sums + piece * runs.piece_width;
+  Floats<kWidth * kSweeps> sum = load_sweeps<kWidth, kLanes, kSweeps>(sums, column, dim);
   const int64_t pieces = (end - begin + kPieceLength - 1) / kPieceLength;
   for (int64_t p = 1; p < pieces; ++p) {
-    const Floats<kWidth> next = load_floats<kWidth>(sums + p * runs.piece_width);
+    const Floats<kWidth * kSweeps> next =
+        load_sweeps<kWidth, kLanes, kSweeps>(sums + p * runs.piece_width, column, dim);
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k) sum.value[k] += next.value[k];
+    for (int k = 0; k < kWidth * kSweeps; ++k) sum.value[k] += next.value[k];
   }
   return sum;
 }

@@ -78,6 +78,15 @@ struct Growing {
   }
 };
 
+// Gradients of a slab that wait for the optimizer. What the host knows of them are upper bounds.
+struct PendingMemory {
+  Growing memory;
+  int64_t entries = 0;
+  int64_t lookups = 0;       // that appended entries since they were merged
+  int64_t captured_now = 0;  // ids of the capture that is going on
+  int64_t captured = 0;      // ids that a replay of a captured step may append
+};
+
 // The most buckets that a table of `ids` ids can have got by growing (decide_growth).
 inline int64_t bucket_bound(int64_t ids) {
   const int64_t buckets = buckets_for(ids);
@@ -87,13 +96,16 @@ inline int64_t bucket_bound(int64_t ids) {
 class GroupMemory {
  public:
   GroupMemory(const Call& call, const IndexArgs& index, std::vector<Growing> tables,
-              std::vector<int64_t> slab_of_table, std::vector<Growing> slabs)
+              std::vector<int64_t> slab_of_table, std::vector<Growing> slabs,
+              std::vector<Growing> pending)
       : device_(call.device),
         index_(index),
         tables_(std::move(tables)),
         slab_of_table_(std::move(slab_of_table)),
         slabs_(std::move(slabs)),
+        waiting_(pending.size()),
         reports_(call.op, index.table_count * kTableColumns, index.table_count + kRowClockExtra) {
+    for (size_t s = 0; s < pending.size(); ++s) waiting_[s].memory = std::move(pending[s]);
     const RelaxedCapture relaxed(call.op);
     const size_t words =
         kSharedHeadWords + tables_.size() * kSharedTableWords + slabs_.size() * kSharedSlabWords;
@@ -120,7 +132,8 @@ class GroupMemory {
 
   // Maps at least so much, then reads what the tables hold: waits for the stream.
   void bind(const Call& call, const std::vector<int64_t>& buckets, const std::vector<int64_t>& rows,
-            const Tensor& tables, const Tensor& slabs, const std::optional<Tensor>& policy) {
+            const Tensor& tables, const Tensor& slabs, const Tensor* pending_counts,
+            const std::optional<Tensor>& policy) {
     const std::lock_guard<std::mutex> lock(mutex_);
     policies_ =
         policy.has_value() ? PolicyBounds(read(call, *policy), tables_.size()) : PolicyBounds();
@@ -145,6 +158,15 @@ class GroupMemory {
     erasures_.clear();
     reports_.forget();
     map_or_raise(call, need_buckets, need_rows, "the table needs");
+    if (pending_counts == nullptr) return;
+    const std::vector<int64_t> counts = read(call, *pending_counts);
+    std::vector<int64_t> need_entries;
+    for (size_t s = 0; s < waiting_.size(); ++s) {
+      waiting_[s].entries = counts[2 * s];
+      waiting_[s].lookups = counts[2 * s + 1];
+      need_entries.push_back(std::max<int64_t>(counts[2 * s], 1));
+    }
+    map_waiting(call, need_entries);
   }
 
   InsertionRoom prepare(const Call& call, const std::vector<int64_t>& feature_tables,
@@ -234,6 +256,68 @@ class GroupMemory {
                  "the index must grow by");
   }
 
+  // See table_memory.h.
+  std::vector<int64_t> prepare_append(const Call& call, const std::vector<bool>& touched,
+                                      int64_t ids) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool capturing = call.capturing();
+    if (!capturing) end_capture();
+    applied_ = false;
+    std::vector<int64_t> merges(waiting_.size(), 0);
+    std::vector<int64_t> need(waiting_.size(), 0);
+    for (size_t s = 0; s < waiting_.size(); ++s) {
+      if (!touched[s]) continue;
+      PendingMemory& waiting = waiting_[s];
+      if (capturing) {
+        waiting.captured_now += ids;
+        need[s] = waiting.entries + (kReplaysAhead + 1) * waiting.captured_now;
+        continue;
+      }
+      count_replays(&waiting);
+      // a lookup touches no row twice
+      const int64_t added = std::min(ids, slabs_[s].mapped);
+      if (waiting.entries + added > waiting.memory.capacity && waiting.lookups > 1) {
+        merges[s] = waiting.entries;
+        note_merged(s);
+      }
+      waiting.entries = std::min(waiting.entries + added, waiting.memory.capacity);
+      ++waiting.lookups;
+      need[s] = waiting.entries;
+    }
+    map_waiting(call, need);
+    return merges;
+  }
+
+  std::vector<int64_t> prepare_merge(const Call& call) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool capturing = call.capturing();
+    if (!capturing) end_capture();
+    std::vector<int64_t> bounds;
+    for (size_t s = 0; s < waiting_.size(); ++s) {
+      PendingMemory& waiting = waiting_[s];
+      if (!capturing) count_replays(&waiting);
+      // a captured call meets whatever its replays have appended
+      bounds.push_back(capturing             ? waiting.memory.mapped
+                       : waiting.lookups > 1 ? waiting.entries
+                                             : 0);
+      if (!capturing) note_merged(s);
+    }
+    return bounds;
+  }
+
+  // Rows that handles of a slab can name.
+  std::vector<int64_t> handle_rows(const Call& call) const {
+    std::vector<int64_t> rows;
+    const bool capturing = call.capturing();
+    for (const Growing& slab : slabs_) rows.push_back(capturing ? slab.capacity : slab.mapped);
+    return rows;
+  }
+
+  void note_applied() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    applied_ = true;
+  }
+
   // Gives memory beyond so many buckets and rows back; generations of rows stay, since handles may
   // be out there. Nothing may run on the device; bind() must follow.
   void release(const Call& call, const std::vector<int64_t>& buckets,
@@ -249,6 +333,10 @@ class GroupMemory {
     for (size_t s = 0; s < slabs_.size(); ++s) {
       slabs_[s].release(call.op, std::max<int64_t>(rows[s], 1), kGenerationMemory);
     }
+    for (PendingMemory& waiting : waiting_) {
+      const int64_t entries = std::max<int64_t>(waiting.entries, 1);
+      waiting.memory.release(call.op, entries, waiting.memory.memory.size());
+    }
   }
 
   // The end of a training step: room for the replays that may follow before the host looks again.
@@ -256,6 +344,10 @@ class GroupMemory {
     const std::lock_guard<std::mutex> lock(mutex_);
     reports_.write(call, tables, row_clock);
     end_capture();
+    if (applied_) {
+      for (PendingMemory& waiting : waiting_) waiting.entries = waiting.lookups = 0;
+      applied_ = false;
+    }
     if (captured_ids_ == 0) return;
     cudaEvent_t& event = step_events_[static_cast<size_t>(steps_++) % step_events_.size()];
     if (event == nullptr) {
@@ -340,6 +432,46 @@ class GroupMemory {
   void end_capture() {
     captured_ids_ = std::max(captured_ids_, captured_now_);
     captured_now_ = 0;
+    for (PendingMemory& waiting : waiting_) {
+      waiting.captured = std::max(waiting.captured, waiting.captured_now);
+      waiting.captured_now = 0;
+    }
+  }
+
+  // Replays may have appended what the host did not see.
+  static void count_replays(PendingMemory* waiting) {
+    if (waiting->captured == 0) return;
+    waiting->entries = std::max(waiting->entries, waiting->memory.mapped);
+    waiting->lookups = std::max<int64_t>(waiting->lookups, 2);
+  }
+
+  void note_merged(size_t slab) {
+    PendingMemory& waiting = waiting_[slab];
+    waiting.entries = std::min(waiting.entries, slabs_[slab].mapped);
+    waiting.lookups = std::min<int64_t>(waiting.lookups, 1);
+  }
+
+  // Maps memory for so many waiting gradients of each slab.
+  void map_waiting(const Call& call, const std::vector<int64_t>& entries) {
+    bool complete = true;
+    int64_t bytes = 0;
+    const cudaStream_t stream = side_stream(call.op, device_);
+    for (size_t s = 0; s < waiting_.size(); ++s) {
+      Growing& memory = waiting_[s].memory;
+      const int64_t need = std::min(entries[s], memory.capacity);
+      if (need <= memory.mapped) continue;
+      const RelaxedCapture relaxed(call.op);
+      bytes += memory.bytes(need);
+      complete = memory.map(call.op, need, stream) && complete;
+    }
+    for (size_t s = 0; s < waiting_.size(); ++s) {
+      host_.slab(static_cast<int64_t>(s))[kSharedPendingLimit] = waiting_[s].memory.mapped;
+    }
+    STD_TORCH_CHECK(complete, "dynemb::", call.op,
+                    ": out of GPU memory: gradients that wait for optimizer.step() need ",
+                    (bytes >> 20) + 1,
+                    " MiB more. Call optimizer.step() or zero_grad() more "
+                    "often, or torch.cuda.empty_cache()");
   }
 
   bool map(const Call& call, const std::vector<int64_t>& buckets,
@@ -446,6 +578,8 @@ class GroupMemory {
   std::vector<Growing> tables_;
   std::vector<int64_t> slab_of_table_;
   std::vector<Growing> slabs_;
+  std::vector<PendingMemory> waiting_;  // by slab; none: the backward updates the rows
+  bool applied_ = false;                // since the last lookup appended gradients
   CountReports reports_;
   PolicyBounds policies_;
   SharedWords host_;

@@ -117,8 +117,8 @@ std::string error_text(ErrorWord word) {
       return "the rows were updated between this lookup's forward (update " + value +
              ") and its backward, so its gradients no longer fit them, and nothing was updated. Do "
              "not look a table up twice before a backward, nor run backward twice: pass all "
-             "features of a table to one call, or use split mode (reduce_grad, then one update_ "
-             "op)";
+             "features of a table to one call, or use split mode (split=True, then one "
+             "module.optimizer.step())";
     case kErrorEntry:
       return "entry " + value +
              " names a row or table that does not exist, and was skipped; expected what "
@@ -137,6 +137,17 @@ std::string error_text(ErrorWord word) {
              " has no room for the new ids of a call; no id was inserted: give it a larger "
              "capacity "
              "or budget, remove ids, or choose another on_full than \"error\"";
+    case kErrorNonFinite:
+      return "a gradient of table " + value +
+             " has NaN or infinity, and non_finite is 'raise': no row has been updated";
+    case kErrorPending:
+      return "row slab " + value +
+             " has no room for the gradients of a lookup, and none of them were added: call "
+             "optimizer.step() or zero_grad() more often, after every replay of a captured step";
+    case kErrorWeightsUpdated:
+      return "the rows were updated between this lookup's forward (update " + value +
+             ") and its backward, so the gradients of per_sample_weights no longer fit them, and "
+             "no gradient was added: call backward before optimizer.step()";
     default:
       return "unknown error " + std::to_string(error_code(word));
   }

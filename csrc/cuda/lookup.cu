@@ -24,7 +24,7 @@ struct SlabLookup {
 
 __device__ __forceinline__ void check_feature(const SlabLookup& job, int64_t feature) {
   const int64_t table = job.lookup.features.table[feature];
-  if (job.rows.meta[table * kMetaColumns + kMetaSlab] != job.slab_number) {
+  if (job.rows.meta[table * kMetaColumns + kMetaDim] != job.slab.dim) {
     job.errors.report(kErrorFeatureDim, feature);
   }
 }
@@ -67,7 +67,7 @@ template <int kWidth, int kLanes>
 __device__ __forceinline__ void add_stored(const SlabRows& slab, const ResolvedIds<kLanes>& ids,
                                            int64_t column, bool active, BagSum<kWidth>* sum) {
   for (int j = 0; j < ids.count; j += kRowsInFlight) {
-    Floats<kWidth> values[kRowsInFlight];
+    Stored<kWidth> values[kRowsInFlight];
     int64_t source[kRowsInFlight];
     float weight[kRowsInFlight];
 #pragma unroll
@@ -76,12 +76,14 @@ __device__ __forceinline__ void add_stored(const SlabRows& slab, const ResolvedI
       source[u] = ids.source_at(from);
       weight[u] = ids.weight_at(from);
       values[u] = j + u < ids.count && active && source[u] >= 0
-                      ? load_floats<kWidth>(slab.weights + source[u] * slab.dim + column)
-                      : zero_floats<kWidth>();
+                      ? load_stored<kWidth>(slab.storage, slab.row(source[u]), column)
+                      : Stored<kWidth>{};
     }
 #pragma unroll
     for (int u = 0; u < kRowsInFlight; ++u) {
-      if (j + u < ids.count) sum->add(source[u], weight[u], values[u]);
+      if (j + u < ids.count) {
+        sum->add(source[u], weight[u], to_floats<kWidth>(slab.storage, values[u]));
+      }
     }
   }
 }
@@ -105,7 +107,7 @@ __device__ __forceinline__ void add_any(const SlabRows& slab, const TableInit& i
 // A group of lanes per bag; every lane resolves one id of the bag, then all lanes read the rows
 // together. Per id: 8 bytes of handle in order, a random 4-byte generation and a random row of
 // 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes
-// written.
+// written. Rows of 2-byte values are half as long.
 template <int kWidth, int kLanes>
 __global__ void pool_bags(SlabLookup job) {
   using Group = LaneGroup<kLanes>;
@@ -123,6 +125,7 @@ __global__ void pool_bags(SlabLookup job) {
     check_offset(features, job.errors, feature * features.batch + b);
     if (b == 0) check_feature(job, feature);
   }
+  if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
   float* output = job.output + b * lookup.columns + lookup.column[feature];
   for (int64_t first = 0; first < job.slab.dim; first += kLanes * kWidth) {
     const int64_t column = first + lane * kWidth;
@@ -166,6 +169,7 @@ __global__ void gather_rows(SlabLookup job) {
   if (i >= features.count) return;
   const int64_t feature = features.features == 1 ? 0 : features.feature_of(i);
   if (lane == 0 && i == features.offset(feature * features.batch)) check_feature(job, feature);
+  if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
   const int64_t source = value_source(job.slab, lookup.handles[i], job.errors);
   TableInit init{};
   int64_t id = 0;
@@ -275,11 +279,13 @@ Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> gene
                          feature_tables, dim);
 }
 
-// state, hyper, grad_anchor and optimizer are for the autograd formula, which gets them from here.
+// state, hyper, pending, grad_anchor and optimizer are for the autograd formula, which gets them
+// from here.
 std::tuple<Tensor, Tensor> embedding_bag(
     std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
-    Tensor row_clock, Tensor /*hyper*/, Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-    Tensor offsets, std::optional<Tensor> per_sample_weights, Tensor /*grad_anchor*/,
+    Tensor row_clock, Tensor /*hyper*/, Tensor meta, Tensor init_data,
+    std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles, Tensor offsets,
+    std::optional<Tensor> per_sample_weights, Tensor /*grad_anchor*/,
     std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims, int64_t pooling,
     int64_t /*optimizer*/) {
   const Call call("embedding_bag", kWeights, weights.empty() ? meta : weights[0]);
@@ -290,8 +296,9 @@ std::tuple<Tensor, Tensor> embedding_bag(
 
 std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
                                      std::vector<Tensor> /*state*/, Tensor row_clock,
-                                     Tensor /*hyper*/, Tensor meta, Tensor init_data, Tensor ids,
-                                     Tensor handles, Tensor offsets, Tensor /*grad_anchor*/,
+                                     Tensor /*hyper*/, Tensor meta, Tensor init_data,
+                                     std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles,
+                                     Tensor offsets, Tensor /*grad_anchor*/,
                                      std::vector<int64_t> feature_tables, int64_t dim,
                                      int64_t /*optimizer*/) {
   const Call call("embedding", kWeights, weights.empty() ? meta : weights[0]);

@@ -6,19 +6,35 @@
 namespace dynemb::cuda {
 namespace {
 
-// Pointers to the state tensors of a slab, on the device.
 struct MaterializeJob {
   IndexArgs index;
   RowArgs rows;
   SlabRows slab;
   int64_t slab_number;
   const double* hyper;
-  float* const* element_state;
-  int64_t element_states;
-  float* const* row_state;
-  int64_t row_states;
+  SlabState state;
   int64_t* written;
 };
+
+// State `k` of a row that was never updated.
+template <int kWidth, int kLanes>
+__device__ __forceinline__ void write_fresh(const SlabState& state, int k, int64_t row, int64_t dim,
+                                            float initial) {
+  const int lane = LaneGroup<kLanes>::lane();
+  char* to = state.element[k] + row * state.row_bytes[k];
+  if (state.storage[k] == Storage::kBlockFloat8) {
+    for (int64_t byte = lane * 4; byte < state.row_bytes[k]; byte += kLanes * 4) {
+      *reinterpret_cast<uint32_t*>(to + byte) = 0;
+    }
+    return;
+  }
+  Floats<kWidth> fresh;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) fresh.value[i] = k == 0 ? initial : 0.0f;
+  for (int64_t column = lane * kWidth; column < dim; column += kLanes * kWidth) {
+    store_rounded<kWidth>(state.storage[k], Rounding{}, 0, to, column, fresh);
+  }
+}
 
 // A group of lanes per slot of every table of the slab. Reads the index in order; per occupied slot
 // a random 4-byte generation; per row written, the row and its state.
@@ -44,19 +60,23 @@ __global__ void write_unwritten(MaterializeJob job) {
       if (row_status(handle, job.slab.generations[row]) != RowStatus::kUnwritten) continue;
       const int64_t id = line[i % kBucketWidth];
       for (int64_t column = lane * kWidth; column < dim; column += kLanes * kWidth) {
-        store_floats<kWidth>(
-            job.slab.weights + row * dim + column,
-            initial_floats<kWidth>(init, init.init_begin, init.init_count, id, column));
-        Floats<kWidth> fresh;
+        store_rounded<kWidth>(job.slab.storage, Rounding{}, 0, job.slab.row(row), column,
+                              initial_floats<kWidth>(job.slab.storage, init, init.init_begin,
+                                                     init.init_count, id, column));
+      }
+      const SlabState& state = job.state;
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k) fresh.value[k] = initial;
-        for (int64_t k = 0; k < job.element_states; ++k) {
-          store_floats<kWidth>(job.element_state[k] + row * dim + column, fresh);
-        }
+      for (int k = 0; k < kMaxStates; ++k) {
+        if (k < state.element_states) write_fresh<kWidth, kLanes>(state, k, row, dim, initial);
       }
       __syncwarp(Group::mask());  // all lanes have read the generation
       if (lane == 0) {
-        for (int64_t k = 0; k < job.row_states; ++k) job.row_state[k][row] = initial;
+#pragma unroll
+        for (int k = 0; k < kMaxStates; ++k) {
+          if (k >= state.row_states) continue;
+          state.of_row[k][row] = k == 0 && state.element_states == 0 ? initial : 0.0f;
+        }
+        if (state.steps != nullptr) state.steps[row] = 0;
         job.slab.generations[row] = handle_generation(handle);
         atomicAdd(reinterpret_cast<unsigned long long*>(job.written), 1ULL);
       }
@@ -85,45 +105,18 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
   call.check("hyper", hyper, ScalarType::Double);
   check_size(call.op, "hyper", hyper, 0, index.table_count);
   check_size(call.op, "hyper", hyper, 1, kHyperColumns);
-  const size_t slabs = weights.size();
-  STD_TORCH_CHECK(state.size() % slabs == 0, "dynemb::materialize_: state has ", state.size(),
-                  " tensors, expected a multiple of the ", slabs, " slabs");
-  std::vector<std::vector<int64_t>> element_state(slabs), row_state(slabs);
-  std::vector<bool> aligned(slabs, true);
-  for (size_t i = 0; i < state.size(); ++i) {
-    const size_t s = i % slabs;
-    call.check("state", state[i], ScalarType::Float);
-    check_size(call.op, "state", state[i], 0, weights[s].size(0));
-    if (state[i].dim() == 2) check_size(call.op, "state", state[i], 1, weights[s].size(1));
-    (state[i].dim() == 2 ? element_state : row_state)[s].push_back(
-        static_cast<int64_t>(reinterpret_cast<uintptr_t>(state[i].data_ptr())));
-    if (!is_aligned(state[i].data_ptr())) aligned[s] = false;
-  }
-  std::vector<int64_t> words;
-  for (size_t s = 0; s < slabs; ++s) {
-    words.insert(words.end(), element_state[s].begin(), element_state[s].end());
-    words.insert(words.end(), row_state[s].begin(), row_state[s].end());
-  }
-  Scratch scratch;
-  const auto part = scratch.add<int64_t>(static_cast<int64_t>(words.size()));
-  scratch.allocate(call);
-  upload_words(call, words, scratch.get(part));
+  const std::vector<SlabState> states = slab_state(call, weights, state);
   Tensor written = call.empty({1}, ScalarType::Long);
   call.fill(written.data_ptr(), 0, 8);
-  const int64_t* at = scratch.get(part);
-  for (size_t s = 0; s < slabs; ++s) {
-    MaterializeJob job{index,
-                       rows.args,
-                       rows.slabs[s],
-                       static_cast<int64_t>(s),
-                       static_cast<const double*>(hyper.data_ptr()),
-                       reinterpret_cast<float* const*>(at),
-                       static_cast<int64_t>(element_state[s].size()),
-                       reinterpret_cast<float* const*>(at + element_state[s].size()),
-                       static_cast<int64_t>(row_state[s].size()),
-                       static_cast<int64_t*>(written.data_ptr())};
-    at += element_state[s].size() + row_state[s].size();
-    with_lanes(rows.slabs[s].dim, aligned[s] && is_aligned(rows.slabs[s].weights),
+  for (size_t s = 0; s < weights.size(); ++s) {
+    const MaterializeJob job{index,
+                             rows.args,
+                             rows.slabs[s],
+                             static_cast<int64_t>(s),
+                             static_cast<const double*>(hyper.data_ptr()),
+                             states[s],
+                             static_cast<int64_t*>(written.data_ptr())};
+    with_lanes(rows.slabs[s].dim, is_aligned(rows.slabs[s].weights),
                LaunchMaterialize{call, job, buckets.size(0) * kBucketWidth});
   }
   return written;

@@ -1,58 +1,134 @@
 #include "cuda/row_update.cuh"
+#include "cuda/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
+
+enum UpdateHead : int { kHeadRefused = 0, kHeadRaises = 1, kHeadWords = 2 };
 
 // One block: the step of every table that is updated, and the counts of updates. Changes nothing if
 // the rows have been updated since the forward.
 __global__ void begin_update(int64_t* clock, int64_t table_count, const double* hyper,
                              const int64_t* updates, const int64_t* updated, OptimizerStep* steps,
-                             int64_t* refused, ErrorSink errors) {
+                             int64_t* head, ErrorSink errors) {
   int64_t* extra = clock + table_count;
   const bool fits = *updates == extra[kRowClockUpdates];
   __syncthreads();
   if (!fits) {
     if (threadIdx.x == 0) {
-      *refused = 1;
+      head[kHeadRefused] = 1;
+      head[kHeadRaises] = 0;
       errors.report(kErrorUpdated, *updates);
     }
     return;
   }
+  bool raises = false;
   for (int64_t t = threadIdx.x; t < table_count; t += blockDim.x) {
-    clock[t] += updated[t];
-    steps[t] = optimizer_step(hyper + t * kHyperColumns, clock[t]);
+    const OptimizerStep step = optimizer_step(hyper + t * kHyperColumns, clock[t] + updated[t]);
+    steps[t] = step;
+    if (step.skip || updated[t] == 0) continue;
+    ++clock[t];
+    raises = raises || step.non_finite == NonFinite::kRaise;
   }
+  const int any_raises = __syncthreads_or(raises);
   if (threadIdx.x == 0) {
-    *refused = 0;
+    head[kHeadRefused] = 0;
+    head[kHeadRaises] = any_raises;
     ++extra[kRowClockUpdates];
     ++extra[kRowClockSinceStep];
   }
 }
 
+// A group of lanes per run of a table that raises: bytes as in sum_run. Nothing where no table
+// does.
+template <int kWidth, int kLanes>
+__global__ void check_run_gradients(FiniteCheck check, GradientArgs gradients, GradientRuns runs) {
+  if (*check.raises == 0) return;
+  const FeatureArgs& features = gradients.lookup.features;
+  const int64_t dim = check.slab.dim;
+  const int64_t last = runs.slab_first[check.slab_number + 1];
+  const int64_t stride = thread_total() / kLanes;
+  for (int64_t r = runs.slab_first[check.slab_number] + thread_number() / kLanes; r < last;
+       r += stride) {
+    const int64_t position = runs.positions[runs.begin[r]];
+    const int64_t table =
+        features.table[features.features == 1 ? 0 : features.feature_of(position)];
+    if (!check.raises_for(table)) continue;
+    bool finite = true;
+    for (int64_t first = 0; first < dim; first += Chunk<kWidth, kLanes>::kColumns) {
+      const auto sum = run_chunk<kWidth, kLanes>(gradients, runs, r, first, dim);
+      finite = finite && all_finite(sum);
+    }
+    if (!finite) check.refuse(table);
+  }
+}
+
+// A group of lanes per entry of a table that raises: 4 * dim bytes each.
+template <int kWidth, int kLanes>
+__global__ void check_entry_gradients(FiniteCheck check, ReducedRows entries) {
+  if (*check.raises == 0) return;
+  const int64_t dim = check.slab.dim;
+  const int64_t count = *entries.count;
+  if (count < 0 || count > entries.capacity) return;  // update_entries reports it
+  const int64_t stride = thread_total() / kLanes;
+  for (int64_t e = thread_number() / kLanes; e < count; e += stride) {
+    if (!entries.is_known(check.slab, check.slab_number, check.rows, e)) continue;
+    const int64_t table = entries.tables[e];
+    if (!check.raises_for(table)) continue;
+    bool finite = true;
+    for (int64_t first = 0; first < dim; first += Chunk<kWidth, kLanes>::kColumns) {
+      finite = finite &&
+               all_finite(float_chunk<kWidth, kLanes>(entries.gradients + e * dim, first, dim));
+    }
+    if (!finite) check.refuse(table);
+  }
+}
+
+struct LaunchRunCheck {
+  const Call& call;
+  const FiniteCheck& check;
+  const GradientSort& sort;
+  int64_t most_runs;
+
+  template <int kWidth, int kLanes>
+  void run() const {
+    call.launch_strided(check_run_gradients<kWidth, kLanes>, most_runs * kLanes, check, sort.args(),
+                        sort.runs());
+  }
+};
+
+struct LaunchEntryCheck {
+  const Call& call;
+  const FiniteCheck& check;
+  const ReducedRows& entries;
+
+  template <int kWidth, int kLanes>
+  void run() const {
+    call.launch_strided(check_entry_gradients<kWidth, kLanes>, entries.capacity * kLanes, check,
+                        entries);
+  }
+};
+
 }  // namespace
 
-UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, int states, int element_states,
-                       const std::vector<Tensor>& state, const Tensor& row_clock,
-                       const Tensor& hyper, const Tensor& updates, const char* tables_argument,
-                       const std::vector<int64_t>& updated_tables) {
-  const size_t slabs = rows.slabs.size();
-  STD_TORCH_CHECK(state.size() == static_cast<size_t>(states) * slabs, "dynemb::", call.op,
-                  ": state has ", state.size(), " tensors, expected ", states, " for each of ",
-                  slabs, " slabs");
-  state_.resize(slabs);
-  for (size_t s = 0; s < slabs; ++s) {
-    for (int k = 0; k < states; ++k) {
-      const Tensor& tensor = state[static_cast<size_t>(k) * slabs + s];
-      const int64_t width = k < element_states ? rows.slabs[s].dim : 1;
-      call.check("state", tensor, ScalarType::Float);
-      check_size(call.op, "state", tensor, 0, rows.slabs[s].rows);
-      STD_TORCH_CHECK(tensor.numel() == rows.slabs[s].rows * width, "dynemb::", call.op, ": state ",
-                      k, " of slab ", s, " has ", tensor.numel(), " elements, expected ",
-                      rows.slabs[s].rows * width);
-      STD_TORCH_CHECK(is_aligned(tensor.data_ptr()), "dynemb::", call.op, ": state ", k,
-                      " of slab ", s, " must begin at a multiple of 16 bytes: clone it");
-      state_[s].push_back(static_cast<float*>(tensor.data_ptr()));
-    }
+UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, const StateKinds& kinds,
+                       const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
+                       const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
+                       const char* tables_argument, const std::vector<int64_t>& updated_tables)
+    : state_(slab_state(call, weights, state)) {
+  for (size_t s = 0; s < state_.size(); ++s) {
+    const bool counts = state_[s].steps != nullptr;
+    STD_TORCH_CHECK(
+        state_[s].element_states == kinds.element_states &&
+            state_[s].row_states == kinds.row_states &&
+            (counts ? kinds.row_steps != RowSteps::kNone : kinds.row_steps != RowSteps::kLastSeen),
+        "dynemb::", call.op, ": state of slab ", s, " has ", state_[s].element_states,
+        " tensors of a value per weight, ", state_[s].row_states, " of a value per row and ",
+        counts ? 1 : 0, " of steps, expected ", kinds.element_states, ", ", kinds.row_states,
+        " and ",
+        kinds.row_steps == RowSteps::kNone       ? "0"
+        : kinds.row_steps == RowSteps::kOptional ? "0 or 1"
+                                                 : "1");
   }
   const int64_t table_count = rows.table_count;
   call.check("row_clock", row_clock, ScalarType::Long);
@@ -68,25 +144,51 @@ UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, int states, int 
                     " has table ", t, ", expected 0 to ", table_count - 1);
     updated[static_cast<size_t>(t)] = 1;
   }
-  auto* clock = static_cast<int64_t*>(row_clock.data_ptr());
-  stale_ = clock + table_count + kRowClockStale;
+  clock_ = static_cast<int64_t*>(row_clock.data_ptr());
+  extra_ = clock_ + table_count;
   updated_part_ = scratch_.add<int64_t>(table_count);
   step_part_ = scratch_.add<OptimizerStep>(table_count);
-  refused_part_ = scratch_.add<int64_t>(1);
+  head_part_ = scratch_.add<int64_t>(kHeadWords);
   scratch_.allocate(call);
   upload_words(call, updated, scratch_.get(updated_part_));
-  call.launch(begin_update, 128, 128, clock, table_count,
+  call.launch(begin_update, 128, 128, clock_, table_count,
               static_cast<const double*>(hyper.data_ptr()),
               static_cast<const int64_t*>(updates.data_ptr()), scratch_.get(updated_part_),
-              scratch_.get(step_part_), scratch_.get(refused_part_), error_sink(call));
+              scratch_.get(step_part_), scratch_.get(head_part_), error_sink(call));
+}
+
+FiniteCheck UpdateCall::finite_check(const Call& call, const GroupRows& rows, size_t s) const {
+  int64_t* head = scratch_.get(head_part_);
+  return {rows.slabs[s],
+          static_cast<int64_t>(s),
+          rows.args,
+          scratch_.get(step_part_),
+          scratch_.get(updated_part_),
+          rows.table_count,
+          head + kHeadRaises,
+          head + kHeadRefused,
+          clock_,
+          error_sink(call)};
+}
+
+void UpdateCall::check_runs(const Call& call, const GroupRows& rows, size_t s,
+                            const GradientSort& sort, int64_t most_runs) const {
+  const FiniteCheck check = finite_check(call, rows, s);
+  with_lanes(rows.slabs[s].dim, sort.aligned(s), LaunchRunCheck{call, check, sort, most_runs});
+}
+
+void UpdateCall::check_entries(const Call& call, const GroupRows& rows, size_t s,
+                               const ReducedRows& entries) const {
+  const FiniteCheck check = finite_check(call, rows, s);
+  with_lanes(rows.slabs[s].dim, entries.aligned(rows.slabs[s]),
+             LaunchEntryCheck{call, check, entries});
 }
 
 UpdateArgs UpdateCall::slab(const Call& call, const GroupRows& rows, size_t s) const {
-  UpdateArgs args{
-      rows.slabs[s],      static_cast<int64_t>(s),     rows.args, scratch_.get(step_part_),
-      {nullptr, nullptr}, scratch_.get(refused_part_), stale_,    error_sink(call)};
-  for (size_t k = 0; k < state_[s].size(); ++k) args.state[k] = state_[s][k];
-  return args;
+  return {rows.slabs[s], static_cast<int64_t>(s),
+          rows.args,     scratch_.get(step_part_),
+          state_[s],     scratch_.get(head_part_) + kHeadRefused,
+          extra_,        error_sink(call)};
 }
 
 std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
@@ -99,6 +201,7 @@ std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
                       gradients.size() == slabs,
                   "dynemb::", call.op, ": handles, ids, tables and gradients must have one tensor ",
                   "for each of ", slabs, " slabs");
+  if (slabs > 0) note_applied(handles[0]);
   call.check("counts", counts, ScalarType::Long);
   check_size(call.op, "counts", counts, 0, static_cast<int64_t>(slabs));
   std::vector<ReducedRows> result;

@@ -7,10 +7,9 @@
 
 #include "core/optimizer_step.h"
 #include "cuda/gradient_runs.h"
+#include "cuda/row_gradients.cuh"
 
 namespace dynemb::cuda {
-
-constexpr int kMaxStates = 3;
 
 // The rows of one slab with the optimizer's state.
 struct UpdateArgs {
@@ -18,119 +17,208 @@ struct UpdateArgs {
   int64_t slab_number;
   RowArgs rows;
   const OptimizerStep* steps;  // per table
-  float* state[kMaxStates];    // element states, then row states
-  const int64_t* refused;      // not 0: the forward saw other rows, nothing is updated
-  int64_t* stale;
+  SlabState state;
+  const int64_t* refused;  // not 0: nothing is updated
+  int64_t* extra;          // of row_clock
   ErrorSink errors;
+
+  __device__ __forceinline__ void count(RowClockColumn column) const {
+    atomicAdd(reinterpret_cast<unsigned long long*>(extra + column), 1ULL);
+  }
 };
 
-// Row-wise optimizers need the whole row before they can change any of it.
-template <class Optimizer>
-constexpr bool kWholeRow = Optimizer::kRowStates > 0;
-
-// Weights of a row's columns: stored, or initial where the row has not been written yet.
-template <int kWidth>
-__device__ __forceinline__ Floats<kWidth> row_weights(const UpdateArgs& args, const TableInit& init,
-                                                      bool unwritten, int64_t row, int64_t id,
-                                                      int64_t column) {
-  if (unwritten) {
-    return initial_floats<kWidth>(init, init.init_begin, init.init_count, id, column);
+// Weights of a chunk of a row: stored, or initial where the row has not been written yet.
+template <int kWidth, int kLanes>
+__device__ __forceinline__ auto row_weights(const SlabRows& slab, const TableInit& init,
+                                            bool unwritten, int64_t row, int64_t id,
+                                            int64_t first) {
+  using Columns = Chunk<kWidth, kLanes>;
+  if (!unwritten) return load_chunk<kWidth, kLanes>(slab.storage, slab.row(row), first, slab.dim);
+  Floats<Columns::kValues> weights = {};
+#pragma unroll
+  for (int sweep = 0; sweep < Columns::kSweeps; ++sweep) {
+    const int64_t column = Columns::column(first, sweep);
+    if (column >= slab.dim) continue;
+    const Floats<kWidth> part =
+        initial_floats<kWidth>(slab.storage, init, init.init_begin, init.init_count, id, column);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) weights.value[sweep * kWidth + i] = part.value[i];
   }
-  return load_floats<kWidth>(args.slab.weights + row * args.slab.dim + column);
+  return weights;
 }
 
-// Applies the optimizer to one row by a group of lanes. `gradient(column, active)` gives the
-// reduced gradient of kWidth columns; all lanes call it. Reads and writes the row and each state
-// tensor once (row-wise ones: a row wider than the group's reach is read twice), 4 bytes of
-// generation at random.
+template <class Optimizer, int kState>
+constexpr bool kUnsignedState = (Optimizer::kUnsignedStates >> kState & 1u) != 0;
+
+// Element states of a chunk of a row, fresh where the row has not been written yet.
+template <class Optimizer, int kWidth, int kLanes, int kState = 0, class States>
+__device__ __forceinline__ void load_states(const SlabState& slab, const OptimizerStep& step,
+                                            bool unwritten, int64_t row, int64_t first, int64_t dim,
+                                            States& state) {
+  if constexpr (kState < Optimizer::kElementStates) {
+    const Storage storage = slab.storage[kState];
+    if (unwritten) {
+      const float fresh = kState == 0 ? rounded(storage, step.initial_state) : 0.0f;
+#pragma unroll
+      for (int j = 0; j < Chunk<kWidth, kLanes>::kValues; ++j) state[kState].value[j] = fresh;
+    } else {
+      state[kState] = load_state<kWidth, kLanes, kUnsignedState<Optimizer, kState>>(
+          storage, slab.element[kState] + row * slab.row_bytes[kState], first, dim);
+    }
+    load_states<Optimizer, kWidth, kLanes, kState + 1>(slab, step, unwritten, row, first, dim,
+                                                       state);
+  }
+}
+// All lanes of the group must call it.
+template <class Optimizer, int kWidth, int kLanes, int kState = 0, class States>
+__device__ __forceinline__ void store_states(const SlabState& slab, const Rounding& rounding,
+                                             int64_t row, int64_t first, int64_t dim,
+                                             const States& state) {
+  if constexpr (kState < Optimizer::kElementStates) {
+    store_state<kWidth, kLanes, kUnsignedState<Optimizer, kState>>(
+        slab.storage[kState], rounding, 1 + kState,
+        slab.element[kState] + row * slab.row_bytes[kState], first, dim, state[kState]);
+    store_states<Optimizer, kWidth, kLanes, kState + 1>(slab, rounding, row, first, dim, state);
+  }
+}
+
+// What is done with the columns of a row, one after another. Each needs what the one before has
+// found in the whole row.
+enum RowPass : int {
+  kMeasurePass,  // the gradient's norm, NaN and infinity
+  kSumPass,      // the optimizer's sums
+  kWritePass
+};
+
+// Applies the optimizer to one row by a group of lanes. `gradient(first)` gives the reduced
+// gradient in a lane's columns of a chunk; all lanes call it. Reads and writes the row and each
+// state tensor once (but a row wider than a chunk is read in every pass), 4 bytes of generation at
+// random.
 template <class Optimizer, int kWidth, int kLanes, class Gradient>
 __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handle, int64_t id,
                                            int64_t table, const Gradient& gradient) {
   using Group = LaneGroup<kLanes>;
-  constexpr int64_t kReach = kLanes * kWidth;
+  using Columns = Chunk<kWidth, kLanes>;
+  constexpr int kValues = Columns::kValues;
+  constexpr int kStates = Optimizer::kElementStates;
+  constexpr int kSums = Optimizer::kSums;
   const int lane = Group::lane();
   const int64_t row = handle_row(handle);
   const int64_t dim = args.slab.dim;
+  const SlabState& slab = args.state;
   const RowStatus status = row_status(handle, args.slab.generations[row]);
   if (status == RowStatus::kStale) {
-    if (lane == 0) atomicAdd(reinterpret_cast<unsigned long long*>(args.stale), 1ULL);
+    if (lane == 0) args.count(kRowClockStale);
     return;
   }
   const bool unwritten = status == RowStatus::kUnwritten;
-  const OptimizerStep step = args.steps[table];
+  OptimizerStep step = args.steps[table];
+  if (step.skip && !step.measures) return;
   const TableInit init = table_init(args.rows, table);
-  float* weights = args.slab.weights + row * dim;
-  if constexpr (kWholeRow<Optimizer>) {
-    float squares = 0.0f;
-    Floats<kWidth> g = zero_floats<kWidth>();
-    Floats<kWidth> w = zero_floats<kWidth>();
-    for (int64_t first = 0; first < dim; first += kReach) {
-      const int64_t column = first + lane * kWidth;
-      const bool active = column < dim;
-      g = gradient(column, active);
-      if (!active) continue;
-      w = row_weights<kWidth>(args, init, unwritten, row, id, column);
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k) {
-        const float effective = Optimizer::effective_gradient(step, g.value[k], w.value[k]);
-        squares += effective * effective;
+  const Rounding rounding{step.stochastic, init.seed, id, step.step};
+  int32_t row_steps = 0;
+  if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
+    if (slab.steps != nullptr) {
+      const int32_t before = unwritten ? 0 : slab.steps[row];
+      if constexpr (Optimizer::kRowSteps == RowSteps::kOptional) {
+        row_steps = before + 1;
+        correct_bias(step, row_steps);
+      } else {
+        row_steps = static_cast<int32_t>(step.step);
+        decay_since(step, step.step - before);
       }
     }
-    squares = Group::sum(squares);
-    float row_state = unwritten ? step.initial_state : args.state[0][row];
-    const float scale = Optimizer::row_scale(step, squares / static_cast<float>(dim), &row_state);
-    for (int64_t first = 0; first < dim; first += kReach) {
-      const int64_t column = first + lane * kWidth;
-      const bool active = column < dim;
-      if (dim > kReach) g = gradient(column, active);
-      if (!active) continue;
-      if (dim > kReach) w = row_weights<kWidth>(args, init, unwritten, row, id, column);
+  }
+  float row_state[Optimizer::kRowStates + 1] = {};
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) {
-        w.value[k] -= scale * Optimizer::effective_gradient(step, g.value[k], w.value[k]);
-      }
-      store_floats<kWidth>(weights + column, w);
+  for (int k = 0; k < Optimizer::kRowStates; ++k) {
+    const float fresh = k == 0 && kStates == 0 ? step.initial_state : 0.0f;
+    row_state[k] = unwritten ? fresh : slab.of_row[k][row];
+  }
+  const bool whole = dim <= Columns::kColumns;  // stays in registers from pass to pass
+  bool loaded = false;
+  Floats<kValues> g = zero_floats<kValues>();
+  Floats<kValues> w = zero_floats<kValues>();
+  Floats<kValues> state[kStates + 1];
+  bool finite = true;
+  float squares = 0.0f;
+  float factor = 1.0f;
+  float sums[kSums + 1] = {};
+  RowNumbers numbers = {};
+#pragma unroll 1
+  for (int pass = step.measures ? kMeasurePass : (kSums > 0 ? kSumPass : kWritePass);
+       pass <= kWritePass; ++pass) {
+    if (pass == kSumPass && kSums == 0) continue;
+    if (pass == kWritePass) {
+      numbers = Optimizer::row(step, sums, static_cast<float>(dim), row_state);
     }
-    __syncwarp(Group::mask());  // all lanes have read generation and state
-    if (lane == 0) {
-      args.state[0][row] = row_state;
-      if (unwritten) args.slab.generations[row] = handle_generation(handle);
-    }
-  } else {
-    for (int64_t first = 0; first < dim; first += kReach) {
-      const int64_t column = first + lane * kWidth;
-      const bool active = column < dim;
-      const Floats<kWidth> g = gradient(column, active);
-      if (!active) continue;
-      Floats<kWidth> w = row_weights<kWidth>(args, init, unwritten, row, id, column);
-      Floats<kWidth> state[kMaxStates];
+#pragma unroll 1
+    for (int64_t first = 0; first < dim; first += Columns::kColumns) {
+      if (!loaded) {
+        loaded = whole;
+        g = gradient(first);
+        if (pass != kMeasurePass || whole) {
+          w = row_weights<kWidth, kLanes>(args.slab, init, unwritten, row, id, first);
+          load_states<Optimizer, kWidth, kLanes>(slab, step, unwritten, row, first, dim, state);
+        }
+        if (pass == kMeasurePass) finite = finite && all_finite<kValues>(g);
+        if (step.scales) {
 #pragma unroll
-      for (int k = 0; k < Optimizer::kElementStates; ++k) {
-        if (unwritten) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) state[k].value[j] = step.initial_state;
-        } else {
-          state[k] = load_floats<kWidth>(args.state[k] + row * dim + column);
+          for (int j = 0; j < kValues; ++j) g.value[j] = scaled_gradient(step, g.value[j]);
         }
       }
+      if (pass == kMeasurePass) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
+        for (int j = 0; j < kValues; ++j) squares += g.value[j] * g.value[j];
+        continue;
+      }
+      if (pass == kSumPass) {
+        if constexpr (kSums > 0) {
+#pragma unroll
+          for (int j = 0; j < kValues; ++j) {
+            if (Columns::column(first, j / kWidth) >= dim) continue;
+            float values[kMaxStates] = {};
+#pragma unroll
+            for (int k = 0; k < kStates; ++k) values[k] = state[k].value[j];
+            Optimizer::add_terms(step, g.value[j] * factor, w.value[j], values, sums);
+          }
+        }
+        continue;
+      }
+#pragma unroll
+      for (int j = 0; j < kValues; ++j) {
         float values[kMaxStates] = {};
 #pragma unroll
-        for (int k = 0; k < Optimizer::kElementStates; ++k) values[k] = state[k].value[j];
-        Optimizer::element(step, g.value[j], w.value[j], values);
+        for (int k = 0; k < kStates; ++k) values[k] = state[k].value[j];
+        Optimizer::element(step, numbers, g.value[j] * factor, w.value[j], values);
 #pragma unroll
-        for (int k = 0; k < Optimizer::kElementStates; ++k) state[k].value[j] = values[k];
+        for (int k = 0; k < kStates; ++k) state[k].value[j] = values[k];
       }
-      store_floats<kWidth>(weights + column, w);
-#pragma unroll
-      for (int k = 0; k < Optimizer::kElementStates; ++k) {
-        store_floats<kWidth>(args.state[k] + row * dim + column, state[k]);
-      }
+      store_chunk<kWidth, kLanes>(args.slab.storage, rounding, 0, args.slab.row(row), first, dim,
+                                  w);
+      store_states<Optimizer, kWidth, kLanes>(slab, rounding, row, first, dim, state);
     }
-    __syncwarp(Group::mask());
-    if (lane == 0 && unwritten) args.slab.generations[row] = handle_generation(handle);
+    if (pass == kMeasurePass) {
+      if (step.non_finite != NonFinite::kPropagate && Group::any(!finite)) {
+        if (lane == 0) args.count(kRowClockNonFinite);
+        return;
+      }
+      if (step.skip) return;
+      factor = norm_factor(step, Group::sum(squares));
+    }
+    if (pass == kSumPass) {
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) sums[k] = Group::sum(sums[k]);
+    }
   }
+  __syncwarp(Group::mask());  // all lanes have read generation, state and steps of the row
+  if (lane != 0) return;
+#pragma unroll
+  for (int k = 0; k < Optimizer::kRowStates; ++k) slab.of_row[k][row] = row_state[k];
+  if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
+    if (slab.steps != nullptr) slab.steps[row] = row_steps;
+  }
+  if (unwritten) args.slab.generations[row] = handle_generation(handle);
 }
 
 // A group of lanes per run: sums its gradients (4 * dim bytes an occurrence) and updates its row.
@@ -146,32 +234,19 @@ __global__ void update_runs(UpdateArgs args, GradientArgs gradients, GradientRun
     const int64_t position = runs.positions[runs.begin[r]];
     const int64_t table =
         features.table[features.features == 1 ? 0 : features.feature_of(position)];
-    update_row<Optimizer, kWidth, kLanes>(args, lookup.handles[position], features.ids[position],
-                                          table, [&](int64_t column, bool active) {
-                                            return sum_run<kWidth, kLanes>(gradients, runs, r,
-                                                                           column, active);
-                                          });
+    update_row<Optimizer, kWidth, kLanes>(
+        args, lookup.handles[position], features.ids[position], table, [&](int64_t first) {
+          return run_chunk<kWidth, kLanes>(gradients, runs, r, first, args.slab.dim);
+        });
   }
 }
-
-// What reduce_grad returned for a slab.
-struct ReducedRows {
-  const int64_t* handles;
-  const int64_t* ids;
-  const int64_t* tables;
-  const float* gradients;  // [entries, dim]
-  const int64_t* count;
-  int64_t capacity;
-  const int64_t* updated;  // [tables] 1: the table's step has been advanced
-  int64_t table_count;
-};
 
 // A group of lanes per entry.
 template <class Optimizer, int kWidth, int kLanes>
 __global__ void update_entries(UpdateArgs args, ReducedRows entries) {
   if (*args.refused != 0) return;
   const int lane = LaneGroup<kLanes>::lane();
-  int64_t count = *entries.count;
+  const int64_t count = *entries.count;
   if (count < 0 || count > entries.capacity) {
     if (thread_number() == 0) args.errors.report(kErrorCount, args.slab_number);
     return;
@@ -180,40 +255,56 @@ __global__ void update_entries(UpdateArgs args, ReducedRows entries) {
   for (int64_t e = thread_number() / kLanes; e < count; e += stride) {
     const int64_t handle = entries.handles[e];
     const int64_t table = entries.tables[e];
-    const bool known = handle >= 0 && handle_row(handle) < args.slab.rows && table >= 0 &&
-                       table < entries.table_count &&
-                       args.rows.meta[table * kMetaColumns + kMetaSlab] == args.slab_number;
+    const bool known = entries.is_known(args.slab, args.slab_number, args.rows, e);
     if (!known || entries.updated[table] == 0) {
       if (lane == 0) args.errors.report(known ? kErrorTableUpdated : kErrorEntry, e);
       continue;
     }
     const float* gradient = entries.gradients + e * args.slab.dim;
-    update_row<Optimizer, kWidth, kLanes>(
-        args, handle, entries.ids[e], table, [&](int64_t column, bool active) {
-          return active ? load_floats<kWidth>(gradient + column) : zero_floats<kWidth>();
-        });
+    update_row<Optimizer, kWidth, kLanes>(args, handle, entries.ids[e], table, [&](int64_t first) {
+      return float_chunk<kWidth, kLanes>(gradient, first, args.slab.dim);
+    });
   }
 }
+
+// The state tensors that an optimizer takes.
+struct StateKinds {
+  int element_states;
+  int row_states;
+  RowSteps row_steps;
+};
+template <class Optimizer>
+constexpr StateKinds kStateKinds{Optimizer::kElementStates, Optimizer::kRowStates,
+                                 Optimizer::kRowSteps};
 
 // The row tensors of an update, checked against the optimizer, and its scalars on the device.
 class UpdateCall {
  public:
-  UpdateCall(const Call& call, const GroupRows& rows, int states, int element_states,
-             const std::vector<Tensor>& state, const Tensor& row_clock, const Tensor& hyper,
-             const Tensor& updates, const char* tables_argument,
-             const std::vector<int64_t>& updated_tables);
+  UpdateCall(const Call& call, const GroupRows& rows, const StateKinds& kinds,
+             const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
+             const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
+             const char* tables_argument, const std::vector<int64_t>& updated_tables);
+
+  // Where non_finite is "raise": refuses the update if a gradient has NaN or infinity.
+  void check_runs(const Call& call, const GroupRows& rows, size_t s, const GradientSort& sort,
+                  int64_t most_runs) const;
+  void check_entries(const Call& call, const GroupRows& rows, size_t s,
+                     const ReducedRows& entries) const;
 
   UpdateArgs slab(const Call& call, const GroupRows& rows, size_t s) const;
   // [tables] on the device, 1: the table is updated.
   const int64_t* updated() const { return scratch_.get(updated_part_); }
 
  private:
-  std::vector<std::vector<float*>> state_;  // [slab][state]
+  FiniteCheck finite_check(const Call& call, const GroupRows& rows, size_t s) const;
+
+  std::vector<SlabState> state_;  // by slab
   Scratch scratch_;
   Scratch::Part<int64_t> updated_part_;
   Scratch::Part<OptimizerStep> step_part_;
-  Scratch::Part<int64_t> refused_part_;
-  int64_t* stale_;
+  Scratch::Part<int64_t> head_part_;
+  int64_t* clock_;
+  int64_t* extra_;
 };
 
 // The reduced gradients by slab, checked; `updated` is to be set.
@@ -265,14 +356,17 @@ void backward(const char* op, const std::vector<Tensor>& weights,
                                   feature_tables, feature_dims, pooling);
   // Whatever may fail comes before UpdateCall, which is the first to change anything.
   const GradientSort sort(call, rows, &lookup, grad_output);
-  const UpdateCall update(call, rows, Optimizer::kElementStates + Optimizer::kRowStates,
-                          Optimizer::kElementStates, state, row_clock, hyper, updates,
-                          "feature_tables", feature_tables);
+  const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, row_clock, hyper,
+                          updates, "feature_tables", feature_tables);
+  const int64_t count = lookup.args.features.count;
+  const auto is_touched = [&](size_t s) { return !lookup.slab_features[s].empty() && count > 0; };
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
-    if (lookup.slab_features[s].empty() || lookup.args.features.count == 0) continue;
+    if (is_touched(s)) update.check_runs(call, rows, s, sort, count);
+  }
+  for (size_t s = 0; s < rows.slabs.size(); ++s) {
+    if (!is_touched(s)) continue;
     const UpdateArgs args = update.slab(call, rows, s);
-    with_lanes(rows.slabs[s].dim, sort.aligned(s),
-               LaunchRuns<Optimizer>{call, args, sort, lookup.args.features.count});
+    with_lanes(rows.slabs[s].dim, sort.aligned(s), LaunchRuns<Optimizer>{call, args, sort, count});
   }
 }
 
@@ -288,15 +382,14 @@ void update(const char* op, const std::vector<Tensor>& weights,
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   std::vector<ReducedRows> reduced =
       reduced_rows(call, rows, handles, ids, tables, gradients, counts);
-  const UpdateCall update(call, rows, Optimizer::kElementStates + Optimizer::kRowStates,
-                          Optimizer::kElementStates, state, row_clock, hyper, updates,
-                          "updated_tables", updated_tables);
+  const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, row_clock, hyper,
+                          updates, "updated_tables", updated_tables);
+  for (ReducedRows& entries : reduced) entries.updated = update.updated();
+  for (size_t s = 0; s < reduced.size(); ++s) update.check_entries(call, rows, s, reduced[s]);
   for (size_t s = 0; s < reduced.size(); ++s) {
-    ReducedRows& entries = reduced[s];
-    entries.updated = update.updated();
     const UpdateArgs args = update.slab(call, rows, s);
-    const bool aligned = is_aligned(entries.gradients) && is_aligned(rows.slabs[s].weights);
-    with_lanes(rows.slabs[s].dim, aligned, LaunchEntries<Optimizer>{call, args, entries});
+    with_lanes(rows.slabs[s].dim, reduced[s].aligned(rows.slabs[s]),
+               LaunchEntries<Optimizer>{call, args, reduced[s]});
   }
 }
 

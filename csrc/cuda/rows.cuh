@@ -5,17 +5,38 @@
 #include "core/handle.h"
 #include "core/initializer.h"
 #include "cuda/index.cuh"
+#include "cuda/row_storage.cuh"
 
 namespace dynemb::cuda {
 
 enum Pooling : int64_t { kPoolSum = 0, kPoolMean = 1, kPoolNone = 2 };
 
-// The rows of one dim.
+// The rows of one dim and dtype.
 struct SlabRows {
-  float* weights;        // [rows, dim]
+  char* weights;         // [rows, dim]
   int32_t* generations;  // [rows]
   int64_t rows;
   int64_t dim;
+  Storage storage;    // of the weights
+  int64_t row_bytes;  // of the weights
+  bool only_of_dim;   // no other slab has rows of this dim
+
+  __device__ __forceinline__ char* row(int64_t number) const {
+    return weights + number * row_bytes;
+  }
+};
+
+constexpr int kMaxStates = 3;
+
+// The optimizer state of a slab's rows.
+struct SlabState {
+  int element_states;         // a value per weight
+  char* element[kMaxStates];  // [rows, ...]
+  Storage storage[kMaxStates];
+  int64_t row_bytes[kMaxStates];
+  int row_states;             // a float per row
+  float* of_row[kMaxStates];  // [rows]
+  int32_t* steps;             // [rows], or none
 };
 
 // How new rows of a table begin.
@@ -41,10 +62,17 @@ __device__ __forceinline__ TableInit table_init(const RowArgs& args, int64_t tab
           m[kMetaDefaultBegin], m[kMetaDefaultCount], m[kMetaRefusedBegin], m[kMetaRefusedCount]};
 }
 
-// Columns column .. column + kWidth - 1 of an initial row; `column` is a multiple of kWidth.
+// Whether the rows of a table lie in a slab that has the table's dim.
+__device__ __forceinline__ bool is_slab_of(const RowArgs& args, const SlabRows& slab,
+                                           int64_t slab_number, int64_t table) {
+  return slab.only_of_dim || args.meta[table * kMetaColumns + kMetaSlab] == slab_number;
+}
+
+// Columns column .. column + kWidth - 1 of an initial row, as floats that a row of this storage can
+// hold; `column` is a multiple of kWidth.
 template <int kWidth>
-__device__ __forceinline__ Floats<kWidth> initial_floats(const TableInit& init, int64_t begin,
-                                                         int64_t count, int64_t id,
+__device__ __forceinline__ Floats<kWidth> initial_floats(Storage storage, const TableInit& init,
+                                                         int64_t begin, int64_t count, int64_t id,
                                                          int64_t column) {
   const Philox4 words = row_random_words(init.seed, id, static_cast<uint32_t>(column / 4));
   Floats<kWidth> result;
@@ -55,7 +83,8 @@ __device__ __forceinline__ Floats<kWidth> initial_floats(const TableInit& init, 
     const uint32_t low = lane == 0 ? words.word[0] : words.word[1];
     const uint32_t high = lane == 2 ? words.word[2] : words.word[3];
     const uint32_t word = lane < 2 ? low : high;
-    result.value[i] = initial_value(init.init_data, begin, count, column + i, word);
+    result.value[i] =
+        rounded(storage, initial_value(init.init_data, begin, count, column + i, word));
   }
   return result;
 }
@@ -98,15 +127,20 @@ template <int kWidth>
 __device__ __forceinline__ Floats<kWidth> source_floats(const SlabRows& slab, const TableInit& init,
                                                         int64_t source, int64_t id,
                                                         int64_t column) {
-  if (source >= 0) return load_floats<kWidth>(slab.weights + source * slab.dim + column);
+  if (source >= 0) {
+    return to_floats<kWidth>(slab.storage,
+                             load_stored<kWidth>(slab.storage, slab.row(source), column));
+  }
   if (source == kFromInitial) {
-    return initial_floats<kWidth>(init, init.init_begin, init.init_count, id, column);
+    return initial_floats<kWidth>(slab.storage, init, init.init_begin, init.init_count, id, column);
   }
   if (source == kFromDefault) {
-    return initial_floats<kWidth>(init, init.default_begin, init.default_count, id, column);
+    return initial_floats<kWidth>(slab.storage, init, init.default_begin, init.default_count, id,
+                                  column);
   }
   if (source == kFromRefused) {
-    return initial_floats<kWidth>(init, init.refused_begin, init.refused_count, id, column);
+    return initial_floats<kWidth>(slab.storage, init, init.refused_begin, init.refused_count, id,
+                                  column);
   }
   return zero_floats<kWidth>();
 }
@@ -119,7 +153,7 @@ struct LookupArgs {
   int64_t pooling;
   int64_t columns;        // row width of output and gradient
   const int64_t* column;  // first column of each feature, on the device
-  const int64_t* slab;    // slab of each feature, on the device
+  const int64_t* slab;    // slab of each feature, on the device; -dim where several have its dim
 };
 
 }  // namespace dynemb::cuda

@@ -2,6 +2,68 @@
 
 namespace dynemb::cuda {
 
+Storage storage_of(const Call& call, const char* argument, const Tensor& tensor) {
+  const ScalarType type = tensor.scalar_type();
+  const Storage storage = type == ScalarType::BFloat16 ? Storage::kBFloat16
+                          : type == ScalarType::Half   ? Storage::kFloat16
+                                                       : Storage::kFloat32;
+  STD_TORCH_CHECK(storage != Storage::kFloat32 || type == ScalarType::Float, "dynemb::", call.op,
+                  ": ", argument, " has dtype ", dtype_name(type),
+                  ", expected float32, bfloat16 or float16");
+  call.check(argument, tensor, type);
+  return storage;
+}
+
+std::vector<SlabState> slab_state(const Call& call, const std::vector<Tensor>& weights,
+                                  const std::vector<Tensor>& state) {
+  const size_t slabs = weights.size();
+  STD_TORCH_CHECK(slabs > 0 && state.size() % slabs == 0, "dynemb::", call.op, ": state has ",
+                  state.size(), " tensors, expected a multiple of the ", slabs, " slabs");
+  std::vector<SlabState> result(slabs, SlabState{});
+  for (size_t i = 0; i < state.size(); ++i) {
+    SlabState& slab = result[i % slabs];
+    const Tensor& tensor = state[i];
+    const Tensor& rows = weights[i % slabs];
+    const int64_t dim = rows.size(1);
+    const ScalarType type = tensor.scalar_type();
+    check_size(call.op, "state", tensor, 0, rows.size(0));
+    STD_TORCH_CHECK(is_aligned(tensor.data_ptr()), "dynemb::", call.op, ": state ", i / slabs,
+                    " of slab ", i % slabs, " must begin at a multiple of 16 bytes: clone it");
+    if (tensor.dim() == 1 && type == ScalarType::Int) {
+      call.check("state", tensor, ScalarType::Int);
+      STD_TORCH_CHECK(slab.steps == nullptr, "dynemb::", call.op, ": state of slab ", i % slabs,
+                      " has two tensors of steps");
+      slab.steps = static_cast<int32_t*>(tensor.data_ptr());
+      continue;
+    }
+    if (tensor.dim() == 1) {
+      call.check("state", tensor, ScalarType::Float);
+      STD_TORCH_CHECK(slab.row_states < kMaxStates, "dynemb::", call.op, ": state of slab ",
+                      i % slabs, " has more than ", kMaxStates, " values per row");
+      slab.of_row[slab.row_states++] = static_cast<float*>(tensor.data_ptr());
+      continue;
+    }
+    const int k = slab.element_states++;
+    STD_TORCH_CHECK(k < kMaxStates, "dynemb::", call.op, ": state of slab ", i % slabs,
+                    " has more than ", kMaxStates, " values per weight");
+    if (type == ScalarType::Byte) {
+      call.check("state", tensor, ScalarType::Byte);
+      slab.storage[k] = Storage::kBlockFloat8;
+      slab.row_bytes[k] = block_row_bytes(dim);
+      check_size(call.op, "state", tensor, 1, slab.row_bytes[k]);
+    } else {
+      STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16,
+                      "dynemb::", call.op, ": state has dtype ", dtype_name(type),
+                      ", expected float32, bfloat16 or uint8");
+      slab.storage[k] = storage_of(call, "state", tensor);
+      slab.row_bytes[k] = dim * static_cast<int64_t>(tensor.element_size());
+      check_size(call.op, "state", tensor, 1, dim);
+    }
+    slab.element[k] = static_cast<char*>(tensor.data_ptr());
+  }
+  return result;
+}
+
 GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
                      const std::vector<Tensor>& generations, const Tensor& meta,
                      const Tensor& init_data) {
@@ -15,14 +77,19 @@ GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
                   " generations, expected one of each per slab");
   GroupRows rows;
   for (size_t s = 0; s < weights.size(); ++s) {
-    call.check("weights", weights[s], ScalarType::Float);
+    const Storage storage = storage_of(call, "weights", weights[s]);
     call.check("generations", generations[s], ScalarType::Int);
     STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", call.op,
                     ": weights must have shape (rows, dim)");
     check_size(call.op, "generations", generations[s], 0, weights[s].size(0));
-    rows.slabs.push_back({static_cast<float*>(weights[s].data_ptr()),
-                          static_cast<int32_t*>(generations[s].data_ptr()), weights[s].size(0),
-                          weights[s].size(1)});
+    const int64_t dim = weights[s].size(1);
+    rows.slabs.push_back({static_cast<char*>(weights[s].data_ptr()),
+                          static_cast<int32_t*>(generations[s].data_ptr()), weights[s].size(0), dim,
+                          storage, dim * static_cast<int64_t>(weights[s].element_size()), true});
+    for (size_t other = 0; other < s; ++other) {
+      if (rows.slabs[other].dim != dim) continue;
+      rows.slabs[other].only_of_dim = rows.slabs[s].only_of_dim = false;
+    }
   }
   rows.args = {static_cast<const int64_t*>(meta.data_ptr()),
                static_cast<const double*>(init_data.data_ptr())};
@@ -58,18 +125,23 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
   lookup.slab_aligned.assign(rows.slabs.size(), true);
   std::vector<int64_t> columns;
   for (size_t f = 0; f < features; ++f) {
-    // one slab per dim, so the dim of a feature names the slab of its table
-    size_t slab = 0;
-    while (slab < rows.slabs.size() && rows.slabs[slab].dim != feature_dims[f]) ++slab;
-    STD_TORCH_CHECK(slab < rows.slabs.size(), "dynemb::", call.op, ": feature_dims[", f, "] is ",
-                    feature_dims[f], ", but no table of the group has that dim");
+    // the dim of a feature names the slab of its table, but where slabs differ in the dtype only:
+    // then kernels look into meta
+    int64_t slab = -1;
+    columns.push_back(pooling == kPoolNone ? 0 : args.columns);
+    for (size_t s = 0; s < rows.slabs.size(); ++s) {
+      if (rows.slabs[s].dim != feature_dims[f]) continue;
+      slab = static_cast<int64_t>(s);
+      lookup.slab_features[s].push_back(static_cast<int64_t>(f));
+      if (columns.back() % 4 != 0) lookup.slab_aligned[s] = false;
+    }
+    STD_TORCH_CHECK(slab >= 0, "dynemb::", call.op, ": feature_dims[", f, "] is ", feature_dims[f],
+                    ", but no table of the group has that dim");
     STD_TORCH_CHECK(pooling != kPoolNone || feature_dims[f] == feature_dims[0], "dynemb::", call.op,
                     ": features without pooling must have one dim, got ", feature_dims[0], " and ",
                     feature_dims[f]);
-    lookup.feature_slab.push_back(static_cast<int64_t>(slab));
-    lookup.slab_features[slab].push_back(static_cast<int64_t>(f));
-    columns.push_back(pooling == kPoolNone ? 0 : args.columns);
-    if (columns.back() % 4 != 0) lookup.slab_aligned[slab] = false;
+    lookup.feature_slab.push_back(
+        rows.slabs[static_cast<size_t>(slab)].only_of_dim ? slab : -feature_dims[f]);
     args.columns = pooling == kPoolNone ? feature_dims[f] : args.columns + feature_dims[f];
   }
   for (size_t s = 0; s < rows.slabs.size(); ++s) {

@@ -15,6 +15,14 @@ struct GroupRows {
   RowArgs args;
   int64_t table_count;
 };
+// How a tensor of rows or state stores its values; raises unless it is float32, bfloat16 or
+// float16.
+Storage storage_of(const Call& call, const char* argument, const Tensor& tensor);
+
+// By slab, as slab_state of the CPU (cpu/row_state.h) takes it apart.
+std::vector<SlabState> slab_state(const Call& call, const std::vector<Tensor>& weights,
+                                  const std::vector<Tensor>& state);
+
 GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
                      const std::vector<Tensor>& generations, const Tensor& meta,
                      const Tensor& init_data);

@@ -15,6 +15,26 @@ std::map<uintptr_t, std::shared_ptr<GroupMemory>>& groups() {
   return *map;
 }
 
+// Groups by the handles of the first slab's waiting gradients.
+std::map<uintptr_t, std::weak_ptr<GroupMemory>>& groups_of_pending() {
+  static auto* map = new std::map<uintptr_t, std::weak_ptr<GroupMemory>>();
+  return *map;
+}
+uintptr_t address(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data_ptr()); }
+
+std::shared_ptr<GroupMemory> find_group_of_pending(const Tensor& handles) {
+  const std::lock_guard<std::mutex> lock(groups_mutex);
+  const auto entry = groups_of_pending().find(address(handles));
+  return entry == groups_of_pending().end() ? nullptr : entry->second.lock();
+}
+
+// Bytes of a row of a tensor whose first dimension counts rows.
+int64_t bytes_of_row(const Tensor& tensor) {
+  auto bytes = static_cast<int64_t>(tensor.element_size());
+  for (int64_t d = 1; d < tensor.dim(); ++d) bytes *= tensor.size(d);
+  return bytes;
+}
+
 RowMemory row_memory(const Call& call, const char* name, const Tensor& tensor, int64_t first_row,
                      int64_t row_bytes) {
   const auto reservation = find_reservation(tensor.data_ptr());
@@ -29,18 +49,20 @@ RowMemory row_memory(const Call& call, const char* name, const Tensor& tensor, i
 // outside.
 void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
                 Tensor meta, std::vector<Tensor> weights, std::vector<Tensor> generations,
-                std::vector<Tensor> state, std::vector<int64_t> table_buckets,
-                std::vector<int64_t> slab_rows, std::optional<Tensor> policy) {
+                std::vector<Tensor> state, std::vector<Tensor> pending,
+                std::vector<int64_t> table_buckets, std::vector<int64_t> slab_rows,
+                std::optional<Tensor> policy) {
   const Call call("bind_group", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
   const auto table_count = static_cast<size_t>(index.table_count);
   const size_t slab_count = weights.size();
   STD_TORCH_CHECK(table_buckets.size() == table_count && slab_rows.size() == slab_count &&
-                      generations.size() == slab_count && state.size() % slab_count == 0,
+                      generations.size() == slab_count && state.size() % slab_count == 0 &&
+                      (pending.empty() || pending.size() == 4 * slab_count + 1),
                   "dynemb::bind_group: got ", table_buckets.size(), " table_buckets, ",
                   slab_rows.size(), " slab_rows, ", generations.size(), " generations and ",
-                  state.size(), " state tensors for ", table_count, " tables and ", slab_count,
-                  " slabs");
+                  state.size(), " state and ", pending.size(), " pending tensors for ", table_count,
+                  " tables and ", slab_count, " slabs");
   if (policy.has_value()) {
     call.check("policy", *policy, ScalarType::Long);
     check_size(call.op, "policy", *policy, 1, kPolicyColumns);
@@ -75,21 +97,31 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
     for (size_t s = 0; s < slab_count; ++s) {
       Growing& slab = growing_slabs[s];
       slab.capacity = weights[s].size(0);
-      slab.memory.push_back(row_memory(call, "weights", weights[s], 0, weights[s].size(1) * 4));
+      slab.memory.push_back(row_memory(call, "weights", weights[s], 0, bytes_of_row(weights[s])));
       slab.memory.push_back(row_memory(call, "generations", generations[s], 0, 4));
       slab.memory.push_back(
           row_memory(call, "free_rows", free_rows, static_cast<int64_t>(s) * free_rows.size(1), 8));
       for (size_t k = s; k < state.size(); k += slab_count) {
-        const int64_t width = state[k].dim() == 2 ? state[k].size(1) : 1;
-        slab.memory.push_back(row_memory(call, "state", state[k], 0, width * 4));
+        slab.memory.push_back(row_memory(call, "state", state[k], 0, bytes_of_row(state[k])));
+      }
+    }
+    std::vector<Growing> waiting(pending.size() / 4);
+    for (size_t s = 0; s < waiting.size(); ++s) {
+      waiting[s].capacity = pending[s].size(0);
+      for (size_t k = s; k + 1 < pending.size(); k += slab_count) {
+        waiting[s].memory.push_back(
+            row_memory(call, "pending", pending[k], 0, bytes_of_row(pending[k])));
       }
     }
     group = std::make_shared<GroupMemory>(call, index, std::move(growing_tables),
-                                          std::move(slab_of_table), std::move(growing_slabs));
+                                          std::move(slab_of_table), std::move(growing_slabs),
+                                          std::move(waiting));
   }
-  group->bind(call, table_buckets, slab_rows, tables, slabs, policy);
+  group->bind(call, table_buckets, slab_rows, tables, slabs,
+              pending.empty() ? nullptr : &pending.back(), policy);
   const std::lock_guard<std::mutex> lock(groups_mutex);
   groups()[key] = group;
+  if (!pending.empty()) groups_of_pending()[address(pending.front())] = group;
 }
 
 // Raises what kernels have reported, brings the reported counts up to date, and prepares a group
@@ -123,6 +155,9 @@ void forget_group(void* buckets) {
   if (entry == groups().end()) return;
   ended = entry->second;
   groups().erase(entry);
+  for (auto of = groups_of_pending().begin(); of != groups_of_pending().end();) {
+    of = of->second.lock() == ended ? groups_of_pending().erase(of) : std::next(of);
+  }
 }
 
 std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& buckets) {
@@ -163,6 +198,33 @@ bool read_reported_counts(const GroupMemory& group, std::vector<int64_t>* tables
 
 void note_erasure(GroupMemory* group, int64_t ids) {
   if (group != nullptr) group->note_erasure(ids);
+}
+
+std::shared_ptr<GroupMemory> group_of_pending(const Call& call, const Tensor& handles) {
+  auto group = find_group_of_pending(handles);
+  STD_TORCH_CHECK(group != nullptr || find_reservation(handles.data_ptr()) == nullptr,
+                  "dynemb::", call.op,
+                  ": pending is reserved memory of a group that has not been bound: call "
+                  "bind_group");
+  return group;
+}
+
+std::vector<int64_t> prepare_append(const Call& call, GroupMemory* group,
+                                    const std::vector<bool>& touched, int64_t ids) {
+  return group->prepare_append(call, touched, ids);
+}
+
+std::vector<int64_t> prepare_merge(const Call& call, GroupMemory* group) {
+  return group->prepare_merge(call);
+}
+
+std::vector<int64_t> handle_rows(const Call& call, const GroupMemory& group) {
+  return group.handle_rows(call);
+}
+
+void note_applied(const Tensor& handles) {
+  const auto group = find_group_of_pending(handles);
+  if (group != nullptr) group->note_applied();
 }
 
 int64_t row_bound(const Call& call, const void* generations, int64_t rows) {

@@ -28,7 +28,12 @@ enum SharedTableWord : int {
   kSharedBucketLimit = 3,
   kSharedTableWords = 4
 };
-enum SharedSlabWord : int { kSharedNextRow = 0, kSharedRowLimit = 1, kSharedSlabWords = 2 };
+enum SharedSlabWord : int {
+  kSharedNextRow = 0,
+  kSharedRowLimit = 1,
+  kSharedPendingLimit = 2,  // gradients that wait
+  kSharedSlabWords = 3
+};
 
 struct SharedWords {
   volatile int64_t* words =
@@ -87,6 +92,25 @@ bool read_reported_counts(const GroupMemory& group, std::vector<int64_t>* tables
 
 // At most so many ids are erased: rehashes that drop tombstones may become necessary.
 void note_erasure(GroupMemory* group, int64_t ids);
+
+// The group whose waiting gradients have these handles; nullptr for tensors that were not reserved.
+// Raises for a reserved tensor whose group has not been bound.
+std::shared_ptr<GroupMemory> group_of_pending(const Call& call, const Tensor& handles);
+
+// Maps memory for the gradients of `ids` more ids in the slabs that are touched. Returns how many
+// entries each slab must merge first, 0 for none.
+std::vector<int64_t> prepare_append(const Call& call, GroupMemory* group,
+                                    const std::vector<bool>& touched, int64_t ids);
+
+// What merging will find: at most so many entries by slab, 0 where there is nothing to merge.
+std::vector<int64_t> prepare_merge(const Call& call, GroupMemory* group);
+
+// Rows that the handles of waiting gradients can name, by slab.
+std::vector<int64_t> handle_rows(const Call& call, const GroupMemory& group);
+
+// An update applies the entries with these handles: if they are waiting gradients, they are cleared
+// before the step ends.
+void note_applied(const Tensor& handles);
 
 // An upper bound of the rows in use in the slab with these generations: what is mapped, or `rows`,
 // the size of the tensor, if it was not reserved.

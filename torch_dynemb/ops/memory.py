@@ -105,6 +105,7 @@ def bind_group(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
     state: Sequence[Tensor],
+    pending: Sequence[Tensor],
     table_buckets: Sequence[int],
     slab_rows: Sequence[int],
     policy: Tensor | None = None,
@@ -115,6 +116,7 @@ def bind_group(
     written from outside. Waits for the device.
 
     Args:
+        pending: where gradients wait in split mode, see :class:`PendingGradients`; else empty.
         table_buckets, slab_rows: buckets of each table and rows of each slab for which memory is
             mapped at least.
         policy: int64 [policies, 20], from which bounds on what tables may hold are read.
@@ -132,6 +134,7 @@ def bind_group(
         list(weights),
         list(generations),
         list(state),
+        list(pending),
         list(table_buckets),
         list(slab_rows),
         policy,
@@ -206,6 +209,7 @@ def _bind_group_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
     state: Sequence[Tensor],
+    pending: Sequence[Tensor],
     table_buckets: Sequence[int],
     slab_rows: Sequence[int],
     policy: Tensor | None = None,
