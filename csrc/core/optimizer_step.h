@@ -160,7 +160,7 @@ struct RowNumbers {
 struct ByElement {
   static constexpr int kRowStates = 0;            // state tensors with one value per row
   static constexpr int kSums = 0;                 // sums over the row's columns
-  static constexpr bool kSumsWeights = false;     // whether weights count in them without L2
+  static constexpr bool kSumsWeights = false;     // whether weights and states count in them
   static constexpr unsigned kUnsignedStates = 0;  // bit k: state k is never negative
   static constexpr RowSteps kRowSteps = RowSteps::kNone;
 

@@ -11,6 +11,8 @@
 
 namespace dynemb::cpu {
 
+constexpr int64_t kRowsPerChunk = 32;  // rows summed and updated while as many are loaded
+
 struct RowUpdate {
   int64_t handle;
   int64_t id;
@@ -20,7 +22,7 @@ struct RowUpdate {
 
 struct RowUpdateJob {
   const RowUpdate* rows;
-  int64_t count;
+  int64_t count;          // at most kRowsPerChunk
   const RowUpdate* next;  // rows of the job after this one: loaded while these are updated
   int64_t next_count;
   const TableRows* tables;

@@ -26,8 +26,6 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kRowsPerChunk = 32;  // rows summed and updated while as many are loaded
-
 // The row tensors, checked against the optimizer, and the scalars of this update.
 struct UpdateCall {
   const OptimizerKernels& kernels;

@@ -37,7 +37,7 @@ DYNEMB_INLINE void row_sums(const OptimizerStep& step, const float* __restrict g
                             const float* __restrict weight, float* const* state, int64_t dim,
                             float* sums) {
   constexpr int kSums = Optimizer::kSums;
-  constexpr int kStates = Optimizer::kElementStates;
+  constexpr int kStates = Optimizer::kSumsWeights ? Optimizer::kElementStates : 0;
   const OptimizerStep s = step;
   Floats8 low[kSums] = {};
   Floats8 high[kSums] = {};
@@ -201,7 +201,7 @@ DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& upd
 template <class Optimizer>
 DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
                               const OptimizerStep& table_step, int64_t row, int64_t id,
-                              const float* gradient, float* scratch) {
+                              const float* gradient, const float* known_sums, float* scratch) {
   const SlabState& slab = *job.state;
   const int64_t dim = table.dim;
   char* stored_weight = table.row(row);
@@ -238,15 +238,17 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
     }
   }
   const bool is_bfloat16 = table.storage == Storage::kBFloat16;
-  // what is summed may have no weights in it: then another operand saves their conversion
-  const bool sums_weights =
-      Optimizer::kSums > 0 && (Optimizer::kSumsWeights || table_step.l2 != 0.0f);
-  if (!direct && (!is_bfloat16 || sums_weights)) {
+  const bool needs_sums = Optimizer::kSums > 0 && known_sums == nullptr;
+  if (!direct && (!is_bfloat16 || needs_sums)) {
     load_row(table.storage, stored_weight, dim, weight);
   }
   float sums[Optimizer::kSums + 1] = {};
   if constexpr (Optimizer::kSums > 0) {
-    row_sums<Optimizer>(*step, gradient, sums_weights ? weight : gradient, state, dim, sums);
+    if (needs_sums) {
+      row_sums<Optimizer>(*step, gradient, weight, state, dim, sums);
+    } else {
+      std::memcpy(sums, known_sums, sizeof(float) * Optimizer::kSums);
+    }
   }
   const RowNumbers numbers = Optimizer::row(*step, sums, static_cast<float>(dim), row_state);
   for (int k = 0; k < Optimizer::kRowStates; ++k) slab.of_row[k][row] = row_state[k];
@@ -272,8 +274,27 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
   }
 }
 
+// Whether the sums of a row follow from its gradient alone.
+template <class Optimizer>
+DYNEMB_INLINE bool sums_gradient_alone(const OptimizerStep& step) {
+  return Optimizer::kSums > 0 && !Optimizer::kSumsWeights && step.l2 == 0.0f && !step.scales &&
+         !step.measures;
+}
+
 template <class Optimizer>
 DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
+  // These sums come first, for all rows: inside of the loop below each row would wait for its own.
+  float sums[kRowsPerChunk][Optimizer::kSums + 1];
+  if constexpr (Optimizer::kSums > 0) {
+    for (int64_t k = 0; k < job.count; ++k) {
+      const OptimizerStep& step = job.steps[job.rows[k].table];
+      if (!sums_gradient_alone<Optimizer>(step)) continue;
+      const float* gradient = job.rows[k].gradient;
+      float* const no_state[kMaxStates] = {};
+      row_sums<Optimizer>(step, gradient, gradient, no_state, job.tables[job.rows[k].table].dim,
+                          sums[k]);
+    }
+  }
   for (int64_t k = 0; k < job.count; ++k) {
     if (k < job.next_count) prefetch_update<Optimizer>(job, job.next[k]);
     const RowUpdate& update = job.rows[k];
@@ -302,7 +323,8 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
       write_fresh_state(*job.state, row, table.dim, step.initial_state);
       table.generations[row] = handle_generation(update.handle);
     }
-    update_row<Optimizer>(job, table, step, row, update.id, gradient, scratch);
+    const float* known = sums_gradient_alone<Optimizer>(step) ? sums[k] : nullptr;
+    update_row<Optimizer>(job, table, step, row, update.id, gradient, known, scratch);
   }
 }
 DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows_simd,

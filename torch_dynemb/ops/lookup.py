@@ -7,7 +7,7 @@ a float32 [1] tensor that requires grad, so that autograd runs the backward at a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -270,19 +270,32 @@ def _embedding_inference_fake(
 
 # Rows are not saved for backward: that would compare their version with the forward's, and they are
 # changed by every backward of the group. The update op compares update counts instead.
-def _keep_for_backward(ctx: Any, rows: Rows, optimizer: int, features: tuple[Any, ...]) -> None:
+#
+# Registered at the Autograd key itself: torch.library.register_autograd takes the lists of tensors
+# apart and puts them together again on every call, three quarters of the time of a small lookup.
+class _Lookup(NamedTuple):
+    """What a lookup's backward needs and autograd need not see."""
+
+    rows: Rows
+    optimizer: int
+    tables: list[int]
+    dims: list[int]
+    pooling: int
+
+
+def _checked_lookup(
+    rows: Rows, optimizer: int, tables: list[int], dims: list[int], pooling: int
+) -> _Lookup:
     if not NO_OPTIMIZER <= optimizer < len(OPTIMIZER_NAMES):
         raise ValueError(
             f"lookup: optimizer is {optimizer}, expected a position in {OPTIMIZER_NAMES}, or "
             f"{NO_OPTIMIZER} for none"
         )
-    ctx.rows = rows
-    ctx.optimizer = optimizer
-    ctx.features = features
+    return _Lookup(rows, optimizer, tables, dims, pooling)
 
 
 def _update_rows(
-    ctx: Any,
+    lookup: _Lookup,
     grad_output: Tensor,
     ids: Tensor,
     handles: Tensor,
@@ -290,43 +303,21 @@ def _update_rows(
     per_sample_weights: Tensor | None,
     updates: Tensor,
 ) -> None:
-    if ctx.optimizer == NO_OPTIMIZER:
+    if lookup.optimizer == NO_OPTIMIZER:
         return
-    rows = ctx.rows
+    rows = lookup.rows
+    features = (lookup.tables, lookup.dims, lookup.pooling)
+    shared = (grad_output, ids, handles, offsets, per_sample_weights, updates, *features)
     if rows.pending:
         pending = PendingGradients.of(rows.pending)
-        torch.ops.dynemb.accumulate_grad_(
-            *pending,
-            rows.row_clock,
-            rows.weights,
-            rows.generations,
-            rows.meta,
-            rows.init_data,
-            grad_output,
-            ids,
-            handles,
-            offsets,
-            per_sample_weights,
-            updates,
-            *ctx.features,
-        )
+        torch.ops.dynemb.accumulate_grad_(*pending, rows.row_clock, *_read_only(rows), *shared)
         return
-    backward_op = getattr(torch.ops.dynemb, f"{OPTIMIZER_NAMES[ctx.optimizer]}_backward_")
-    backward_op(
-        *rows.updated,
-        grad_output,
-        ids,
-        handles,
-        offsets,
-        per_sample_weights,
-        updates,
-        *ctx.features,
-    )
+    backward_op = getattr(torch.ops.dynemb, f"{OPTIMIZER_NAMES[lookup.optimizer]}_backward_")
+    backward_op(*rows.updated, *shared)
 
 
-def _no_row_gradients(ctx: Any) -> tuple[Any, ...]:
-    """No gradient for anything in Rows; tensor lists want a list of as many."""
-    return tuple([None] * len(x) if isinstance(x, list) else None for x in ctx.rows)
+def _read_only(rows: Rows) -> tuple[Any, ...]:
+    return rows.weights, rows.generations, rows.meta, rows.init_data
 
 
 def _check_backward() -> None:
@@ -337,54 +328,99 @@ def _check_backward() -> None:
         )
 
 
-def _bag_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *rows, ids, handles, offsets, per_sample_weights, _, tables, dims, pooling, optimizer = inputs
-    ctx.save_for_backward(ids, handles, offsets, per_sample_weights, output[1])
-    ctx.set_materialize_grads(False)
-    _keep_for_backward(ctx, Rows(*rows), optimizer, (tables, dims, pooling))
+Call = Callable[[], tuple[Tensor, Tensor]]
 
 
-def _bag_backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    weight_grad = None
-    if grad_output is not None:
-        _check_backward()
-        grad_output = grad_output.contiguous()
-        ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
-        if per_sample_weights is not None and ctx.needs_input_grad[11]:
-            # before the update, which changes the rows
-            weight_grad = torch.ops.dynemb.bag_weight_grad(
-                ctx.rows.weights,
-                ctx.rows.generations,
-                ctx.rows.meta,
-                ctx.rows.init_data,
-                grad_output,
-                ids,
-                handles,
-                offsets,
-                per_sample_weights,
-                *ctx.features,
-            )
-        _update_rows(ctx, grad_output, ids, handles, offsets, per_sample_weights, updates)
-    return (*_no_row_gradients(ctx), None, None, None, weight_grad, *[None] * 5)
+class _DifferentiableLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: Call,
+        lookup: _Lookup,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        grad_anchor: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        output, updates = call()
+        ctx.save_for_backward(ids, handles, offsets, per_sample_weights, updates)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(updates)
+        ctx.lookup = lookup
+        return output, updates
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+        weight_grad = None
+        if grad_output is not None:
+            _check_backward()
+            grad_output = grad_output.contiguous()
+            ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
+            lookup = ctx.lookup
+            if per_sample_weights is not None and ctx.needs_input_grad[5]:
+                # before the update, which changes the rows
+                weight_grad = torch.ops.dynemb.bag_weight_grad(
+                    *_read_only(lookup.rows),
+                    grad_output,
+                    ids,
+                    handles,
+                    offsets,
+                    per_sample_weights,
+                    lookup.tables,
+                    lookup.dims,
+                    lookup.pooling,
+                )
+            _update_rows(lookup, grad_output, ids, handles, offsets, per_sample_weights, updates)
+        return None, None, None, None, None, weight_grad, None
 
 
-def _sequence_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *rows, ids, handles, offsets, _, tables, dim, optimizer = inputs
-    ctx.save_for_backward(ids, handles, offsets, output[1])
-    ctx.set_materialize_grads(False)
-    dims = [dim] * len(tables)
-    _keep_for_backward(ctx, Rows(*rows), optimizer, (tables, dims, int(Pooling.NONE)))
+def _below_autograd(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    with torch._C._AutoDispatchBelowAutograd():
+        result: tuple[Tensor, Tensor] = op.redispatch(
+            keyset & torch._C._after_autograd_keyset, *arguments
+        )
+    return result
 
 
-def _sequence_backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    if grad_output is not None:
-        _check_backward()
-        ids, handles, offsets, updates = ctx.saved_tensors
-        _update_rows(ctx, grad_output.contiguous(), ids, handles, offsets, None, updates)
-    return (*_no_row_gradients(ctx), *[None] * 7)
+def _needs_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-torch.library.register_autograd("dynemb::embedding_bag", _bag_backward, setup_context=_bag_setup)
-torch.library.register_autograd(
-    "dynemb::embedding", _sequence_backward, setup_context=_sequence_setup
-)
+def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *rows, ids, handles, offsets, weights, anchor, tables, dims, pooling, optimizer = arguments
+    op = torch.ops.dynemb.embedding_bag.default
+    if not _needs_grad(weights, anchor):
+        return _below_autograd(op, keyset, arguments)
+    result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
+        lambda: _below_autograd(op, keyset, arguments),
+        _checked_lookup(Rows(*rows), optimizer, tables, dims, pooling),
+        ids,
+        handles,
+        offsets,
+        weights,
+        anchor,
+    )
+    return result
+
+
+def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *rows, ids, handles, offsets, anchor, tables, dim, optimizer = arguments
+    op = torch.ops.dynemb.embedding.default
+    if not _needs_grad(anchor):
+        return _below_autograd(op, keyset, arguments)
+    result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
+        lambda: _below_autograd(op, keyset, arguments),
+        _checked_lookup(Rows(*rows), optimizer, tables, [dim] * len(tables), int(Pooling.NONE)),
+        ids,
+        handles,
+        offsets,
+        None,
+        anchor,
+    )
+    return result
+
+
+_autograd = torch.library.Library("dynemb", "IMPL")
+_autograd.impl("embedding_bag", _bag_autograd, "Autograd", with_keyset=True)
+_autograd.impl("embedding", _sequence_autograd, "Autograd", with_keyset=True)
