@@ -197,11 +197,27 @@ DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& upd
   }
 }
 
+// What an optimizer works out once for a row; updates the row's own state.
+template <class Optimizer>
+DYNEMB_INLINE RowNumbers row_numbers(const SlabState& slab, const OptimizerStep& step, int64_t row,
+                                     const float* gradient, const float* weight,
+                                     float* const* state, int64_t dim) {
+  float sums[Optimizer::kSums + 1] = {};
+  if constexpr (Optimizer::kSums > 0) {
+    row_sums<Optimizer>(step, gradient, weight, state, dim, sums);
+  }
+  float row_state[kMaxStates] = {};
+  for (int k = 0; k < Optimizer::kRowStates; ++k) row_state[k] = slab.of_row[k][row];
+  const RowNumbers numbers = Optimizer::row(step, sums, static_cast<float>(dim), row_state);
+  for (int k = 0; k < Optimizer::kRowStates; ++k) slab.of_row[k][row] = row_state[k];
+  return numbers;
+}
+
 // The row must be live.
 template <class Optimizer>
 DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
                               const OptimizerStep& table_step, int64_t row, int64_t id,
-                              const float* gradient, const float* known_sums, float* scratch) {
+                              const float* gradient, const RowNumbers* known, float* scratch) {
   const SlabState& slab = *job.state;
   const int64_t dim = table.dim;
   char* stored_weight = table.row(row);
@@ -221,8 +237,6 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
       load_row(slab.storage[k], stored, dim, state[k]);
     }
   }
-  float row_state[kMaxStates] = {};
-  for (int k = 0; k < Optimizer::kRowStates; ++k) row_state[k] = slab.of_row[k][row];
   const OptimizerStep* step = &table_step;
   OptimizerStep own;
   if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
@@ -238,22 +252,15 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
     }
   }
   const bool is_bfloat16 = table.storage == Storage::kBFloat16;
-  const bool needs_sums = Optimizer::kSums > 0 && known_sums == nullptr;
-  if (!direct && (!is_bfloat16 || needs_sums)) {
+  if (!direct && (!is_bfloat16 || (Optimizer::kSums > 0 && known == nullptr))) {
     load_row(table.storage, stored_weight, dim, weight);
   }
-  float sums[Optimizer::kSums + 1] = {};
-  if constexpr (Optimizer::kSums > 0) {
-    if (needs_sums) {
-      row_sums<Optimizer>(*step, gradient, weight, state, dim, sums);
-    } else {
-      std::memcpy(sums, known_sums, sizeof(float) * Optimizer::kSums);
-    }
-  }
-  const RowNumbers numbers = Optimizer::row(*step, sums, static_cast<float>(dim), row_state);
-  for (int k = 0; k < Optimizer::kRowStates; ++k) slab.of_row[k][row] = row_state[k];
+  const RowNumbers numbers =
+      known != nullptr ? *known
+                       : row_numbers<Optimizer>(slab, *step, row, gradient, weight, state, dim);
   const auto rounding = [&](int tensor) {
-    return Rounding{step->stochastic, rounding_key(table.seed, id, step->step, tensor)};
+    return Rounding{step->stochastic,
+                    step->stochastic ? rounding_key(table.seed, id, step->step, tensor) : 0};
   };
   if (is_bfloat16) {
     const BFloat16Weights weights{reinterpret_cast<uint16_t*>(stored_weight), rounding(0)};
@@ -274,25 +281,30 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
   }
 }
 
-// Whether the sums of a row follow from its gradient alone.
+// Whether the numbers of a row follow from its gradient and own state alone.
 template <class Optimizer>
-DYNEMB_INLINE bool sums_gradient_alone(const OptimizerStep& step) {
-  return Optimizer::kSums > 0 && !Optimizer::kSumsWeights && step.l2 == 0.0f && !step.scales &&
-         !step.measures;
+DYNEMB_INLINE bool numbers_of_gradient(const SlabState& slab, const OptimizerStep& step) {
+  return Optimizer::kSums > 0 && !Optimizer::kSumsWeights && slab.steps == nullptr &&
+         step.l2 == 0.0f && !step.scales && !step.measures && !step.skip;
 }
 
 template <class Optimizer>
 DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
-  // These sums come first, for all rows: inside of the loop below each row would wait for its own.
-  float sums[kRowsPerChunk][Optimizer::kSums + 1];
+  // These come first, for all rows: inside of the loop below each row would wait for its own.
+  RowNumbers numbers[kRowsPerChunk];
+  bool known[kRowsPerChunk] = {};
   if constexpr (Optimizer::kSums > 0) {
     for (int64_t k = 0; k < job.count; ++k) {
-      const OptimizerStep& step = job.steps[job.rows[k].table];
-      if (!sums_gradient_alone<Optimizer>(step)) continue;
-      const float* gradient = job.rows[k].gradient;
+      const RowUpdate& update = job.rows[k];
+      const TableRows& table = job.tables[update.table];
+      const OptimizerStep& step = job.steps[update.table];
+      const int64_t row = handle_row(update.handle);
+      if (!numbers_of_gradient<Optimizer>(*job.state, step)) continue;
+      if (row_status(update.handle, table.generations[row]) != RowStatus::kLive) continue;
+      known[k] = true;
       float* const no_state[kMaxStates] = {};
-      row_sums<Optimizer>(step, gradient, gradient, no_state, job.tables[job.rows[k].table].dim,
-                          sums[k]);
+      numbers[k] = row_numbers<Optimizer>(*job.state, step, row, update.gradient, update.gradient,
+                                          no_state, table.dim);
     }
   }
   for (int64_t k = 0; k < job.count; ++k) {
@@ -323,8 +335,8 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
       write_fresh_state(*job.state, row, table.dim, step.initial_state);
       table.generations[row] = handle_generation(update.handle);
     }
-    const float* known = sums_gradient_alone<Optimizer>(step) ? sums[k] : nullptr;
-    update_row<Optimizer>(job, table, step, row, update.id, gradient, known, scratch);
+    update_row<Optimizer>(job, table, step, row, update.id, gradient,
+                          known[k] ? &numbers[k] : nullptr, scratch);
   }
 }
 DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows_simd,
