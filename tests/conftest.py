@@ -26,7 +26,10 @@ ANY_DEVICE = {
     "test_module_optimizer",
     "test_module_training",
     "test_modules",
+    "test_optimizer_options",
     "test_optimizers",
+    "test_row_dtypes",
+    "test_split",
     "test_state",
     "test_state_refused",
 }

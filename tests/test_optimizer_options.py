@@ -77,7 +77,7 @@ def test_raise_changes_nothing(split: bool) -> None:
     step(group, torch.ones(len(IDS), DIM))
     optimizer.step()
     before = snapshot(group)
-    message = r"the gradient of id \d of table 0 has NaN or infinity, and non_finite is 'raise'"
+    message = r"gradient of (id \d of )?table 0 has NaN or infinity, and non_finite is 'raise'"
     with raises_in_step(group, message):
         step(group, bad_gradient())
         optimizer.step()
@@ -220,6 +220,7 @@ def test_another_optimizer_starts_fresh(split: bool) -> None:
 
 
 def test_policies_and_scores_survive_another_optimizer() -> None:
+    torch.manual_seed(3)
     policy = td.Policy(score="frequency", capacity=4)
     module = td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=0.1), policy=policy)
     for ids in ([1, 2, 3, 4], [1, 2, 3], [1, 2]):

@@ -371,6 +371,7 @@ def test_state_of_another_dtype_is_refused() -> None:
         module(torch.float32).load_state_dict(state)
 
 
+@pytest.mark.traced
 @small_dtypes
 def test_files_frozen_copies_and_exports(dtype: torch.dtype) -> None:
     config = td.Adam(lr=0.1, state_dtype=torch.uint8)
@@ -421,6 +422,7 @@ def test_moves_of_rows() -> None:
     assert torch.equal(module.group.read(0, read), twin.group.read(0, read))
 
 
+@pytest.mark.traced
 @small_dtypes
 def test_compiled_equals_eager(dtype: torch.dtype) -> None:
     torch._dynamo.reset()
@@ -461,7 +463,7 @@ def test_output_dtype(output_dtype: torch.dtype) -> None:
     assert td.freeze(small)(ids).dtype == output_dtype
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.traced)])
 def test_autocast(is_compiled: bool) -> None:
     """Lookups stay what output_dtype says; weights of ids may come from a layer under autocast."""
     torch._dynamo.reset()

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from execution import threads
-from group_calls import bag_lookup, call_of, differences, flat_call, snapshot
+from group_calls import (
+    bag_lookup,
+    call_of,
+    differences,
+    flat_call,
+    raises_in_step,
+    snapshot,
+)
 from seeding import seeded
 from torch import Tensor, nn
 
@@ -376,6 +383,7 @@ def test_grad_scaler_without_gradients() -> None:
 # -- compiled --------------------------------------------------------------------------------------
 
 
+@pytest.mark.traced
 def test_compiled_equals_eager() -> None:
     torch._dynamo.reset()
     modules = [bag(td.Adam(lr=0.01), split=True) for _ in range(2)]
@@ -415,7 +423,7 @@ def test_gradients_of_weights_need_the_rows_of_the_forward() -> None:
     output = module(ids, per_sample_weights=weights)
     train(module, ids, torch.ones(1, DIM))
     module.optimizer.step()
-    with pytest.raises(RuntimeError, match=r"per_sample_weights no longer fit.*before optimizer"):
+    with raises_in_step(module.group, r"per_sample_weights no longer fit.*before optimizer"):
         output.sum().backward()
 
 

@@ -293,6 +293,7 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
   // These come first, for all rows: inside of the loop below each row would wait for its own.
   RowNumbers numbers[kRowsPerChunk];
   bool known[kRowsPerChunk] = {};
+  [[maybe_unused]] bool zeros = false;
   if constexpr (Optimizer::kSums > 0) {
     for (int64_t k = 0; k < job.count; ++k) {
       const RowUpdate& update = job.rows[k];
@@ -301,9 +302,12 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
       const int64_t row = handle_row(update.handle);
       if (!numbers_of_gradient<Optimizer>(*job.state, step)) continue;
       if (row_status(update.handle, table.generations[row]) != RowStatus::kLive) continue;
+      // weights do not count: zeros are as good, and need no conversion
+      if (!zeros) std::memset(job.scratch, 0, sizeof(float) * static_cast<size_t>(table.dim));
+      zeros = true;
       known[k] = true;
       float* const no_state[kMaxStates] = {};
-      numbers[k] = row_numbers<Optimizer>(*job.state, step, row, update.gradient, update.gradient,
+      numbers[k] = row_numbers<Optimizer>(*job.state, step, row, update.gradient, job.scratch,
                                           no_state, table.dim);
     }
   }

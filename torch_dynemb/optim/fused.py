@@ -61,12 +61,6 @@ class ParamGroup(dict[str, Any]):
         }
 
 
-def _retired(now: int | None) -> None:
-    raise RuntimeError(
-        "optimizer: the tables got another optimizer by set_optimizer(): use module.optimizer"
-    )
-
-
 class FusedOptimizer(torch.optim.Optimizer):
     """Optimizer of a group of tables: one param group per table, updates inside backward.
 
@@ -96,6 +90,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._tables = len(names)
         self._config = config
         self._complete = False
+        self._retired = False
         # .data: writes through it do not count as changes of `hyper` between forward and backward
         hyper = rows.hyper.data
         groups = [
@@ -172,6 +167,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             RuntimeError: ids found no room in a table whose policy says ``check="error"``; on a
                 GPU, whatever kernels have found wrong.
         """
+        if self._retired:
+            raise RuntimeError(
+                "optimizer: the tables got another optimizer by set_optimizer(): use "
+                "module.optimizer"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -185,8 +185,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Nothing: the backward has done it."""
 
     def retire(self) -> None:
-        """After the tables got another optimizer: using this one raises RuntimeError."""
-        self._end_step = _retired
+        """After the tables got another optimizer: :meth:`step` raises RuntimeError."""
+        self._retired = True
 
     def updates_since_step(self) -> int:
         """How many backwards have updated the rows since the last :meth:`step`."""
