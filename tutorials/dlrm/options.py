@@ -31,17 +31,16 @@ is no vocabulary and no preprocessing. Without files, samples of a known model a
 and kept.
 
 Tables grow with the ids that come, or up to --capacity, which is divided among the features after a
-look at the first lines: in equal shares, but none larger than the feature needs. Their rows are
-updated by --optimizer and kept in --row-dtype, its state in --state-dtype.
+look at the first lines: in equal shares, but none larger than the feature needs. Rows are updated
+by --optimizer and kept in --row-dtype, its state in --state-dtype.
 
 The last lines of the data are held out for the AUC. Then the same model is trained with hashed
 tables of the same size as a baseline. The last line of the output is a JSON object: auc, best_auc
 (of the planted probabilities; null for your own files), baseline_auc, samples (trained on),
 samples_per_s, ids (in the tables at the end), table_bytes (rows, optimizer state, index, scores and
 counts of ids not admitted), optimizer, row_dtype, state_dtype, rounding, accumulate, capacity,
-eviction, admission, evicted (ids that had to go), rejected
-and not_admitted (new ids without a row, once per step: for want of room, or by --admission),
-device, compiled.
+eviction, admission, evicted (ids that had to go), rejected and not_admitted (new ids without a row,
+once per step: for want of room, or by --admission), device, compiled.
 """
 
 # Options that may differ between a run and the one that resumes it.
