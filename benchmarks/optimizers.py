@@ -88,6 +88,7 @@ class Variant:
             dim,
             mode="sum",
             name="bench",
+            initializer=td.Uniform(-0.01, 0.01),  # as the peers
             optimizer=self.config(),
             dtype=self.rows,
             split=self.micro_batches > 0,
