@@ -31,7 +31,7 @@ def draw(times: Mapping[str, tuple[float, float]], title: str, path: Path) -> No
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()  # the fastest on top
     axes.margins(x=0.08, y=0.02)
-    axes.set_xlabel("ms a step: forward, backward and update")
+    axes.set_xlabel("ms a step (forward, backward and update), the fastest round")
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(loc="upper right")
