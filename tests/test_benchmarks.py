@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -29,6 +30,11 @@ SMALL = {
     "growth": ["--ids", "200000", "--batch", "10000", "--memory-ids", "65536"],
     "overhead": ["--calls", "2", "--only", "eager: nn.Embedding"],
     "lifecycle": ["--capacity", "5000", "--batch", "400", "--stream", "20000"],
+    "optimizers": [
+        *("--rows", "500", "--batch", "16", "--dims", "16", "--memory-ids", "1000"),
+        *("--only", "our Adam", "--only", "nn.EmbeddingBag"),
+        *("--only", "an id, Adam", "--only", "against fp32"),
+    ],
 }
 
 
@@ -86,6 +92,7 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
+    expected += ", optimizers"
     assert expected in capsys.readouterr().err
 
 
@@ -96,6 +103,31 @@ def test_first_evictions_are_plotted(
     run(monkeypatch, "lifecycle", "--quick", "--only", "first eviction", "--plot", str(image))
     assert image.read_bytes().startswith(b"\x89PNG")
     assert "rows unused at the first eviction" in capsys.readouterr().out
+
+
+def test_optimizers_are_plotted_from_kept_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--rows", "500", "--batch", "16", "--dims", "16", "--rounds", "1", "--quick"]
+    run(monkeypatch, "optimizers", "--json", *small, "--only", "SGD, bf16 rows D=16")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["optimizer"] for row in rows] == ["SGD", "MomentumSGD", "LARSSGD"]
+    kept, image = tmp_path / "kept.json", tmp_path / "optimizers.png"
+    kept.write_text(json.dumps({"rows": [*rows, {"bench": "index"}]}))
+    run(monkeypatch, "optimizers", "--results", str(kept), "--plot", str(image))
+    assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bytes_of_an_id_as_markdown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "optimizers", "--quick", "--memory-table")
+    _, rule, *lines = capsys.readouterr().out.splitlines()
+    assert set(rule) == {"|", "-"}
+    bytes_of = {tuple(cells[:3]): cells[3:] for cells in (re.findall(r"[^| ]+", x) for x in lines)}
+    assert len(lines) == 14
+    assert bytes_of["Adam", "bf16", "8-bit"][:2] == ["260", "264"]
+    assert all(sum(map(int, c[-4:-1])) == int(c[-1]) for c in bytes_of.values())
 
 
 def test_the_exact_cache_evicts_by_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:

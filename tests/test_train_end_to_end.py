@@ -19,7 +19,8 @@ from tutorials.dlrm.planted import PlantedConfig, PlantedModel
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = [
     *("auc", "best_auc", "baseline_auc", "samples", "samples_per_s"),
-    *("ids", "table_bytes", "capacity", "eviction", "admission"),
+    *("ids", "table_bytes", "optimizer", "row_dtype", "state_dtype", "rounding", "accumulate"),
+    *("capacity", "eviction", "admission"),
     *("evicted", "rejected", "not_admitted", "device", "compiled"),
 ]
 SMALL = ["--batch-size", "256", "--embedding-dim", "4", "--threads", "1", "--lr", "0.05"]

@@ -37,6 +37,7 @@ class Pass:
         model: On its device.
         optimizers: One of them may be a table's, which moved the rows in the backward already.
         log_every: Steps between points.
+        accumulate: Micro-batches whose gradients are added up in a step.
         compiled: Whether to compile the forward, shapes dynamic from the first batch on.
     """
 
@@ -46,11 +47,13 @@ class Pass:
         optimizers: list[torch.optim.Optimizer],
         *,
         log_every: int,
+        accumulate: int = 1,
         compiled: bool = False,
     ) -> None:
         self.model = model
         self.optimizers = optimizers
         self.log_every = log_every
+        self.accumulate = accumulate
         self.step = 0
         self.samples = 0
         self.seconds = 0.0
@@ -131,16 +134,22 @@ class Pass:
         dense, ids, labels = _tensors(batch, self._device())
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss, probabilities = self._forward(dense, ids, labels)
-        loss.backward()
+        count = len(batch.labels)
+        part = -(-count // self.accumulate)  # samples of a micro-batch
+        probabilities = []
+        for begin in range(0, count, part):
+            here = slice(begin, begin + part)
+            loss, chances = self._forward(dense[here], ids[:, here], labels[here])
+            share = len(chances) / count
+            (loss * share).backward()
+            self._loss_sum += loss.detach().double().cpu() * len(chances)
+            probabilities.append(chances)
         for optimizer in self.optimizers:
             optimizer.step()
-        count = len(batch.labels)
         self.step += 1
         self.samples += count
-        self._loss_sum += loss.detach().double().cpu() * count
         self._loss_samples += count
-        self.auc.update(labels.cpu(), probabilities.cpu())
+        self.auc.update(labels.cpu(), torch.cat(probabilities).cpu())
 
     def _add_point(self, bar: tqdm[Any], describe: Callable[[], dict[str, str]]) -> None:
         loss, auc = float(self._loss_sum) / self._loss_samples, self.auc.compute()

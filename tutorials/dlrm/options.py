@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import get_args
 
 from tutorials.dlrm.criteo import OnBadLine
+from tutorials.dlrm.optimizers import (
+    DEFAULT,
+    OPTIMIZERS,
+    Rounding,
+    RowDtype,
+    RowOptions,
+    StateDtype,
+)
 from tutorials.dlrm.parsing import CATEGORY_COUNT
 from tutorials.dlrm.planted import PlantedConfig
 from tutorials.dlrm.policies import Eviction, admission_rule
@@ -23,15 +31,16 @@ is no vocabulary and no preprocessing. Without files, samples of a known model a
 and kept.
 
 Tables grow with the ids that come, or up to --capacity, which is divided among the features after a
-look at the first lines: in equal shares, but none larger than the feature needs.
+look at the first lines: in equal shares, but none larger than the feature needs. Rows are updated
+by --optimizer and kept in --row-dtype, its state in --state-dtype.
 
 The last lines of the data are held out for the AUC. Then the same model is trained with hashed
 tables of the same size as a baseline. The last line of the output is a JSON object: auc, best_auc
 (of the planted probabilities; null for your own files), baseline_auc, samples (trained on),
 samples_per_s, ids (in the tables at the end), table_bytes (rows, optimizer state, index, scores and
-counts of ids not admitted), capacity, eviction, admission, evicted (ids that had to go), rejected
-and not_admitted (new ids without a row, once per step: for want of room, or by --admission),
-device, compiled.
+counts of ids not admitted), optimizer, row_dtype, state_dtype, rounding, accumulate, capacity,
+eviction, admission, evicted (ids that had to go), rejected and not_admitted (new ids without a row,
+once per step: for want of room, or by --admission), device, compiled.
 """
 
 # Options that may differ between a run and the one that resumes it.
@@ -50,6 +59,11 @@ class Options:
     lr: float
     dense_lr: float
     batch_size: int
+    optimizer: str
+    row_dtype: RowDtype
+    state_dtype: StateDtype
+    rounding: Rounding
+    accumulate: int
     capacity: int | None
     eviction: Eviction | None
     """None without a capacity."""
@@ -65,6 +79,12 @@ class Options:
     resume: bool
     log_every: int
     progress_interval: float
+
+    @property
+    def rows(self) -> RowOptions:
+        """How rows are updated and kept."""
+        split = self.accumulate > 1
+        return RowOptions(self.optimizer, self.row_dtype, self.state_dtype, self.rounding, split)
 
     def settings(self) -> dict[str, object]:
         """Return what a resumed run must have in common with the interrupted one."""
@@ -117,7 +137,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add = parser.add_argument_group("training").add_argument
     add("--embedding-dim", type=_at_least(1), default=16, metavar="D", help="length of a row")
     add("--batch-size", type=_at_least(1), default=2048, metavar="B", help="samples per step")
-    add("--lr", type=_positive, default=0.02, help="learning rate of the rows (row-wise Adagrad)")
+    add("--lr", type=_positive, default=0.02, help="learning rate of the rows")
     add("--dense-lr", type=_positive, default=1e-3, help="learning rate of the MLPs (Adam)")
     add("--seed", type=_at_least(0), default=0, help="of generated data and of initial values")
     add(
@@ -134,6 +154,41 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         dest="baseline",
         action="store_false",
         help="do not train the model with hashed tables (baseline_auc is null)",
+    )
+    add(
+        "--accumulate",
+        type=_at_least(1),
+        default=1,
+        metavar="K",
+        help="divide a batch into K micro-batches; from 2 on, rows are updated once the gradients "
+        "of all have been added up, not in each backward",
+    )
+    add = parser.add_argument_group("rows and their optimizer (with --no-baseline)").add_argument
+    add(
+        "--optimizer",
+        choices=tuple(OPTIMIZERS),
+        default=DEFAULT,
+        help="of the rows; each has a --lr of its own that suits it",
+    )
+    add(
+        "--row-dtype",
+        choices=get_args(RowDtype),
+        default="float32",
+        help="what rows are kept in; arithmetic is float32",
+    )
+    add(
+        "--state-dtype",
+        choices=get_args(StateDtype),
+        default="float32",
+        help="what the optimizer's values by weight are kept in: bfloat16 unless there are none "
+        "(sgd, rowwise-adagrad); uint8, 8-bit floats with a scale per 128 columns, for adam and "
+        "its kin",
+    )
+    add(
+        "--rounding",
+        choices=get_args(Rounding),
+        default="stochastic",
+        help="of rows and state below float32: by chance, right on average, or to the nearest",
     )
     add = parser.add_argument_group("life cycle of ids").add_argument
     add(

@@ -3,7 +3,7 @@
 :class:`DynamicRows` has a row for every id it has met. :class:`HashedRows` shares a fixed number
 of rows among all ids (the hashing trick, Weinberger et al. 2009, https://arxiv.org/abs/0902.2206).
 Both map ids (26, B) to embeddings (B, 26, D), initialise rows uniformly in ``[-bound, bound]``
-and are trained by row-wise Adagrad.
+and are trained by row-wise Adagrad, unless dynamic tables are told otherwise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_dynemb as td
+from tutorials.dlrm.optimizers import RowOptions
 from tutorials.dlrm.parsing import CATEGORY_COUNT
 from tutorials.dlrm.rowwise_adagrad import SparseRowWiseAdagrad
 
@@ -22,6 +23,7 @@ FEATURE_NAMES = [f"category_{i}" for i in range(1, CATEGORY_COUNT + 1)]
 
 _FLOAT_BYTES = 4
 _EPS = 1e-8
+_DEFAULT_OPTIONS = RowOptions()
 
 
 class Turnover(NamedTuple):
@@ -43,6 +45,7 @@ class DynamicRows(nn.Module):
         lr: Learning rate of the rows.
         bound: Rows start uniform in ``[-bound, bound]``.
         policies: How ids come and go, by feature; None: they come, and stay.
+        options: How rows are updated and kept.
     """
 
     def __init__(
@@ -52,19 +55,28 @@ class DynamicRows(nn.Module):
         lr: float,
         bound: float,
         policies: Sequence[td.Policy] | None = None,
+        options: RowOptions = _DEFAULT_OPTIONS,
     ) -> None:
         super().__init__()
         initializer = td.Uniform(-bound, bound)
         self.embedding_dim = embedding_dim
         self.tables = td.DynamicEmbeddingBagCollection(
             [
-                td.TableConfig(name, embedding_dim, [name], initializer=initializer, policy=policy)
+                td.TableConfig(
+                    name,
+                    embedding_dim,
+                    [name],
+                    initializer=initializer,
+                    policy=policy,
+                    dtype=options.dtype,
+                )
                 for name, policy in zip(
                     FEATURE_NAMES, policies or [td.Policy()] * CATEGORY_COUNT, strict=True
                 )
             ],
-            optimizer=td.RowWiseAdagrad(lr=lr, eps=_EPS),
+            optimizer=options.config(lr),
             mode="sum",
+            split=options.split,
         )
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -76,7 +88,7 @@ class DynamicRows(nn.Module):
         return embeddings.view(-1, CATEGORY_COUNT, self.embedding_dim)
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimizer; it moves rows during the backward."""
+        """Return the optimizer; it moves rows during the backward, or, if split, in its step."""
         return self.tables.optimizer
 
     def sizes(self) -> list[int]:

@@ -18,6 +18,7 @@ from tutorials.dlrm.criteo import CriteoReader, DataError, Position, check_paths
 from tutorials.dlrm.generate import generate
 from tutorials.dlrm.loop import Pass, peak_memory
 from tutorials.dlrm.model import DLRM
+from tutorials.dlrm.optimizers import check_baseline
 from tutorials.dlrm.options import Options
 from tutorials.dlrm.planted import PlantedConfig
 from tutorials.dlrm.plot import plot
@@ -66,13 +67,18 @@ def run(opts: Options) -> dict[str, Any]:
     """
     if opts.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device; use --device cpu")
+    opts.rows.config(opts.lr)  # raises before anything is read if there is no such optimizer
+    if opts.baseline:
+        check_baseline(opts.rows)
     torch.set_num_threads(opts.threads)
     opts.out.mkdir(parents=True, exist_ok=True)
     data = _open_data(opts)
 
     policies = _policies(opts, data)
     torch.manual_seed(opts.seed)
-    rows = DynamicRows(opts.embedding_dim, lr=opts.lr, bound=_ROW_BOUND, policies=policies)
+    rows = DynamicRows(
+        opts.embedding_dim, lr=opts.lr, bound=_ROW_BOUND, policies=policies, options=opts.rows
+    )
     dynamic = _train_dynamic(opts, data, rows)
     curves = {"dynamic tables": (dynamic.progress.points, dynamic.auc)}
     baseline_auc = None
@@ -90,6 +96,11 @@ def run(opts: Options) -> dict[str, Any]:
         "samples_per_s": round(dynamic.progress.samples / dynamic.progress.seconds, 1),
         "ids": sum(rows.sizes()),
         "table_bytes": rows.table_bytes(),
+        "optimizer": opts.optimizer,
+        "row_dtype": opts.row_dtype,
+        "state_dtype": opts.state_dtype,
+        "rounding": opts.rounding,
+        "accumulate": opts.accumulate,
         "capacity": opts.capacity,
         "eviction": opts.eviction,
         "admission": opts.admission,
@@ -151,7 +162,13 @@ def _make_pass(opts: Options, rows: DynamicRows | HashedRows, *, compiled: bool)
     torch.manual_seed(opts.seed)  # again, whatever the rows drew: both models get the same MLPs
     model = DLRM(rows, opts.embedding_dim).to(opts.device)
     dense = torch.optim.Adam(model.dense_parameters(), lr=opts.dense_lr)
-    return Pass(model, [dense, rows.optimizer()], log_every=opts.log_every, compiled=compiled)
+    return Pass(
+        model,
+        [dense, rows.optimizer()],
+        log_every=opts.log_every,
+        accumulate=opts.accumulate,
+        compiled=compiled,
+    )
 
 
 def _reader(opts: Options, data: Data, start: Position, stop_line: int) -> CriteoReader:
