@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import ops
+from torch_dynemb.nn.table_module import FORGOTTEN_SPLIT_STEPS
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.optim import OptimizerConfig
 
@@ -464,9 +466,11 @@ def test_copies_and_files_stay_split() -> None:
 
 def test_forgotten_steps_are_reported() -> None:
     module = embedding(td.SGD(lr=0.1))
-    for _ in range(16):
-        train(module, torch.arange(2), torch.ones(2, DIM))
-    with pytest.warns(RuntimeWarning, match=r"16 backwards have updated the rows since the last"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(FORGOTTEN_SPLIT_STEPS):
+            train(module, torch.arange(2), torch.ones(2, DIM))
+    with pytest.warns(RuntimeWarning, match=r"256 backwards have gathered gradients since the l"):
         train(module, torch.arange(2), torch.ones(2, DIM))
 
 

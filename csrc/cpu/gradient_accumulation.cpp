@@ -140,18 +140,26 @@ int64_t merge(const char* op, const Pending& pending) {
     last = handle;
   }
   const auto runs = static_cast<int64_t>(run.size());
-  std::vector<float> sums(static_cast<size_t>(runs * pending.dim));
+  // behind the entries, if there is room: that memory was touched by the merges before
+  const bool has_room = pending.capacity - count >= runs;
+  std::vector<float> elsewhere(has_room ? 0 : static_cast<size_t>(runs * pending.dim));
+  float* sums = has_room ? pending.after_last().gradient : elsewhere.data();
   constexpr int64_t kChunk = 256;
   parallel_units((runs + kChunk - 1) / kChunk, count, [&](int64_t begin, int64_t end) {
     merge_runs({&pending, sorted.data(), mask, run.data(), begin * kChunk,
-                std::min(end * kChunk, runs), sums.data()});
+                std::min(end * kChunk, runs), sums});
   });
   std::vector<int64_t> words(static_cast<size_t>(runs));
   for (int64_t* values : {pending.entries.handle, pending.entries.id, pending.entries.table}) {
     for (int64_t r = 0; r < runs; ++r) words[r] = values[entry_of(run[r].begin)];
     std::copy(words.begin(), words.end(), values);
   }
-  std::memcpy(pending.entries.gradient, sums.data(), sizeof(float) * sums.size());
+  parallel_units((runs + kChunk - 1) / kChunk, count, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kChunk * pending.dim;
+    const int64_t last = std::min(end * kChunk, runs) * pending.dim;
+    std::memcpy(pending.entries.gradient + first, sums + first,
+                sizeof(float) * static_cast<size_t>(last - first));
+  });
   *pending.count = runs;
   *pending.sections = 1;
   return stale;

@@ -22,6 +22,8 @@ from torch_dynemb.table_memory import check_device
 
 # Updates without optimizer.step() from which on a module reports that the call is missing.
 FORGOTTEN_STEPS = 16
+# The same in split mode, where many micro-batches may be one step.
+FORGOTTEN_SPLIT_STEPS = 256
 
 _table_numbers = itertools.count()
 
@@ -311,10 +313,12 @@ class TableModule(nn.Module):
     def _report_forgotten_step(self) -> None:
         if self._optimizer is None:
             return
-        updates = self._optimizer.updates_since_step()
-        if updates >= FORGOTTEN_STEPS:
+        backwards = self._optimizer.updates_since_step()
+        split = self._group.split
+        if backwards >= (FORGOTTEN_SPLIT_STEPS if split else FORGOTTEN_STEPS):
+            done = "have gathered gradients" if split else "have updated the rows"
             warnings.warn(
-                f"{type(self).__name__}: {updates} backwards have updated the rows since the last "
+                f"{type(self).__name__}: {backwards} backwards {done} since the last "
                 "module.optimizer.step(): call it once per training step",
                 RuntimeWarning,
                 stacklevel=3,
