@@ -140,10 +140,11 @@ int64_t merge(const char* op, const Pending& pending) {
     last = handle;
   }
   const auto runs = static_cast<int64_t>(run.size());
-  // behind the entries, if there is room: that memory was touched by the merges before
-  const bool has_room = pending.capacity - count >= runs;
-  std::vector<float> elsewhere(has_room ? 0 : static_cast<size_t>(runs * pending.dim));
-  float* sums = has_room ? pending.after_last().gradient : elsewhere.data();
+  // Large vectors are new pages on every call. Behind the entries are pages of the merges before.
+  constexpr int64_t kLarge = 1 << 16;
+  const bool behind = runs * pending.dim >= kLarge && pending.capacity - count >= runs;
+  std::vector<float> elsewhere(behind ? 0 : static_cast<size_t>(runs * pending.dim));
+  float* sums = behind ? pending.after_last().gradient : elsewhere.data();
   constexpr int64_t kChunk = 256;
   parallel_units((runs + kChunk - 1) / kChunk, count, [&](int64_t begin, int64_t end) {
     merge_runs({&pending, sorted.data(), mask, run.data(), begin * kChunk,
