@@ -50,9 +50,13 @@ def run(name: str, arguments: list[str], *, as_json: bool) -> list[Row]:
     return rows
 
 
-def save(rows: list[Row]) -> Path:
-    """Writes rows and the machine's description to ``results/<machine>-<date>.json``."""
-    path = HERE / "results" / f"{machine.slug()}-{datetime.date.today().isoformat()}.json"
+def save(rows: list[Row], selected: list[str]) -> Path:
+    """Writes rows and the machine's description to ``results/<machine>-<date>.json``.
+
+    Where only some benchmarks have run, their names follow the date: the rows of a full run stay.
+    """
+    parts = [machine.slug(), datetime.date.today().isoformat(), *selected]
+    path = HERE / "results" / f"{'-'.join(parts)}.json"
     path.parent.mkdir(exist_ok=True)
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     description = json.dumps(machine.description(), indent=1)
@@ -97,7 +101,9 @@ def main() -> None:
     if not options.json:
         print(table(rows))
     if options.save:
-        print(f"written: {save(rows).relative_to(HERE.parent)}", file=sys.stderr)
+        print(
+            f"written: {save(rows, options.benchmarks).relative_to(HERE.parent)}", file=sys.stderr
+        )
 
 
 if __name__ == "__main__":

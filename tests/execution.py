@@ -39,6 +39,16 @@ def simd_levels() -> list[int]:
     return list(range(ops.simd_level() + 1))
 
 
+def memory_in_use() -> int:
+    """Bytes of the default device that are taken: resident ones of this process, or the GPU's."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def cpu_seconds_by_thread() -> dict[int, float]:
     """Processor time used so far by each thread of the process."""
     seconds = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from execution import memory_in_use
 from group_calls import bag_lookup, differences, flat_call, train
 from seeding import seeded
 from torch import Tensor
@@ -80,18 +81,14 @@ def test_memory_is_given_back_and_nothing_else_changes() -> None:
 
 
 def test_pages_go_back_to_the_system() -> None:
-    def resident() -> int:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * 4096
-
     table = td.TableConfig("large", 128)
     group = td.TableGroup([table], optimizer=td.Adam(lr=0.1), seed=1)
     ids = torch.arange(60_000)
     train(group, 0, ids, torch.ones(60_000, 128))
-    full = resident()
+    full = memory_in_use()
     group.remove(0, predicate=lambda ids, _: ids >= 1000)
     group.compact()
-    assert full - resident() > 70e6  # of 92 MB
+    assert full - memory_in_use() > 70e6  # of 92 MB
     assert group.size(0) == 1000
 
 

@@ -134,6 +134,9 @@ def test_clipping_can_change_without_a_new_optimizer() -> None:
         (module(IDS) * 3).sum().backward()
         seen.append(round(float((before - module.group.read(0, IDS))[0, 0]), 6))
     assert seen == [0.5, 3.0, 0.5, 3.0]
+    with pytest.raises(ValueError, match="param group: lr is None, expected a number"):
+        group["lr"] = None
+    assert group["lr"] == 1.0
     saved = module.optimizer.state_dict()
     assert saved["param_groups"][0]["clip_value"] is None
     module.optimizer.load_state_dict(saved)

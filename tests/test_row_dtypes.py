@@ -476,7 +476,7 @@ def test_autocast(is_compiled: bool) -> None:
     function = torch.compile(loss, fullgraph=True) if is_compiled else loss
     ids = torch.arange(6).reshape(2, 3)
     before = bag.group.read(0, torch.arange(6))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
         assert bag(ids).dtype == torch.float32
         assert gate(torch.ones(2, 2)).dtype == torch.bfloat16
         function(ids, torch.ones(2, 2)).backward()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from execution import threads
+from execution import memory_in_use, threads
 from group_calls import (
     bag_lookup,
     call_of,
@@ -500,16 +500,12 @@ def test_pooled_gradients_wait_per_lookup_not_per_occurrence() -> None:
 
 
 def test_compact_gives_the_room_of_gradients_back() -> None:
-    def resident() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
-
     module = td.DynamicEmbedding(256, optimizer=td.SGD(lr=1.0), split=True)
     ids = torch.arange(40_000)
     module(ids).sum().backward()
     module.optimizer.step()
-    before = resident()
+    before = memory_in_use()
     module.group.compact()
-    assert before - resident() > 30_000_000  # of 41 MB of gradients
+    assert before - memory_in_use() > 30_000_000  # of 41 MB of gradients
     module(torch.tensor([1])).sum().backward()
     module.optimizer.step()

@@ -93,7 +93,7 @@ DYNEMB_HD uint64_t rounding_key(int64_t seed, int64_t id, int64_t step, int tens
 }
 // Random bits for column 16 * b + j, and those of column 16 * b + 8 + j, j < 8, as one word: a
 // multiply-xorshift hash of a Weyl sequence with a key that is random itself, as cheap as vectors
-// allow. Correlations between columns are below 0.01. `index`: 8 * b + j.
+// allow. Tests bound its bias and correlations. `index`: 8 * b + j.
 template <class Words>
 DYNEMB_HD Words rounding_words(uint64_t key, Words index) {
   Words x = static_cast<uint32_t>(key) + index * 0x9e3779b9u;

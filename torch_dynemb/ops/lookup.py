@@ -272,7 +272,7 @@ def _embedding_inference_fake(
 # changed by every backward of the group. The update op compares update counts instead.
 #
 # Registered at the Autograd key itself: torch.library.register_autograd takes the lists of tensors
-# apart and puts them together again on every call, three quarters of the time of a small lookup.
+# apart and puts them together again on every call, which takes longer than a small lookup.
 class _Lookup(NamedTuple):
     """What a lookup's backward needs and autograd need not see."""
 

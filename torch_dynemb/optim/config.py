@@ -69,6 +69,9 @@ class OptimizerConfig:
         stochastic_rounding: of rows, and state, of less than float32: up or down with the
             probability of the remainder, else to nearest. Reproducible: the random bits are a
             function of seed, id, step and column.
+
+    Configs that keep a value per weight also take ``state_dtype``, float32 or bfloat16 (the Adam
+    family also uint8, see :class:`Adam`); a value per row is float32 always.
     """
 
     lr: float
@@ -177,9 +180,17 @@ class OptimizerConfig:
 
 
 def hyper_values(name: str, value: Any) -> list[float]:
-    """A param-group entry as numbers: None stands for no limit."""
+    """A param-group entry as numbers; None of a clip is no limit.
+
+    Raises:
+        ValueError: None for anything else.
+    """
+    if value is None:
+        if name not in ("clip_value", "clip_norm"):
+            raise ValueError(f"param group: {name} is None, expected a number")
+        return [math.inf]
     values = value if isinstance(value, tuple | list) else (value,)
-    return [math.inf if x is None else float(x) for x in values]
+    return [float(x) for x in values]
 
 
 @dataclass(frozen=True)
