@@ -1,0 +1,142 @@
+"""What makes a table of a TorchRec collection dynamic, and how a plan carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import KeyValueParams, ParameterSharding
+
+from torch_dynemb.initializers import Initializer
+from torch_dynemb.policy import FeaturePolicy, Policy
+from torch_dynemb.table_config import EvalDefault
+
+# What a sharding plan calls the kernel of dynamic tables; TorchRec has no registry of kernels.
+DYNAMIC_KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableOptions:
+    """How a table of an EmbeddingBagCollection or EmbeddingCollection is dynamic.
+
+    Name, dim, features and dtype are those of its TorchRec config, whose ``num_embeddings`` bounds
+    nothing: it is what a planner counts where the policy has no capacity.
+
+    Args:
+        initializer: of new rows; default: uniform in the config's ``weight_init_min`` and
+            ``weight_init_max``, which are plus and minus sqrt(1 / num_embeddings) by default.
+        policy: how ids come and go. Its capacity is that of the whole table: shards share it
+            equally.
+        feature_policies: what some features do otherwise.
+        padding_idx: an id that is looked up as zeros, never inserted and never trained.
+        eval_default: what a read gives for an id that is not there.
+
+    Raises:
+        TypeError: ``initializer`` or ``policy`` is something else.
+    """
+
+    initializer: Initializer | None = None
+    policy: Policy = field(default_factory=Policy)
+    feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
+    padding_idx: int | None = None
+    eval_default: EvalDefault = "initial"
+
+    def __post_init__(self) -> None:
+        if self.initializer is not None and not isinstance(self.initializer, Initializer):
+            raise TypeError(
+                f"TableOptions: initializer is {self.initializer!r}, expected one of "
+                "torch_dynemb's initializers, such as Uniform(-0.01, 0.01)"
+            )
+        if not isinstance(self.policy, Policy):
+            raise TypeError(
+                f"TableOptions: policy is {self.policy!r}, expected torch_dynemb.Policy(...)"
+            )
+
+
+@dataclass
+class TableParams(KeyValueParams):
+    """Carries :class:`TableOptions` from a planner's constraints into its plan.
+
+    Planners copy ``key_value_params`` unseen from the constraints to the plan, which rank 0
+    broadcasts; TorchRec reads it for its own key-value kernels only.
+    """
+
+    options: TableOptions = field(default_factory=TableOptions)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.options))
+
+
+@dataclass
+class DynamicTableConstraints(ParameterConstraints):
+    """Planner constraints of a table that is dynamic.
+
+    Args:
+        options: how it is dynamic.
+        sharding_types, min_partition, pooling_factors, ...: as in TorchRec's ParameterConstraints.
+
+    Raises:
+        ValueError: ``compute_kernels`` names another kernel, or ``key_value_params`` is given.
+
+    Example:
+        >>> from torch_dynemb.torchrec import DynamicTableConstraints, TableOptions
+        >>> import torch_dynemb as td
+        >>> options = TableOptions(policy=td.Policy(capacity=1_000_000))
+        >>> constraints = {"users": DynamicTableConstraints(options, sharding_types=["row_wise"])}
+    """
+
+    options: TableOptions | None = None
+
+    def __init__(self, options: TableOptions | None = None, **constraints: object) -> None:
+        kernels = constraints.pop("compute_kernels", None)
+        if kernels not in (None, [DYNAMIC_KERNEL]):
+            raise ValueError(
+                f"DynamicTableConstraints: compute_kernels is {kernels!r}, expected none: the "
+                f"table is dynamic, so its kernel is {DYNAMIC_KERNEL!r}"
+            )
+        if constraints.get("key_value_params") is not None:
+            raise ValueError(
+                "DynamicTableConstraints: key_value_params is for TorchRec's own key-value "
+                "kernels; give options"
+            )
+        if options is not None and not isinstance(options, TableOptions):
+            raise TypeError(
+                f"DynamicTableConstraints: options is {options!r}, expected TableOptions(...)"
+            )
+        self.options = TableOptions() if options is None else options
+        constraints["key_value_params"] = TableParams(options=self.options)
+        constraints["compute_kernels"] = [DYNAMIC_KERNEL]
+        super().__init__(**constraints)  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
+def is_dynamic(sharding: ParameterSharding) -> bool:
+    """Whether a plan makes a table dynamic."""
+    return sharding.compute_kernel == DYNAMIC_KERNEL
+
+
+def planned_options(sharding: ParameterSharding) -> TableOptions | None:
+    """The options that a plan has for a table."""
+    params = sharding.key_value_params
+    return params.options if isinstance(params, TableParams) else None
+
+
+def constrained_options(constraints: ParameterConstraints | None) -> TableOptions | None:
+    """The options in the constraints of a table; None: it is not dynamic."""
+    params = None if constraints is None else constraints.key_value_params
+    return params.options if isinstance(params, TableParams) else None
+
+
+__all__ = [
+    "DYNAMIC_KERNEL",
+    "DynamicTableConstraints",
+    "TableOptions",
+    "TableParams",
+    "constrained_options",
+    "is_dynamic",
+    "planned_options",
+]
