@@ -27,6 +27,11 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("simd_level() -> int");
   m.def("set_simd_level(int level) -> ()");
 
+  // Which shard owns an id, and which ids are the same.
+  m.def("mix_ids(Tensor ids) -> Tensor");
+  m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");
+  m.def("unique_ids(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor inverse)");
+
   // Index.
   m.def(
       "find(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets, "

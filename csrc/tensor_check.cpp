@@ -46,6 +46,18 @@ void check_size(const char* op, const char* name, const Tensor& tensor, int64_t 
                   tensor.size(dim), ", expected ", expected);
 }
 
+void check_words(const char* op, const char* name, const Tensor& tensor) {
+  check_layout(op, name, tensor, ScalarType::Long);
+  STD_TORCH_CHECK(tensor.dim() == 1, "dynemb::", op, ": ", name, " has ", tensor.dim(),
+                  " dimensions, expected 1");
+}
+
+void check_part(const char* op, int64_t parts, int64_t part) {
+  STD_TORCH_CHECK(parts >= 1, "dynemb::", op, ": parts is ", parts, ", expected at least 1");
+  STD_TORCH_CHECK(part >= 0 && part < parts, "dynemb::", op, ": part is ", part, ", expected 0 to ",
+                  parts - 1);
+}
+
 int64_t score_words(const char* op, const Tensor& scores) {
   check_layout(op, "scores", scores, ScalarType::Long);
   STD_TORCH_CHECK(scores.dim() == 2, "dynemb::", op, ": scores has ", scores.dim(),

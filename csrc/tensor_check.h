@@ -19,6 +19,10 @@ void check_layout(const char* op, const char* name, const Tensor& tensor, Scalar
 // Raises unless size(dim) is `expected`.
 void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
                 int64_t expected);
+// Raises unless `tensor` is a contiguous vector of int64.
+void check_words(const char* op, const char* name, const Tensor& tensor);
+// Raises unless `part` is one of `parts`.
+void check_part(const char* op, int64_t parts, int64_t part);
 // Words that `scores` keeps of an id; 0 if it has no rows. Raises for a wrong layout.
 int64_t score_words(const char* op, const Tensor& scores);
 

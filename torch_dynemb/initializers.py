@@ -230,8 +230,15 @@ class InitData:
         self._records: list[list[float]] = []
         self._vectors: list[tuple[int, Tensor]] = []
 
-    def add(self, initializer: Initializer, dim: int) -> tuple[int, int]:
-        """Adds an initializer; returns (first element of its records, number of records)."""
+    def add(
+        self, initializer: Initializer, dim: int, columns: range | None = None
+    ) -> tuple[int, int]:
+        """Adds an initializer; returns (first element of its records, number of records).
+
+        Args:
+            dim: columns of a row.
+            columns: those to describe, as the first ones of a narrower row; default: all.
+        """
         first = len(self._records) * INIT_RECORD_COLUMNS
         parts = initializer.parts if isinstance(initializer, ByColumn) else ((dim, initializer),)
         total = sum(columns for columns, _ in parts)
@@ -240,12 +247,18 @@ class InitData:
                 f"initializer: the parts of ByColumn have {total} columns, but embedding_dim is "
                 f"{dim}"
             )
-        begin = 0
-        for columns, part in parts:
+        chosen = range(dim) if columns is None else columns
+        begin = count = 0
+        for width, part in parts:
             record = part.record(dim)
-            self._add_record(begin, begin + columns, record.kind, record.parameters)
-            begin += columns
-        return first, len(parts)
+            start, stop = max(begin, chosen.start), min(begin + width, chosen.stop)
+            if start < stop:
+                self._add_record(
+                    start - chosen.start, stop - chosen.start, record.kind, record.parameters
+                )
+                count += 1
+            begin += width
+        return first, count
 
     def add_vector(self, values: Tensor) -> tuple[int, int]:
         """Adds a fixed vector, float [dim]."""

@@ -26,6 +26,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.table_config import ColumnShard
 
 if TYPE_CHECKING:
     from torch_dynemb.policy import Default
@@ -76,13 +77,17 @@ def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) ->
         bound = group.capacity_bound(t)
         region = _region_buckets(rows[slab] if bound is None else min(bound, rows[slab]))
         row = meta[t]
-        row[Meta.SEED] = _table_seed(group.seed, table.name)
+        whole = table.shard or ColumnShard(table.name, table.embedding_dim, 0)
+        row[Meta.SEED] = _table_seed(group.seed, whole.table)
+        row[Meta.FIRST_COLUMN] = whole.first_column
         row[Meta.SLAB] = slab
         row[Meta.DIM] = table.embedding_dim
         row[Meta.HAS_PADDING] = int(table.padding_idx is not None)
         row[Meta.PADDING_ID] = table.padding_idx or 0
         row[Meta.INIT_BEGIN], row[Meta.INIT_COUNT] = init.add(
-            table.initializer, table.embedding_dim
+            table.initializer,
+            whole.embedding_dim,
+            range(whole.first_column, whole.first_column + table.embedding_dim),
         )
         row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = _default_records(
             init, table.eval_default, table.embedding_dim, row

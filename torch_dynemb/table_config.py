@@ -32,6 +32,20 @@ class SlabConfig(NamedTuple):
         return f"dim{self.dim}_{str(self.dtype).removeprefix('torch.')}"
 
 
+class ColumnShard(NamedTuple):
+    """Which columns of a wider table a table has: new rows start with what the wider one's would.
+
+    Attributes:
+        table: name of the wider table, which seeds the initial values.
+        embedding_dim: of the wider table.
+        first_column: a multiple of 4.
+    """
+
+    table: str
+    embedding_dim: int
+    first_column: int
+
+
 @dataclass(frozen=True, eq=False)
 class TableConfig:
     """One table of a group.
@@ -48,6 +62,7 @@ class TableConfig:
         feature_policies: what some of its features do otherwise.
         dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; how rows are
             rounded is the optimizer's ``stochastic_rounding``.
+        shard: the columns of a wider table that it has; None: it is a table of its own.
 
     Raises:
         TypeError, ValueError: a wrong value, or a contradiction.
@@ -62,6 +77,7 @@ class TableConfig:
     policy: Policy = field(default_factory=Policy)
     feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
+    shard: ColumnShard | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -112,6 +128,13 @@ class TableConfig:
             raise ValueError(
                 f"TableConfig {self.name!r}: padding_idx is {self.padding_idx}, expected an int64"
             )
+        if self.shard is not None:
+            _, dim, first = self.shard
+            if first % 4 != 0 or not 0 <= first <= dim - self.embedding_dim:
+                raise ValueError(
+                    f"TableConfig {self.name!r}: shard is {self.shard}, expected first_column to "
+                    f"be a multiple of 4 from 0 to {dim - self.embedding_dim}"
+                )
         names = tuple(self.feature_names) or (self.name,)
         object.__setattr__(self, "feature_names", names)
         check_feature_policies(
@@ -132,4 +155,4 @@ class TableConfig:
         }
 
 
-__all__ = ["ROW_DTYPES", "EvalDefault", "SlabConfig", "TableConfig"]
+__all__ = ["ROW_DTYPES", "ColumnShard", "EvalDefault", "SlabConfig", "TableConfig"]

@@ -65,7 +65,7 @@ DYNEMB_INLINE void write_initial_row(const TableRows& table, int64_t records_beg
   uint32_t words[kInitChunk];
   for (int64_t first = 0; first < table.dim; first += kInitChunk) {
     const int64_t last = std::min(first + kInitChunk, table.dim);
-    if (random) random_words(table.seed, id, first, last - first, words);
+    if (random) random_words(table.seed, id, table.first_column + first, last - first, words);
     for (int64_t r = 0; r < records; ++r) {
       const double* columns = record + r * kInitRecordColumns;
       const int64_t begin = std::max(first, static_cast<int64_t>(columns[kInitFirstColumn]));

@@ -53,9 +53,9 @@ std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& wei
     tables.push_back({static_cast<char*>(weights[s].data_ptr()),
                       static_cast<int32_t*>(generations[s].data_ptr()), weights[s].size(0),
                       m[kMetaDim], storage, m[kMetaDim] * storage_bytes(storage), s, m[kMetaSeed],
-                      static_cast<const double*>(init_data.data_ptr()), m[kMetaInitBegin],
-                      m[kMetaInitCount], m[kMetaDefaultBegin], m[kMetaDefaultCount],
-                      m[kMetaRefusedBegin], m[kMetaRefusedCount]});
+                      m[kMetaFirstColumn], static_cast<const double*>(init_data.data_ptr()),
+                      m[kMetaInitBegin], m[kMetaInitCount], m[kMetaDefaultBegin],
+                      m[kMetaDefaultCount], m[kMetaRefusedBegin], m[kMetaRefusedCount]});
   }
   return tables;
 }

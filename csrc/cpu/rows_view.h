@@ -27,6 +27,7 @@ struct TableRows {
   int64_t row_bytes;  // of the weights
   int64_t slab;
   int64_t seed;
+  int64_t first_column;  // in the rows of a wider table
   const double* init_data;
   int64_t init_begin;
   int64_t init_count;

@@ -43,6 +43,7 @@ struct SlabState {
 struct TableInit {
   const double* init_data;
   int64_t seed;
+  int64_t first_column;  // in the rows of a wider table
   int64_t init_begin;
   int64_t init_count;
   int64_t default_begin;
@@ -58,8 +59,9 @@ struct RowArgs {
 
 __device__ __forceinline__ TableInit table_init(const RowArgs& args, int64_t table) {
   const int64_t* m = args.meta + table * kMetaColumns;
-  return {args.init_data,       m[kMetaSeed],         m[kMetaInitBegin],    m[kMetaInitCount],
-          m[kMetaDefaultBegin], m[kMetaDefaultCount], m[kMetaRefusedBegin], m[kMetaRefusedCount]};
+  return {args.init_data,       m[kMetaSeed],         m[kMetaFirstColumn],
+          m[kMetaInitBegin],    m[kMetaInitCount],    m[kMetaDefaultBegin],
+          m[kMetaDefaultCount], m[kMetaRefusedBegin], m[kMetaRefusedCount]};
 }
 
 // Whether the rows of a table lie in a slab that has the table's dim.
@@ -74,7 +76,8 @@ template <int kWidth>
 __device__ __forceinline__ Floats<kWidth> initial_floats(Storage storage, const TableInit& init,
                                                          int64_t begin, int64_t count, int64_t id,
                                                          int64_t column) {
-  const Philox4 words = row_random_words(init.seed, id, static_cast<uint32_t>(column / 4));
+  const Philox4 words =
+      row_random_words(init.seed, id, static_cast<uint32_t>((init.first_column + column) / 4));
   Floats<kWidth> result;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {

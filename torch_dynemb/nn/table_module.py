@@ -44,7 +44,7 @@ class TableModule(nn.Module):
         split: backward only gathers gradients, and ``optimizer.step()`` applies them; see
             :class:`torch_dynemb.SplitOptimizer`.
         device: of the rows; default: torch's default device.
-        max_rows, memory_budget: see :class:`torch_dynemb.table.TableGroup`.
+        max_rows, memory_budget, seed: see :class:`torch_dynemb.table.TableGroup`.
 
     Under activation checkpointing, tables with policies want ``use_reentrant=False``: the reentrant
     kind first runs without grad, which inserts nothing, and then inside backward, where ids have
@@ -62,6 +62,7 @@ class TableModule(nn.Module):
         device: torch.device | str | None,
         max_rows: int | None,
         memory_budget: int | str | None,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
@@ -85,6 +86,7 @@ class TableModule(nn.Module):
             memory_budget=memory_budget,
             device=device,
             split=split,
+            seed=seed,
         )
         self.output_dtype = output_dtype
         # Not a weight: autograd runs the backward of a lookup because of it. Shape (1,): FSDP2

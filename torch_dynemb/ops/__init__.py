@@ -42,6 +42,7 @@ from torch_dynemb.ops.memory import (  # noqa: E402
     reserve_cuda,
 )
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_  # noqa: E402
+from torch_dynemb.ops.routing import UniqueIds, mix_ids, unique_ids, unmix_ids  # noqa: E402
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
@@ -51,6 +52,7 @@ __all__ = [
     "FoundIds",
     "PendingGradients",
     "ScoredIds",
+    "UniqueIds",
     "available_cuda_memory",
     "available_memory",
     "bag_weight_grad",
@@ -69,6 +71,7 @@ __all__ = [
     "has_cuda_kernels",
     "materialize_",
     "merge_grad_",
+    "mix_ids",
     "raise_device_errors",
     "reduce_grad",
     "release_",
@@ -81,4 +84,6 @@ __all__ = [
     "set_simd_level",
     "shrink_",
     "simd_level",
+    "unique_ids",
+    "unmix_ids",
 ]

@@ -31,6 +31,7 @@ class Meta(IntEnum):
     REFUSED_BEGIN = 11
     REFUSED_COUNT = 12
     UNSCORED = 13
+    FIRST_COLUMN = 14
 
 
 META_COLUMNS = 16

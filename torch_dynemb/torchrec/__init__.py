@@ -1,5 +1,14 @@
 """Dynamic tables through TorchRec's DistributedModelParallel."""
 
 from torch_dynemb.torchrec.options import DynamicTableConstraints, TableOptions
+from torch_dynemb.torchrec.sharders import (
+    DynamicEmbeddingBagCollectionSharder,
+    DynamicEmbeddingCollectionSharder,
+)
 
-__all__ = ["DynamicTableConstraints", "TableOptions"]
+__all__ = [
+    "DynamicEmbeddingBagCollectionSharder",
+    "DynamicEmbeddingCollectionSharder",
+    "DynamicTableConstraints",
+    "TableOptions",
+]

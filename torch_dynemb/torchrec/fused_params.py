@@ -1,0 +1,145 @@
+"""TorchRec's fused_params as an optimizer config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from torchrec.types import DataType
+
+from torch_dynemb.optim.config import (
+    LAMB,
+    LARSSGD,
+    SGD,
+    Adagrad,
+    Adam,
+    OptimizerConfig,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
+    RowWiseAdagrad,
+)
+
+_OUTPUT_DTYPES = {
+    SparseType.FP32: torch.float32,
+    SparseType.FP16: torch.float16,
+    SparseType.BF16: torch.bfloat16,
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+}
+# FBGEMM's Adam family and LARS decay weights whatever weight_decay_mode says.
+_ADAM = ("eps", "betas", "weight_decay")
+_CLASSES: dict[EmbOptimType, tuple[type[OptimizerConfig], tuple[str, ...]]] = {
+    EmbOptimType.SGD: (SGD, ()),
+    EmbOptimType.EXACT_SGD: (SGD, ()),
+    EmbOptimType.LARS_SGD: (LARSSGD, ("momentum", "trust_coefficient", "weight_decay")),
+    EmbOptimType.EXACT_ADAGRAD: (Adagrad, ("eps",)),
+    EmbOptimType.ROWWISE_ADAGRAD: (RowWiseAdagrad, ("eps",)),
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: (RowWiseAdagrad, ("eps",)),
+    EmbOptimType.ADAM: (Adam, _ADAM),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: (PartialRowWiseAdam, _ADAM),
+    EmbOptimType.LAMB: (LAMB, _ADAM),
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: (PartialRowWiseLAMB, _ADAM),
+}
+# Their names in fused_params, and FBGEMM's defaults.
+_DEFAULTS: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "eps": 1.0e-8,
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+    "weight_decay_mode": WeightDecayMode.NONE,
+    "eta": 0.001,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "gradient_clipping": False,
+    "max_gradient": 1.0,
+    "stochastic_rounding": True,
+}
+_KNOWN = {*_DEFAULTS, "optimizer", "betas", "lr", "output_dtype"}
+
+
+def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig:
+    """The optimizer config that fused_params describe, with FBGEMM's defaults and meaning.
+
+    ``optimizer`` is an EmbOptimType (default EXACT_SGD). In FBGEMM's Adam family weight decay is
+    decoupled; row-wise Adagrad, Adagrad and SGD follow ``weight_decay_mode``.
+
+    Raises:
+        NotImplementedError: an optimizer or a mode that dynamic tables do not have.
+        ValueError: an entry that means nothing to a dynamic table.
+    """
+    unknown = sorted(set(fused_params) - _KNOWN)
+    if unknown:
+        raise ValueError(
+            f"{owner}: fused_params has {unknown}, which mean nothing to a dynamic table, expected "
+            f"some of {sorted(_KNOWN)}: remove them, or give them to the sharder of static tables"
+        )
+    given = {**_DEFAULTS, **fused_params}
+    if "lr" in given:
+        given["learning_rate"] = given["lr"]
+    if "betas" in given:
+        given["beta1"], given["beta2"] = given["betas"]
+    kind = given.get("optimizer", EmbOptimType.EXACT_SGD)
+    if kind not in _CLASSES:
+        raise NotImplementedError(
+            f"{owner}: fused_params has optimizer {kind!r}, expected one of "
+            f"{[str(known) for known in _CLASSES]}; or give the sharder optimizer=, one of "
+            "torch_dynemb's configs"
+        )
+    config, takes = _CLASSES[kind]
+    values = {
+        "eps": given["eps"],
+        "momentum": given["momentum"],
+        "trust_coefficient": given["eta"],
+        "betas": (given["beta1"], given["beta2"]),
+        "weight_decay": given["weight_decay"],
+    }
+    arguments: dict[str, Any] = {name: values[name] for name in takes}
+    if "betas" in takes:
+        arguments["decoupled_weight_decay"] = True
+    if "weight_decay" not in takes:
+        arguments |= _weight_decay(owner, given["weight_decay"], given["weight_decay_mode"])
+    return config(
+        lr=given["learning_rate"],
+        clip_value=given["max_gradient"] if given["gradient_clipping"] else None,
+        stochastic_rounding=given["stochastic_rounding"],
+        **arguments,
+    )
+
+
+def _weight_decay(owner: str, weight_decay: float, mode: WeightDecayMode) -> dict[str, Any]:
+    if mode not in (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE):
+        raise NotImplementedError(
+            f"{owner}: fused_params has weight_decay_mode {mode}, expected NONE, L2 or DECOUPLE"
+        )
+    if weight_decay == 0:
+        return {}
+    if mode == WeightDecayMode.NONE:
+        raise ValueError(
+            f"{owner}: fused_params has weight_decay {weight_decay}, but weight_decay_mode NONE, "
+            "which ignores it: give WeightDecayMode.L2 or WeightDecayMode.DECOUPLE"
+        )
+    return {
+        "weight_decay": weight_decay,
+        "decoupled_weight_decay": mode == WeightDecayMode.DECOUPLE,
+    }
+
+
+def output_dtype_of(owner: str, fused_params: Mapping[str, Any]) -> torch.dtype:
+    """The dtype of what lookups return.
+
+    Raises:
+        NotImplementedError: a quantized one.
+    """
+    given = fused_params.get("output_dtype", SparseType.FP32)
+    if given not in _OUTPUT_DTYPES:
+        raise NotImplementedError(
+            f"{owner}: fused_params has output_dtype {given}, expected FP32, FP16 or BF16"
+        )
+    return _OUTPUT_DTYPES[given]
+
+
+__all__ = ["optimizer_of", "output_dtype_of"]

@@ -1,0 +1,164 @@
+"""Sharders: what DistributedModelParallel is given for collections with dynamic tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.torchrec.collections import (
+    ShardedDynamicEmbeddingBagCollection,
+    ShardedDynamicEmbeddingCollection,
+)
+from torch_dynemb.torchrec.options import DYNAMIC_KERNEL, TableOptions
+from torch_dynemb.torchrec.shardings import POOLED, SEQUENCE
+
+
+class _DynamicSharder:
+    """What both sharders are given for dynamic tables."""
+
+    _dynamic_sharding_types: ClassVar[tuple[str, ...]]
+
+    def _set_dynamic(
+        self,
+        owner: str,
+        options: Mapping[str, TableOptions] | None,
+        optimizer: OptimizerConfig | None,
+    ) -> None:
+        for name, given in (options or {}).items():
+            if not isinstance(given, TableOptions):
+                raise TypeError(
+                    f"{owner}: options[{name!r}] is {given!r}, expected TableOptions(...)"
+                )
+        if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
+            raise TypeError(
+                f"{owner}: optimizer is {optimizer!r}, expected a config such as "
+                "torch_dynemb.Adam(lr=1e-3); EmbOptimType goes into fused_params"
+            )
+        self._options = dict(options or {})
+        self._optimizer = optimizer
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """TorchRec's, and those of dynamic tables, which all devices can do."""
+        stock: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
+        return [*stock, *(kind for kind in self._dynamic_sharding_types if kind not in stock)]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """TorchRec's, and that of dynamic tables."""
+        stock: list[str] = super().compute_kernels(  # type: ignore[misc]
+            sharding_type, compute_device_type
+        )
+        if sharding_type == ShardingType.DATA_PARALLEL.value:
+            return stock
+        return [*stock, DYNAMIC_KERNEL]
+
+
+class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    """Shards EmbeddingBagCollections whose plan makes some tables dynamic; the others as TorchRec.
+
+    Args:
+        fused_params: optimizer of all tables, as in TorchRec: ``optimizer`` (an EmbOptimType),
+            ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``output_dtype``...
+        qcomm_codecs_registry: codecs of quantized communication.
+        options: how tables are dynamic, by name, where the plan does not say it.
+        optimizer: config of the dynamic tables in place of fused_params, such as
+            ``torch_dynemb.Ftrl(lr=0.1)``.
+
+    Raises:
+        TypeError: ``options`` or ``optimizer`` is something else.
+    """
+
+    _dynamic_sharding_types = tuple(POOLED)
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+        *,
+        options: Mapping[str, TableOptions] | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry)
+        self._set_dynamic(type(self).__name__, options, optimizer)
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedDynamicEmbeddingBagCollection:
+        return ShardedDynamicEmbeddingBagCollection(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            options=self._options,
+            optimizer=self._optimizer,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
+
+    @property
+    def sharded_module_type(self) -> type[ShardedDynamicEmbeddingBagCollection]:
+        return ShardedDynamicEmbeddingBagCollection
+
+
+class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):  # type: ignore[misc]
+    """Shards EmbeddingCollections whose plan makes some tables dynamic; the others as TorchRec.
+
+    Args:
+        use_index_dedup: send every id of a batch once.
+        fused_params, qcomm_codecs_registry, options, optimizer: as in
+            :class:`DynamicEmbeddingBagCollectionSharder`.
+    """
+
+    _dynamic_sharding_types = tuple(SEQUENCE)
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+        use_index_dedup: bool = False,
+        *,
+        options: Mapping[str, TableOptions] | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
+        self._set_dynamic(type(self).__name__, options, optimizer)
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedDynamicEmbeddingCollection:
+        return ShardedDynamicEmbeddingCollection(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            options=self._options,
+            optimizer=self._optimizer,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            use_index_dedup=self._use_index_dedup,
+            module_fqn=module_fqn,
+        )
+
+    @property
+    def sharded_module_type(self) -> type[ShardedDynamicEmbeddingCollection]:
+        return ShardedDynamicEmbeddingCollection
+
+
+__all__ = ["DynamicEmbeddingBagCollectionSharder", "DynamicEmbeddingCollectionSharder"]
