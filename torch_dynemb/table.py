@@ -246,6 +246,7 @@ class TableGroup(LifeCycle, RowAccess):
         feature_policies: Sequence[int] | None = None,
         *,
         scores: Tensor | None = None,
+        counts: Tensor | None = None,
     ) -> Tensor:
         """Handles of ids; new ids get a row, if their policy lets them.
 
@@ -254,10 +255,21 @@ class TableGroup(LifeCycle, RowAccess):
         Args:
             feature_policies: rows of ``policy``; default: those of the tables.
             scores: int64 [N], custom scores of the ids.
+            counts: int64 [N], how often each id occurs, at least 1; default: once where it stands.
 
         Raises:
             ValueError: a table keeps custom scores, and none have been given.
         """
+        if counts is not None:
+            ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            handles = self.find_or_insert(
+                ids.repeat_interleave(counts),
+                ends[offsets],
+                feature_tables,
+                feature_policies,
+                scores=None if scores is None else scores.repeat_interleave(counts),
+            )
+            return handles[ends[:-1]]
         self._check_custom_scores(feature_tables, ids, scores)
         if feature_policies is None:
             feature_policies = list(feature_tables) if self.layout.rows else []

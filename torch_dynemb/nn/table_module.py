@@ -170,6 +170,7 @@ class TableModule(nn.Module):
         pooling: Pooling,
         feature_policies: list[int] | None = None,
         scores: Tensor | None = None,
+        counts: Tensor | None = None,
     ) -> Tensor:
         """One call of the index and one of the rows for all features; see ``ops.index``."""
         output = self._float_lookup(
@@ -181,6 +182,7 @@ class TableModule(nn.Module):
             pooling=pooling,
             feature_policies=feature_policies,
             scores=scores,
+            counts=counts,
         )
         return output.to(self.output_dtype)
 
@@ -195,6 +197,7 @@ class TableModule(nn.Module):
         pooling: Pooling,
         feature_policies: list[int] | None,
         scores: Tensor | None,
+        counts: Tensor | None,
     ) -> Tensor:
         group = self._group
         learning = (
@@ -220,7 +223,7 @@ class TableModule(nn.Module):
             handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
         elif learning:
             handles = group.find_or_insert(
-                ids, offsets, feature_tables, feature_policies, scores=scores
+                ids, offsets, feature_tables, feature_policies, scores=scores, counts=counts
             )
         else:
             handles = group.find(ids, offsets, feature_tables).handles

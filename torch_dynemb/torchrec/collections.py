@@ -12,11 +12,21 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 
+from torch_dynemb.torchrec.dedup import (
+    DEDUPED,
+    DedupContext,
+    DedupGroups,
+    DedupInputDist,
+    counts_occurrences,
+    dedup_groups,
+    distinct,
+)
 from torch_dynemb.torchrec.kernels import DynamicKernel
 from torch_dynemb.torchrec.optimizer import shown_parameter
 from torch_dynemb.torchrec.options import TableOptions, is_dynamic
 from torch_dynemb.torchrec.plans import ModulePlan, options_by_table, plan_dynamic, shared_seed
 from torch_dynemb.torchrec.shardings import BY_ROWS, POOLED, SEQUENCE
+from torch_dynemb.torchrec.tables import PLAN, TablePlan
 
 _PLAN = "torch_dynemb_plan"  # how a plan travels through TorchRec's constructors
 
@@ -54,6 +64,7 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
     Args:
         options: how tables are dynamic, by name, where the plan does not say it.
         optimizer: of the dynamic tables; default: what fused_params describe.
+        use_index_dedup: send every id of a batch once.
         module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
     """
 
@@ -69,20 +80,24 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
         *,
         options: Mapping[str, TableOptions],
         optimizer: Any,
+        use_index_dedup: bool,
         **more: Any,
     ) -> None:
-        configs = module.embedding_bag_configs()
         plan = ModulePlan(
             options_by_table(
-                "EmbeddingBagCollection",
-                [config.name for config in configs],
+                "EmbeddingBagCollection with use_index_dedup"
+                if use_index_dedup
+                else "EmbeddingBagCollection",
+                [config.name for config in module.embedding_bag_configs()],
                 table_name_to_parameter_sharding,
                 options,
-                list(POOLED),
+                list(DEDUPED if use_index_dedup else POOLED),
             ),
             optimizer,
             shared_seed(env.process_group, device),
+            use_index_dedup,
         )
+        self._dedup = use_index_dedup
         fused_params = {**(fused_params or {}), _PLAN: plan}
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **more
@@ -102,7 +117,7 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
         infos = super().create_grouped_sharding_infos(
             module, table_name_to_parameter_sharding, prefix, given, suffix
         )
-        return plan_dynamic("EmbeddingBagCollection", infos, plan)
+        return plan_dynamic("EmbeddingBagCollection", infos, plan, by_dim=plan.dedup)
 
     @classmethod
     def create_embedding_bag_sharding(
@@ -119,6 +134,11 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
                 sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
             )
         arguments: dict[str, Any] = {"qcomm_codecs_registry": qcomm_codecs_registry}
+        plans = _plans(sharding_infos)
+        if any(plan.dedup for plan in plans.values()):
+            options = {name: plan.options for name, plan in plans.items()}
+            deduped = DEDUPED[sharding.sharding_type]
+            return deduped(sharding_infos, env, device, options=options, **arguments)
         by_columns = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
         if sharding.sharding_type in by_columns:
             arguments["permute_embeddings"] = permute_embeddings
@@ -136,6 +156,24 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Sends ids to the ranks that own them."""
+        awaitable = self._checked_input_dist(ctx, features)
+        for i, dist in enumerate(self._input_dists):
+            if isinstance(dist, DedupInputDist):
+                ctx.sharding_contexts[i] = dist.take_context()
+        return awaitable
+
+    def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
+        """Looks up what has come here."""
+        _set_lengths(ctx, dist_input)
+        result: list[torch.Tensor] = super().compute(ctx, dist_input)
+        return result
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks up what has come here and sends it back."""
+        _set_lengths(ctx, input)
+        return super().compute_and_output_dist(ctx, input)
+
+    def _checked_input_dist(self, ctx: Any, features: Any) -> Any:
         if not self._has_uninitialized_input_dist:
             return super().input_dist(ctx, features)
         # TorchRec checks the first batch against num_embeddings, which bounds no dynamic table
@@ -154,8 +192,9 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
         divided: set[str] = set()
         untouched: set[str] = set()
         for config in self._embedding_bag_configs:
-            by_rows = self.module_sharding_plan[config.name].sharding_type in BY_ROWS
-            mean = by_rows and config.pooling == PoolingType.MEAN
+            sharding = self.module_sharding_plan[config.name]
+            summed = sharding.sharding_type in BY_ROWS or (self._dedup and is_dynamic(sharding))
+            mean = summed and config.pooling == PoolingType.MEAN
             (divided if mean else untouched).update(config.feature_names)
         both = sorted(divided & untouched)
         if both:
@@ -175,7 +214,7 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
     """EmbeddingCollection whose plan makes some tables dynamic.
 
     Args:
-        options, optimizer: as in :class:`ShardedDynamicEmbeddingBagCollection`.
+        options, optimizer, use_index_dedup: as in :class:`ShardedDynamicEmbeddingBagCollection`.
         module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
     """
 
@@ -191,6 +230,7 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
         *,
         options: Mapping[str, TableOptions],
         optimizer: Any,
+        use_index_dedup: bool,
         **more: Any,
     ) -> None:
         plan = ModulePlan(
@@ -203,10 +243,19 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
             ),
             optimizer,
             shared_seed(env.process_group, device),
+            use_index_dedup,
         )
+        self._dynamic_options = plan.options
+        self._dedup_groups: list[DedupGroups] = []
         fused_params = {**(fused_params or {}), _PLAN: plan}
         super().__init__(
-            module, table_name_to_parameter_sharding, env, fused_params, device, **more
+            module,
+            table_name_to_parameter_sharding,
+            env,
+            fused_params,
+            device,
+            use_index_dedup=use_index_dedup,
+            **more,
         )
 
     @classmethod
@@ -236,9 +285,14 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
             return super().create_embedding_sharding(
                 sharding_type, sharding_infos, env, device, qcomm_codecs_registry
             )
-        return SEQUENCE[sharding.sharding_type](
+        created = SEQUENCE[sharding.sharding_type](
             sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
         )
+        created.counted = any(
+            plan.dedup and counts_occurrences(plan.options)
+            for plan in _plans(sharding_infos).values()
+        )
+        return created
 
     def reset_parameters(self) -> None:
         """Initialises the static tables; rows of dynamic ones begin when their ids arrive."""
@@ -250,9 +304,36 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
         finally:
             self._embedding_configs = configs
 
+    def _create_hash_size_info(self, feature_names: list[str], ctx: Any = None) -> None:
+        """What dedup must know of the shardings; TorchRec's works on GPUs and ids below 2^31."""
+        self._dedup_groups = [
+            dedup_groups(sharding, self._dynamic_options)
+            for sharding in self._sharding_type_to_sharding.values()
+        ]
+
+    def _dedup_indices(self, ctx: Any, input_feature_splits: list[Any]) -> list[Any]:
+        sent = []
+        for features, groups in zip(input_feature_splits, self._dedup_groups, strict=True):
+            unique = distinct(features, groups)
+            ctx.input_features.append(features)
+            ctx.reverse_indices.append(unique.inverse)
+            sent.append(unique.features)
+        return sent
+
     def _embedding_dim_for_sharding_type(self, sharding_type: str) -> int:
         dim: int = super()._embedding_dim_for_sharding_type(sharding_type.removeprefix("dynamic_"))
         return dim
+
+
+def _plans(infos: list[EmbeddingShardingInfo]) -> dict[str, TablePlan]:
+    return {info.embedding_config.name: info.fused_params[PLAN] for info in infos}
+
+
+def _set_lengths(ctx: Any, received: Any) -> None:
+    """Tells the way back how many ids of each feature have come."""
+    for context, features in zip(ctx.sharding_contexts, received, strict=True):
+        if isinstance(context, DedupContext):
+            context.lengths_after_input_dist = features.lengths().view(-1, features.stride())
 
 
 def _static(configs: list[Any], plan: Mapping[str, ParameterSharding]) -> list[Any]:

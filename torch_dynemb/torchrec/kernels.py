@@ -12,6 +12,7 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.torchrec.optimizer import TableOptimizer, shown_parameter
 from torch_dynemb.torchrec.tables import Routing, ShardTables, pooling_of_kernel
 
@@ -23,10 +24,18 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         config: its fused_params are ``optimizer_config``, ``output_dtype`` and a plan per table.
         device: of the rows.
         routing: which ids come here.
+        pooled: whether bags become one vector here.
+        counted: weights of ids say how often they occur.
     """
 
     def __init__(
-        self, config: GroupedEmbeddingConfig, device: torch.device | None, routing: Routing
+        self,
+        config: GroupedEmbeddingConfig,
+        device: torch.device | None,
+        routing: Routing,
+        *,
+        pooled: bool,
+        counted: bool = False,
     ) -> None:
         super().__init__()
         self._config = config
@@ -35,9 +44,10 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             config,
             optimizer=fused_params["optimizer_config"],
             routing=routing,
-            pooling=pooling_of_kernel(config.pooling, routing),
+            pooling=pooling_of_kernel(config.pooling, routing) if pooled else Pooling.NONE,
             output_dtype=fused_params["output_dtype"],
             device=device,
+            counted=counted,
         )
         # of columns that lie here in several shards, one parameter
         self._shown = {

@@ -37,7 +37,7 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
         *unused: Any,
         **more: Any,
     ) -> DynamicKernel:
-        return DynamicKernel(config, device, self._routing)
+        return DynamicKernel(config, device, self._routing, pooled=True)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
         kernels = len(self._emb_modules)
@@ -60,10 +60,17 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
 
 
 class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
-    """Lookups per id of all dynamic tables of a sharding on a rank."""
+    """Lookups per id of all dynamic tables of a sharding on a rank.
 
-    def __init__(self, routing: Routing, **arguments: Any) -> None:
+    Args:
+        routing: which ids come to this rank.
+        counted: weights of ids say how often they occur.
+        grouped_configs, device, pg, ...: as TorchRec's.
+    """
+
+    def __init__(self, routing: Routing, *, counted: bool, **arguments: Any) -> None:
         self._routing = routing  # before the base class, which makes the kernels
+        self._counted = counted
         super().__init__(**arguments)
 
     def _create_embedding_kernel(
@@ -74,7 +81,7 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         *unused: Any,
         **more: Any,
     ) -> DynamicKernel:
-        return DynamicKernel(config, device, self._routing)
+        return DynamicKernel(config, device, self._routing, pooled=False, counted=self._counted)
 
     def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
         """Nothing: all rows are in the memory of the device."""

@@ -25,11 +25,13 @@ class ModulePlan:
         options: by table name.
         optimizer: of all dynamic tables; None: that of their parameter, or of fused_params.
         seed: of initial values, equal on all ranks.
+        dedup: send every id of a batch once.
     """
 
     options: Mapping[str, TableOptions]
     optimizer: OptimizerConfig | None
     seed: int
+    dedup: bool
 
 
 def options_by_table(
@@ -92,11 +94,16 @@ def shared_seed(process_group: dist.ProcessGroup | None, device: torch.device | 
 
 
 def plan_dynamic(
-    owner: str, infos: dict[str, list[EmbeddingShardingInfo]], plan: ModulePlan
+    owner: str,
+    infos: dict[str, list[EmbeddingShardingInfo]],
+    plan: ModulePlan,
+    *,
+    by_dim: bool = False,
 ) -> dict[str, list[EmbeddingShardingInfo]]:
     """Puts dynamic tables into shardings of their own, and their plans into their fused_params.
 
-    A sharding type that has both kinds of tables becomes two shardings.
+    A sharding type that has both kinds of tables becomes two shardings, and with ``by_dim`` one for
+    each dim of the dynamic tables.
     """
     separated: dict[str, list[EmbeddingShardingInfo]] = {}
     for sharding_type, of_type in infos.items():
@@ -104,7 +111,12 @@ def plan_dynamic(
         dynamic = [info for info in of_type if is_dynamic(info.param_sharding)]
         if static:
             separated[sharding_type] = static
-        if dynamic:
+        dims = sorted({info.embedding_config.embedding_dim for info in dynamic if by_dim})
+        for dim in dims:
+            separated[f"dynamic_{sharding_type}_{dim}"] = [
+                info for info in dynamic if info.embedding_config.embedding_dim == dim
+            ]
+        if dynamic and not by_dim:
             separated[f"dynamic_{sharding_type}" if static else sharding_type] = dynamic
         for info in dynamic:
             info.fused_params = _planned_params(owner, info, plan)
@@ -123,7 +135,7 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
     return {
         "optimizer_config": optimizer,
         "output_dtype": output_dtype_of(of_table, given),
-        PLAN: TablePlan(plan.options[name], plan.seed),
+        PLAN: TablePlan(plan.options[name], plan.seed, plan.dedup),
     }
 
 

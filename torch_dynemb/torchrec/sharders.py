@@ -66,6 +66,9 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
         fused_params: optimizer of all tables, as in TorchRec: ``optimizer`` (an EmbOptimType),
             ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``output_dtype``...
         qcomm_codecs_registry: codecs of quantized communication.
+        use_index_dedup: send every id of a batch once to its dynamic table, get its row back, and
+            pool bags here: less to send where ids repeat within a rank's batch. Tables must be
+            row_wise or table_wise.
         options: how tables are dynamic, by name, where the plan does not say it.
         optimizer: config of the dynamic tables in place of fused_params, such as
             ``torch_dynemb.Ftrl(lr=0.1)``.
@@ -80,11 +83,13 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
         self,
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, Any] | None = None,
+        use_index_dedup: bool = False,
         *,
         options: Mapping[str, TableOptions] | None = None,
         optimizer: OptimizerConfig | None = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
+        self._use_index_dedup = use_index_dedup
         self._set_dynamic(type(self).__name__, options, optimizer)
 
     def shard(
@@ -103,6 +108,7 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
             device,
             options=self._options,
             optimizer=self._optimizer,
+            use_index_dedup=self._use_index_dedup,
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             module_fqn=module_fqn,
         )
@@ -116,7 +122,7 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
     """Shards EmbeddingCollections whose plan makes some tables dynamic; the others as TorchRec.
 
     Args:
-        use_index_dedup: send every id of a batch once.
+        use_index_dedup: send every id of a batch once to its table, dynamic or static.
         fused_params, qcomm_codecs_registry, options, optimizer: as in
             :class:`DynamicEmbeddingBagCollectionSharder`.
     """

@@ -32,6 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
 from torch_dynemb.torchrec.lookups import DynamicPooledLookup, DynamicSequenceLookup
+from torch_dynemb.torchrec.reduce_scatter import sum_uneven
 from torch_dynemb.torchrec.tables import Routing
 
 
@@ -65,6 +66,15 @@ class _ByRows:
         return input_dist
 
 
+class _SumByRows(_ByRows):
+    """Those of them that sum bags over ranks."""
+
+    def create_output_dist(self, device: torch.device | None = None) -> Any:
+        output_dist = super().create_output_dist(device)  # type: ignore[misc]
+        output_dist.register_forward_pre_hook(sum_uneven)
+        return output_dist
+
+
 _WHOLE = Routing(1, 0)
 
 
@@ -92,6 +102,7 @@ def _sequence_lookup(
 ) -> DynamicSequenceLookup:
     return DynamicSequenceLookup(
         routing,
+        counted=sharding.counted,
         grouped_configs=sharding._grouped_embedding_configs,
         pg=sharding._pg,
         device=device if device is not None else sharding._device,
@@ -124,7 +135,7 @@ class DynamicTwCwPooledSharding(TwCwPooledEmbeddingSharding):  # type: ignore[mi
     create_lookup = DynamicTwPooledSharding.create_lookup
 
 
-class DynamicRwPooledSharding(_ByRows, RwPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: ignore[misc]
     """The ids of a table on all ranks."""
 
     def create_lookup(
@@ -138,7 +149,7 @@ class DynamicRwPooledSharding(_ByRows, RwPooledEmbeddingSharding):  # type: igno
         return _pooled_lookup(self, routing, configs, device, feature_processor)
 
 
-class DynamicTwRwPooledSharding(_ByRows, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
     """The ids of a table on the ranks of one node."""
 
     def create_lookup(
@@ -153,7 +164,7 @@ class DynamicTwRwPooledSharding(_ByRows, TwRwPooledEmbeddingSharding):  # type: 
         return _pooled_lookup(self, routing, configs, device, feature_processor)
 
 
-class DynamicGridPooledSharding(_ByRows, GridPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # type: ignore[misc]
     """The columns of a table on several nodes, the ids on the ranks of each."""
 
     create_lookup = DynamicTwRwPooledSharding.create_lookup
@@ -161,6 +172,8 @@ class DynamicGridPooledSharding(_ByRows, GridPooledEmbeddingSharding):  # type: 
 
 class DynamicTwSequenceSharding(TwSequenceEmbeddingSharding):  # type: ignore[misc]
     """Every table on one rank."""
+
+    counted = False  # whether weights of ids say how often they occur
 
     def create_lookup(
         self,
@@ -174,11 +187,15 @@ class DynamicTwSequenceSharding(TwSequenceEmbeddingSharding):  # type: ignore[mi
 class DynamicCwSequenceSharding(CwSequenceEmbeddingSharding):  # type: ignore[misc]
     """The columns of a table on several ranks, each of which has all ids."""
 
+    counted = False
+
     create_lookup = DynamicTwSequenceSharding.create_lookup
 
 
 class DynamicRwSequenceSharding(_ByRows, RwSequenceEmbeddingSharding):  # type: ignore[misc]
     """The ids of a table on all ranks."""
+
+    counted = False
 
     def create_lookup(
         self,

@@ -45,6 +45,7 @@ class TablePlan:
 
     options: TableOptions
     seed: int
+    dedup: bool
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TablePlan)
@@ -142,6 +143,7 @@ class ShardTables(TableModule):
         pooling: how ids of a bag become one vector here; means of row-wise shards are taken later.
         output_dtype: of what lookups return.
         device: of the rows.
+        counted: without pooling, weights of ids say how often they occur.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class ShardTables(TableModule):
         pooling: Pooling,
         output_dtype: torch.dtype,
         device: torch.device | None,
+        counted: bool,
     ) -> None:
         tables = config.embedding_tables
         super().__init__(
@@ -170,6 +173,7 @@ class ShardTables(TableModule):
         self.routing = routing
         self._weighted = config.is_weighted or config.has_feature_processor
         self._pooling = pooling
+        self._counted = counted
         self._feature_tables = [t for t, table in enumerate(tables) for _ in table.feature_names]
         self._feature_dims = [tables[t].local_cols for t in self._feature_tables]
         layout = self._group.layout
@@ -197,14 +201,14 @@ class ShardTables(TableModule):
         if self.routing.parts > 1:
             ids = ops.unmix_ids(ids, parts=self.routing.parts, part=self.routing.part)
         offsets = features.offsets().to(torch.int64)
-        weights = features.weights_or_none() if self._weighted else None
-        if weights is not None:
-            weights = weights.to(torch.float32)
-        if not features.variable_stride_per_key() or self._pooling == Pooling.NONE:
-            output = self._looked_up(ids, offsets, weights)
+        weights = features.weights_or_none()
+        if self._pooling == Pooling.NONE:
+            output = self._rows_of(ids, offsets, weights)
+        elif not features.variable_stride_per_key():
+            output = self._bags_of(ids, offsets, weights)
         else:
             strides = features.stride_per_key_per_rank()
-            padded = self._looked_up(ids, self._padded(offsets, strides), weights)
+            padded = self._bags_of(ids, self._padded(offsets, strides), weights)
             output = padded.flatten()[self._vbe_order(strides, offsets.device)]
         if output.requires_grad:
             output.register_hook(self._backward_begins)
@@ -218,22 +222,31 @@ class ShardTables(TableModule):
         self._in_step = False
         self.optimizer.step()
 
-    def _looked_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        if self._pooling == Pooling.NONE:  # bags do not matter: one per feature
-            batch = (offsets.shape[0] - 1) // len(self._feature_tables)
-            offsets = (
-                offsets[::batch].contiguous()
-                if batch > 0
-                else offsets.new_zeros(len(self._feature_tables) + 1)
-            )
+    def _bags_of(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         return self._lookup(
             ids,
             offsets,
-            weights,
+            weights.to(torch.float32) if self._weighted and weights is not None else None,
             feature_tables=self._feature_tables,
             feature_dims=self._feature_dims,
             pooling=self._pooling,
             feature_policies=self._feature_policies,
+        )
+
+    def _rows_of(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        features = len(self._feature_tables)
+        batch = (offsets.shape[0] - 1) // features
+        # bags do not matter: one per feature
+        offsets = offsets[::batch].contiguous() if batch > 0 else offsets.new_zeros(features + 1)
+        return self._lookup(
+            ids,
+            offsets,
+            None,
+            feature_tables=self._feature_tables,
+            feature_dims=self._feature_dims,
+            pooling=Pooling.NONE,
+            feature_policies=self._feature_policies,
+            counts=weights.to(torch.int64) if self._counted and weights is not None else None,
         )
 
     def _padded(self, offsets: Tensor, strides: list[list[int]]) -> Tensor:
