@@ -28,7 +28,7 @@ def test_occurrences_are_counted(two_ranks: Ranks) -> None:
     for collection in ("pooled", "sequence"):
         case = Case(collection, "row_wise", "counted")
         for difference in two_ranks.run(train, case):
-            assert difference == 0
+            assert difference < 1e-5
 
 
 def test_other_shardings_are_refused(two_ranks: Ranks) -> None:
