@@ -98,7 +98,7 @@ def layout_of(
     Raises:
         ValueError: policies that contradict the budget, or a budget that is too small.
     """
-    words = _score_words(tables, budget is not None)
+    words = score_words_of(tables, budget is not None)
     counter_tables = [
         t for t, table in enumerate(tables) if isinstance(table.policy.admission, AdmitFrequent)
     ]
@@ -148,7 +148,7 @@ def layout_of(
     )
 
 
-def _score_words(tables: Sequence[TableConfig], budget: bool) -> tuple[str, ...]:
+def score_words_of(tables: Sequence[TableConfig], budget: bool) -> tuple[str, ...]:
     kept = {name for table in tables for name in table.policy.scores if name != "none"}
     expires = any(
         ttl is not None
@@ -226,4 +226,4 @@ def _share_budget(
         )
 
 
-__all__ = ["PolicyLayout", "layout_of"]
+__all__ = ["PolicyLayout", "layout_of", "score_words_of"]

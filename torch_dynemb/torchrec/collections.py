@@ -22,6 +22,7 @@ from torch_dynemb.torchrec.dedup import (
     distinct,
 )
 from torch_dynemb.torchrec.kernels import DynamicKernel
+from torch_dynemb.torchrec.module_state import ModuleState
 from torch_dynemb.torchrec.optimizer import shown_parameter
 from torch_dynemb.torchrec.options import TableOptions, is_dynamic
 from torch_dynemb.torchrec.plans import ModulePlan, options_by_table, plan_dynamic, shared_seed
@@ -41,7 +42,74 @@ class _Sharded:
     """The part of a sharded collection that knows its dynamic tables."""
 
     _lookups: list[torch.nn.Module]
-    _embedding_shardings: list[Any]
+    module_sharding_plan: Mapping[str, ParameterSharding]
+    _keeps_state = False
+
+    def _keep_state(
+        self,
+        configs: list[Any],
+        plan: ModulePlan,
+        env: ShardingEnv,
+        device: torch.device | None,
+        prefix: str,
+    ) -> None:
+        """Has state_dict and load_state_dict take care of the dynamic tables."""
+        tables = getattr(self, prefix)
+        dynamic = [c for c in configs if is_dynamic(self.module_sharding_plan[c.name])]
+        state = ModuleState(
+            dynamic,
+            plan,
+            self.module_sharding_plan,
+            list(self.kernels()),
+            prefix=f"{prefix}.",
+            parameters={config.name: tables[config.name].weight for config in dynamic},
+            process_group=env.process_group,
+            device=torch.device("cpu") if device is None else device,
+        )
+
+        def save(module: Any, destination: dict[str, Any], start: str, _: Any) -> None:
+            if env.output_dtensor:
+                raise NotImplementedError(
+                    "state_dict: dynamic tables are saved as ShardedTensor, not as DTensor: leave "
+                    "output_dtensor of the ShardingEnv False"
+                )
+            for name, entry in state.entries().items():
+                destination[start + name] = entry
+
+        def load(
+            state_dict: dict[str, Any],
+            start: str,
+            metadata: Any,
+            strict: bool,
+            missing: list[str],
+            unexpected: list[str],
+            errors: list[str],
+        ) -> None:
+            state.load(state_dict, start, missing, errors)
+
+        self._keeps_state = True
+        self._register_state_dict_hook(save)  # type: ignore[attr-defined]
+        self._register_load_state_dict_pre_hook(load)  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **more: Any) -> Any:
+        """Replaces rows, state and scores; all ranks call it together.
+
+        The state of a sharded collection in any sharding, or of a static one: then its rows are
+        those of ids 0, 1, ...
+        """
+        if not self._keeps_state:
+            # TorchRec's constructor copies the weights of the module that it shards: not as rows
+            own = self.state_dict()  # type: ignore[attr-defined]
+            dynamic = {
+                f"{name}.weight"
+                for name, sharding in self.module_sharding_plan.items()
+                if is_dynamic(sharding)
+            }
+            state_dict = {
+                key: own[key] if any(key.endswith(f".{name}") for name in dynamic) else value
+                for key, value in state_dict.items()
+            }
+        return super().load_state_dict(state_dict, *arguments, **more)  # type: ignore[misc]
 
     def kernels(self) -> Iterator[DynamicKernel]:
         """The kernels of dynamic tables on this rank."""
@@ -103,6 +171,7 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
             module, table_name_to_parameter_sharding, env, fused_params, device, **more
         )
         self._divide_means()
+        self._keep_state(self._embedding_bag_configs, plan, env, device, "embedding_bags")
 
     @classmethod
     def create_grouped_sharding_infos(
@@ -257,6 +326,7 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
             use_index_dedup=use_index_dedup,
             **more,
         )
+        self._keep_state(self._embedding_configs, plan, env, device, "embeddings")
 
     @classmethod
     def create_grouped_sharding_infos(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,12 +26,14 @@ class ModulePlan:
         optimizer: of all dynamic tables; None: that of their parameter, or of fused_params.
         seed: of initial values, equal on all ranks.
         dedup: send every id of a batch once.
+        optimizers: of the dynamic tables by name, when they have been planned.
     """
 
     options: Mapping[str, TableOptions]
     optimizer: OptimizerConfig | None
     seed: int
     dedup: bool
+    optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
 
 
 def options_by_table(
@@ -132,6 +134,7 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
         optimizer = plan.optimizer
     else:
         optimizer = optimizer_of(of_table, given)
+    plan.optimizers[name] = optimizer
     return {
         "optimizer_config": optimizer,
         "output_dtype": output_dtype_of(of_table, given),

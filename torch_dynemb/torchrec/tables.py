@@ -90,6 +90,20 @@ def shard_of(table: ShardedEmbeddingTable) -> Shard:
     return Shard(table.name, first, table.local_cols, table.embedding_dim)
 
 
+def row_dtype_of(table: str, data_type: DataType) -> torch.dtype:
+    """The dtype of rows.
+
+    Raises:
+        TypeError: rows of that type cannot be trained.
+    """
+    if data_type not in _ROW_DTYPES:
+        raise TypeError(
+            f"table {table!r}: data_type is {data_type}, expected FP32, FP16 or BF16: rows of "
+            "other types cannot be trained"
+        )
+    return _ROW_DTYPES[data_type]
+
+
 def _plan_of(table: ShardedEmbeddingTable) -> TablePlan:
     plan: TablePlan = table.fused_params[PLAN]
     return plan
@@ -98,11 +112,6 @@ def _plan_of(table: ShardedEmbeddingTable) -> TablePlan:
 def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig:
     shard = shard_of(table)
     options = _plan_of(table).options
-    if table.data_type not in _ROW_DTYPES:
-        raise TypeError(
-            f"table {table.name!r}: data_type is {table.data_type}, expected FP32, FP16 or BF16: "
-            "rows of other types cannot be trained"
-        )
     whole = (shard.first_column, shard.columns) == (0, shard.embedding_dim)
     if shard.first_column % 4 != 0:
         raise ValueError(
@@ -128,7 +137,7 @@ def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig
         eval_default=of_columns(options.eval_default),
         policy=replace(policy, capacity=capacity, refused=of_columns(policy.refused)),
         feature_policies=options.feature_policies,
-        dtype=_ROW_DTYPES[table.data_type],
+        dtype=row_dtype_of(table.name, table.data_type),
         shard=ColumnShard(table.name, shard.embedding_dim, shard.first_column),
     )
 
@@ -287,4 +296,13 @@ def pooling_of_kernel(pooling: PoolingType, routing: Routing) -> Pooling:
     return _POOLING[pooling]
 
 
-__all__ = ["PLAN", "Routing", "Shard", "ShardTables", "TablePlan", "pooling_of_kernel", "shard_of"]
+__all__ = [
+    "PLAN",
+    "Routing",
+    "Shard",
+    "ShardTables",
+    "TablePlan",
+    "pooling_of_kernel",
+    "row_dtype_of",
+    "shard_of",
+]

@@ -1,0 +1,220 @@
+"""What the ranks of test_state do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.types import DataType
+
+import torch_dynemb as td
+from torch_dynemb.table_content import read_content, read_counts
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingBagCollectionSharder,
+    DynamicEmbeddingCollectionSharder,
+    LoadPlanner,
+    TableOptions,
+)
+from torch_dynemb.torchrec.options import DYNAMIC_KERNEL
+
+FEATURES = ["viewed", "bought", "user"]
+FEATURES_OF = {"ads": FEATURES[:2], "users": FEATURES[2:]}
+BATCH = 12
+OPTIMIZERS = {
+    "adam": td.Adam(lr=0.1, row_steps=True),
+    "rowwise": td.RowWiseAdagrad(lr=0.1),
+    "8 bits": td.Adam(lr=0.1, state_dtype=torch.uint8),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    sharding_type: str = "row_wise"
+    pooled: bool = True
+    optimizer: str = "adam"
+    policy: str = "plain"
+    data_type: str = "FP32"
+
+
+POLICIES = {
+    "plain": td.Policy(),
+    "scores": td.Policy(score=("timestamp", "frequency"), ttl=1000),
+    "admission": td.Policy(admission=td.AdmitFrequent(3)),
+}
+
+
+def model_of(setting: Setting) -> DistributedModelParallel:
+    """A collection in the world that runs it."""
+    world = dist.get_world_size()
+    columns = 8 if not setting.pooled else 16
+    dims = {"ads": 8, "users": columns}
+    shared: dict[str, Any] = {"num_embeddings": 50, "data_type": DataType[setting.data_type]}
+    meta = torch.device("meta")
+    module: torch.nn.Module
+    sharder: Any
+    options = {
+        name: TableOptions(initializer=td.Normal(), policy=POLICIES[setting.policy])
+        for name in dims
+    }
+    optimizer = OPTIMIZERS[setting.optimizer]
+    if setting.pooled:
+        bags = [
+            EmbeddingBagConfig(name=n, embedding_dim=d, feature_names=FEATURES_OF[n], **shared)
+            for n, d in dims.items()
+        ]
+        module = EmbeddingBagCollection(tables=bags, device=meta)
+        sharder = DynamicEmbeddingBagCollectionSharder(options=options, optimizer=optimizer)
+    else:
+        tables = [
+            EmbeddingConfig(name=n, embedding_dim=d, feature_names=FEATURES_OF[n], **shared)
+            for n, d in dims.items()
+        ]
+        module = EmbeddingCollection(tables=tables, device=meta)
+        sharder = DynamicEmbeddingCollectionSharder(options=options, optimizer=optimizer)
+    kernel = {"compute_kernel": DYNAMIC_KERNEL}
+    types = {
+        "row_wise": lambda t: row_wise(**kernel),
+        "table_wise": lambda t: table_wise(rank=t % world, **kernel),
+        "column_wise": lambda t: column_wise(ranks=list(range(min(world, 2))), **kernel),
+    }
+    plan = construct_module_sharding_plan(
+        module,
+        {name: types[setting.sharding_type](t) for t, name in enumerate(dims)},
+        sharder=sharder,
+        local_size=world,
+        world_size=world,
+        device_type="cpu",
+    )
+    return DistributedModelParallel(
+        module,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"": plan}),
+        sharders=[sharder],
+    )
+
+
+def train(model: DistributedModelParallel, rank: int, steps: range) -> None:
+    """Trains on the same global batches, however many ranks there are."""
+    world = dist.get_world_size()
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        lengths = torch.randint(0, 4, (len(FEATURES), BATCH), generator=generator)
+        ids = torch.randint(0, 40, (int(lengths.sum()),), generator=generator) * 2**58 - 11
+        whole = KeyedJaggedTensor(keys=FEATURES, values=ids, lengths=lengths.flatten()).to_dict()
+        begin, end = BATCH * rank // world, BATCH * (rank + 1) // world
+        mine = {name: whole[name].to_dense()[begin:end] for name in FEATURES}
+        features = KeyedJaggedTensor(
+            keys=FEATURES,
+            values=torch.cat([bag for name in FEATURES for bag in mine[name]]),
+            lengths=torch.tensor([len(bag) for name in FEATURES for bag in mine[name]]),
+        )
+        output = model(features).wait()
+        values = output.to_dict() if hasattr(output, "to_dict") else output
+        loss = torch.zeros(())
+        for value in values.values():
+            dense = value if isinstance(value, Tensor) else value.values()
+            loss = loss + dense.square().sum()
+        (loss * world / BATCH).backward()
+        model.fused_optimizer.step()
+
+
+def contents(model: DistributedModelParallel) -> dict[str, Any]:
+    """By table: this rank's ids with rows, state and scores of their columns."""
+    result: dict[str, Any] = {}
+    for kernel in model.module.kernels():
+        group = kernel.tables.group
+        group.materialize()
+        for t, shard in enumerate(kernel.tables.shards):
+            waiting = read_counts(group, t)
+            entry = {
+                "columns": (shard.first_column, shard.columns),
+                "content": read_content(group, t)._asdict(),
+                "waiting": None if waiting is None else waiting._asdict(),
+                "steps": int(group.row_clock[t]),
+                "clock": int(group.clock[0]),
+            }
+            result.setdefault(shard.table, []).append(entry)
+    return result
+
+
+def save(rank: int, setting: Setting, path: str, steps: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = model_of(setting)
+    train(model, rank, range(steps))
+    dcp.save({"model": model.state_dict()}, checkpoint_id=path)
+    return contents(model)
+
+
+def load(rank: int, setting: Setting, path: str, more: range) -> dict[str, Any]:
+    """Loads into a model that has learnt something else, and goes on."""
+    torch.manual_seed(0)
+    model = model_of(setting)
+    train(model, rank, range(90, 92))
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=path, planner=LoadPlanner())
+    model.load_state_dict(state["model"])
+    train(model, rank, more)
+    return contents(model)
+
+
+def round_trip(rank: int, setting: Setting) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """From a model's state dict into another of the same sharding, without a file."""
+    torch.manual_seed(0)
+    model, other = model_of(setting), model_of(setting)
+    train(model, rank, range(3))
+    train(other, rank, range(50, 51))
+    state = model.state_dict()
+    other.load_state_dict(state)
+    return contents(model), contents(other), sorted(state)
+
+
+def load_static(rank: int, setting: Setting) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The weights of a static collection as rows of ids 0, 1, ..."""
+    torch.manual_seed(0)
+    model = model_of(setting)
+    train(model, rank, range(2))
+    torch.manual_seed(1)
+    dims = {"ads": 8, "users": 16}
+    weights = {name: torch.randn(7, dim) for name, dim in dims.items()}
+    model.load_state_dict({f"embedding_bags.{n}.weight": w for n, w in weights.items()})
+    return contents(model), weights
+
+
+def load_wrong(rank: int, setting: Setting, other: Setting) -> tuple[str, bool]:
+    """The error of loading the state of another model, and whether nothing was changed."""
+    torch.manual_seed(0)
+    model = model_of(setting)
+    train(model, rank, range(2))
+    before = contents(model)
+    state = model_of(other).state_dict()
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        after = contents(model)
+        same = all(
+            torch.equal(x["content"]["rows"], y["content"]["rows"])
+            for name in before
+            for x, y in zip(before[name], after[name], strict=True)
+        )
+        return str(error), same
+    return "nothing", False

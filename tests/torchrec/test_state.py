@@ -1,0 +1,174 @@
+"""State dicts of sharded dynamic tables: from any number of ranks and sharding to any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks
+from state_steps import Setting, load, load_static, load_wrong, round_trip, save
+from torch import Tensor
+
+SHARDINGS = ["row_wise", "table_wise", "column_wise"]
+Content = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def other_ranks() -> Iterator[dict[int, Ranks]]:
+    ranks = {1: Ranks(1), 3: Ranks(3)}
+    yield ranks
+    for some in ranks.values():
+        some.stop()
+
+
+def by_id(of_ranks: list[Content]) -> dict[str, dict[str, Tensor]]:
+    """Whole tables from what the ranks have: ascending ids, and what belongs to them."""
+    result: dict[str, dict[str, Tensor]] = {}
+    for table in sorted({name for of_rank in of_ranks for name in of_rank}):
+        shards = [shard for of_rank in of_ranks for shard in of_rank.get(table, [])]
+        by_columns: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
+        for shard in shards:
+            content = shard["content"]
+            flat = {"ids": content["ids"], "rows": content["rows"], "scores": content["scores"]}
+            flat |= {f"state {name}": value for name, value in content["state"].items()}
+            by_columns.setdefault(shard["columns"], []).append(flat)
+        wide = []
+        for columns in sorted(by_columns):
+            parts = by_columns[columns]
+            joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            order = torch.argsort(joined["ids"])
+            wide.append({name: value[order] for name, value in joined.items()})
+        for part in wide[1:]:
+            assert torch.equal(part["ids"], wide[0]["ids"])
+            assert torch.equal(part["scores"], wide[0]["scores"])
+        whole = dict(wide[0])
+        elements = [n for n in whole if n == "rows" or "exp_avg" in n]
+        for name in elements:
+            whole[name] = torch.cat([part[name] for part in wide], 1)
+        result[table] = whole
+    return result
+
+
+def assert_same(saved: list[Content], loaded: list[Content]) -> None:
+    before, after = by_id(saved), by_id(loaded)
+    assert set(before) == set(after)
+    for table, entries in before.items():
+        assert entries["ids"].numel() > 0
+        for name, value in entries.items():
+            assert torch.equal(value, after[table][name]), (table, name)
+    steps = {shard["steps"] for of_rank in saved for shards in of_rank.values() for shard in shards}
+    for of_rank in loaded:
+        for shards in of_rank.values():
+            assert {shard["steps"] for shard in shards} <= steps
+
+
+@pytest.mark.parametrize("after", SHARDINGS)
+@pytest.mark.parametrize("before", SHARDINGS)
+@pytest.mark.parametrize("policy", ["plain", "scores"])
+def test_save_on_two_ranks_load_on_one_two_and_three(
+    two_ranks: Ranks,
+    other_ranks: dict[int, Ranks],
+    tmp_path: Path,
+    before: str,
+    after: str,
+    policy: str,
+) -> None:
+    setting = Setting(before, policy=policy)
+    saved = two_ranks.run(save, setting, str(tmp_path), 4)
+    for ranks in (other_ranks[1], two_ranks, other_ranks[3]):
+        loaded = ranks.run(load, replace(setting, sharding_type=after), str(tmp_path), range(0))
+        assert_same(saved, loaded)
+
+
+@pytest.mark.parametrize("sharding_type", SHARDINGS)
+@pytest.mark.parametrize("policy", ["plain", "admission"])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_resumed_training_equals_uninterrupted_training(
+    two_ranks: Ranks, tmp_path: Path, sharding_type: str, policy: str, pooled: bool
+) -> None:
+    setting = Setting(sharding_type, pooled=pooled, policy=policy)
+    two_ranks.run(save, setting, str(tmp_path / "half"), 3)
+    resumed = two_ranks.run(load, setting, str(tmp_path / "half"), range(3, 6))
+    uninterrupted = two_ranks.run(save, setting, str(tmp_path / "whole"), 6)
+    assert_same(uninterrupted, resumed)
+    for one, other in zip(uninterrupted, resumed, strict=True):
+        for table, shards in one.items():
+            for x, y in zip(shards, other[table], strict=True):
+                assert x["clock"] == y["clock"]
+                if policy == "admission":
+                    assert x["waiting"]["ids"].numel() > 0
+                    assert torch.equal(x["waiting"]["ids"], y["waiting"]["ids"])
+                    assert torch.equal(x["waiting"]["counts"], y["waiting"]["counts"])
+
+
+def test_resharded_training_equals_uninterrupted_training(
+    two_ranks: Ranks, other_ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    setting = Setting("row_wise")
+    two_ranks.run(save, setting, str(tmp_path / "half"), 3)
+    more = replace(setting, sharding_type="column_wise")
+    resumed = by_id(other_ranks[3].run(load, more, str(tmp_path / "half"), range(3, 6)))
+    whole = by_id(two_ranks.run(save, setting, str(tmp_path / "whole"), 6))
+    for table, entries in whole.items():
+        assert torch.equal(entries["ids"], resumed[table]["ids"])
+        torch.testing.assert_close(entries["rows"], resumed[table]["rows"], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("data_type", ["FP32", "BF16", "FP16"])
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise", "8 bits"])
+@pytest.mark.parametrize("sharding_type", ["row_wise", "column_wise"])
+def test_state_dict_without_a_file(
+    two_ranks: Ranks, data_type: str, optimizer: str, sharding_type: str
+) -> None:
+    setting = Setting(sharding_type, optimizer=optimizer, data_type=data_type)
+    results = two_ranks.run(round_trip, setting)
+    saved, loaded = ([result[side] for result in results] for side in (0, 1))
+    for one, other in zip(saved, loaded, strict=True):
+        for table, shards in one.items():
+            for x, y in zip(shards, other[table], strict=True):
+                for name in ("ids", "rows", "scores"):
+                    assert torch.equal(x["content"][name], y["content"][name])
+                for name, state in x["content"]["state"].items():
+                    assert torch.equal(state, y["content"]["state"][name])
+
+
+def test_names_are_those_of_virtual_tables(two_ranks: Ranks) -> None:
+    for _, _, names in two_ranks.run(round_trip, Setting(policy="scores")):
+        ads = [name.split(".", 2)[2] for name in names if ".ads." in name]
+        assert ads == [
+            "bucket",
+            "layout",
+            "metadata",
+            "optimizer.exp_avg",
+            "optimizer.exp_avg_sq",
+            "optimizer.step",
+            "weight",
+            "weight_id",
+        ]
+
+
+@pytest.mark.parametrize("sharding_type", SHARDINGS)
+def test_weights_of_a_static_collection(two_ranks: Ranks, sharding_type: str) -> None:
+    results = two_ranks.run(load_static, Setting(sharding_type))
+    weights = results[0][1]
+    for table, entries in by_id([result[0] for result in results]).items():
+        assert torch.equal(entries["ids"], torch.arange(7))
+        assert torch.equal(entries["rows"], weights[table])
+        assert not entries["state exp_avg"].any()
+
+
+def test_state_of_another_optimizer_is_refused(two_ranks: Ranks) -> None:
+    setting = Setting()
+    for message, unchanged in two_ranks.run(
+        load_wrong, setting, replace(setting, optimizer="rowwise")
+    ):
+        assert (
+            "table 'ads': was saved with optimizer state ['optimizer.sum'], but Adam has "
+            "['optimizer.exp_avg', 'optimizer.exp_avg_sq', 'optimizer.step']: give it the "
+            "optimizer it was saved with"
+        ) in message
+        assert unchanged
