@@ -56,7 +56,7 @@ class TableOptions:
 
 
 @dataclass
-class TableParams(KeyValueParams):
+class TableParams(KeyValueParams):  # type: ignore[misc]
     """Carries :class:`TableOptions` from a planner's constraints into its plan.
 
     Planners copy ``key_value_params`` unseen from the constraints to the plan, which rank 0
@@ -70,7 +70,7 @@ class TableParams(KeyValueParams):
 
 
 @dataclass
-class DynamicTableConstraints(ParameterConstraints):
+class DynamicTableConstraints(ParameterConstraints):  # type: ignore[misc]
     """Planner constraints of a table that is dynamic.
 
     Args:
@@ -108,15 +108,15 @@ class DynamicTableConstraints(ParameterConstraints):
         self.options = TableOptions() if options is None else options
         constraints["key_value_params"] = TableParams(options=self.options)
         constraints["compute_kernels"] = [DYNAMIC_KERNEL]
-        super().__init__(**constraints)  # type: ignore[arg-type]
+        super().__init__(**constraints)
 
     def __hash__(self) -> int:
-        return super().__hash__()
+        return int(super().__hash__())
 
 
 def is_dynamic(sharding: ParameterSharding) -> bool:
     """Whether a plan makes a table dynamic."""
-    return sharding.compute_kernel == DYNAMIC_KERNEL
+    return bool(sharding.compute_kernel == DYNAMIC_KERNEL)
 
 
 def planned_options(sharding: ParameterSharding) -> TableOptions | None:
