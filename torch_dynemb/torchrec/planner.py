@@ -75,7 +75,8 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
     """TorchRec's EmbeddingEnumerator for models with dynamic tables.
 
     A table with :class:`DynamicTableConstraints` is offered as a dynamic one only, in every
-    sharding type but data_parallel; the others are offered and priced as TorchRec does.
+    sharding type but data_parallel, row-wise types included on the CPU; the others are offered and
+    priced as TorchRec does.
 
     Args:
         topology: of the machines.
@@ -155,8 +156,11 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
     def _filter_sharding_types(
         self, name: str, allowed_sharding_types: list[str], sharder_key: str = ""
     ) -> list[str]:
-        allowed = allowed_sharding_types
+        allowed = list(allowed_sharding_types)
         if name in self.dynamic_tables():
+            # for the CPU, TorchRec's sharder of bags does not list the row-wise types
+            on_gpu = self.sharder_map[sharder_key].sharding_types("cuda")
+            allowed += [kind for kind in on_gpu if kind not in allowed]
             allowed = [kind for kind in allowed if kind != _DATA_PARALLEL]
         filtered: list[str] = super()._filter_sharding_types(name, allowed, sharder_key)
         return filtered

@@ -1,0 +1,77 @@
+"""Collections, sharders and machines to plan for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchrec import (
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+)
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+
+from torch_dynemb.torchrec.options import DYNAMIC_KERNEL
+
+BATCH = 512
+
+
+def _with_dynamic(kernels: list[str], sharding_type: str) -> list[str]:
+    return kernels + ([DYNAMIC_KERNEL] if sharding_type != "data_parallel" else [])
+
+
+class BagSharder(EmbeddingBagCollectionSharder):
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        kernels = super().compute_kernels(sharding_type, compute_device_type)
+        return _with_dynamic(kernels, sharding_type)
+
+
+class SequenceSharder(EmbeddingCollectionSharder):
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        kernels = super().compute_kernels(sharding_type, compute_device_type)
+        return _with_dynamic(kernels, sharding_type)
+
+
+def sharders(**fused_params: Any) -> list[Any]:
+    return [BagSharder(fused_params=fused_params), SequenceSharder(fused_params=fused_params)]
+
+
+def bags(dtype: DataType = DataType.FP32, **rows: int) -> EmbeddingBagCollection:
+    tables = [
+        EmbeddingBagConfig(
+            name=name,
+            embedding_dim=16,
+            num_embeddings=count,
+            feature_names=[f"f_{name}"],
+            data_type=dtype,
+        )
+        for name, count in rows.items()
+    ]
+    return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+
+
+def sequences(**rows: int) -> EmbeddingCollection:
+    tables = [
+        EmbeddingConfig(
+            name=name, embedding_dim=16, num_embeddings=count, feature_names=[f"f_{name}"]
+        )
+        for name, count in rows.items()
+    ]
+    return EmbeddingCollection(device=torch.device("meta"), tables=tables)
+
+
+def machine(ranks: int = 2, *, device: str = "cpu", memory: int = 1 << 30) -> Topology:
+    return Topology(
+        world_size=ranks, local_world_size=ranks, compute_device=device, hbm_cap=memory,
+        ddr_cap=memory,
+    )  # fmt: skip
+
+
+def nothing_reserved() -> FixedPercentageStorageReservation:
+    return FixedPercentageStorageReservation(percentage=0.0)
