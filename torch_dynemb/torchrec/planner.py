@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -47,9 +47,9 @@ class OptionsByTable(Protocol):
     """Constraints whose options depend on what the table is like."""
 
     def options_of_table(
-        self, name: str, parameter: Tensor, optimizer: OptimizerConfig | None
+        self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig | None
     ) -> TableOptions:
-        """The options of the table whose parameter this is, [num_embeddings, embedding_dim]."""
+        """The options of the table with this config."""
 
 
 def _check_constraints(owner: str, constraints: Constraints) -> None:
@@ -149,7 +149,7 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
             sharder = self.sharder_map[sharder_name(type(option.module[1]))]
             optimizer = planned_optimizer(option.tensor, getattr(sharder, "fused_params", None))
             option.key_value_params = TableParams(
-                options=constraint.options_of_table(option.name, option.tensor, optimizer)
+                options=constraint.options_of_table(_config_of(option), optimizer)
             )
         super().populate_estimates(sharding_options)
 
@@ -178,6 +178,18 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
             )
         filtered: list[str] = super()._filter_compute_kernels(name, allowed, sharding_type)
         return filtered
+
+
+def _config_of(option: ShardingOption) -> BaseEmbeddingConfig:
+    module = option.module[1]
+    for method in ("embedding_bag_configs", "embedding_configs"):
+        for config in getattr(module, method, list)():
+            if config.name == option.name:
+                return config
+    raise TypeError(
+        f"DynamicEmbeddingEnumerator: table {option.name!r} is to be dynamic, but its module is a "
+        f"{type(module).__name__}, expected an EmbeddingBagCollection or EmbeddingCollection"
+    )
 
 
 def _dynamic_names(constraints: Constraints | None) -> set[str]:
