@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec import (
     DataType,
     EmbeddingBagCollection,
@@ -17,6 +18,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 
+from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.torchrec.options import DYNAMIC_KERNEL
 
 BATCH = 512
@@ -27,19 +29,33 @@ def _with_dynamic(kernels: list[str], sharding_type: str) -> list[str]:
 
 
 class BagSharder(EmbeddingBagCollectionSharder):
+    def __init__(self, fused_params: dict[str, Any], *, optimizer: OptimizerConfig | None = None):
+        super().__init__(fused_params)
+        self._optimizer = optimizer
+
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         kernels = super().compute_kernels(sharding_type, compute_device_type)
         return _with_dynamic(kernels, sharding_type)
 
 
 class SequenceSharder(EmbeddingCollectionSharder):
+    def __init__(self, fused_params: dict[str, Any], *, optimizer: OptimizerConfig | None = None):
+        super().__init__(fused_params)
+        self._optimizer = optimizer
+
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         kernels = super().compute_kernels(sharding_type, compute_device_type)
         return _with_dynamic(kernels, sharding_type)
 
 
-def sharders(**fused_params: Any) -> list[Any]:
-    return [BagSharder(fused_params=fused_params), SequenceSharder(fused_params=fused_params)]
+def sharders(
+    kind: EmbOptimType = EmbOptimType.EXACT_SGD, *, optimizer: OptimizerConfig | None = None
+) -> list[Any]:
+    params = {"optimizer": kind}
+    return [
+        BagSharder(fused_params=params, optimizer=optimizer),
+        SequenceSharder(fused_params=params, optimizer=optimizer),
+    ]
 
 
 def bags(dtype: DataType = DataType.FP32, **rows: int) -> EmbeddingBagCollection:

@@ -15,9 +15,14 @@ import torch
 from planner_cases import bags, machine, nothing_reserved, sharders
 from torchrec import DataType, EmbeddingBagCollection
 from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
 import torch_dynemb as td
-from torch_dynemb.torchrec import DynamicEmbeddingEnumerator, DynamicEmbeddingShardingPlanner
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingEnumerator,
+    DynamicEmbeddingShardingPlanner,
+    DynamicStorageEstimator,
+)
 from torch_dynemb.torchrec import dynamicemb as names
 from torch_dynemb.torchrec.dynamicemb import (
     DynamicEmbCheckMode,
@@ -282,7 +287,7 @@ def plan_of(module: EmbeddingBagCollection, **options: Any) -> Any:
         storage_reservation=nothing_reserved(),
         debug=False,
     )
-    return planner.plan(module, sharders(optimizer=EmbOptimType.ADAM)).plan[""]
+    return planner.plan(module, sharders(EmbOptimType.ADAM)).plan[""]
 
 
 def test_a_plan_knows_the_capacity_and_bounds_of_the_config() -> None:
@@ -294,6 +299,14 @@ def test_a_plan_knows_the_capacity_and_bounds_of_the_config() -> None:
     assert options.initializer == td.Uniform(-0.01, 0.01)
     assert plan["a"].sharding_type == "row_wise"
     assert planned_options(plan["b"]) is None
+
+
+def test_an_enumerator_that_does_not_look_at_configs_is_refused() -> None:
+    constraints = {"a": DynamicEmbParameterConstraints(use_dynamicemb=True)}
+    estimators = [DynamicStorageEstimator(machine(), constraints)]
+    enumerator = EmbeddingEnumerator(machine(), 64, constraints, estimators)
+    with pytest.raises(ValueError, match=r"'a'.*plan with a DynamicEmbeddingEnumerator"):
+        enumerator.enumerate(bags(a=100), sharders())
 
 
 def test_dim_and_dtype_must_be_those_of_the_config() -> None:

@@ -266,7 +266,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                         "leave it out"
                     )
             constraints["compute_kernels"] = [DYNAMIC_KERNEL]
-            # says that the table is dynamic; the enumerator knows the table and fills it in
+            # says that the table is dynamic; the enumerator asks how, since it knows the config
             constraints["key_value_params"] = TableParams()
         super().__init__(sharding_types=sharding_types, **constraints)
         self.use_dynamicemb = use_dynamicemb
@@ -276,7 +276,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
         return hash((super().__hash__(), self.use_dynamicemb, repr(self.dynamicemb_options)))
 
     def options_of_table(
-        self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig | None
+        self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig
     ) -> TableOptions:
         """The options of the table with this config.
 
@@ -310,9 +310,8 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
         return options.table_options(num_embeddings=rows, embedding_dim=dim)
 
 
-def _values(dim: int, optimizer: OptimizerConfig | None) -> int:
-    state = () if optimizer is None else optimizer.state
-    return dim + sum(tensor.columns(dim) for tensor in state)
+def _values(dim: int, optimizer: OptimizerConfig) -> int:
+    return dim + sum(tensor.columns(dim) for tensor in optimizer.state)
 
 
 def get_table_value_bytes(

@@ -7,11 +7,11 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.constants import kernel_bw_lookup
 from torchrec.distributed.planner.shard_estimators import (
@@ -26,7 +26,8 @@ from torchrec.distributed.planner.types import (
     Storage,
     Topology,
 )
-from torchrec.distributed.planner.utils import get_num_poolings, sharder_name
+from torchrec.distributed.planner.utils import get_num_poolings
+from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from torch_dynemb import optim
@@ -57,35 +58,43 @@ _CONFIGS: dict[EmbOptimType, OptimizerConfig] = {
 _PROBE_BYTES = 8 * BUCKET_WORDS
 
 
-def optimizer_config(optimizer: EmbOptimType | OptimizerConfig) -> OptimizerConfig | None:
-    """The config with an optimizer's state; None: it has none, and nothing is trained.
+def optimizer_config(optimizer: EmbOptimType | OptimizerConfig) -> OptimizerConfig:
+    """A config with an optimizer's state.
 
     Raises:
         ValueError: dynamic tables have no such optimizer.
     """
     if isinstance(optimizer, OptimizerConfig):
         return optimizer
-    if optimizer == EmbOptimType.NONE:
-        return None
     if optimizer not in _CONFIGS:
         raise ValueError(
             f"fused_params: optimizer is {optimizer!r}, expected one of "
-            f"{[kind.name for kind in _CONFIGS]} or a config such as torch_dynemb.Adam(lr=1e-3)"
+            f"{[kind.name for kind in _CONFIGS]}; or give the sharder optimizer=, a config such as "
+            "torch_dynemb.Adam(lr=1e-3)"
         )
     return _CONFIGS[optimizer]
 
 
-def planned_optimizer(
-    parameter: Tensor, fused_params: Mapping[str, Any] | None
-) -> OptimizerConfig | None:
-    """The optimizer of a table: that of apply_optimizer_in_backward, or its sharder's."""
+def planned_optimizer(parameter: Tensor, sharder: ModuleSharder[nn.Module]) -> OptimizerConfig:
+    """The optimizer of a dynamic table, by its state.
+
+    It is that of apply_optimizer_in_backward, else the sharder's ``optimizer``, else the one in the
+    sharder's fused_params.
+
+    Raises:
+        ValueError: dynamic tables have no such optimizer.
+    """
     own = (getattr(parameter, "_optimizer_kwargs", None) or [{}])[0]
     kind = (getattr(parameter, "_optimizer_classes", None) or [None])[0]
     if "optimizer" in own:
         return optimizer_config(own["optimizer"])
     if kind is not None:
         return optimizer_config(optimizer_type_to_emb_opt_type(kind))
-    return optimizer_config((fused_params or {}).get("optimizer", _DEFAULT_OPTIMIZER))
+    given = getattr(sharder, "_optimizer", None)
+    if isinstance(given, OptimizerConfig):
+        return given
+    fused_params = getattr(sharder, "fused_params", None) or {}
+    return optimizer_config(fused_params.get("optimizer", _DEFAULT_OPTIMIZER))
 
 
 def is_dynamic_option(option: ShardingOption) -> bool:
@@ -93,21 +102,36 @@ def is_dynamic_option(option: ShardingOption) -> bool:
     return bool(option.compute_kernel == DYNAMIC_KERNEL)
 
 
-def options_of(option: ShardingOption) -> TableOptions:
-    """How the table of a dynamic sharding option is dynamic.
+class PlannedTable(NamedTuple):
+    """A dynamic table that is being planned.
 
-    Raises:
-        ValueError: nothing says so.
+    Attributes:
+        options: how it is dynamic.
+        optimizer: with the state of its rows.
     """
-    if not isinstance(option.key_value_params, TableParams):
+
+    options: TableOptions
+    optimizer: OptimizerConfig
+
+
+def set_planned(option: ShardingOption, table: PlannedTable) -> None:
+    """Notes in a dynamic sharding option what its estimates need, and its options for the plan."""
+    option.key_value_params = TableParams(options=table.options)
+    # estimators are shown a snapshot of the sharder, without the optimizers that we added to it
+    option.dynamic_table = table
+
+
+def _planned(option: ShardingOption) -> PlannedTable:
+    table = getattr(option, "dynamic_table", None)
+    if not isinstance(table, PlannedTable):
         raise ValueError(
-            f"table {option.name!r}: compute_kernel is {DYNAMIC_KERNEL!r}, but key_value_params is "
-            f"{option.key_value_params!r}: constrain it with DynamicTableConstraints(...)"
+            f"table {option.name!r}: its compute_kernel is {DYNAMIC_KERNEL!r}, but the enumerator "
+            "has not said how it is dynamic: plan with a DynamicEmbeddingEnumerator"
         )
-    return option.key_value_params.options
+    return table
 
 
-def shard_bytes(option: ShardingOption, optimizer: OptimizerConfig | None) -> list[int]:
+def shard_bytes(option: ShardingOption) -> list[int]:
     """Bytes of rows, optimizer state and index of each shard of a dynamic table that is full.
 
     A shard holds capacity / parts ids, where parts are the ranks that share its columns. An id
@@ -118,20 +142,22 @@ def shard_bytes(option: ShardingOption, optimizer: OptimizerConfig | None) -> li
       kept; slots are filled up to 70 %. Every shard of columns has an index of its own.
 
     Scores are those of the table's own policy: tables of one kernel keep what any of them needs.
+    The index of a table without a bound grows by a quarter at a time and may be that much larger.
     A sketch of admission counts once for each shard; what AdmitFrequent counts is not foreseen.
     """
-    options = options_of(option)
+    options, optimizer = _planned(option)
     capacity = options.policy.capacity or option.tensor.shape[0]
     index = index_bytes_per_id(_score_words(options))
     sketch = 0
     if isinstance(options.policy.admission, AdmitFrequentSketch):
         sketch = 4 * SKETCH_ROWS * options.policy.admission.width
-    state = () if optimizer is None else optimizer.state
     parts = _parts(option)
     sizes = []
     for shard in option.shards:
         dim = shard.size[1]
-        row = dim * option.tensor.element_size() + 4 + sum(t.row_bytes(dim) for t in state)
+        row = (
+            dim * option.tensor.element_size() + 4 + sum(t.row_bytes(dim) for t in optimizer.state)
+        )
         ids = -(-capacity // parts[shard.offset[1]])
         sizes.append(math.ceil(ids * (row + index)) + sketch)
     return sizes
@@ -203,17 +229,13 @@ class _Estimator(ShardEstimator):  # type: ignore[misc]
             return
         twins = [self._twin(option) for option in dynamic]
         self._stock.estimate(twins, *args, **kwargs)
-        sharders = args[0] if args else next(iter(kwargs.values()))
         for option, twin in zip(dynamic, twins, strict=True):
-            sharder = sharders[sharder_name(type(option.module[1]))]
-            self._price(option, twin, getattr(sharder, "fused_params", None))
+            self._price(option, twin)
 
     def _twin(self, option: ShardingOption) -> ShardingOption:
         return _fused_twin(option)
 
-    def _price(
-        self, option: ShardingOption, twin: ShardingOption, fused_params: Mapping[str, Any] | None
-    ) -> None:
+    def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
         raise NotImplementedError(f"{type(self).__name__} does not define _price()")
 
 
@@ -245,10 +267,8 @@ class DynamicStorageEstimator(_Estimator):
         twin._tensor = _NoRows(option.tensor)
         return twin
 
-    def _price(
-        self, option: ShardingOption, twin: ShardingOption, fused_params: Mapping[str, Any] | None
-    ) -> None:
-        sizes = shard_bytes(option, planned_optimizer(option.tensor, fused_params))
+    def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
+        sizes = shard_bytes(option)
         on_host = self._topology.compute_device == "cpu"
         for shard, priced, size in zip(option.shards, twin.shards, sizes, strict=True):
             rows = Storage(hbm=0, ddr=size) if on_host else Storage(hbm=size, ddr=0)
@@ -278,9 +298,7 @@ class DynamicPerfEstimator(_Estimator):
             topology, constraints, stock or EmbeddingPerfEstimator(topology, constraints)
         )
 
-    def _price(
-        self, option: ShardingOption, twin: ShardingOption, fused_params: Mapping[str, Any] | None
-    ) -> None:
+    def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
         bandwidth = kernel_bw_lookup(
             self._topology.compute_device,
             EmbeddingComputeKernel.FUSED.value,
@@ -317,9 +335,10 @@ class DynamicPerfEstimator(_Estimator):
 __all__ = [
     "DynamicPerfEstimator",
     "DynamicStorageEstimator",
+    "PlannedTable",
     "is_dynamic_option",
     "optimizer_config",
-    "options_of",
     "planned_optimizer",
+    "set_planned",
     "shard_bytes",
 ]

@@ -111,7 +111,8 @@ class DynamicTableConstraints(ParameterConstraints):  # type: ignore[misc]
         super().__init__(**constraints)
 
     def __hash__(self) -> int:
-        return int(super().__hash__())
+        value: int = super().__hash__()
+        return value
 
 
 def is_dynamic(sharding: ParameterSharding) -> bool:

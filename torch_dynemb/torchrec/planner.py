@@ -30,12 +30,14 @@ from torch_dynemb.torchrec.estimators import (
     Constraints,
     DynamicPerfEstimator,
     DynamicStorageEstimator,
+    PlannedTable,
+    is_dynamic_option,
     planned_optimizer,
+    set_planned,
 )
 from torch_dynemb.torchrec.options import (
     DYNAMIC_KERNEL,
     TableOptions,
-    TableParams,
     constrained_options,
 )
 
@@ -47,7 +49,7 @@ class OptionsByTable(Protocol):
     """Constraints whose options depend on what the table is like."""
 
     def options_of_table(
-        self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig | None
+        self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig
     ) -> TableOptions:
         """The options of the table with this config."""
 
@@ -140,17 +142,18 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         return options
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Sets storage and time of every shard."""
         for option in sharding_options:
-            constraint = (self._constraints or {}).get(option.name)
-            if not isinstance(constraint, OptionsByTable):
+            if not is_dynamic_option(option):
                 continue
-            if constrained_options(constraint) is None:
-                continue
+            constraint = self._constraints[option.name]
             sharder = self.sharder_map[sharder_name(type(option.module[1]))]
-            optimizer = planned_optimizer(option.tensor, getattr(sharder, "fused_params", None))
-            option.key_value_params = TableParams(
-                options=constraint.options_of_table(_config_of(option), optimizer)
-            )
+            optimizer = planned_optimizer(option.tensor, sharder)
+            if isinstance(constraint, OptionsByTable):
+                options = constraint.options_of_table(_config_of(option), optimizer)
+            else:
+                options = option.key_value_params.options
+            set_planned(option, PlannedTable(options, optimizer))
         super().populate_estimates(sharding_options)
 
     def _filter_sharding_types(
