@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import pickle
 import warnings
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from planner_cases import bags, machine, nothing_reserved, sharders
 from torchrec import DataType, EmbeddingBagCollection
 from torchrec.distributed.planner import ParameterConstraints
@@ -37,7 +39,6 @@ from torch_dynemb.torchrec.dynamicemb import (
 )
 from torch_dynemb.torchrec.options import TableOptions, constrained_options, planned_options
 
-EmbOptimType = pytest.importorskip("fbgemm_gpu.split_embedding_configs").EmbOptimType
 Mode = DynamicEmbInitializerMode
 Strategy = DynamicEmbScoreStrategy
 
@@ -337,3 +338,12 @@ def test_default_bounds_follow_num_embeddings() -> None:
         options = DynamicEmbTableOptions().table_options(num_embeddings=rows, embedding_dim=4)
         bound = math.sqrt(1 / rows)
         assert options.initializer == td.Uniform(-bound, bound)
+
+
+def test_one_module_has_all_names() -> None:
+    pytest.importorskip("torch_dynemb.torchrec.sharders")
+    compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
+    assert set(names.__all__) <= set(compat.__all__)
+    assert compat.DynamicEmbeddingShardingPlanner is DynamicEmbeddingShardingPlanner
+    for name in compat.__all__:
+        assert getattr(compat, name).__name__ == name

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from planner_cases import BATCH, bags, machine, nothing_reserved, sequences, sharders
 from torch import nn
 from torchrec import DataType
@@ -35,8 +36,6 @@ from torch_dynemb.torchrec import (
 )
 from torch_dynemb.torchrec.estimators import optimizer_config, planned_optimizer, shard_bytes
 from torch_dynemb.torchrec.options import planned_options
-
-EmbOptimType = pytest.importorskip("fbgemm_gpu.split_embedding_configs").EmbOptimType
 
 INDEX = (16 + 8) / 0.7  # bytes of an id with one score
 
