@@ -1,7 +1,14 @@
 """Dynamic tables through TorchRec's DistributedModelParallel."""
 
+from torch_dynemb.torchrec.estimators import DynamicPerfEstimator, DynamicStorageEstimator
 from torch_dynemb.torchrec.load_planner import LoadPlanner
 from torch_dynemb.torchrec.options import DynamicTableConstraints, TableOptions
+from torch_dynemb.torchrec.planner import (
+    DynamicEmbeddingEnumerator,
+    DynamicEmbeddingShardingPlanner,
+    collective_plan,
+    dynamic_enumerator,
+)
 from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
@@ -10,7 +17,13 @@ from torch_dynemb.torchrec.sharders import (
 __all__ = [
     "DynamicEmbeddingBagCollectionSharder",
     "DynamicEmbeddingCollectionSharder",
+    "DynamicEmbeddingEnumerator",
+    "DynamicEmbeddingShardingPlanner",
+    "DynamicPerfEstimator",
+    "DynamicStorageEstimator",
     "DynamicTableConstraints",
     "LoadPlanner",
     "TableOptions",
+    "collective_plan",
+    "dynamic_enumerator",
 ]

@@ -58,7 +58,8 @@ _DEFAULTS: dict[str, Any] = {
     "max_gradient": 1.0,
     "stochastic_rounding": True,
 }
-_KNOWN = {*_DEFAULTS, "optimizer", "betas", "lr", "output_dtype"}
+# prefetch_pipeline is FBGEMM's for rows of the host; here all are in the memory of the device
+_KNOWN = {*_DEFAULTS, "optimizer", "betas", "lr", "output_dtype", "prefetch_pipeline"}
 
 
 def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -17,13 +17,10 @@ from torch_dynemb.torchrec.collections import (
     ShardedDynamicEmbeddingCollection,
 )
 from torch_dynemb.torchrec.options import DYNAMIC_KERNEL, TableOptions
-from torch_dynemb.torchrec.shardings import POOLED, SEQUENCE
 
 
 class _DynamicSharder:
     """What both sharders are given for dynamic tables."""
-
-    _dynamic_sharding_types: ClassVar[tuple[str, ...]]
 
     def _set_dynamic(
         self,
@@ -44,10 +41,10 @@ class _DynamicSharder:
         self._options = dict(options or {})
         self._optimizer = optimizer
 
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """TorchRec's, and those of dynamic tables, which all devices can do."""
-        stock: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
-        return [*stock, *(kind for kind in self._dynamic_sharding_types if kind not in stock)]
+    @property
+    def optimizer(self) -> OptimizerConfig | None:
+        """Config of the dynamic tables; None: what fused_params or parameters say."""
+        return self._optimizer
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """TorchRec's, and that of dynamic tables."""
@@ -76,8 +73,6 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
     Raises:
         TypeError: ``options`` or ``optimizer`` is something else.
     """
-
-    _dynamic_sharding_types = tuple(POOLED)
 
     def __init__(
         self,
@@ -126,8 +121,6 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
         fused_params, qcomm_codecs_registry, options, optimizer: as in
             :class:`DynamicEmbeddingBagCollectionSharder`.
     """
-
-    _dynamic_sharding_types = tuple(SEQUENCE)
 
     def __init__(
         self,

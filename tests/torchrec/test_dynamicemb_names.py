@@ -1,0 +1,349 @@
+"""DynamicEmb's options: each arrives in ours, or raises; what sizes nothing says so."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import pickle
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from planner_cases import bags, machine, nothing_reserved, sharders
+from torchrec import DataType, EmbeddingBagCollection
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+
+import torch_dynemb as td
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingEnumerator,
+    DynamicEmbeddingShardingPlanner,
+    DynamicStorageEstimator,
+)
+from torch_dynemb.torchrec import dynamicemb as names
+from torch_dynemb.torchrec.dynamicemb import (
+    DynamicEmbCheckMode,
+    DynamicEmbInitializerArgs,
+    DynamicEmbInitializerMode,
+    DynamicEmbParameterConstraints,
+    DynamicEmbScoreStrategy,
+    DynamicEmbTableOptions,
+    FrequencyAdmissionStrategy,
+    KVCounter,
+    get_table_value_bytes,
+)
+from torch_dynemb.torchrec.options import TableOptions, constrained_options, planned_options
+
+Mode = DynamicEmbInitializerMode
+Strategy = DynamicEmbScoreStrategy
+
+# A value of each field and what of ours it becomes, for a table of 10,000 rows of 8 columns.
+ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
+    "initializer_args": [
+        (DynamicEmbInitializerArgs(), "initializer", td.Uniform(-0.01, 0.01)),
+        (DynamicEmbInitializerArgs(Mode.UNIFORM, upper=0.5), "initializer", td.Uniform(-0.01, 0.5)),
+        (DynamicEmbInitializerArgs(Mode.UNIFORM, lower=0.0), "initializer", td.Uniform(0.0, 0.01)),
+        (DynamicEmbInitializerArgs(Mode.NORMAL), "initializer", td.Normal(0.0, 1.0)),
+        (DynamicEmbInitializerArgs(Mode.NORMAL, 1.0, 0.5), "initializer", td.Normal(1.0, 0.5)),
+        (DynamicEmbInitializerArgs(Mode.CONSTANT, value=2.0), "initializer", td.Constant(2.0)),
+        (
+            DynamicEmbInitializerArgs(Mode.TRUNCATED_NORMAL, 0.1, 0.2, -0.5, 0.6),
+            "initializer",
+            td.TruncatedNormal(0.1, 0.2, -0.5, 0.6),
+        ),
+    ],
+    "eval_initializer_args": [
+        (DynamicEmbInitializerArgs(Mode.CONSTANT), "eval_default", "zeros"),
+        (
+            DynamicEmbInitializerArgs(Mode.CONSTANT, value=2.0),
+            "eval_default",
+            torch.full((8,), 2.0),
+        ),
+    ],
+    "score_strategy": [
+        (Strategy.TIMESTAMP, "policy.scores", ("timestamp",)),
+        (Strategy.STEP, "policy.scores", ("step",)),
+        (Strategy.CUSTOMIZED, "policy.scores", ("custom",)),
+        (Strategy.LFU, "policy.scores", ("frequency",)),
+        ((Strategy.LFU,), "policy.scores", ("frequency",)),
+        ((Strategy.TIMESTAMP, Strategy.LFU), "policy.scores", ("frequency", "timestamp")),
+        ((Strategy.LFU, Strategy.TIMESTAMP), "policy.scores", ("frequency", "timestamp")),
+        (Strategy.LFU, "policy.on_full", "evict"),
+        (Strategy.NO_EVICTION, "policy.scores", ("none",)),
+        (Strategy.NO_EVICTION, "policy.on_full", "grow"),
+        (Strategy.NO_EVICTION, "policy.capacity", 10_000),
+    ],
+    "safe_check_mode": [
+        (DynamicEmbCheckMode.ERROR, "policy.check", "error"),
+        (DynamicEmbCheckMode.WARNING, "policy.check", "warning"),
+        (DynamicEmbCheckMode.IGNORE, "policy.check", "ignore"),
+    ],
+    "admit_strategy": [
+        (None, "policy.refused", "zeros"),
+        (FrequencyAdmissionStrategy(3), "policy.admission", td.AdmitFrequent(3)),
+        (FrequencyAdmissionStrategy(3), "policy.refused", "initial"),
+        (FrequencyAdmissionStrategy(1), "policy.admission", None),
+        (FrequencyAdmissionStrategy(0), "policy.admission", None),
+        (
+            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs(Mode.CONSTANT)),
+            "policy.refused",
+            "zeros",
+        ),
+        (
+            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs(Mode.CONSTANT, value=0.5)),
+            "policy.refused",
+            torch.full((8,), 0.5),
+        ),
+        (
+            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs()),  # as new rows
+            "policy.refused",
+            "initial",
+        ),
+    ],
+}
+
+# Values that are refused, and what the error says.
+RAISES: dict[str, list[tuple[Any, str]]] = {
+    "max_capacity": [(100, "max_capacity is 100.*set num_embeddings")],
+    "evict_strategy": [("LFU", "evict_strategy is 'LFU'.*score_strategy")],
+    "local_hbm_for_values": [(5, "local_hbm_for_values is 5.*leave it out")],
+    "device_id": [(1, "device_id is 1.*device of its rank")],
+    "training": [(False, r"training is False.*model\.eval\(\)")],
+    "caching": [(True, "caching is True.*num_embeddings")],
+    "external_storage": [("ps", "external_storage is 'ps'.*leave it out")],
+    "score_function": [(max, "score_function is .*CUSTOMIZED")],
+    "evicted_item_mode": [("RETAIN_KEY", "evicted_item_mode.*record_evicted")],
+    "embedding_dtype": [(torch.int8, "embedding_dtype is torch.int8, expected one of")],
+    "index_type": [(torch.int32, "index_type is torch.int32, expected one of")],
+    "dist_type": [("diagonal", "dist_type is 'diagonal', expected one of")],
+    "safe_check_mode": [("loud", "safe_check_mode is 'loud', expected one of")],
+    "initializer_args": [("normal", "initializer_args is 'normal', expected")],
+    "eval_initializer_args": [
+        (DynamicEmbInitializerArgs(Mode.NORMAL), "eval_initializer_args is .*expected mode CONST"),
+        (0.0, "eval_initializer_args is 0.0, expected"),
+    ],
+    "score_strategy": [
+        ((Strategy.STEP, Strategy.LFU), r"score_strategy is .*Policy\(score=\(\.\.\.\)\)"),
+        ("lfu", "score_strategy is 'lfu', expected"),
+        (None, "score_strategy is None, expected"),
+        ((), "score_strategy is"),
+    ],
+    "admit_strategy": [
+        (3, "admit_strategy is 3, expected"),
+        (
+            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs(Mode.NORMAL)),
+            "FrequencyAdmissionStrategy: initializer_args.*expected mode CONSTANT",
+        ),
+    ],
+    "admission_counter": [
+        (KVCounter(10), "admission_counter is KVCounter.*no admit_strategy"),
+        (10, "admission_counter is 10, expected"),
+    ],
+}
+
+# Values that size nothing here: a warning says what happens instead.
+WARNS: dict[str, tuple[Any, str]] = {
+    "init_capacity": (100, "init_capacity is 100.*as ids arrive"),
+    "max_load_factor": (0.75, "max_load_factor is 0.75.*70 % full"),
+    "bucket_capacity": (1024, "bucket_capacity is 1024.*buckets hold 4"),
+    "dist_type": ("continuous", "dist_type is 'continuous'.*by a hash"),
+    "admission_counter": (KVCounter(10), "admission_counter.*23 bytes.*AdmitFrequentSketch"),
+}
+
+# Values that need the table to be judged: see the tests below.
+WITH_TABLE = {"dim", "embedding_dtype", "global_hbm_for_values"}
+
+
+@pytest.fixture(autouse=True)
+def fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if no warning had been given in this process, and all others were errors."""
+    monkeypatch.setattr(names, "_warned", set())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="DynamicEmb")
+        yield
+
+
+def translated(**options: Any) -> TableOptions:
+    return DynamicEmbTableOptions(**options).table_options(num_embeddings=10_000, embedding_dim=8)
+
+
+def test_every_field_is_translated_or_refused() -> None:
+    known = ARRIVES.keys() | RAISES.keys() | WARNS.keys() | WITH_TABLE
+    assert known == {field.name for field in fields(DynamicEmbTableOptions)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ours", "expected"),
+    [(name, *case) for name, cases in ARRIVES.items() for case in cases],
+)
+def test_what_arrives(name: str, value: Any, ours: str, expected: Any) -> None:
+    found: Any = translated(**{name: value})
+    for part in ours.split("."):
+        found = getattr(found, part)
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [(name, *case) for name, cases in RAISES.items() for case in cases],
+)
+def test_what_is_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises((NotImplementedError, TypeError, ValueError), match=message):
+        DynamicEmbTableOptions(**{name: value})
+
+
+@pytest.mark.parametrize("name", WARNS)
+def test_what_sizes_nothing_is_told_once(name: str) -> None:
+    value, message = WARNS[name]
+    options = {name: value}
+    if name == "admission_counter":
+        options["admit_strategy"] = FrequencyAdmissionStrategy(2)
+    with pytest.warns(UserWarning, match=message):
+        DynamicEmbTableOptions(**options)
+    DynamicEmbTableOptions(**options)  # another warning would be an error
+
+
+def test_defaults_are_those_of_dynamicemb() -> None:
+    options = translated()
+    assert options.initializer == td.Uniform(-0.01, 0.01)
+    assert options.policy.description() == {
+        "score": "timestamp",
+        "capacity": 10_000,
+        "on_full": "evict",
+        "admission": None,
+        "ttl": None,
+    }
+    assert (options.policy.check, options.policy.refused) == ("ignore", "zeros")
+    assert (options.eval_default, options.padding_idx) == ("zeros", None)
+    for routing in ("roundrobin", "hash_roundrobin"):
+        DynamicEmbTableOptions(dist_type=routing, index_type=torch.int64)
+
+
+def test_initializers_that_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"mode is DEBUG.*choose CONSTANT or UNIFORM"):
+        DynamicEmbInitializerArgs(Mode.DEBUG)
+    with pytest.raises(NotImplementedError, match=r"lower is None and upper 1.0.*give both"):
+        DynamicEmbInitializerArgs(Mode.TRUNCATED_NORMAL, upper=1.0)
+    with pytest.raises(TypeError, match="mode is 'uniform', expected a DynamicEmbInitializerMode"):
+        DynamicEmbInitializerArgs("uniform")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"FrequencyAdmissionStrategy: threshold is -1"):
+        FrequencyAdmissionStrategy(-1)
+    with pytest.raises(TypeError, match=r"FrequencyAdmissionStrategy: threshold is 1.5"):
+        FrequencyAdmissionStrategy(1.5)  # type: ignore[arg-type]
+
+
+def test_constraints_make_a_table_dynamic_or_not() -> None:
+    constraints = DynamicEmbParameterConstraints(
+        sharding_types=["row_wise"],
+        use_dynamicemb=True,
+        dynamicemb_options=DynamicEmbTableOptions(),
+        pooling_factors=[7.0],
+    )
+    assert constrained_options(constraints) is not None
+    assert constraints.compute_kernels == ["customized_kernel"]
+    assert (constraints.sharding_types, constraints.pooling_factors) == (["row_wise"], [7.0])
+    read = pickle.loads(pickle.dumps(constraints))
+    assert isinstance(read.dynamicemb_options, DynamicEmbTableOptions)
+    assert hash(copy.deepcopy(constraints)) == hash(constraints) == hash(read)
+
+    static = DynamicEmbParameterConstraints(compute_kernels=["fused"])
+    assert constrained_options(static) is None
+    assert static.compute_kernels == ["fused"]
+    assert isinstance(static, ParameterConstraints)
+
+    with pytest.raises(ValueError, match=r"compute_kernels is \['fused'\].*leave it out"):
+        DynamicEmbParameterConstraints(use_dynamicemb=True, compute_kernels=["fused"])
+    with pytest.raises(TypeError, match=r"dynamicemb_options is .*DynamicTableConstraints"):
+        DynamicEmbParameterConstraints(
+            use_dynamicemb=True,
+            dynamicemb_options=TableOptions(),  # type: ignore[arg-type]
+        )
+
+
+def plan_of(module: EmbeddingBagCollection, **options: Any) -> Any:
+    """As DynamicEmb's users plan; the table is ``a``."""
+    constraints = {
+        "a": DynamicEmbParameterConstraints(
+            sharding_types=["row_wise"],
+            use_dynamicemb=True,
+            dynamicemb_options=DynamicEmbTableOptions(**options),
+        ),
+        "b": DynamicEmbParameterConstraints(),
+    }
+    topology = machine()
+    planner = DynamicEmbeddingShardingPlanner(
+        eb_configs=module.embedding_bag_configs(),
+        topology=topology,
+        constraints=constraints,
+        batch_size=64,
+        enumerator=DynamicEmbeddingEnumerator(topology=topology, constraints=constraints),
+        storage_reservation=nothing_reserved(),
+        debug=False,
+    )
+    return planner.plan(module, sharders(EmbOptimType.ADAM)).plan[""]
+
+
+def test_a_plan_knows_the_capacity_and_bounds_of_the_config() -> None:
+    plan = plan_of(bags(a=10_000, b=10), score_strategy=Strategy.LFU)
+    options = planned_options(plan["a"])
+    assert options is not None
+    assert options.policy.capacity == 10_000
+    assert options.policy.scores == ("frequency",)
+    assert options.initializer == td.Uniform(-0.01, 0.01)
+    assert plan["a"].sharding_type == "row_wise"
+    assert planned_options(plan["b"]) is None
+
+
+def test_an_enumerator_that_does_not_look_at_configs_is_refused() -> None:
+    constraints = {"a": DynamicEmbParameterConstraints(use_dynamicemb=True)}
+    estimators = [DynamicStorageEstimator(machine(), constraints)]
+    enumerator = EmbeddingEnumerator(machine(), 64, constraints, estimators)
+    with pytest.raises(ValueError, match=r"'a'.*plan with a DynamicEmbeddingEnumerator"):
+        enumerator.enumerate(bags(a=100), sharders())
+
+
+def test_dim_and_dtype_must_be_those_of_the_config() -> None:
+    plan_of(bags(a=100, b=10), dim=16, embedding_dtype=torch.float32)
+    plan_of(bags(DataType.BF16, a=100, b=10), embedding_dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"'a': dim is 8.*embedding_dim=16"):
+        plan_of(bags(a=100, b=10), dim=8)
+    with pytest.raises(ValueError, match=r"'a': embedding_dtype is torch.bfloat16.*DataType.BF16"):
+        plan_of(bags(a=100, b=10), embedding_dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"'a': embedding_dtype is torch.float32"):
+        plan_of(bags(DataType.BF16, a=100, b=10), embedding_dtype=torch.float32)
+
+
+def test_device_memory_must_be_that_of_all_rows() -> None:
+    module = bags(a=1000, b=10)
+    config = module.embedding_bag_configs()[0]
+    everything = get_table_value_bytes(config, EmbOptimType.ADAM, 2)
+    assert everything == 2 * 512 * (16 + 2 * 16) * 4  # a rank's 500 rows are rounded to 4 x 128
+    plan_of(module, global_hbm_for_values=everything)
+    with pytest.raises(NotImplementedError, match=r"global_hbm_for_values is \d+, less than"):
+        plan_of(module, global_hbm_for_values=everything // 2)
+    exactly = get_table_value_bytes(config, EmbOptimType.EXACT_ROWWISE_ADAGRAD, 1, 10)
+    assert exactly == 1000 * 17 * 4
+
+
+def test_default_bounds_follow_num_embeddings() -> None:
+    for rows in (1, 50, 10**9):
+        options = DynamicEmbTableOptions().table_options(num_embeddings=rows, embedding_dim=4)
+        bound = math.sqrt(1 / rows)
+        assert options.initializer == td.Uniform(-bound, bound)
+
+
+def test_one_module_has_all_names() -> None:
+    pytest.importorskip("torch_dynemb.torchrec.sharders")
+    compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
+    assert set(names.__all__) <= set(compat.__all__)
+    assert compat.DynamicEmbeddingShardingPlanner is DynamicEmbeddingShardingPlanner
+    for name in compat.__all__:
+        assert getattr(compat, name).__name__ == name

@@ -1,0 +1,389 @@
+"""Plans for models with dynamic tables: what is offered, what it costs, and errors on all ranks."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from planner_cases import BATCH, bags, machine, nothing_reserved, sequences, sharders
+from torch import nn
+from torchrec import DataType
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.types import PlannerError, ShardingOption, Topology
+from torchrec.distributed.types import ShardingPlan
+
+import torch_dynemb as td
+from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingEnumerator,
+    DynamicEmbeddingShardingPlanner,
+    DynamicTableConstraints,
+    TableOptions,
+    collective_plan,
+    dynamic_enumerator,
+)
+from torch_dynemb.torchrec.estimators import planned_optimizer, shard_bytes
+from torch_dynemb.torchrec.fused_params import optimizer_of
+from torch_dynemb.torchrec.options import planned_options
+
+INDEX = (16 + 8) / 0.7  # bytes of an id with one score
+
+
+def dynamic(capacity: int | None = None, **constraints: Any) -> DynamicTableConstraints:
+    return DynamicTableConstraints(TableOptions(policy=td.Policy(capacity=capacity)), **constraints)
+
+
+def options_of(
+    enumerator: EmbeddingEnumerator, module: nn.Module, name: str, *, sharders: list[Any]
+) -> dict[str, ShardingOption]:
+    found = enumerator.enumerate(module, sharders)
+    return {option.sharding_type: option for option in found if option.name == name}
+
+
+def planned(
+    module: nn.Module,
+    constraints: dict[str, Any],
+    topology: Topology,
+    kind: Any = EmbOptimType.EXACT_SGD,
+    optimizer: OptimizerConfig | None = None,
+) -> ShardingPlan:
+    planner = EmbeddingShardingPlanner(
+        topology,
+        batch_size=BATCH,
+        enumerator=dynamic_enumerator(topology, constraints, BATCH),
+        storage_reservation=nothing_reserved(),
+        constraints=constraints,
+        debug=False,
+    )
+    return planner.plan(module, sharders(kind, optimizer=optimizer))
+
+
+def test_storage_of_a_table_is_rows_state_index_and_buffers() -> None:
+    enumerator = dynamic_enumerator(machine(), {"a": dynamic(1001)}, BATCH)
+    offers = options_of(enumerator, bags(a=10), "a", sharders=sharders(EmbOptimType.ADAM))
+    row = 16 * 4 + 4 + 2 * 16 * 4
+    ids = BATCH * 8  # of one feature, on one rank
+    outputs = BATCH * 16 * 4
+
+    storage = offers["table_wise"].shards[0].storage
+    assert storage.ddr == math.ceil(1001 * (row + INDEX)) + 2 * ids + 2 * outputs
+    assert storage.hbm == 0
+
+    for shard in offers["row_wise"].shards:
+        # half of the ids of both ranks, and their sums for all of both ranks' samples
+        expected = math.ceil(501 * (row + INDEX)) + ids + 2 * outputs
+        assert shard.storage.ddr == expected
+
+
+def test_every_column_shard_has_an_index_of_its_own() -> None:
+    constraints = {"a": dynamic(1000, sharding_types=["column_wise"], min_partition=8)}
+    enumerator = dynamic_enumerator(machine(), constraints, BATCH)
+    params = sharders(EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    option = options_of(enumerator, bags(a=10), "a", sharders=params)["column_wise"]
+    assert shard_bytes(option) == [math.ceil(1000 * (8 * 4 + 4 + 4 + INDEX))] * 2
+
+
+def test_storage_lies_in_device_memory_on_a_gpu() -> None:
+    enumerator = dynamic_enumerator(machine(device="cuda"), {"a": dynamic(1000)}, BATCH)
+    offers = options_of(enumerator, bags(a=10), "a", sharders=sharders())
+    storage = offers["table_wise"].shards[0].storage
+    assert storage.ddr == 0
+    assert storage.hbm > 1000 * (16 * 4 + 4 + INDEX)
+
+
+def test_num_embeddings_counts_where_the_policy_has_no_capacity() -> None:
+    enumerator = dynamic_enumerator(machine(), {"a": dynamic()}, BATCH)
+    option = options_of(enumerator, bags(a=700), "a", sharders=sharders())["table_wise"]
+    assert shard_bytes(option) == [700 * 68 + 1000 * 16]
+
+
+def test_scores_expiry_and_sketches_count() -> None:
+    def bytes_of(policy: td.Policy) -> int:
+        enumerator = dynamic_enumerator(
+            machine(), {"a": DynamicTableConstraints(TableOptions(policy=policy))}
+        )
+        option = options_of(enumerator, bags(a=7), "a", sharders=sharders())["table_wise"]
+        return shard_bytes(option)[0]
+
+    slots = 700 / 0.7
+    none = bytes_of(td.Policy(capacity=700, score="none", on_full="default"))
+    assert none == 700 * 68 + slots * 16
+    assert bytes_of(td.Policy(capacity=700, score="step")) == none + slots * 8
+    assert bytes_of(td.Policy(capacity=700, score="frequency")) == none + slots * 16
+    assert bytes_of(td.Policy(capacity=700, score="frequency", ttl=9)) == none + slots * 24
+    sketch = td.AdmitFrequentSketch(2, memory=1 << 16)
+    assert bytes_of(td.Policy(capacity=700, admission=sketch)) == none + slots * 8 + (1 << 16)
+
+
+@pytest.mark.parametrize("score", ["step", "frequency"])
+def test_a_full_table_takes_what_was_planned(score: Any) -> None:
+    policy = td.Policy(score=score, capacity=40_000)
+    constraints = {"a": DynamicTableConstraints(TableOptions(policy=policy))}
+    enumerator = dynamic_enumerator(machine(), constraints)
+    adam = sharders(EmbOptimType.ADAM)
+    option = options_of(enumerator, bags(a=7), "a", sharders=adam)["table_wise"]
+    config = td.TableConfig("a", 16, policy=policy)
+    group = td.TableGroup([config], optimizer=td.Adam(lr=0.1))
+    for step in range(8):
+        group.insert(0, torch.arange(step * 5000, (step + 1) * 5000))
+    [expected] = shard_bytes(option)
+    taken = group.memory()["total"]
+    assert 0.9 * expected < taken < 1.02 * expected
+
+
+def test_time_is_that_of_the_fused_kernel_and_the_probes() -> None:
+    topology = machine(device="cuda")
+    constraints = {"a": dynamic(1000, pooling_factors=[3.0])}
+    ours = options_of(
+        dynamic_enumerator(topology, constraints, BATCH), bags(a=100), "a", sharders=sharders()
+    )
+    fused = {"a": ParameterConstraints(compute_kernels=["fused"], pooling_factors=[3.0])}
+    stock = options_of(
+        EmbeddingEnumerator(topology, BATCH, fused), bags(a=100), "a", sharders=sharders()
+    )
+    assert ours.keys() == stock.keys() >= {"table_wise", "row_wise"}
+    for sharding_type, parts in (("table_wise", 1), ("row_wise", 2)):
+        probe = 2 * BATCH * 3 / parts * 64 / topology.hbm_mem_bw
+        for shard, other in zip(
+            ours[sharding_type].shards, stock[sharding_type].shards, strict=True
+        ):
+            expected = dataclasses.replace(other.perf, fwd_compute=other.perf.fwd_compute + probe)
+            assert shard.perf == expected
+
+
+def test_an_estimate_changes_no_option() -> None:
+    enumerator = dynamic_enumerator(machine(), {"a": dynamic(1000)}, BATCH)
+    option = options_of(enumerator, bags(a=100), "a", sharders=sharders())["row_wise"]
+    before = copy.deepcopy(option)
+    enumerator.populate_estimates([option])
+    assert option.compute_kernel == "customized_kernel"
+    assert option.shards == before.shards
+    assert option.tensor is before.tensor
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_static_tables_are_offered_and_priced_as_torchrec_does(device: str) -> None:
+    topology = machine(device=device)
+    stock = EmbeddingEnumerator(topology, BATCH, {}).enumerate(
+        bags(a=100, b=1000), [EmbeddingBagCollectionSharder()]
+    )
+    ours = dynamic_enumerator(topology, {"a": dynamic(5)}, BATCH).enumerate(
+        bags(a=100, b=1000), sharders()
+    )
+
+    def of_b(found: list[ShardingOption]) -> set[tuple[Any, ...]]:
+        return {(o.sharding_type, o.compute_kernel, str(o.shards)) for o in found if o.name == "b"}
+
+    # a sharder may offer more
+    assert of_b(ours) >= of_b(stock)
+    assert "customized_kernel" not in {o.compute_kernel for o in ours if o.name == "b"}
+    assert {o.compute_kernel for o in ours if o.name == "a"} == {"customized_kernel"}
+    assert "data_parallel" not in {o.sharding_type for o in ours if o.name == "a"}
+    assert "data_parallel" in {o.sharding_type for o in ours if o.name == "b"}
+
+
+@pytest.mark.parametrize("collection", [bags, sequences])
+def test_a_mixed_plan_carries_options_and_can_be_pickled(collection: Any) -> None:
+    options = TableOptions(policy=td.Policy(capacity=5000), padding_idx=7)
+    constraints = {"a": DynamicTableConstraints(options, sharding_types=["row_wise"])}
+    plan = planned(collection(a=100, b=100), constraints, machine())
+    plan = pickle.loads(pickle.dumps(plan))
+    assert plan.plan[""]["b"].compute_kernel != "customized_kernel"
+    assert plan.plan[""]["a"].compute_kernel == "customized_kernel"
+    assert plan.plan[""]["a"].sharding_type == "row_wise"
+    read = planned_options(plan.plan[""]["a"])
+    assert read is not None
+    assert (read.policy.capacity, read.padding_idx) == (5000, 7)
+    assert planned_options(plan.plan[""]["b"]) is None
+
+
+def beside_another(constraints: DynamicTableConstraints) -> dict[str, Any]:
+    """With a second table: two ranks have one each, rather than halves of the first."""
+    return {"a": constraints, "b": ParameterConstraints(sharding_types=["table_wise"])}
+
+
+def test_another_capacity_changes_the_plan() -> None:
+    def sharding_type(capacity: int) -> str:
+        constraints = beside_another(dynamic(capacity, sharding_types=["table_wise", "row_wise"]))
+        module, small = bags(a=100, b=100), machine(memory=8 << 20)
+        plan = planned(module, constraints, small, EmbOptimType.ADAM)
+        return plan.plan[""]["a"].sharding_type
+
+    # a row takes 230 bytes: 46,000 do not fit into the 8 MiB of one rank, but into those of two
+    assert sharding_type(1000) == "table_wise"
+    assert sharding_type(46_000) == "row_wise"
+    with pytest.raises(PlannerError):
+        sharding_type(100_000)
+
+
+def test_another_optimizer_changes_the_plan() -> None:
+    constraints = beside_another(dynamic(46_000, sharding_types=["table_wise", "row_wise"]))
+    module, small = bags(a=100, b=100), machine(memory=8 << 20)
+
+    def sharding_type(kind: Any, optimizer: OptimizerConfig | None = None) -> str:
+        plan = planned(module, constraints, small, kind, optimizer)
+        return str(plan.plan[""]["a"].sharding_type)
+
+    assert sharding_type(EmbOptimType.EXACT_SGD) == "table_wise"
+    assert sharding_type(EmbOptimType.ADAM) == "row_wise"
+    assert sharding_type(EmbOptimType.EXACT_SGD, td.Adam(lr=0.1)) == "row_wise"
+    eight_bits = td.Adam(lr=0.1, state_dtype=torch.uint8)
+    assert sharding_type(EmbOptimType.ADAM, eight_bits) == "table_wise"
+
+
+def test_which_optimizer_counts() -> None:
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    assert type(planned_optimizer(parameter, EmbeddingBagCollectionSharder())) is td.SGD
+    adam = sharders(EmbOptimType.ADAM)[0]
+    assert type(planned_optimizer(parameter, adam)) is td.Adam
+    ftrl = sharders(EmbOptimType.ADAM, optimizer=td.Ftrl(lr=0.5))[0]
+    assert type(planned_optimizer(parameter, ftrl)) is td.Ftrl
+    parameter._optimizer_classes = [torch.optim.Adagrad]
+    parameter._optimizer_kwargs = [{"lr": 0.1}]
+    for sharder in (adam, ftrl):
+        assert type(planned_optimizer(parameter, sharder)) is td.Adagrad
+    for kind in (EmbOptimType.MADGRAD, EmbOptimType.NONE):
+        with pytest.raises(
+            NotImplementedError, match=r"has optimizer .*expected one of.*'adam'.*optimizer="
+        ):
+            optimizer_of("planner", {"optimizer": kind})
+
+
+def test_data_parallel_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'a'.*data_parallel would replicate.*use 'row_wise'"):
+        dynamic_enumerator(machine(), {"a": dynamic(5, sharding_types=["data_parallel"])})
+    allowed = {"a": dynamic(5, sharding_types=["data_parallel", "row_wise"])}
+    enumerator = dynamic_enumerator(machine(), allowed)
+    assert options_of(enumerator, bags(a=9), "a", sharders=sharders()).keys() == {"row_wise"}
+
+
+def test_what_no_dynamic_table_can_meet_is_refused() -> None:
+    topology = machine()
+    with pytest.raises(ValueError, match=r"compute_kernels of table 'a'.*DynamicTableConstraints"):
+        dynamic_enumerator(
+            topology, {"a": ParameterConstraints(compute_kernels=["customized_kernel"])}
+        )
+    with pytest.raises(ValueError, match=r"'a' is to be dynamic.*DynamicEmbeddingBagCollection"):
+        dynamic_enumerator(topology, {"a": dynamic(5)}).enumerate(
+            bags(a=9), [EmbeddingBagCollectionSharder()]
+        )
+    with pytest.raises(ValueError, match=r"make \['x'\] dynamic, but.*\['a'\]: correct"):
+        dynamic_enumerator(topology, {"x": dynamic(5)}).enumerate(bags(a=9), sharders())
+
+
+def test_planner_by_dynamicembs_name() -> None:
+    module, topology = bags(a=100, b=100), machine()
+    configs, constraints = module.embedding_bag_configs(), {"a": dynamic(5)}
+    with pytest.raises(ValueError, match=r"constraints name \['x'\].*\['a', 'b'\]: correct"):
+        DynamicEmbeddingShardingPlanner(configs, topology, constraints={"x": dynamic(5)})
+    with pytest.raises(TypeError, match="expected a DynamicEmbeddingEnumerator"):
+        DynamicEmbeddingShardingPlanner(
+            configs, topology, enumerator=EmbeddingEnumerator(topology, BATCH)
+        )
+    with pytest.raises(ValueError, match="give both the same constraints"):
+        DynamicEmbeddingShardingPlanner(
+            configs,
+            topology,
+            constraints=constraints,
+            enumerator=DynamicEmbeddingEnumerator(topology),
+        )
+    for enumerator in (None, DynamicEmbeddingEnumerator(topology, constraints=constraints)):
+        planner = DynamicEmbeddingShardingPlanner(
+            configs,
+            topology,
+            constraints=constraints,
+            enumerator=enumerator,
+            storage_reservation=nothing_reserved(),
+            debug=False,
+        )
+        plan = planner.plan(module, sharders()).plan[""]
+        assert {
+            name: table.compute_kernel == "customized_kernel" for name, table in plan.items()
+        } == {
+            "a": True,
+            "b": False,
+        }
+
+
+class OddError(Exception):
+    """Can be pickled, but not read again."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class _Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def plan(self, module: Any, sharders: Any) -> Any:
+        raise self.error
+
+
+class _Unpicklable:
+    def plan(self, module: Any, sharders: Any) -> Any:
+        return lambda: None
+
+
+def _rank(rank: int, directory: str) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2
+    )
+    module, topology = bags(a=100, b=100), machine()
+    options = {"constraints": {"a": dynamic(5000)}, "debug": False}
+    options["storage_reservation"] = nothing_reserved()
+    planner = DynamicEmbeddingShardingPlanner(None, topology, **options)
+    plan = planner.collective_plan(module, sharders(), dist.group.WORLD)
+
+    small = DynamicEmbeddingShardingPlanner(None, machine(memory=100), **options)
+    with pytest.raises(PlannerError, match="Unable to find a plan") as raised:
+        small.collective_plan(module, sharders())
+    kind = raised.value.error_type
+    if rank == 1:
+        assert "planning failed on rank 0" in str(raised.value.__cause__)
+
+    with pytest.raises(ValueError, match="of table 3"):
+        collective_plan(_Failing(ValueError("of table 3")), module)
+    with pytest.raises(OddError if rank == 0 else RuntimeError, match="1 and 2"):
+        collective_plan(_Failing(OddError(1, 2)), module)
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        collective_plan(_Unpicklable(), module)
+    Path(directory, f"{rank}.pickle").write_bytes(pickle.dumps((str(plan), kind)))
+    dist.destroy_process_group()
+
+
+def test_planning_errors_reach_every_rank(tmp_path: Path) -> None:
+    context = torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2, join=False)
+    end = time.monotonic() + 60
+    try:
+        while not context.join(timeout=1):
+            assert time.monotonic() < end, "a rank waits for another one"
+    finally:
+        for process in context.processes:
+            process.kill()
+    first, second = (pickle.loads((tmp_path / f"{r}.pickle").read_bytes()) for r in (0, 1))
+    assert first == second
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(RuntimeError, match=r"no process group.*init_process_group"):
+        collective_plan(_Failing(ValueError("")), bags(a=9))
+
+
+def test_half_precision_rows_count_half() -> None:
+    enumerator = dynamic_enumerator(machine(), {"a": dynamic(700)}, BATCH)
+    module = bags(DataType.BF16, a=7)
+    option = options_of(enumerator, module, "a", sharders=sharders())["table_wise"]
+    assert shard_bytes(option) == [700 * (16 * 2 + 4) + 1000 * 24]

@@ -1,0 +1,1 @@
+"""Names of other libraries, so that their users keep their code."""

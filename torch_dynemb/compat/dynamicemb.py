@@ -1,0 +1,42 @@
+"""The names of NVIDIA's DynamicEmb, in one module.
+
+``from torch_dynemb.compat.dynamicemb import ...`` takes the place of imports from ``dynamicemb``,
+``dynamicemb.planner`` and ``dynamicemb.shard``. What is not built raises an error that says so.
+"""
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingBagCollectionSharder,
+    DynamicEmbeddingCollectionSharder,
+    DynamicEmbeddingEnumerator,
+    DynamicEmbeddingShardingPlanner,
+)
+from torch_dynemb.torchrec.dynamicemb import (
+    DynamicEmbCheckMode,
+    DynamicEmbInitializerArgs,
+    DynamicEmbInitializerMode,
+    DynamicEmbParameterConstraints,
+    DynamicEmbScoreStrategy,
+    DynamicEmbTableOptions,
+    FrequencyAdmissionStrategy,
+    KVCounter,
+    get_table_value_bytes,
+)
+
+__all__ = [
+    "DynamicEmbCheckMode",
+    "DynamicEmbInitializerArgs",
+    "DynamicEmbInitializerMode",
+    "DynamicEmbParameterConstraints",
+    "DynamicEmbScoreStrategy",
+    "DynamicEmbTableOptions",
+    "DynamicEmbeddingBagCollectionSharder",
+    "DynamicEmbeddingCollectionSharder",
+    "DynamicEmbeddingEnumerator",
+    "DynamicEmbeddingShardingPlanner",
+    "EmbOptimType",
+    "FrequencyAdmissionStrategy",
+    "KVCounter",
+    "get_table_value_bytes",
+]
