@@ -343,6 +343,12 @@ CASES: dict[str, dict[str, Case]] = {
     "available_memory": {"": lambda: ()},
     "simd_level": {"": lambda: ()},
     "set_simd_level": {"baseline": lambda: (0,)},
+    "mix_ids": {"": lambda: (torch.tensor([5, -1, 2**63 - 1]),)},
+    "unmix_ids": {"": lambda: (torch.tensor([5, -1, 2**60]), 8, 3)},
+    "unique_ids": {
+        "": lambda: (torch.tensor([5, -1, 5, 5, 7]), torch.tensor([0, 3, 3, 5])),
+        "empty": lambda: (torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])),
+    },
     "find": {
         "": partial(find_arguments, empty=False),
         "empty": partial(find_arguments, empty=True),

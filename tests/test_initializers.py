@@ -17,6 +17,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.ops.columns import Meta
+from torch_dynemb.table_config import ColumnShard
 
 DIM = 17
 
@@ -279,3 +280,34 @@ def test_nested_by_column() -> None:
 def test_initializer_of_another_kind() -> None:
     with pytest.raises(TypeError, match=r"initializer is .*normal_.*, expected one of"):
         td.TableConfig("table", 3, initializer=torch.nn.init.normal_)
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        td.Normal(),
+        td.Uniform(-1.0, 1.0),
+        td.TruncatedNormal(),
+        td.XavierUniform(),
+        td.ByColumn(((10, td.Constant(2.0)), (14, td.Normal()))),
+    ],
+    ids=lambda initializer: type(initializer).__name__,
+)
+def test_a_column_shard_starts_as_the_columns_of_the_whole_table(
+    initializer: td.Initializer,
+) -> None:
+    ids = torch.tensor([5, -1, 2**40, 7])
+    config = td.TableConfig("whole", 24, initializer=initializer)
+    whole = td.TableGroup([config], optimizer=None, seed=3, max_rows=64).read(0, ids)
+    for first, columns in ((0, 8), (8, 16), (4, 4), (20, 4)):
+        config = td.TableConfig(
+            "part", columns, initializer=initializer, shard=ColumnShard("whole", 24, first)
+        )
+        part = td.TableGroup([config], optimizer=None, seed=3, max_rows=64).read(0, ids)
+        assert torch.equal(part, whole[:, first : first + columns])
+
+
+@pytest.mark.parametrize("first", [2, -4, 20])
+def test_a_column_shard_begins_at_a_multiple_of_4_within_the_table(first: int) -> None:
+    with pytest.raises(ValueError, match="first_column to be a multiple of 4 from 0 to 16"):
+        td.TableConfig("part", 8, shard=ColumnShard("whole", 24, first))

@@ -77,6 +77,16 @@ dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids,
     offsets, int[] feature_tables, Tensor handles) -> Tensor""",
         )
 
+    def test_routing(self) -> None:
+        self.assertExpectedInline(
+            listing("mix_ids", "unmix_ids", "unique_ids"),
+            """\
+dynemb::mix_ids(Tensor ids) -> Tensor
+dynemb::unmix_ids(Tensor quotients, int parts, int part) -> Tensor
+dynemb::unique_ids(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor
+    inverse)""",
+        )
+
     def test_lookup(self) -> None:
         shown = listing(
             "embedding_bag", "embedding", "embedding_bag_inference", "embedding_inference"

@@ -128,6 +128,7 @@ class Program:
         group.reserve(2, 3000)
         self._pooled()
         self._sequence()
+        self._routing()
         self._split_update()
         self.keep("materialize_", torch.tensor(group.materialize()))
         for table in range(3):
@@ -282,6 +283,12 @@ class Program:
         )
         output.backward(torch.linspace(-1, 1, 64).reshape(8, 8).to(self.device))
         self.keep("sequence", read, output)
+
+    def _routing(self) -> None:
+        ids = self.tensor([5, -1, 2**63 - 1, 5, 0])
+        mixed = ops.mix_ids(ids)
+        unique = ops.unique_ids(ids, self.tensor([0, 2, 2, 5]))
+        self.keep("routing", mixed, ops.unmix_ids(mixed, parts=3, part=1), *unique)
 
     def _split_update(self) -> None:
         group = self.group

@@ -1,0 +1,86 @@
+"""Content of a table that moves between groups: ids, rows, state, scores, counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_dynemb as td
+from torch_dynemb.table_content import (
+    read_content,
+    read_counts,
+    score_names,
+    write_content,
+)
+
+POLICY = td.Policy(
+    score=("timestamp", "frequency"), ttl=50, capacity=500, admission=td.AdmitFrequent(2)
+)
+
+
+def trained(steps: int, optimizer: td.optim.OptimizerConfig) -> td.DynamicEmbeddingBagCollection:
+    tables = [td.TableConfig("kept", 8, policy=POLICY), td.TableConfig("plain", 4)]
+    module = td.DynamicEmbeddingBagCollection(tables, optimizer=optimizer, max_rows=4096)
+    generator = torch.Generator().manual_seed(steps)
+    for step in range(steps):
+        ids = {
+            name: torch.randint(-9, 30, (8, 3), generator=generator) for name in ("kept", "plain")
+        }
+        module(ids).square().sum().backward()
+        module.optimizer.step(now=step + 5)
+    module.group.materialize()
+    return module
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [td.Adam(lr=0.1, row_steps=True), td.RowWiseAdagrad(lr=0.1), td.SGD(lr=0.1)],
+    ids=lambda config: config.name,
+)
+def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
+    source, target = trained(5, optimizer).group, trained(2, optimizer).group
+    for table in (0, 1):
+        content, counted = read_content(source, table), read_counts(source, table)
+        write_content(target, table, content, counted, score_names(source, table))
+        target.materialize()
+        arrived = read_content(target, table)
+        assert content.ids.numel() > 0
+        assert torch.equal(arrived.ids, content.ids)
+        assert torch.equal(arrived.rows, content.rows)
+        assert torch.equal(arrived.scores, content.scores)
+        assert arrived.state.keys() == content.state.keys()
+        for name, state in content.state.items():
+            assert torch.equal(arrived.state[name], state)
+        again = read_counts(target, table)
+        assert (counted is None) == (again is None)
+        if counted is not None and again is not None:
+            assert counted.ids.numel() > 0
+            assert torch.equal(counted.ids, again.ids)
+            assert torch.equal(counted.counts, again.counts)
+
+
+def test_scores_of_another_table_stay_out() -> None:
+    group = trained(3, td.SGD(lr=0.1)).group
+    assert score_names(group, 0) == ("step", "timestamp", "frequency", "expiry")
+    assert score_names(group, 1) == ()
+    assert read_content(group, 1).scores.shape[1] == 0
+
+
+def test_an_empty_table_has_content() -> None:
+    group = trained(0, td.Adam(lr=0.1)).group
+    content = read_content(group, 0)
+    assert content.ids.shape == (0,)
+    assert content.rows.shape == (0, 8)
+    assert content.state["exp_avg"].shape == (0, 8)
+    write_content(group, 0, content, read_counts(group, 0), score_names(group, 0))
+    assert group.size(0) == 0
+
+
+def test_a_table_without_room_is_left_empty() -> None:
+    tables = [td.TableConfig("small", 4, policy=td.Policy(capacity=3, on_full="default"))]
+    group = td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1)).group
+    group.insert(0, torch.arange(3))
+    content = read_content(trained(2, td.SGD(lr=0.1)).group, 1)
+    with pytest.raises(RuntimeError, match="'small' has no room"):
+        write_content(group, 0, content, None, ())
+    assert group.size(0) == 0
