@@ -118,6 +118,21 @@ class _Sharded:
                 if isinstance(module, DynamicKernel):
                     yield module
 
+    def update_shards(self, changed_sharding_params: Any, *arguments: Any, **more: Any) -> None:
+        """As TorchRec's, for static tables.
+
+        Raises:
+            NotImplementedError: a dynamic table is to move.
+        """
+        plan = self.module_sharding_plan
+        dynamic = [name for name in changed_sharding_params if is_dynamic(plan[name])]
+        if dynamic:
+            raise NotImplementedError(
+                f"update_shards: tables {dynamic} are dynamic, whose shards do not move in a live "
+                "model: save its state_dict and load it into one with another plan"
+            )
+        super().update_shards(changed_sharding_params, *arguments, **more)  # type: ignore[misc]
+
     def train(self, mode: bool = True) -> Any:
         """Sets training mode, also of the lookups, which TorchRec keeps out of sight."""
         super().train(mode)  # type: ignore[misc]

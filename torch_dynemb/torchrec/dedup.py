@@ -128,18 +128,25 @@ class DedupInputDist(nn.Module):
 
     def __init__(self, dist: nn.Module, groups: DedupGroups) -> None:
         super().__init__()
-        self._dist = dist
+        self._ids_dist = dist
         self._groups = groups
         self._context: DedupContext | None = None
 
+    @property
+    def _dist(self) -> nn.Module:
+        """The all-to-all itself, whose forward TorchRec's pipelines replace."""
+        dist = self._ids_dist._dist
+        assert isinstance(dist, nn.Module)
+        return dist
+
     def forward(self, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
         sent, inverse = distinct(features, self._groups)
-        awaitable = self._dist(sent)
+        awaitable = self._ids_dist(sent)
         self._context = DedupContext(
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
             variable_batch_per_feature=False,  # of what is sent
             features_before_input_dist=sent,
-            unbucketize_permute_tensor=getattr(self._dist, "unbucketize_permute_tensor", None),
+            unbucketize_permute_tensor=getattr(self._ids_dist, "unbucketize_permute_tensor", None),
             batch=features,
             inverse=inverse,
         )

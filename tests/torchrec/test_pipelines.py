@@ -1,0 +1,38 @@
+"""Dynamic tables in TorchRec's training pipeline, with quantized communication, in eval mode."""
+
+from __future__ import annotations
+
+import pytest
+from pipeline_steps import losses, modes, quantized, reshard
+from ranks import Ranks
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_pipelined_training_is_the_same(two_ranks: Ranks, dedup: bool) -> None:
+    plain = two_ranks.run(losses, False, dedup)
+    pipelined = two_ranks.run(losses, True, dedup)
+    for one, other in zip(plain, pipelined, strict=True):
+        assert len(one) == 5
+        assert other == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+@pytest.mark.parametrize(("precision", "relative"), [("FP16", 2e-2), ("BF16", 1e-1), ("INT8", 0.2)])
+def test_quantized_communication(
+    two_ranks: Ranks, precision: str, relative: float, dedup: bool
+) -> None:
+    for largest, size in two_ranks.run(quantized, precision, dedup):
+        assert 0 < largest < relative * size
+
+
+def test_lookups_follow_the_mode_of_the_model(two_ranks: Ranks) -> None:
+    for training, reading, untouched, inserted in two_ranks.run(modes):
+        assert all(training)
+        assert not any(reading)
+        assert untouched == 0
+        assert inserted > 0
+
+
+def test_moving_shards_of_a_live_model_is_refused(two_ranks: Ranks) -> None:
+    for message in two_ranks.run(reshard):
+        assert message.startswith("update_shards: tables ['users'] are dynamic")
