@@ -34,6 +34,7 @@ from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
     TableOptions,
+    table_sizes,
 )
 from torch_dynemb.torchrec.options import DYNAMIC_KERNEL
 
@@ -187,6 +188,18 @@ def modes(rank: int) -> tuple[list[bool], list[bool], int, int]:
     model(batches(rank)[0])
     inserted = sum(sum(kernel.tables.sizes().values()) for kernel in tables.kernels())
     return training, reading, untouched, inserted
+
+
+def sizes(rank: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Ids of all tables after a batch of each rank, and how many distinct ids those have."""
+    model = model_of(dedup=False)
+    model(batches(rank)[0])
+    both = [batches(r)[0].to_dict() for r in range(2)]
+    distinct = {
+        name: torch.cat([batch[name].values() for batch in both]).unique().numel()
+        for name in FEATURES
+    }
+    return table_sizes(model), distinct
 
 
 def reshard(rank: int) -> str:

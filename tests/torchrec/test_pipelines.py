@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pipeline_steps import losses, modes, quantized, reshard
+from pipeline_steps import losses, modes, quantized, reshard, sizes
 from ranks import Ranks
 
 
@@ -36,3 +36,12 @@ def test_lookups_follow_the_mode_of_the_model(two_ranks: Ranks) -> None:
 def test_moving_shards_of_a_live_model_is_refused(two_ranks: Ranks) -> None:
     for message in two_ranks.run(reshard):
         assert message.startswith("update_shards: tables ['users'] are dynamic")
+
+
+def test_sizes_of_tables_over_all_ranks(two_ranks: Ranks) -> None:
+    for found, distinct in two_ranks.run(sizes):
+        assert found == {
+            "pooled.ads": distinct["ad"],
+            "pooled.users": distinct["user"],
+            "sequence.history": distinct["ad"],
+        }
