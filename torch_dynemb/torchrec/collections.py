@@ -11,6 +11,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingSharding, Embedding
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb.torchrec.kernels import DynamicKernel
 from torch_dynemb.torchrec.optimizer import shown_parameter
@@ -136,15 +137,23 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Sends ids to the ranks that own them."""
-        if not self._has_uninitialized_input_dist:
-            return super().input_dist(ctx, features)
-        # TorchRec checks the first batch against num_embeddings, which bounds no dynamic table
-        configs = self._embedding_bag_configs
-        self._embedding_bag_configs = _static(configs, self.module_sharding_plan)
+        configs, divides = self._embedding_bag_configs, self._has_mean_pooling_callback
+        first = self._has_uninitialized_input_dist
+        if first:
+            # TorchRec checks the first batch against num_embeddings, which bounds no dynamic table
+            self._embedding_bag_configs = _static(configs, self.module_sharding_plan)
+        empty = divides and isinstance(features, KeyedJaggedTensor) and features.stride() == 0
+        if empty:
+            # TorchRec cannot make a divisor without samples
+            self._has_mean_pooling_callback = False
+            ctx.divisor = features.lengths().new_ones((0, sum(self._embedding_dims)))
         try:
-            return super().input_dist(ctx, features)
+            sent = super().input_dist(ctx, features)
+            if empty and first:
+                self._init_mean_pooling_callback(features.keys(), ctx.inverse_indices)
+            return sent
         finally:
-            self._embedding_bag_configs = configs
+            self._embedding_bag_configs, self._has_mean_pooling_callback = configs, divides
 
     def _divide_means(self) -> None:
         """Has TorchRec's divisor divide the features whose bags are summed over ranks, no others.
