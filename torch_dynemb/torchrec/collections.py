@@ -10,14 +10,14 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
-from torchrec.modules.embedding_configs import PoolingType
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torch_dynemb.torchrec.kernels import DynamicKernel
+from torch_dynemb.torchrec.means import mean_divisor, pooled_outputs
 from torch_dynemb.torchrec.optimizer import shown_parameter
 from torch_dynemb.torchrec.options import TableOptions, is_dynamic
 from torch_dynemb.torchrec.plans import ModulePlan, options_by_table, plan_dynamic, shared_seed
-from torch_dynemb.torchrec.shardings import BY_ROWS, POOLED, SEQUENCE
+from torch_dynemb.torchrec.shardings import POOLED, SEQUENCE
 
 _PLAN = "torch_dynemb_plan"  # how a plan travels through TorchRec's constructors
 
@@ -88,7 +88,13 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **more
         )
-        self._divide_means()
+        self._pooled_outputs = pooled_outputs(configs, self.module_sharding_plan, plan.options)
+        self._grids = [
+            name
+            for name, sharding in self.module_sharding_plan.items()
+            if sharding.sharding_type == ShardingType.GRID_SHARD.value
+        ]
+        self._has_mean_pooling_callback = any(of.divided for of in self._pooled_outputs.values())
 
     @classmethod
     def create_grouped_sharding_infos(
@@ -137,47 +143,31 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Sends ids to the ranks that own them."""
+        features = maybe_td_to_kjt(features, None)
+        if self._grids and features.variable_stride_per_key():
+            raise NotImplementedError(
+                f"EmbeddingBagCollection: tables {self._grids} are grid_shard, and features has a "
+                "batch size per feature, which TorchRec does not reduce over a grid: choose "
+                "another sharding type, or one batch size for all features"
+            )
         configs, divides = self._embedding_bag_configs, self._has_mean_pooling_callback
-        first = self._has_uninitialized_input_dist
-        if first:
+        if self._has_uninitialized_input_dist:
             # TorchRec checks the first batch against num_embeddings, which bounds no dynamic table
             self._embedding_bag_configs = _static(configs, self.module_sharding_plan)
-        empty = divides and isinstance(features, KeyedJaggedTensor) and features.stride() == 0
-        if empty:
-            # TorchRec cannot make a divisor without samples
-            self._has_mean_pooling_callback = False
-            ctx.divisor = features.lengths().new_ones((0, sum(self._embedding_dims)))
+        self._has_mean_pooling_callback = False  # the divisor is made here
         try:
             sent = super().input_dist(ctx, features)
-            if empty and first:
-                self._init_mean_pooling_callback(features.keys(), ctx.inverse_indices)
-            return sent
         finally:
             self._embedding_bag_configs, self._has_mean_pooling_callback = configs, divides
-
-    def _divide_means(self) -> None:
-        """Has TorchRec's divisor divide the features whose bags are summed over ranks, no others.
-
-        By itself it leaves out those of grid_shard, and divides others twice.
-        """
-        divided: set[str] = set()
-        untouched: set[str] = set()
-        for config in self._embedding_bag_configs:
-            by_rows = self.module_sharding_plan[config.name].sharding_type in BY_ROWS
-            mean = by_rows and config.pooling == PoolingType.MEAN
-            (divided if mean else untouched).update(config.feature_names)
-        both = sorted(divided & untouched)
-        if both:
-            raise NotImplementedError(
-                f"EmbeddingBagCollection: features {both} are looked up in a table that pools a "
-                "mean over ranks and in another that does not, and TorchRec divides them for both: "
-                "give the tables the same pooling and sharding type, or features of their own"
-            )
-        self._pooling_type_to_rs_features = {
-            PoolingType.SUM.value: sorted(untouched),
-            PoolingType.MEAN.value: sorted(divided),
-        }
-        self._has_mean_pooling_callback = bool(divided)
+        if divides:
+            with torch.no_grad():
+                ctx.divisor = mean_divisor(
+                    features,
+                    [self._pooled_outputs[name] for name in self._embedding_names],
+                    self._embedding_dims,
+                    weighted=self._is_weighted,
+                )
+        return sent
 
 
 class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  # type: ignore[misc]
