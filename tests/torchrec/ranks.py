@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 START_S = 60  # for imports, on a busy machine
 
 
@@ -72,6 +72,18 @@ class Ranks:
             self.stop()
             raise RuntimeError("\n".join(failed))
         return [result for _, result in outcomes]
+
+    def errors(self, function: Callable[..., Any], *arguments: Any) -> list[str]:
+        """The tracebacks of a function that raises on all ranks before any of them communicates.
+
+        Raises:
+            AssertionError: it did not.
+        """
+        outcomes = self.outcomes(function, *arguments)
+        if any(good for good, _ in outcomes):
+            self.stop()
+            raise AssertionError(f"not all ranks raised: {outcomes}")
+        return [traceback for _, traceback in outcomes]
 
     def outcomes(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[bool, Any]]:
         """As :meth:`run`: per rank (True, result) or (False, traceback)."""

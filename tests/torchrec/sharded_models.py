@@ -69,6 +69,7 @@ class Table:
     dynamic: bool = True
     data_type: str = "FP32"
     num_embeddings: int = 7
+    padding_idx: int | None = None
 
 
 class Model(nn.Module):
@@ -148,11 +149,16 @@ def generator(sharding: str, kernel: str, number: int) -> Any:
     return generated
 
 
+def _kernel(table: Table) -> str:
+    if table.dynamic:
+        return "customized_kernel"
+    return "dense" if table.sharding == "data_parallel" else "fused"
+
+
 def module_plan(module: nn.Module, tables: Sequence[Table], sharder: Any) -> Any:
     """The plan of a collection."""
-    kernels = {True: "customized_kernel", False: "fused"}
     generators = {
-        table.name: generator(table.sharding, kernels[table.dynamic], number)
+        table.name: generator(table.sharding, _kernel(table), number)
         for number, table in enumerate(tables)
     }
     return construct_module_sharding_plan(
@@ -186,7 +192,9 @@ def sharded(
         prepare(model)
     if options is None:
         options = {
-            table.name: TableOptions(initializer=td.Normal()) for table in tables if table.dynamic
+            table.name: TableOptions(initializer=td.Normal(), padding_idx=table.padding_idx)
+            for table in tables
+            if table.dynamic
         }
     sharders: list[Any] = [
         DynamicEmbeddingBagCollectionSharder(

@@ -13,6 +13,7 @@ from jagged_batches import Batch, batches_of_ranks, keyed_jagged
 from seeding import seeded
 from sharded_models import Table, kernels, output_names, sharded
 from torch import Tensor
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 from uneven_gather import uneven_gather
 from unsharded_oracle import Oracle, rows_by_id
 
@@ -68,6 +69,8 @@ def _compared(rank: int, case: Case) -> int:
     names = output_names(case.tables)
     features = list(dict.fromkeys(feature for _, _, feature in names))
     differences: list[str] = []  # raised at the end: the other ranks would wait for this one
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    dense_optimizer = torch.optim.SGD(dense.values(), lr=0.1) if dense else None
     for step in range(STEPS):
         batches = batches_of_ranks(
             case.kind, features, dist.get_world_size(), step, case.vocabulary
@@ -92,6 +95,9 @@ def _compared(rank: int, case: Case) -> int:
         loss_of(got, {name: weights[name][:, mine[name]] for name in got}).backward()
         (loss_of(expected, weights) / dist.get_world_size()).backward()
         oracle.step()
+        if dense_optimizer is not None:
+            dense_optimizer.step()
+            dense_optimizer.zero_grad()
         if case.ends_steps:
             model.fused_optimizer.step()
     found = _rows(model)

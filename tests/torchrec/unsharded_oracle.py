@@ -42,6 +42,7 @@ class Oracle:
                 initializer=(initializer or td.Normal())
                 if table.dynamic
                 else td.Constant(STATIC_VALUE),
+                padding_idx=table.padding_idx,
                 dtype=_DTYPES[table.data_type],
             )
             if table.pooling == "none":
