@@ -15,39 +15,53 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-TIMEOUT_S = 60
+TIMEOUT_S = 30
+START_S = 60  # for imports, on a busy machine
 
 
 class Ranks:
-    """``world_size`` processes with a gloo group.
+    """``world_size`` processes with a gloo group; they start when they are needed.
 
     Args:
         world_size: processes.
         local_size: how many of them a node is taken to have.
+        timeout_s: of collectives.
     """
 
-    def __init__(self, world_size: int, local_size: int | None = None) -> None:
+    def __init__(
+        self, world_size: int, local_size: int | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self.world_size = world_size
+        self._local_size = local_size or world_size
+        self._timeout_s = timeout_s
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+
+    def _start(self) -> None:
         self._directory = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(world_size):
+        for rank in range(self.world_size):
             ours, theirs = context.Pipe()
-            store = str(Path(self._directory.name) / "store")
-            process = context.Process(
-                target=_work,
-                args=(theirs, rank, world_size, local_size or world_size, store, sys.path),
-                daemon=True,
+            group = _Group(
+                rank,
+                self.world_size,
+                self._local_size,
+                str(Path(self._directory.name) / "store"),
+                self._timeout_s,
             )
+            process = context.Process(target=_work, args=(theirs, group, sys.path), daemon=True)
             process.start()
+            theirs.close()  # so that the end of the process ends the pipe
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls a module's function with (rank, *arguments) on all ranks; returns their results.
+
+        If a rank fails, others may be left in the midst of a collective: the next call starts new
+        processes.
 
         Raises:
             RuntimeError: with the tracebacks of the ranks that raised.
@@ -55,18 +69,34 @@ class Ranks:
         outcomes = self.outcomes(function, *arguments)
         failed = [f"rank {r}:\n{o}" for r, (good, o) in enumerate(outcomes) if not good]
         if failed:
+            self.stop()
             raise RuntimeError("\n".join(failed))
         return [result for _, result in outcomes]
 
+    def errors(self, function: Callable[..., Any], *arguments: Any) -> list[str]:
+        """The tracebacks of a function that raises on all ranks before any of them communicates.
+
+        Raises:
+            AssertionError: it did not.
+        """
+        outcomes = self.outcomes(function, *arguments)
+        if any(good for good, _ in outcomes):
+            self.stop()
+            raise AssertionError(f"not all ranks raised: {outcomes}")
+        return [traceback for _, traceback in outcomes]
+
     def outcomes(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[bool, Any]]:
         """As :meth:`run`: per rank (True, result) or (False, traceback)."""
+        if not self._processes:
+            self._start()
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__qualname__, arguments))
-        results = []
+        results: list[tuple[bool, Any]] = []
+        limit_s = 2 * self._timeout_s + START_S
         for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(2 * TIMEOUT_S):
+            if not pipe.poll(limit_s):
                 self.stop()
-                raise RuntimeError(f"rank {rank} did not answer within {2 * TIMEOUT_S} s")
+                raise RuntimeError(f"rank {rank} did not answer within {limit_s} s")
             try:
                 results.append(pipe.recv())
             except EOFError:
@@ -75,22 +105,34 @@ class Ranks:
 
     def stop(self) -> None:
         """Ends the processes."""
+        if not self._processes:
+            return
         for process in self._processes:
             process.kill()
-        for process in self._processes:
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.join()
+            pipe.close()
+        self._processes, self._pipes = [], []
         self._directory.cleanup()
 
 
-def _work(
-    pipe: Connection, rank: int, world_size: int, local_size: int, store: str, path: list[str]
-) -> None:
+class _Group(NamedTuple):
+    """What a process must know to join the group."""
+
+    rank: int
+    world_size: int
+    local_size: int
+    store: str
+    timeout_s: float
+
+
+def _work(pipe: Connection, group: _Group, path: list[str]) -> None:
     sys.path[:] = path
     os.environ.update(
-        LOCAL_WORLD_SIZE=str(local_size),
-        LOCAL_RANK=str(rank % local_size),
-        RANK=str(rank),
-        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(group.local_size),
+        LOCAL_RANK=str(group.rank % group.local_size),
+        RANK=str(group.rank),
+        WORLD_SIZE=str(group.world_size),
         OMP_NUM_THREADS="1",
     )
     import torch
@@ -99,10 +141,10 @@ def _work(
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=TIMEOUT_S),
+        init_method=f"file://{group.store}",
+        rank=group.rank,
+        world_size=group.world_size,
+        timeout=timedelta(seconds=group.timeout_s),
     )
     while True:
         try:
@@ -110,8 +152,8 @@ def _work(
         except EOFError:
             return
         try:
-            torch.manual_seed(rank)  # ranks usually differ
+            torch.manual_seed(group.rank)  # ranks usually differ
             function = getattr(importlib.import_module(module), name)
-            pipe.send((True, function(rank, *arguments)))
+            pipe.send((True, function(group.rank, *arguments)))
         except BaseException:  # the parent reports it
             pipe.send((False, traceback.format_exc()))

@@ -10,7 +10,7 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
-from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torch_dynemb.torchrec.dedup import (
     DEDUPED,
@@ -22,11 +22,12 @@ from torch_dynemb.torchrec.dedup import (
     distinct,
 )
 from torch_dynemb.torchrec.kernels import DynamicKernel
+from torch_dynemb.torchrec.means import mean_divisor, pooled_outputs
 from torch_dynemb.torchrec.module_state import ModuleState
 from torch_dynemb.torchrec.optimizer import shown_parameter
 from torch_dynemb.torchrec.options import TableOptions, is_dynamic
 from torch_dynemb.torchrec.plans import ModulePlan, options_by_table, plan_dynamic, shared_seed
-from torch_dynemb.torchrec.shardings import BY_ROWS, POOLED, SEQUENCE
+from torch_dynemb.torchrec.shardings import POOLED, SEQUENCE
 from torch_dynemb.torchrec.tables import PLAN, TablePlan
 
 _PLAN = "torch_dynemb_plan"  # how a plan travels through TorchRec's constructors
@@ -180,12 +181,19 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
             shared_seed(env.process_group, device),
             use_index_dedup,
         )
-        self._dedup = use_index_dedup
         fused_params = {**(fused_params or {}), _PLAN: plan}
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **more
         )
-        self._divide_means()
+        self._pooled_outputs = pooled_outputs(
+            self._embedding_bag_configs, self.module_sharding_plan, plan
+        )
+        self._grids = [
+            name
+            for name, sharding in self.module_sharding_plan.items()
+            if sharding.sharding_type == ShardingType.GRID_SHARD.value
+        ]
+        self._has_mean_pooling_callback = any(of.divided for of in self._pooled_outputs.values())
         self._keep_state(self._embedding_bag_configs, plan, env, device, "embedding_bags")
 
     @classmethod
@@ -240,11 +248,34 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Sends ids to the ranks that own them."""
-        awaitable = self._checked_input_dist(ctx, features)
+        features = maybe_td_to_kjt(features, None)
+        if self._grids and features.variable_stride_per_key():
+            raise NotImplementedError(
+                f"EmbeddingBagCollection: tables {self._grids} are grid_shard, and features has a "
+                "batch size per feature, which TorchRec does not reduce over a grid: choose "
+                "another sharding type, or one batch size for all features"
+            )
+        configs, divides = self._embedding_bag_configs, self._has_mean_pooling_callback
+        if self._has_uninitialized_input_dist:
+            # TorchRec checks the first batch against num_embeddings, which bounds no dynamic table
+            self._embedding_bag_configs = _static(configs, self.module_sharding_plan)
+        self._has_mean_pooling_callback = False  # the divisor is made here
+        try:
+            sent = super().input_dist(ctx, features)
+        finally:
+            self._embedding_bag_configs, self._has_mean_pooling_callback = configs, divides
+        if divides:
+            with torch.no_grad():
+                ctx.divisor = mean_divisor(
+                    features,
+                    [self._pooled_outputs[name] for name in self._embedding_names],
+                    self._embedding_dims,
+                    weighted=self._is_weighted,
+                )
         for i, dist in enumerate(self._input_dists):
             if isinstance(dist, DedupInputDist):
                 ctx.sharding_contexts[i] = dist.take_context()
-        return awaitable
+        return sent
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
         """Looks up what has come here."""
@@ -256,42 +287,6 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
         """Looks up what has come here and sends it back."""
         _set_lengths(ctx, input)
         return super().compute_and_output_dist(ctx, input)
-
-    def _checked_input_dist(self, ctx: Any, features: Any) -> Any:
-        if not self._has_uninitialized_input_dist:
-            return super().input_dist(ctx, features)
-        # TorchRec checks the first batch against num_embeddings, which bounds no dynamic table
-        configs = self._embedding_bag_configs
-        self._embedding_bag_configs = _static(configs, self.module_sharding_plan)
-        try:
-            return super().input_dist(ctx, features)
-        finally:
-            self._embedding_bag_configs = configs
-
-    def _divide_means(self) -> None:
-        """Has TorchRec's divisor divide the features whose bags are summed over ranks, no others.
-
-        By itself it leaves out those of grid_shard, and divides others twice.
-        """
-        divided: set[str] = set()
-        untouched: set[str] = set()
-        for config in self._embedding_bag_configs:
-            sharding = self.module_sharding_plan[config.name]
-            summed = sharding.sharding_type in BY_ROWS or (self._dedup and is_dynamic(sharding))
-            mean = summed and config.pooling == PoolingType.MEAN
-            (divided if mean else untouched).update(config.feature_names)
-        both = sorted(divided & untouched)
-        if both:
-            raise NotImplementedError(
-                f"EmbeddingBagCollection: features {both} are looked up in a table that pools a "
-                "mean over ranks and in another that does not, and TorchRec divides them for both: "
-                "give the tables the same pooling and sharding type, or features of their own"
-            )
-        self._pooling_type_to_rs_features = {
-            PoolingType.SUM.value: sorted(untouched),
-            PoolingType.MEAN.value: sorted(divided),
-        }
-        self._has_mean_pooling_callback = bool(divided)
 
 
 class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  # type: ignore[misc]

@@ -1,0 +1,243 @@
+"""Models with collections of TorchRec, sharded over the ranks of the process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchrec
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    _get_parameter_sharding,
+    _get_parameter_size_offsets,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
+
+import torch_dynemb as td
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingBagCollectionSharder,
+    DynamicEmbeddingCollectionSharder,
+    TableOptions,
+)
+from torch_dynemb.torchrec.kernels import DynamicKernel
+
+BAG_SHARDINGS = (
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_column_wise",
+    "table_row_wise",
+    "grid_shard",
+)
+SEQUENCE_SHARDINGS = ("table_wise", "row_wise", "column_wise")
+FOUR_RANKS = ("table_row_wise", "grid_shard")  # which make little sense on a single node
+STATIC_VALUE = 0.1  # what all rows of static tables start with
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a model.
+
+    Attributes:
+        pooling: ``"none"``: it is in the EmbeddingCollection, else in the EmbeddingBagCollection.
+        sharding: as in ShardingType.
+        dynamic: False: TorchRec's own kernel.
+    """
+
+    name: str
+    dim: int
+    features: tuple[str, ...]
+    pooling: str = "sum"
+    sharding: str = "row_wise"
+    dynamic: bool = True
+    data_type: str = "FP32"
+    num_embeddings: int = 7
+    padding_idx: int | None = None
+
+
+class Model(nn.Module):
+    """An EmbeddingBagCollection and an EmbeddingCollection, or one of them."""
+
+    def __init__(self, tables: Sequence[Table], weighted: bool) -> None:
+        super().__init__()
+        meta = torch.device("meta")
+        pooled = [_config(table) for table in tables if table.pooling != "none"]
+        unpooled = [_config(table) for table in tables if table.pooling == "none"]
+        if pooled:
+            self.bags = torchrec.EmbeddingBagCollection(pooled, is_weighted=weighted, device=meta)
+        if unpooled:
+            self.sequences = torchrec.EmbeddingCollection(unpooled, device=meta)
+
+    def forward(self, features: torchrec.KeyedJaggedTensor) -> dict[str, Tensor]:
+        outputs: dict[str, Tensor] = {}
+        if hasattr(self, "bags"):
+            outputs |= self.bags(features).to_dict()
+        if hasattr(self, "sequences"):
+            outputs |= {name: of.values() for name, of in self.sequences(features).items()}
+        return outputs
+
+
+def _fill(weight: Tensor) -> None:
+    nn.init.constant_(weight, STATIC_VALUE)
+
+
+def _config(table: Table) -> Any:
+    arguments: dict[str, Any] = {
+        "num_embeddings": table.num_embeddings,
+        "embedding_dim": table.dim,
+        "name": table.name,
+        "feature_names": list(table.features),
+        "data_type": DataType[table.data_type],
+        "init_fn": None if table.dynamic else _fill,
+    }
+    if table.pooling == "none":
+        return EmbeddingConfig(**arguments)
+    return EmbeddingBagConfig(**arguments, pooling=PoolingType[table.pooling.upper()])
+
+
+def _grid(hosts: int) -> Any:
+    """TorchRec's grid_shard, which divides no table of less than 256 columns."""
+
+    def generate(param: Tensor, local: int, world: int, device: str, sharder: Any) -> Any:
+        columns = param.shape[1] // hosts
+        offsets = _get_parameter_size_offsets(
+            param, ShardingType.GRID_SHARD, local, world, col_wise_shard_dim=columns
+        )
+        shards = [(size, offset, rank) for rank, (size, offset) in enumerate(offsets)]
+        return _get_parameter_sharding(param, "grid_shard", shards, local, device, sharder)
+
+    return generate
+
+
+def generator(sharding: str, kernel: str, number: int) -> Any:
+    """How construct_module_sharding_plan shards the ``number``-th table."""
+    ranks = dist.get_world_size()
+    hosts = ranks // int(os.environ["LOCAL_WORLD_SIZE"])
+    generate = {
+        "table_wise": lambda: table_wise(rank=number % ranks),
+        "row_wise": row_wise,
+        "column_wise": lambda: column_wise(ranks=list(range(ranks))),
+        "table_column_wise": lambda: column_wise(ranks=list(range(ranks))),
+        "table_row_wise": lambda: table_row_wise(host_index=number % hosts),
+        "grid_shard": lambda: _grid(hosts),
+        "data_parallel": data_parallel,
+    }[sharding]()
+
+    def generated(*arguments: Any) -> Any:
+        planned = generate(*arguments)
+        planned.sharding_type = sharding
+        planned.compute_kernel = kernel
+        return planned
+
+    return generated
+
+
+def _kernel(table: Table) -> str:
+    if table.dynamic:
+        return "customized_kernel"
+    return "dense" if table.sharding == "data_parallel" else "fused"
+
+
+def module_plan(module: nn.Module, tables: Sequence[Table], sharder: Any) -> Any:
+    """The plan of a collection."""
+    generators = {
+        table.name: generator(table.sharding, _kernel(table), number)
+        for number, table in enumerate(tables)
+    }
+    return construct_module_sharding_plan(
+        module,
+        generators,
+        sharder=sharder,
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        world_size=dist.get_world_size(),
+        device_type="cpu",
+    )
+
+
+def sharded(
+    tables: Sequence[Table],
+    *,
+    fused_params: dict[str, Any] | None = None,
+    optimizer: td.OptimizerConfig | None = None,
+    options: dict[str, TableOptions] | None = None,
+    weighted: bool = False,
+    prepare: Any = None,
+) -> DistributedModelParallel:
+    """A sharded model.
+
+    Args:
+        fused_params, optimizer: of the sharders.
+        options: of dynamic tables; default: a normal distribution for all.
+        prepare: called with the unsharded model.
+    """
+    model = Model(tables, weighted)
+    if prepare is not None:
+        prepare(model)
+    if options is None:
+        options = {
+            table.name: TableOptions(initializer=td.Normal(), padding_idx=table.padding_idx)
+            for table in tables
+            if table.dynamic
+        }
+    sharders: list[Any] = [
+        DynamicEmbeddingBagCollectionSharder(
+            fused_params=fused_params, options=options, optimizer=optimizer
+        ),
+        DynamicEmbeddingCollectionSharder(
+            fused_params=fused_params, options=options, optimizer=optimizer
+        ),
+    ]
+    plan = {}
+    if hasattr(model, "bags"):
+        of = [table for table in tables if table.pooling != "none"]
+        plan["bags"] = module_plan(model.bags, of, sharders[0])
+    if hasattr(model, "sequences"):
+        of = [table for table in tables if table.pooling == "none"]
+        plan["sequences"] = module_plan(model.sequences, of, sharders[1])
+    return DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan(plan),
+        sharders=sharders,
+    )
+
+
+def kernels(model: DistributedModelParallel) -> Iterator[DynamicKernel]:
+    """All kernels of dynamic tables on this rank."""
+    for module in model.module.children():
+        if hasattr(module, "kernels"):
+            yield from module.kernels()
+
+
+def output_names(tables: Sequence[Table]) -> list[tuple[str, Table, str]]:
+    """Name of every output, its table and its feature."""
+    features = [(feature, table) for table in tables for feature in table.features]
+    times = [(feature, table.pooling == "none") for feature, table in features]
+    return [
+        (
+            f"{feature}@{table.name}"
+            if times.count((feature, table.pooling == "none")) > 1
+            else feature,
+            table,
+            feature,
+        )
+        for feature, table in features
+    ]
