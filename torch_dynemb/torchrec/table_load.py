@@ -71,7 +71,7 @@ def check_entries(
 ) -> list[str]:
     """What is wrong with the entries of a table, by what all ranks know of them."""
     table = f"table {shape.name!r}"
-    size = tuple(entries["weight"].size())
+    size, _ = _size_and_dtype(entries["weight"])
     if len(size) != 2 or size[1] != shape.embedding_dim:
         return [f"{table}: weight has shape {size}, expected (ids, {shape.embedding_dim})"]
     if layout is None:
@@ -86,8 +86,9 @@ def check_entries(
     errors = []
     for tensor in shape.optimizer.state:
         key = state_key(tensor.name)
-        if entries[key].dtype != tensor.dtype:
-            errors.append(f"{table}: {key} has dtype {entries[key].dtype}, expected {tensor.dtype}")
+        _, dtype = _size_and_dtype(entries[key])
+        if dtype != tensor.dtype:
+            errors.append(f"{table}: {key} has dtype {dtype}, expected {tensor.dtype}")
         blocks = not splits_by_column(tensor) and not tensor.per_row
         if blocks and layout.first_columns != first_columns_of(shape):
             errors.append(
@@ -96,6 +97,13 @@ def check_entries(
                 "columns as they were when it was saved"
             )
     return errors
+
+
+def _size_and_dtype(value: Tensor | ShardedTensor) -> tuple[tuple[int, ...], torch.dtype]:
+    if isinstance(value, ShardedTensor):  # whose own properties warn of DTensor
+        metadata = value.metadata()
+        return tuple(metadata.size), metadata.tensor_properties.dtype
+    return tuple(value.size()), value.dtype
 
 
 def _tiles(value: Tensor | ShardedTensor, rank: int, ranks: int) -> list[_Tile]:
