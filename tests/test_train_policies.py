@@ -114,7 +114,9 @@ def test_ids_are_counted_until_there_are_enough():
     def batch(ids: list[int]) -> Batch:
         columns = np.tile(np.asarray(ids), (26, 1))
         columns[3] = 7
-        return Batch(np.zeros(len(ids), np.float32), np.zeros((len(ids), 13), np.int64), columns)
+        return Batch(
+            np.zeros(len(ids), np.float32), np.zeros((len(ids), 13), np.int64), columns, len(ids)
+        )
 
     batches = [batch([1, 2]), batch([2, 3]), batch([4, 5])]
     assert count_ids(batches, None) == [5, 5, 5, 1, *[5] * 22]

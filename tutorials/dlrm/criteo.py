@@ -19,6 +19,7 @@ from tutorials.dlrm.parsing import (
     CATEGORY_COUNT,
     INTEGER_COUNT,
     Int64Array,
+    ParsedBlock,
     parse_block,
 )
 
@@ -43,15 +44,16 @@ class Position(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Consecutive samples."""
+    """Consecutive samples, or a part of them."""
 
     labels: npt.NDArray[np.float32]  # (B,)
     integers: Int64Array  # (B, 13), parsing.MISSING_INTEGER where missing
     ids: Int64Array  # (26, B), parsing.MISSING_ID where missing
+    whole: int  # samples of the batch on all ranks: B, unless the reader reads a part
 
 
 class _Rows(NamedTuple):
-    """Samples together with the reader's position after each of them."""
+    """The reader's position after each of N consecutive samples, and its part of the samples."""
 
     batch: Batch
     positions: Int64Array  # (N, 5), columns as in Position
@@ -69,6 +71,10 @@ class CriteoReader:
             stop; None for all.
         on_bad_line: ``"error"`` raises at a line that is not in the format and at an empty file;
             ``"skip"`` leaves them out and counts them.
+        part: Which of the parts to read: in every batch the samples ``part``, ``part + parts``...
+            There may be none of them in the last batch.
+        parts: Of each batch. Unless bad lines are left out, only lines of the part are parsed, and
+            another part's bad line is not found.
 
     Raises:
         FileNotFoundError: A path does not exist or is not a file.
@@ -86,34 +92,64 @@ class CriteoReader:
         start: Position | None = None,
         stop_line: int | None = None,
         on_bad_line: OnBadLine = "error",
+        part: int = 0,
+        parts: int = 1,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if on_bad_line not in ("error", "skip"):
             raise ValueError(f"on_bad_line must be 'error' or 'skip', got {on_bad_line!r}")
+        if not 0 <= part < parts:
+            raise ValueError(f"part must be from 0 to below parts={parts}, got {part}")
         self.paths = check_paths(paths)
         self.batch_size = batch_size
         self.stop_line = stop_line
         self.on_bad_line = on_bad_line
+        self.part = part
+        self.parts = parts
         self.position = start or Position()
         self.first_skipped: str | None = None
         """File, line and reason of the first line this reader skipped."""
 
     def __iter__(self) -> Iterator[Batch]:
         rows = _no_rows()
+        self._samples = 0  # parsed or passed over so far
         for block in self._blocks(self.position):
             rows = _concatenate(rows, block)
             count = len(rows.positions)
             for begin in range(0, count - self.batch_size + 1, self.batch_size):
                 yield self._advance(rows, begin, begin + self.batch_size)
-            rows = _slice(rows, count - count % self.batch_size, count)
+            rows = self._slice(rows, count - count % self.batch_size, count)
         if len(rows.positions):
             yield self._advance(rows, 0, len(rows.positions))
         self.position = self._end
 
     def _advance(self, rows: _Rows, begin: int, end: int) -> Batch:
         self.position = Position(*rows.positions[end - 1].tolist())
-        return _slice(rows, begin, end).batch
+        return self._slice(rows, begin, end).batch
+
+    def _slice(self, rows: _Rows, begin: int, end: int) -> _Rows:
+        """Samples of which the first one begins a batch."""
+        mine = slice(self._count_mine(begin), self._count_mine(end))
+        batch = Batch(
+            rows.batch.labels[mine],
+            rows.batch.integers[mine],
+            np.ascontiguousarray(rows.batch.ids[:, mine]),
+            end - begin,
+        )
+        return _Rows(batch, rows.positions[begin:end])
+
+    def _count_mine(self, samples: int) -> int:
+        """How many of so many samples, from the beginning of a batch on, are of the part."""
+        batches, rest = divmod(samples, self.batch_size)
+        in_batch = len(range(self.part, self.batch_size, self.parts))
+        return batches * in_batch + len(range(self.part, rest, self.parts))
+
+    def _is_mine(self, samples: int) -> npt.NDArray[np.bool_]:
+        """Which of the next samples are of the part."""
+        numbers = self._samples + np.arange(samples)
+        mine: npt.NDArray[np.bool_] = numbers % self.batch_size % self.parts == self.part
+        return mine
 
     def _blocks(self, position: Position) -> Iterator[_Rows]:
         """Yield the samples after a position; leave the position behind the last line."""
@@ -165,7 +201,7 @@ class CriteoReader:
         """Parse lines; ``left_out`` bytes of the first one, a bad one, are not in ``data``."""
         end = self._end
         begin = end.offset + left_out
-        block = parse_block(data)
+        block = self._parse_part(data)
         count = block.line_count
         if self.stop_line is not None:
             count = min(count, self.stop_line - end.line)
@@ -185,9 +221,32 @@ class CriteoReader:
         self._end = self._end._replace(
             offset=begin + length, file_line=end.file_line + count, line=end.line + count
         )
-        return _Rows(
-            Batch(block.labels[:kept], block.integers[:kept], block.ids[:, :kept]), positions
-        )
+        mine = int(self._is_mine(kept).sum())
+        self._samples += kept
+        batch = Batch(block.labels[:mine], block.integers[:mine], block.ids[:, :mine], kept)
+        return _Rows(batch, positions)
+
+    def _parse_part(self, data: bytes) -> ParsedBlock:
+        """Parse lines; the columns are of the part's samples, lines and ends of all."""
+        if self.parts == 1:
+            return parse_block(data)
+        if self.on_bad_line == "skip":  # which sample is whose depends on what can be parsed
+            block = parse_block(data)
+            mine = self._is_mine(len(block.lines))
+            return block._replace(
+                labels=block.labels[mine], integers=block.integers[mine], ids=block.ids[:, mine]
+            )
+        text = np.frombuffer(data, dtype=np.uint8)
+        ends = np.flatnonzero(text == 10) + 1
+        mine = self._is_mine(len(ends))
+        chosen = np.flatnonzero(mine)
+        whole = {"lines": np.arange(len(ends)), "ends": ends, "line_count": len(ends)}
+        if not len(chosen):
+            batch = _no_rows().batch
+            return ParsedBlock(batch.labels, batch.integers, batch.ids, errors=[], **whole)
+        block = parse_block(text[np.repeat(mine, np.diff(ends, prepend=0))].tobytes())
+        errors = [error._replace(line=int(chosen[error.line])) for error in block.errors]
+        return block._replace(errors=errors, **whole)
 
     def _refuse(self, path: Path, line: int | None, reason: str) -> None:
         message = f"{path}:{line}: {reason}" if line is not None else f"{path}: {reason}"
@@ -262,6 +321,7 @@ def _no_rows() -> _Rows:
         np.empty(0, np.float32),
         np.empty((0, INTEGER_COUNT), np.int64),
         np.empty((CATEGORY_COUNT, 0), np.int64),
+        0,
     )
     return _Rows(batch, np.empty((0, len(Position._fields)), np.int64))
 
@@ -273,14 +333,6 @@ def _concatenate(a: _Rows, b: _Rows) -> _Rows:
         np.concatenate([a.batch.labels, b.batch.labels]),
         np.concatenate([a.batch.integers, b.batch.integers]),
         np.concatenate([a.batch.ids, b.batch.ids], axis=1),
+        a.batch.whole + b.batch.whole,
     )
     return _Rows(batch, np.concatenate([a.positions, b.positions]))
-
-
-def _slice(rows: _Rows, begin: int, end: int) -> _Rows:
-    batch = Batch(
-        rows.batch.labels[begin:end],
-        rows.batch.integers[begin:end],
-        np.ascontiguousarray(rows.batch.ids[:, begin:end]),
-    )
-    return _Rows(batch, rows.positions[begin:end])

@@ -66,16 +66,18 @@ class RunningAUC:
         self.counts = torch.zeros(2, bins, dtype=torch.float64)
         """(2, bins) float64: weight of negatives and of positives; the whole state."""
 
-    def update(self, labels: Tensor, probabilities: Tensor) -> None:
+    def update(self, labels: Tensor, probabilities: Tensor, *, passed: int | None = None) -> None:
         """Count samples.
 
         Args:
             labels: (B,) float, 0 or 1.
             probabilities: (B,) float from 0 to 1.
+            passed: Samples by which the past fades; None: B. Ranks that count parts of the same
+                batches give the size of the whole one: their counts add up to those of the stream.
         """
         bins = self.counts.shape[1]
         positions = (probabilities * bins).long().clamp_(0, bins - 1) + bins * labels.long()
-        self.counts *= 0.5 ** (len(labels) / self.half_life)
+        self.counts *= 0.5 ** ((len(labels) if passed is None else passed) / self.half_life)
         self.counts += torch.bincount(positions, minlength=2 * bins).view(2, bins)
 
     def compute(self) -> float:
