@@ -34,7 +34,7 @@ help:  ## this list
 
 build: $(LIBRARY) $(STAMPS)/package  ## compile the kernels and install torch_dynemb into .venv, editable
 
-train: build $(STAMPS)/train  ## train DLRM; on your files: make train DATA='path/to/*.tsv'
+train: build $(STAMPS)/train $(if $(findstring --torchrec,$(ARGS)),$(STAMPS)/torchrec)  ## train DLRM; on your files: make train DATA='path/to/*.tsv'
 	$(VENV)/bin/python -m tutorials.dlrm.train $(DATA) $(ARGS)
 
 test: build $(STAMPS)/test  ## tests that take seconds each

@@ -16,7 +16,8 @@ from tutorials.dlrm.criteo import Batch, CriteoReader
 from tutorials.dlrm.metrics import RunningAUC, exact_auc
 from tutorials.dlrm.model import DLRM, dense_features
 
-_HALF_LIFE = 100_000  # samples, of the running AUC
+HALF_LIFE = 100_000
+"""Samples, of the running AUC."""
 
 
 class Point(NamedTuple):
@@ -59,7 +60,7 @@ class Pass:
         self.seconds = 0.0
         """Time spent in :meth:`train`, reading and what is done after steps included."""
         self.points: list[Point] = []
-        self.auc = RunningAUC(_HALF_LIFE)
+        self.auc = RunningAUC(HALF_LIFE)
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._loss_samples = 0
         self._forward: Callable[..., tuple[Tensor, Tensor]] = _Loss(model)
@@ -86,7 +87,7 @@ class Pass:
         began = time.perf_counter() - self.seconds
         for batch in reader:
             self._train_batch(batch)
-            bar.update(len(batch.labels))
+            bar.update(batch.whole)
             if self.step % self.log_every == 0:
                 self._add_point(bar, describe)
             self.seconds = time.perf_counter() - began
@@ -95,17 +96,20 @@ class Pass:
             self._add_point(bar, describe)
 
     def evaluate(self, reader: CriteoReader) -> float:
-        """Return the AUC on every sample of a reader, changing nothing."""
+        """Return the AUC on every sample of a reader, changing nothing; NaN if there are none."""
+        labels, scores = self._predict(reader)
+        return exact_auc(labels.numpy(), scores.numpy())
+
+    def _predict(self, reader: CriteoReader) -> tuple[Tensor, Tensor]:
+        """Labels and scores, higher for more likely clicks, of every sample of a reader."""
         self.model.eval()
-        labels, scores = [], []
+        labels, scores = [torch.empty(0)], [torch.empty(0)]
         with torch.no_grad():
             for batch in reader:
                 labels.append(torch.from_numpy(batch.labels))
-                dense, ids, _ = _tensors(batch, self._device())
+                dense, ids, _ = tensors(batch, self._device())
                 scores.append(self.model(dense, ids).cpu())
-        if not labels:
-            return float("nan")
-        return exact_auc(torch.cat(labels).numpy(), torch.cat(scores).numpy())
+        return torch.cat(labels), torch.cat(scores)
 
     def state_dict(self) -> dict[str, Any]:
         """Return counters and running figures; not the time, which no two runs share."""
@@ -131,7 +135,7 @@ class Pass:
         return self.model.pairs.device
 
     def _train_batch(self, batch: Batch) -> None:
-        dense, ids, labels = _tensors(batch, self._device())
+        dense, ids, labels = tensors(batch, self._device())
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         count = len(batch.labels)
@@ -152,11 +156,15 @@ class Pass:
         self.auc.update(labels.cpu(), torch.cat(probabilities).cpu())
 
     def _add_point(self, bar: tqdm[Any], describe: Callable[[], dict[str, str]]) -> None:
-        loss, auc = float(self._loss_sum) / self._loss_samples, self.auc.compute()
+        loss, auc = self._loss_and_auc()
         self.points.append(Point(self.samples, loss, auc))
         self._loss_sum.zero_()
         self._loss_samples = 0
         bar.set_postfix({"loss": f"{loss:.4f}", "auc": f"{auc:.4f}"} | describe(), refresh=False)
+
+    def _loss_and_auc(self) -> tuple[float, float]:
+        """Mean loss since the last point, running AUC."""
+        return float(self._loss_sum) / self._loss_samples, self.auc.compute()
 
 
 class _Loss(nn.Module):
@@ -177,7 +185,8 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
-def _tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the model wants of a batch: dense (B, 26), ids (26, B), labels (B,)."""
     return (
         dense_features(batch.integers).to(device),
         torch.from_numpy(batch.ids).to(device),

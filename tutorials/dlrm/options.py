@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 from tutorials.dlrm.criteo import OnBadLine
 from tutorials.dlrm.optimizers import (
@@ -41,10 +41,30 @@ samples_per_s, ids (in the tables at the end), table_bytes (rows, optimizer stat
 counts of ids not admitted), optimizer, row_dtype, state_dtype, rounding, accumulate, capacity,
 eviction, admission, evicted (ids that had to go), rejected and not_admitted (new ids without a row,
 once per step: for want of room, or by --admission), device, compiled.
+
+With --torchrec the tables are sharded over processes by TorchRec's DistributedModelParallel and the
+MLPs are data parallel. Each rank takes its part of every batch, so that all together do the steps
+of one process. There is no baseline, and the JSON object has two more entries: world_size and
+sharding (of each table). For several machines, start the program with torchrun on each.
 """
 
 # Options that may differ between a run and the one that resumes it.
-_FREE_ON_RESUME = ("out", "cache", "resume", "baseline", "progress_interval")
+_FREE_ON_RESUME = (
+    *("out", "cache", "resume", "baseline", "progress_interval"),
+    *("torchrec", "nproc", "sharding"),
+)
+
+_CHECKPOINT_EVERY = 200
+
+Sharding = Literal[
+    "auto",
+    "row_wise",
+    "table_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+]
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,11 @@ class Options:
     resume: bool
     log_every: int
     progress_interval: float
+    torchrec: bool
+    nproc: int | None
+    """None with torchrun, which has started the processes."""
+    sharding: Sharding | None
+    """None without TorchRec."""
 
     @property
     def rows(self) -> RowOptions:
@@ -145,7 +170,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         type=_at_least(1),
         default=os.cpu_count() or 1,
         metavar="N",
-        help="CPU threads of a training step",
+        help="CPU threads of a training step; processes on a machine share them",
     )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to train")
     add("--compile", action="store_true", help="torch.compile(fullgraph=True, dynamic=True)")
@@ -211,6 +236,24 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "with counts in so much memory for all tables, roughly; chance:P, each with probability P "
         "in every step that has it (default: all)",
     )
+    add = parser.add_argument_group("many processes").add_argument
+    add(
+        "--torchrec",
+        action="store_true",
+        help="shard the tables over processes with TorchRec, gloo between CPUs, NCCL between GPUs",
+    )
+    add(
+        "--nproc",
+        type=_at_least(1),
+        metavar="N",
+        help="processes to start on this machine (default: one per GPU; 1 with --device cpu)",
+    )
+    add(
+        "--sharding",
+        choices=get_args(Sharding),
+        help="how a table lies on the ranks: its ids or its columns on several, all of it on one, "
+        "or, auto, as TorchRec's planner thinks fastest (default: auto with --torchrec)",
+    )
     add = parser.add_argument_group("output").add_argument
     add(
         "--out",
@@ -229,9 +272,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add(
         "--checkpoint-every",
         type=_at_least(1),
-        default=200,
         metavar="STEPS",
-        help="steps between checkpoints; there is one at the end, too",
+        help="steps between checkpoints; there is one at the end, too "
+        f"(default: {_CHECKPOINT_EVERY})",
     )
     add(
         "--resume",
@@ -254,6 +297,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         help="least time between updates of the progress bar",
     )
     values = vars(parser.parse_args(arguments))
+    if wrong := _wrong_with_torchrec(values) if values["torchrec"] else _only_torchrec(values):
+        parser.error(wrong)
+    if values["torchrec"]:
+        values |= {"baseline": False, "sharding": values["sharding"] or "auto"}
+    values["checkpoint_every"] = values["checkpoint_every"] or _CHECKPOINT_EVERY
     if values["capacity"] is not None:
         values["eviction"] = values["eviction"] or "lfu"
     elif values["eviction"] is not None:
@@ -262,6 +310,31 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
             "give --capacity, too"
         )
     return Options(**values)
+
+
+def _only_torchrec(values: dict[str, Any]) -> str | None:
+    """Say which option needs --torchrec."""
+    for name in ("nproc", "sharding"):
+        if values[name] is not None:
+            return f"argument --{name}: {values[name]} is about many processes: add --torchrec"
+    return None
+
+
+def _wrong_with_torchrec(values: dict[str, Any]) -> str | None:
+    """Say which option does not go with --torchrec, and why."""
+    if values["compile"]:
+        return "argument --compile: not with --torchrec: exchanging ids cannot be compiled"
+    if values["accumulate"] > 1:
+        return (
+            f"argument --accumulate: {values['accumulate']} not with --torchrec, whose tables "
+            "update rows in each backward: take a smaller --batch-size"
+        )
+    # The job on many processes writes no checkpoints: tutorials/dlrm/torchrec_train.py.
+    if values["resume"]:
+        return "argument --resume: not with --torchrec, which writes no checkpoints"
+    if values["checkpoint_every"] is not None:
+        return "argument --checkpoint-every: not with --torchrec, which writes no checkpoints"
+    return None
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -21,6 +21,9 @@ from tutorials.dlrm.rowwise_adagrad import SparseRowWiseAdagrad
 
 FEATURE_NAMES = [f"category_{i}" for i in range(1, CATEGORY_COUNT + 1)]
 
+ROW_BOUND = 0.01
+"""Rows of the job start uniform in ``[-bound, bound]``."""
+
 _FLOAT_BYTES = 4
 _EPS = 1e-8
 _DEFAULT_OPTIONS = RowOptions()
@@ -35,6 +38,15 @@ class Turnover(NamedTuple):
     """Found no room; counted once per step."""
     not_admitted: int
     """Were not let in; counted once per step."""
+
+
+class Figures(NamedTuple):
+    """What the job reports about its dynamic tables, all together."""
+
+    ids: int
+    table_bytes: int
+    """Rows, optimizer state, index, scores, counts."""
+    turnover: Turnover
 
 
 class DynamicRows(nn.Module):
@@ -107,6 +119,10 @@ class DynamicRows(nn.Module):
             rejected=sum(table.rejected for table in stats),
             not_admitted=sum(table.not_admitted for table in stats),
         )
+
+    def figures(self) -> Figures:
+        """Return what the job reports."""
+        return Figures(sum(self.sizes()), self.table_bytes(), self.turnover())
 
 
 class HashedRows(nn.Module):

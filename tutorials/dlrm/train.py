@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 
-import torch_dynemb as td
-from tutorials.dlrm import checkpoint, options
-from tutorials.dlrm.criteo import CriteoReader, DataError, Position, check_paths, count_lines
-from tutorials.dlrm.generate import generate
-from tutorials.dlrm.loop import Pass, peak_memory
+from tutorials.dlrm import checkpoint, launch, options
+from tutorials.dlrm.criteo import DataError, Position
+from tutorials.dlrm.data import Data, make_reader, open_data, table_policies
+from tutorials.dlrm.loop import Pass
 from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.optimizers import check_baseline
 from tutorials.dlrm.options import Options
-from tutorials.dlrm.planted import PlantedConfig
 from tutorials.dlrm.plot import plot
-from tutorials.dlrm.policies import COUNTED_LINES, count_ids, make_policies
-from tutorials.dlrm.rows import DynamicRows, HashedRows, split_rows
-
-_ROW_BOUND = 0.01  # rows start uniform in [-bound, bound]
-_COUNTED_BATCH = 1 << 14  # samples, while ids are counted
-
-
-class Data(NamedTuple):
-    """The files, and where the held-out lines begin."""
-
-    paths: list[Path]
-    lines: int
-    train_lines: int
-    best_auc: float | None
+from tutorials.dlrm.progress import check_trained, describe, progress_bar, report_skipped
+from tutorials.dlrm.rows import ROW_BOUND, DynamicRows, HashedRows, split_rows
+from tutorials.dlrm.summary import summarize
 
 
 class Trained(NamedTuple):
@@ -53,18 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     opts = options.parse(arguments)
     try:
-        result = run(opts)
+        result = launch.run(opts) if opts.torchrec else run(opts)
     except (DataError, FileNotFoundError, checkpoint.CheckpointError, ValueError) as error:
         sys.exit(f"error: {error}")
-    print(json.dumps(result))
+    if result is not None:
+        print(json.dumps(result))
 
 
 def run(opts: Options) -> dict[str, Any]:
-    """Train, evaluate, plot.
+    """Train in this process, evaluate, plot.
 
     Returns:
         What the program prints at its end; see ``--help``.
     """
+    launch.check_alone()
     if opts.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device; use --device cpu")
     opts.rows.config(opts.lr)  # raises before anything is read if there is no such optimizer
@@ -72,12 +58,12 @@ def run(opts: Options) -> dict[str, Any]:
         check_baseline(opts.rows)
     torch.set_num_threads(opts.threads)
     opts.out.mkdir(parents=True, exist_ok=True)
-    data = _open_data(opts)
+    data = open_data(opts)
 
-    policies = _policies(opts, data)
+    policies = table_policies(opts, data)
     torch.manual_seed(opts.seed)
     rows = DynamicRows(
-        opts.embedding_dim, lr=opts.lr, bound=_ROW_BOUND, policies=policies, options=opts.rows
+        opts.embedding_dim, lr=opts.lr, bound=ROW_BOUND, policies=policies, options=opts.rows
     )
     dynamic = _train_dynamic(opts, data, rows)
     curves = {"dynamic tables": (dynamic.progress.points, dynamic.auc)}
@@ -86,76 +72,9 @@ def run(opts: Options) -> dict[str, Any]:
         counts = split_rows(rows.sizes(), rows.table_bytes(), opts.embedding_dim)
         baseline = _train_baseline(opts, data, counts)
         curves["hashed tables"] = (baseline.progress.points, baseline.auc)
-        baseline_auc = _number(baseline.auc)
+        baseline_auc = baseline.auc
     plot(opts.out / "training.png", curves, best_auc=data.best_auc)
-    return {
-        "auc": _number(dynamic.auc),
-        "best_auc": data.best_auc,
-        "baseline_auc": baseline_auc,
-        "samples": dynamic.progress.samples,
-        "samples_per_s": round(dynamic.progress.samples / dynamic.progress.seconds, 1),
-        "ids": sum(rows.sizes()),
-        "table_bytes": rows.table_bytes(),
-        "optimizer": opts.optimizer,
-        "row_dtype": opts.row_dtype,
-        "state_dtype": opts.state_dtype,
-        "rounding": opts.rounding,
-        "accumulate": opts.accumulate,
-        "capacity": opts.capacity,
-        "eviction": opts.eviction,
-        "admission": opts.admission,
-        **rows.turnover()._asdict(),
-        "device": opts.device,
-        "compiled": opts.compile,
-    }
-
-
-def _open_data(opts: Options) -> Data:
-    if opts.data:
-        paths = check_paths(opts.data)
-        lines = count_lines(paths)
-        if lines < 2:
-            list(CriteoReader(paths, 1, on_bad_line=opts.on_bad_line))  # raises if they are bad
-            raise DataError(
-                f"{', '.join(map(str, paths))}: {lines} lines of data; "
-                "give at least 2, one to train on and one to hold out"
-            )
-        if opts.samples is not None:
-            lines = min(lines, opts.samples)
-    else:
-        config = PlantedConfig(seed=opts.seed)
-        if opts.samples is not None:
-            config = PlantedConfig(seed=opts.seed, samples=opts.samples)
-        generated = generate(config, opts.cache)
-        print(
-            f"{generated.path}: {generated.distinct_ids:,} distinct ids, "
-            f"{generated.late_share:.0%} of them first seen in the second half",
-            file=sys.stderr,
-        )
-        paths, lines = [generated.path], config.samples
-    train_lines = min(max(1, round(lines * (1 - opts.held_out))), lines - 1)
-    best_auc = None if opts.data else generated.best_auc(train_lines)
-    return Data(paths, lines, train_lines, best_auc)
-
-
-def _policies(opts: Options, data: Data) -> list[td.Policy] | None:
-    """What the tables are told, after a look at the first lines; None: nothing."""
-    if opts.capacity is None and opts.admission is None:
-        return None
-    reader = CriteoReader(
-        data.paths,
-        _COUNTED_BATCH,
-        stop_line=min(COUNTED_LINES, data.train_lines),
-        on_bad_line=opts.on_bad_line,
-    )
-    # With twice the ids that there is room for, it shows which features have few.
-    counts = count_ids(reader, None if opts.capacity is None else 2 * opts.capacity)
-    return make_policies(
-        capacity=opts.capacity,
-        eviction=opts.eviction or "none",
-        admission=opts.admission,
-        counts=counts,
-    )
+    return summarize(opts, data, dynamic.progress, dynamic.auc, baseline_auc, rows.figures())
 
 
 def _make_pass(opts: Options, rows: DynamicRows | HashedRows, *, compiled: bool) -> Pass:
@@ -168,29 +87,6 @@ def _make_pass(opts: Options, rows: DynamicRows | HashedRows, *, compiled: bool)
         log_every=opts.log_every,
         accumulate=opts.accumulate,
         compiled=compiled,
-    )
-
-
-def _reader(opts: Options, data: Data, start: Position, stop_line: int) -> CriteoReader:
-    return CriteoReader(
-        data.paths,
-        opts.batch_size,
-        start=start,
-        stop_line=stop_line,
-        on_bad_line=opts.on_bad_line,
-    )
-
-
-def _bar(name: str, data: Data, opts: Options, *, done: int) -> tqdm[Any]:
-    return tqdm(
-        total=data.train_lines,
-        initial=done,
-        desc=name,
-        unit=" samples",
-        unit_scale=True,
-        mininterval=opts.progress_interval,
-        miniters=1,
-        dynamic_ncols=True,
     )
 
 
@@ -208,7 +104,7 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
         print(f"resuming after line {start.line} from {path}", file=sys.stderr)
     elif opts.resume:
         print(f"no checkpoint at {path}: beginning with the first line", file=sys.stderr)
-    reader = _reader(opts, data, start, data.train_lines)
+    reader = make_reader(opts, data, start, data.train_lines)
 
     def save() -> None:
         checkpoint.save(path, _state(progress, reader.position, settings))
@@ -217,43 +113,28 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
         if progress.step % opts.checkpoint_every == 0:
             save()
 
-    def describe() -> dict[str, str]:
-        shown = {
-            "ids": f"{sum(rows.sizes()):,}",
-            "tables": f"{rows.tables.memory()['total'] / 2**20:.0f}MiB",
-            "peak": f"{peak_memory() / 2**20:.0f}MiB",
-        }
-        counted = rows.turnover()._asdict() | {"skipped": reader.position.skipped}
-        return shown | {name: f"{n:,}" for name, n in counted.items() if n > 0}
+    def shown() -> dict[str, str]:
+        return describe(rows.figures(), reader)
 
-    with _bar("dynamic tables", data, opts, done=start.line) as bar:
-        progress.train(reader, bar, describe=describe, after_step=after_step)
-    if not progress.samples:
-        raise DataError(
-            f"no samples to train on: the {data.train_lines} lines before the held-out ones are "
-            f"bad, the first: {reader.first_skipped}; give files in the Criteo format"
-        )
+    with progress_bar("dynamic tables", data, opts, done=start.line) as bar:
+        progress.train(reader, bar, describe=shown, after_step=after_step)
+    check_trained(progress, data, reader)
     save()
-    held_out = _reader(opts, data, reader.position, data.lines)
+    held_out = make_reader(opts, data, reader.position, data.lines)
     auc = progress.evaluate(held_out)
-    if skipped := held_out.position.skipped:
-        first = reader.first_skipped or held_out.first_skipped
-        print(
-            f"skipped {skipped} of {data.lines} lines" + (f", the first: {first}" if first else ""),
-            file=sys.stderr,
-        )
+    report_skipped(data, reader, held_out)
     return Trained(progress, auc)
 
 
 def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained:
     """Train with hashed tables of given sizes, never compiled, on the same batches."""
     torch.manual_seed(opts.seed)
-    rows = HashedRows(row_counts, opts.embedding_dim, lr=opts.lr, bound=_ROW_BOUND)
+    rows = HashedRows(row_counts, opts.embedding_dim, lr=opts.lr, bound=ROW_BOUND)
     progress = _make_pass(opts, rows, compiled=False)
-    reader = _reader(opts, data, Position(), data.train_lines)
-    with _bar("hashed tables", data, opts, done=0) as bar:
+    reader = make_reader(opts, data, Position(), data.train_lines)
+    with progress_bar("hashed tables", data, opts, done=0) as bar:
         progress.train(reader, bar, describe=dict, after_step=lambda: None)
-    auc = progress.evaluate(_reader(opts, data, reader.position, data.lines))
+    auc = progress.evaluate(make_reader(opts, data, reader.position, data.lines))
     return Trained(progress, auc)
 
 
@@ -279,11 +160,6 @@ def _resume(progress: Pass, state: dict[str, Any], settings: dict[str, object]) 
     progress.seconds = state["seconds"]
     torch.set_rng_state(state["rng"])
     return Position(*state["position"])
-
-
-def _number(auc: float) -> float | None:
-    """Return what JSON can hold: there is no AUC if one of the labels does not occur."""
-    return None if math.isnan(auc) else auc
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""What ranks do in the tests of the DLRM job."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from tutorials.dlrm import options, torchrec_train, train
+from tutorials.dlrm.loop import Point
+from tutorials.dlrm.torchrec_model import ShardedModel
+
+Outcome = tuple[dict[str, Any], list[Point]]
+
+
+def job(rank: int, arguments: list[str]) -> Outcome | None:
+    """The job on all ranks: what rank 0 prints, and losses and running AUCs from its plot."""
+    opts = options.parse([*arguments, "--torchrec"])
+    with mock.patch.object(torchrec_train, "plot") as plot:
+        result = torchrec_train.train(opts, torch.device("cpu"))
+    return None if result is None else (result, _points(plot))
+
+
+def job_of_one_process(arguments: list[str]) -> Outcome:
+    """The same of the job without ranks."""
+    with mock.patch.object(train, "plot") as plot:
+        result = train.run(options.parse([*arguments, "--no-baseline"]))
+    return result, _points(plot)
+
+
+def _points(plot: mock.Mock) -> list[Point]:
+    (curves,) = (call.args[1] for call in plot.call_args_list)
+    points: list[Point] = curves["dynamic tables"][0]
+    return points
+
+
+def schedule(rank: int, arguments: list[str]) -> tuple[list[float], dict[str, list[float]]]:
+    """Learning rates under a schedule: of the optimizer, and of the tables themselves."""
+    model = ShardedModel(options.parse([*arguments, "--torchrec"]), None, torch.device("cpu"))
+    schedule = LambdaLR(model.optimizer, lambda epoch: 0.5**epoch)
+    model.optimizer.step()
+    schedule.step()
+    rates = [group["lr"] for group in model.optimizer.param_groups]
+    of_tables = {
+        ", ".join(tables.group.names): [
+            float(group["lr"]) for group in tables.optimizer.param_groups
+        ]
+        for tables in model.tables()
+    }
+    return rates, of_tables

@@ -1,0 +1,218 @@
+"""The DLRM job on many ranks: it is that of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torchrec")
+
+from job_steps import Outcome, job, job_of_one_process, schedule
+from ranks import Ranks
+
+from tutorials.dlrm import train
+from tutorials.dlrm.rows import FEATURE_NAMES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# 5 batches and one sample, of which the second rank has none; held out: 2 and a part of one.
+SMALL = [
+    *(
+        "--samples",
+        "1800",
+        "--held-out",
+        str(519 / 1800),
+        "--batch-size",
+        "256",
+        "--log-every",
+        "1",
+    ),
+    *("--embedding-dim", "8", "--threads", "1", "--lr", "0.05"),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("job")
+    return ["--cache", str(folder / "cache"), "--out", str(folder / "out")]
+
+
+@pytest.fixture(autouse=True)
+def _same_threads_afterwards() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def assert_same(ours: Outcome, expected: Outcome) -> None:
+    result, points = ours
+    one, one_points = expected
+    assert len(points) == 6
+    for point, one_point in zip(points, one_points, strict=True):
+        assert point.samples == one_point.samples
+        assert point.loss == pytest.approx(one_point.loss, abs=1e-4)
+        assert point.auc == pytest.approx(one_point.auc, abs=2e-3)
+    differ = {"samples_per_s", "table_bytes", "auc"}
+    assert result["auc"] == pytest.approx(one["auc"], abs=2e-3)
+    for key in one.keys() - differ:
+        assert result[key] == one[key], key
+
+
+@pytest.mark.parametrize("sharding", ["row_wise", "table_wise", "column_wise"])
+def test_same_steps_as_one_process(two_ranks: Ranks, folders: list[str], sharding: str) -> None:
+    # row-wise Adagrad has one value for a row, which column-wise sharding cannot have
+    arguments = [*SMALL, *folders, "--optimizer", "adagrad"]
+    expected = job_of_one_process(arguments)
+    assert expected[0]["samples"] == 5 * 256 + 1
+    result, other = two_ranks.run(job, [*arguments, "--sharding", sharding])
+    assert other is None  # only rank 0 reports
+    assert_same(result, expected)
+    assert list(result[0]) == [*expected[0], "world_size", "sharding"]
+    assert result[0]["world_size"] == 2
+    assert result[0]["sharding"] == dict.fromkeys(FEATURE_NAMES, sharding)
+
+
+def test_same_life_cycle_as_one_process(two_ranks: Ranks, folders: list[str]) -> None:
+    """Tables of bounded size; whole ones, since shards of their ids fill up one by one."""
+    arguments = [*SMALL, *folders, "--capacity", "2000", "--eviction", "lru"]
+    arguments += ["--admission", "count:2"]
+    expected = job_of_one_process(arguments)
+    assert expected[0]["evicted"] > 0
+    assert expected[0]["not_admitted"] > 0
+    result, _ = two_ranks.run(job, [*arguments, "--sharding", "table_wise"])
+    assert_same(result, expected)
+
+
+def test_bad_lines_are_left_out(two_ranks: Ranks, folders: list[str], tmp_path: Path) -> None:
+    expected = job_of_one_process([*SMALL, *folders])
+    (samples,) = Path(folders[1]).glob("*/samples.tsv")
+    lines = samples.read_bytes().splitlines(keepends=True)
+    path = tmp_path / "bad.tsv"
+    path.write_bytes(b"".join([*lines[:300], b"junk\n", *lines[300:]]))
+    arguments = [*SMALL, str(path), *folders, "--on-bad-line", "skip", "--samples", "1801"]
+    result, _ = two_ranks.run(job, [*arguments, "--held-out", str(519 / 1801)])
+    assert result[0].pop("best_auc") is None
+    del expected[0]["best_auc"]
+    assert_same(result, expected)
+
+
+def test_a_schedule_reaches_tables_and_mlps(two_ranks: Ranks, folders: list[str]) -> None:
+    rates = [*SMALL, *folders, "--lr", "0.4", "--dense-lr", "0.2", "--sharding", "table_wise"]
+    for shown, of_tables in two_ranks.run(schedule, rates):
+        assert sorted(shown) == pytest.approx([0.1, 0.2])
+        assert len(of_tables) == 1
+        for of_table in of_tables.values():
+            assert of_table == pytest.approx([0.2] * 13)
+
+
+# -- from the command line -------------------------------------------------------------------------
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    train.main(list(arguments))
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_it_starts_its_processes(capsys: pytest.CaptureFixture[str], folders: list[str]) -> None:
+    expected = run(capsys, *SMALL, *folders, "--no-baseline")
+    result = run(capsys, *SMALL, *folders, "--torchrec", "--nproc", "2")
+    assert list(result) == [*expected, "world_size", "sharding"]
+    assert result["world_size"] == 2
+    assert set(result["sharding"]) == set(FEATURE_NAMES)
+    assert result["auc"] == pytest.approx(expected["auc"], abs=2e-3)
+    assert result["ids"] == expected["ids"]
+    assert (Path(folders[3]) / "training.png").exists()
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += ["-m", "tutorials.dlrm.train", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_torchrun_starts_it(folders: list[str]) -> None:
+    done = torchrun(*SMALL, *folders, "--torchrec", "--sharding", "row_wise")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["world_size"] == 2
+    plan = "row_wise on ranks 0, 1: 26 tables, category_1,"
+    assert done.stderr.count(plan) == 1
+
+
+def test_what_torchrun_must_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert "add --torchrec" in refused()
+    assert "leave --nproc out" in refused("--torchrec", "--nproc", "2")
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        train.main(list(arguments))
+    assert isinstance(caught.value.code, str)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--nproc 2", "argument --nproc: 2 is about many processes: add --torchrec"),
+        ("--sharding auto", "argument --sharding: auto is about many processes: add --torchrec"),
+        ("--torchrec --compile", "argument --compile: not with --torchrec"),
+        ("--torchrec --accumulate 2", "argument --accumulate: 2 not with --torchrec"),
+        ("--torchrec --resume", "argument --resume: not with --torchrec"),
+        ("--torchrec --checkpoint-every 9", "argument --checkpoint-every: not with --torchrec"),
+        ("--torchrec --nproc 0", "argument --nproc: expected an integer from 1 on, got '0'"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train.main(arguments.split())
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_errors_before_and_after_the_start(tmp_path: Path) -> None:
+    assert "--state-dtype uint8: sgd has no state" in refused(
+        *("--torchrec", "--optimizer", "sgd", "--state-dtype", "uint8")
+    )
+    if not torch.cuda.is_available():
+        assert "torch finds no CUDA device" in refused("--torchrec", "--device", "cuda")
+    missing = tmp_path / "missing.tsv"
+    assert f"error: {missing} does not exist" in refused("--torchrec", str(missing))
+    bad = tmp_path / "bad.tsv"
+    bad.write_bytes(b"junk\n" * 10)
+    message = refused(str(bad), "--torchrec", "--nproc", "1", "--out", str(tmp_path))
+    assert message.startswith(f"error: {bad}:1: too few fields")
+
+
+# -- the introduction ------------------------------------------------------------------------------
+
+
+def test_the_introduction_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tutorials.torchrec_intro"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No ids were added" in done.stdout
+    assert "step 5: loss" in done.stdout
+    assert "bytes in float32" in done.stdout

@@ -1,0 +1,104 @@
+"""Start the job on many processes: by itself on one machine, or by torchrun on one or several.
+
+torchrun's elastic launcher starts the processes in both cases. What differs is who calls it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from tutorials.dlrm.criteo import DataError, check_paths
+from tutorials.dlrm.options import Options
+from tutorials.ranks import run_on_ranks, silence, started_by_torchrun
+
+_EXPECTED = (DataError, FileNotFoundError, ValueError)
+"""Errors that a user can do something about: no traceback."""
+
+
+def run(opts: Options) -> dict[str, Any] | None:
+    """Train on many processes.
+
+    Returns:
+        What the program prints at its end, in the process that is to print it: the one that was
+        called, or, with torchrun, rank 0. None in the others.
+
+    Raises:
+        ValueError: The options do not fit to this machine, or what a rank has to say about data.
+        FileNotFoundError: A file is not there.
+    """
+    _check(opts)
+    if started_by_torchrun():
+        return work(opts)
+    try:
+        result: dict[str, Any] = run_on_ranks(opts.nproc or _default_nproc(opts), work, opts)
+    except ChildFailedError as failed:
+        _reraise(failed)
+    return result
+
+
+def work(opts: Options) -> dict[str, Any] | None:
+    """Be a rank; the result is rank 0's."""
+    silence()
+    from tutorials.dlrm import torchrec_train  # imports TorchRec, which takes seconds
+
+    return torchrec_train.run(opts)
+
+
+def check_alone() -> None:
+    """Refuse to train the same model in each of many processes.
+
+    Raises:
+        ValueError: torchrun has started several.
+    """
+    if started_by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
+        raise ValueError(
+            f"torchrun has started {os.environ['WORLD_SIZE']} processes, each of which would train "
+            "a model of its own: add --torchrec"
+        )
+
+
+def _default_nproc(opts: Options) -> int:
+    return torch.cuda.device_count() if opts.device == "cuda" else 1
+
+
+def _check(opts: Options) -> None:
+    if importlib.util.find_spec("torchrec") is None:
+        raise ValueError(
+            "--torchrec: TorchRec is not installed; use make train ARGS=--torchrec, which installs "
+            "it, or see pyproject.toml"
+        )
+    opts.rows.config(opts.lr)  # raises if there is no such optimizer
+    if opts.data:
+        check_paths(opts.data)
+    if started_by_torchrun():
+        if opts.nproc is not None:
+            raise ValueError(
+                f"--nproc {opts.nproc}: torchrun has started the processes: leave --nproc out, or "
+                "give torchrun --nproc-per-node"
+            )
+        local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    else:
+        local_size = opts.nproc or _default_nproc(opts)
+    if opts.device == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch finds no CUDA device; use --device cpu")
+        if local_size > torch.cuda.device_count():
+            raise ValueError(
+                f"--device cuda: {local_size} processes want a GPU each, but this machine has "
+                f"{torch.cuda.device_count()}: start fewer processes"
+            )
+
+
+def _reraise(failed: ChildFailedError) -> NoReturn:
+    """Raise what the first rank to fail has raised, if that is for the user."""
+    _, failure = failed.get_first_failure()
+    if isinstance(failure.message, dict):
+        kind, _, message = failure.message["message"].partition(": ")
+        if kind in {error.__name__ for error in _EXPECTED}:
+            raise ValueError(message) from None
+    raise failed

@@ -1,0 +1,65 @@
+"""What is shown while the job runs, and said about lines that were left out."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+from tutorials.dlrm.criteo import CriteoReader, DataError
+from tutorials.dlrm.data import Data
+from tutorials.dlrm.loop import Pass, peak_memory
+from tutorials.dlrm.options import Options
+from tutorials.dlrm.rows import Figures
+
+
+def progress_bar(
+    name: str, data: Data, opts: Options, *, done: int = 0, hidden: bool = False
+) -> tqdm[Any]:
+    """Return a bar over the lines to train on, of which some are done."""
+    return tqdm(
+        total=data.train_lines,
+        initial=done,
+        desc=name,
+        unit=" samples",
+        unit_scale=True,
+        mininterval=opts.progress_interval,
+        miniters=1,
+        dynamic_ncols=True,
+        disable=hidden,
+    )
+
+
+def describe(figures: Figures, reader: CriteoReader) -> dict[str, str]:
+    """Return what the bar shows of the tables, the process and the reader."""
+    shown = {
+        "ids": f"{figures.ids:,}",
+        "tables": f"{figures.table_bytes / 2**20:.0f}MiB",
+        "peak": f"{peak_memory() / 2**20:.0f}MiB",
+    }
+    counted = figures.turnover._asdict() | {"skipped": reader.position.skipped}
+    return shown | {name: f"{n:,}" for name, n in counted.items() if n > 0}
+
+
+def check_trained(progress: Pass, data: Data, reader: CriteoReader) -> None:
+    """Refuse data of which no line could be trained on.
+
+    Raises:
+        DataError: The pass had no samples.
+    """
+    if not progress.samples:
+        raise DataError(
+            f"no samples to train on: the {data.train_lines} lines before the held-out ones are "
+            f"bad, the first: {reader.first_skipped}; give files in the Criteo format"
+        )
+
+
+def report_skipped(data: Data, reader: CriteoReader, held_out: CriteoReader) -> None:
+    """Say on stderr how many lines the two readers have left out, if any."""
+    if skipped := held_out.position.skipped:
+        first = reader.first_skipped or held_out.first_skipped
+        print(
+            f"skipped {skipped} of {data.lines} lines" + (f", the first: {first}" if first else ""),
+            file=sys.stderr,
+        )

@@ -1,0 +1,193 @@
+"""DLRM whose rows lie on many ranks: an EmbeddingBagCollection of dynamic tables, sharded.
+
+The mathematics is that of one process with :class:`tutorials.dlrm.rows.DynamicRows`: a row begins
+with values that depend on seed, table name, id and column, and on no rank.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, KeyedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.types import DataType
+
+import torch_dynemb as td
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingBagCollectionSharder,
+    DynamicEmbeddingShardingPlanner,
+    DynamicTableConstraints,
+    TableOptions,
+)
+from torch_dynemb.torchrec.collections import ShardedDynamicEmbeddingBagCollection
+from torch_dynemb.torchrec.tables import ShardTables
+from tutorials.dlrm.model import DLRM
+from tutorials.dlrm.optimizers import RowDtype
+from tutorials.dlrm.options import Options
+from tutorials.dlrm.parsing import CATEGORY_COUNT
+from tutorials.dlrm.rows import FEATURE_NAMES, ROW_BOUND, Figures, Turnover
+
+_PLANNED_IDS = 100_000
+"""Ids that the planner takes a table of unbounded size to have."""
+
+_LEAST_COLUMNS = 4
+"""A shard of columns begins at a multiple of so many."""
+
+_DATA_TYPES: dict[RowDtype, DataType] = {
+    "float32": DataType.FP32,
+    "bfloat16": DataType.BF16,
+    "float16": DataType.FP16,
+}
+
+
+class CollectionRows(nn.Module):
+    """One table per feature in an EmbeddingBagCollection, without memory until it is sharded.
+
+    Args:
+        opts: Of the job.
+        policies: By feature.
+    """
+
+    def __init__(self, opts: Options, policies: Sequence[td.Policy]) -> None:
+        super().__init__()
+        self.embedding_dim = opts.embedding_dim
+        self.collection = EmbeddingBagCollection(
+            device=torch.device("meta"),
+            tables=[
+                EmbeddingBagConfig(
+                    num_embeddings=policy.capacity or _PLANNED_IDS,  # bounds nothing
+                    embedding_dim=opts.embedding_dim,
+                    name=name,
+                    feature_names=[name],
+                    data_type=_DATA_TYPES[opts.row_dtype],
+                )
+                for name, policy in zip(FEATURE_NAMES, policies, strict=True)
+            ],
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up ids (26, B) int64 as embeddings (B, 26, D) float32."""
+        # A bag per feature and sample, each of one id.
+        lengths = torch.ones(ids.numel(), dtype=torch.int32, device=ids.device)
+        features = KeyedJaggedTensor(keys=FEATURE_NAMES, values=ids.reshape(-1), lengths=lengths)
+        embeddings: KeyedTensor = self.collection(features)
+        # Sharding changes the order of the features.
+        (in_order,) = KeyedTensor.regroup([embeddings], [FEATURE_NAMES])
+        return in_order.view(-1, CATEGORY_COUNT, self.embedding_dim)
+
+
+class ShardedModel:
+    """The model in DistributedModelParallel, its optimizers, and what there is to report.
+
+    Args:
+        opts: Of the job.
+        policies: How ids come and go, by feature; None: they come, and stay.
+        device: Of this rank.
+    """
+
+    def __init__(
+        self, opts: Options, policies: Sequence[td.Policy] | None, device: torch.device
+    ) -> None:
+        policies = policies or [td.Policy()] * CATEGORY_COUNT
+        torch.manual_seed(opts.seed)  # of the MLPs, as in one process, and of rows
+        model = DLRM(CollectionRows(opts, policies), opts.embedding_dim)
+        sharder = DynamicEmbeddingBagCollectionSharder(optimizer=opts.rows.config(opts.lr))
+        self._plan = _make_plan(model, opts, policies, sharder)
+        self.parallel = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=device,
+            plan=self._plan,
+            sharders=[sharder],
+        )
+        dense = KeyedOptimizerWrapper(
+            dict(in_backward_optimizer_filter(self.parallel.named_parameters())),
+            lambda parameters: torch.optim.Adam(parameters, lr=opts.dense_lr),
+        )
+        # One optimizer to the outside: a learning rate schedule reaches MLPs and rows.
+        self.optimizer = CombinedOptimizer([self.parallel.fused_optimizer, dense])
+
+    def figures(self) -> Figures:
+        """Return what the job reports, of all ranks, which must call this together."""
+        ids = table_bytes = 0
+        turnover = [0] * len(Turnover._fields)
+        for tables in self.tables():
+            stats = tables.group.stats()
+            table_bytes += tables.memory()["total"]
+            for shard, (name, size) in zip(tables.shards, tables.sizes().items(), strict=True):
+                if shard.first_column > 0:
+                    continue  # the ids of a shard that has been counted
+                ids += size
+                here = [getattr(stats[name], field) for field in Turnover._fields]
+                turnover = [a + b for a, b in zip(turnover, here, strict=True)]
+        device = self.parallel.device
+        figures = torch.tensor([ids, table_bytes, *turnover], device=device)
+        dist.all_reduce(figures)
+        ids, table_bytes, *turnover = figures.tolist()
+        return Figures(ids, table_bytes, Turnover(*turnover))
+
+    def sharding_types(self) -> dict[str, str]:
+        """Return how every table is sharded."""
+        return {name: table.sharding_type for name, table in self._shardings().items()}
+
+    def describe_plan(self) -> str:
+        """Return which tables lie how and where, a line for all tables that lie alike."""
+        alike: dict[str, list[str]] = {}
+        for name, table in self._shardings().items():
+            ranks = ", ".join(map(str, sorted(set(table.ranks or []))))
+            alike.setdefault(f"{table.sharding_type} on ranks {ranks}", []).append(name)
+        lines = [f"{how}: {len(names)} tables, {', '.join(names)}" for how, names in alike.items()]
+        return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
+
+    def _shardings(self) -> dict[str, ParameterSharding]:
+        (plan,) = self._plan.plan.values()  # of the only module that is sharded
+        return dict(plan)
+
+    def tables(self) -> Iterator[ShardTables]:
+        """What this rank has of the tables."""
+        for module in self.parallel.modules():
+            if isinstance(module, ShardedDynamicEmbeddingBagCollection):
+                yield from (kernel.tables for kernel in module.kernels())
+
+
+def _make_plan(
+    model: nn.Module,
+    opts: Options,
+    policies: Sequence[td.Policy],
+    sharder: ModuleSharder[nn.Module],
+) -> ShardingPlan:
+    """Let TorchRec's planner say where tables lie: rank 0 plans, all get its plan.
+
+    Raises:
+        ValueError: The tables cannot be sharded that way.
+    """
+    world_size = dist.get_world_size()
+    topology = Topology(
+        world_size=world_size,
+        local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        compute_device=opts.device,
+    )
+    columns = -(-opts.embedding_dim // world_size)
+    initializer = td.Uniform(-ROW_BOUND, ROW_BOUND)
+    constraints = {
+        name: DynamicTableConstraints(
+            TableOptions(initializer=initializer, policy=policy),
+            sharding_types=None if opts.sharding == "auto" else [opts.sharding],
+            min_partition=max(_LEAST_COLUMNS, -(-columns // _LEAST_COLUMNS) * _LEAST_COLUMNS),
+        )
+        for name, policy in zip(FEATURE_NAMES, policies, strict=True)
+    }
+    planner = DynamicEmbeddingShardingPlanner(
+        topology=topology, batch_size=max(1, opts.batch_size // world_size), constraints=constraints
+    )
+    return planner.collective_plan(model, [sharder], dist.group.WORLD)

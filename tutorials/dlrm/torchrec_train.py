@@ -1,0 +1,86 @@
+"""The job as one of many ranks, with its tables sharded by TorchRec."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tutorials.dlrm.criteo import Position
+from tutorials.dlrm.data import make_reader, open_data, table_policies
+from tutorials.dlrm.options import Options
+from tutorials.dlrm.plot import plot
+from tutorials.dlrm.progress import check_trained, describe, progress_bar, report_skipped
+from tutorials.dlrm.rank_loop import RankPass
+from tutorials.dlrm.summary import summarize
+from tutorials.dlrm.torchrec_model import ShardedModel
+
+
+def run(opts: Options) -> dict[str, Any] | None:
+    """Train, evaluate, plot together with the other ranks, which are started with this one.
+
+    Returns:
+        What the program prints at its end; None on ranks other than 0.
+    """
+    torch.set_num_threads(max(1, opts.threads // int(os.environ["LOCAL_WORLD_SIZE"])))
+    with _process_group(opts) as device:
+        return train(opts, device)
+
+
+def train(opts: Options, device: torch.device) -> dict[str, Any] | None:
+    """Do the work of :func:`run` in the process group that there is.
+
+    Args:
+        opts: Of the job, the same on all ranks.
+        device: Of this rank.
+    """
+    first = dist.get_rank() == 0
+    opts.out.mkdir(parents=True, exist_ok=True)
+    # Ranks of a machine that find no samples wait for one of them to make some.
+    data = open_data(opts, quiet=not first)
+    model = ShardedModel(opts, table_policies(opts, data), device)
+    if first:
+        print(model.describe_plan(), file=sys.stderr)
+    progress = RankPass(model.parallel, [model.optimizer], device=device, log_every=opts.log_every)
+    # A checkpoint would be read here and written after steps: see train._train_dynamic.
+    mine = {"part": dist.get_rank(), "parts": dist.get_world_size()}
+    reader = make_reader(opts, data, Position(), data.train_lines, **mine)
+
+    def shown() -> dict[str, str]:
+        return describe(model.figures(), reader)
+
+    with progress_bar("dynamic tables", data, opts, hidden=not first) as bar:
+        progress.train(reader, bar, describe=shown, after_step=lambda: None)
+    check_trained(progress, data, reader)
+    held_out = make_reader(opts, data, reader.position, data.lines, **mine)
+    auc = progress.evaluate(held_out)
+    figures = model.figures()
+    if not first:
+        return None
+    report_skipped(data, reader, held_out)
+    curves = {"dynamic tables": (progress.points, auc)}
+    plot(opts.out / "training.png", curves, best_auc=data.best_auc)
+    return {
+        **summarize(opts, data, progress, auc, None, figures),
+        "world_size": dist.get_world_size(),
+        "sharding": model.sharding_types(),
+    }
+
+
+@contextmanager
+def _process_group(opts: Options) -> Iterator[torch.device]:
+    """Join the other ranks; the device is this rank's."""
+    device = torch.device(opts.device)
+    if opts.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if opts.device == "cuda" else "gloo")
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()

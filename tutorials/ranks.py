@@ -1,0 +1,51 @@
+"""Run a function on several processes of this machine, as torchrun would."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+
+def started_by_torchrun() -> bool:
+    """Return whether this process is a rank already."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def run_on_ranks(nproc: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Start processes with torchrun's launcher and wait for them.
+
+    Args:
+        nproc: How many.
+        function: Of a module; its process group is for it to make, from the environment.
+        arguments: Of the function, picklable.
+
+    Returns:
+        What the function returned on rank 0.
+
+    Raises:
+        ChildFailedError: A rank has failed; the others have been ended.
+    """
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+    )
+    return elastic_launch(config, function)(*arguments)[0]
+
+
+def silence() -> None:
+    """Leave out what TorchRec and torch have to say about each other, once per rank."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(rec)?\.")
+    for name in ("torchrec.distributed", "torch.fx._symbolic_trace"):
+        logging.getLogger(name).setLevel(logging.ERROR)
