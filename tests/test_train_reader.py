@@ -245,6 +245,41 @@ def test_stop_line_cuts_the_stream_in_two(tmp_path, monkeypatch, stop, block):
     assert_samples(read(CriteoReader(paths, 5, start=before.position)), table[stop:])
 
 
+@pytest.mark.parametrize("parts", [2, 3, 7])
+@pytest.mark.parametrize("block", [300, 1 << 22])
+@pytest.mark.parametrize("stop", [None, 1, 12])
+@pytest.mark.parametrize("bad", [False, True])
+def test_parts_are_the_batches_of_one_reader(tmp_path, monkeypatch, parts, block, stop, bad):
+    monkeypatch.setattr(criteo, "_BLOCK_BYTES", block)
+    lines = [with_field(15, f"{i:x}") for i in range(23)]
+    if bad:
+        lines[4] = "junk"
+    paths = [
+        write(tmp_path / "a.tsv", lines[:9], end=""),
+        write(tmp_path / "b.tsv.gz", lines[9:]),
+    ]
+    skip = {"on_bad_line": "skip" if bad else "error", "stop_line": stop}
+    one = CriteoReader(paths, 5, **skip)
+    readers = [CriteoReader(paths, 5, **skip, part=part, parts=parts) for part in range(parts)]
+    for whole, *batches in zip(one, *readers, strict=True):
+        assert whole.whole == len(whole.labels)
+        for part, batch in enumerate(batches):
+            assert batch.whole == whole.whole
+            np.testing.assert_array_equal(batch.labels, whole.labels[part::parts])
+            np.testing.assert_array_equal(batch.integers, whole.integers[part::parts])
+            np.testing.assert_array_equal(batch.ids, whole.ids[:, part::parts])
+        assert all(reader.position == one.position for reader in readers)
+
+
+def test_a_part_finds_its_own_bad_lines(tmp_path):
+    path = write(tmp_path / "a.tsv", [good_line()] * 6 + ["junk"] + [good_line()] * 4)
+    with pytest.raises(DataError, match=re.escape(f"{path}:7: too few fields")):
+        list(CriteoReader([path], 4, part=2, parts=3))
+    assert len(list(CriteoReader([path], 4, part=1, parts=3))) == 3
+    path = write(tmp_path / "b.tsv", [good_line()])
+    assert [len(batch.labels) for batch in CriteoReader([path], 4, part=1, parts=3)] == [0]
+
+
 BAD_LINES = [
     ("\t".join(good_line().split("\t")[:39]), "too few fields: expected 40, found 39"),
     ("", "too few fields: expected 40, found 1"),
@@ -356,6 +391,8 @@ def test_arguments_are_checked(tmp_path):
         CriteoReader([path], 0)
     with pytest.raises(ValueError, match="on_bad_line must be 'error' or 'skip', got 'warn'"):
         CriteoReader([path], 1, on_bad_line="warn")
+    with pytest.raises(ValueError, match="part must be from 0 to below parts=2, got 2"):
+        CriteoReader([path], 1, part=2, parts=2)
     with pytest.raises(ValueError, match="data must end with a newline"):
         parse_block(b"0\t1")
     assert Position() == (0, 0, 0, 0, 0)

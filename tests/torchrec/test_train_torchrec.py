@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("torchrec")
-
 from job_steps import Outcome, job, job_of_one_process, schedule
 from ranks import Ranks
 
@@ -24,17 +21,8 @@ from tutorials.dlrm.rows import FEATURE_NAMES
 ROOT = Path(__file__).resolve().parent.parent.parent
 # 5 batches and one sample, of which the second rank has none; held out: 2 and a part of one.
 SMALL = [
-    *(
-        "--samples",
-        "1800",
-        "--held-out",
-        str(519 / 1800),
-        "--batch-size",
-        "256",
-        "--log-every",
-        "1",
-    ),
-    *("--embedding-dim", "8", "--threads", "1", "--lr", "0.05"),
+    *f"--samples 1800 --held-out {519 / 1800} --batch-size 256 --log-every 1".split(),
+    *["--embedding-dim", "8", "--threads", "1", "--lr", "0.05"],
 ]
 
 
