@@ -41,6 +41,7 @@ def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
     source, target = trained(5, optimizer).group, trained(2, optimizer).group
     for table in (0, 1):
         content, counted = read_content(source, table), read_counts(source, table)
+        before = target.stats()[target.names[table]]
         write_content(target, table, content, counted, score_names(source, table))
         target.materialize()
         arrived = read_content(target, table)
@@ -57,6 +58,9 @@ def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
             assert counted.ids.numel() > 0
             assert torch.equal(counted.ids, again.ids)
             assert torch.equal(counted.counts, again.counts)
+        after = target.stats()[target.names[table]]
+        assert after.not_admitted == before.not_admitted  # nobody has looked anything up
+        assert after.default_served == before.default_served
 
 
 def test_scores_of_another_table_stay_out() -> None:

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.group_parts import exported
-from torch_dynemb.ops.columns import Meta, RowClock
+from torch_dynemb.ops.columns import Meta, RowClock, Table
 from torch_dynemb.policy_layout import score_words_of
 from torch_dynemb.table import TableGroup, handle_rows
 
 _BATCH = 1 << 20
+_LOOKUPS = [Table.FOUND, Table.MISSED, Table.REJECTED, Table.NOT_ADMITTED, Table.DEFAULT_SERVED]
 
 
 class TableContent(NamedTuple):
@@ -123,7 +124,9 @@ def write_content(
     if counted is not None and counted.ids.numel() > 0:
         # seen as often, they are counted as before: they would have been admitted otherwise
         offsets = torch.tensor([0, counted.ids.numel()], device=group.device)
+        before = group.tables[table, _LOOKUPS]
         group.find_or_insert(counted.ids, offsets, [table], counts=counted.counts)
+        group.tables[table, _LOOKUPS] = before  # nobody has looked anything up
     if content.ids.numel() == 0:
         return
     group.insert_or_assign(table, content.ids, content.rows)
