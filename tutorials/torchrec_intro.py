@@ -40,8 +40,8 @@ from torch_dynemb.torchrec import (  # noqa: E402
     DynamicEmbeddingShardingPlanner,
     DynamicTableConstraints,
     TableOptions,
+    table_sizes,
 )
-from torch_dynemb.torchrec.collections import ShardedDynamicEmbeddingBagCollection  # noqa: E402
 
 DIM = 8
 BATCH = 32  # samples of a rank
@@ -194,14 +194,7 @@ def shard(model: nn.Module, fused_params: dict[str, Any] | None = None) -> nn.Mo
 
 def sizes(model: nn.Module) -> dict[str, int]:
     """Ids of every dynamic table, on all ranks together."""
-    counts = {"users": 0, "products": 0}
-    for module in model.modules():
-        if isinstance(module, ShardedDynamicEmbeddingBagCollection):
-            for kernel in module.kernels():
-                counts |= kernel.tables.sizes()
-    total = torch.tensor(list(counts.values()))
-    dist.all_reduce(total)
-    return dict(zip(counts, total.tolist(), strict=True))
+    return {path.split(".")[-1]: size for path, size in table_sizes(model).items()}
 
 
 # -- 4. Training -----------------------------------------------------------------------------------
@@ -310,6 +303,7 @@ To make a table of a TorchRec model dynamic (TorchRec {torchrec.__version__}):
    constrain it         DynamicTableConstraints(TableOptions(initializer=..., policy=...))
    plan                 DynamicEmbeddingShardingPlanner(constraints=...)
    shard                DynamicEmbeddingBagCollectionSharder(fused_params)
+   look                 table_sizes(model)
    the rest             as ever: EmbeddingBagCollection, KeyedJaggedTensor, DMP, optimizers
 Ids are any int64. A table grows with them, or keeps to a capacity; evaluation adds none."""
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from tutorials.dlrm import options, torchrec_train, train
+from tutorials.dlrm import options, rank_checkpoint, torchrec_train, train
 from tutorials.dlrm.loop import Point
 from tutorials.dlrm.torchrec_model import ShardedModel
 
@@ -21,6 +22,22 @@ def job(rank: int, arguments: list[str]) -> Outcome | None:
     with mock.patch.object(torchrec_train, "plot") as plot:
         result = torchrec_train.train(opts, torch.device("cpu"))
     return None if result is None else (result, _points(plot))
+
+
+def interrupted_job(rank: int, arguments: list[str]) -> None:
+    """The job until its second checkpoint."""
+    written = 0
+    save = rank_checkpoint.save
+
+    def save_and_stop(*everything: Any) -> None:
+        nonlocal written
+        save(*everything)
+        written += 1
+        if written == 2:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(rank_checkpoint, "save", save_and_stop), suppress(KeyboardInterrupt):
+        job(rank, arguments)
 
 
 def job_of_one_process(arguments: list[str]) -> Outcome:
@@ -43,10 +60,9 @@ def schedule(rank: int, arguments: list[str]) -> tuple[list[float], dict[str, li
     model.optimizer.step()
     schedule.step()
     rates = [group["lr"] for group in model.optimizer.param_groups]
-    of_tables = {
-        ", ".join(tables.group.names): [
-            float(group["lr"]) for group in tables.optimizer.param_groups
-        ]
-        for tables in model.tables()
-    }
+    of_tables = {}
+    for module in model.parallel.modules():
+        for kernel in module.kernels() if hasattr(module, "kernels") else ():
+            groups = kernel.tables.optimizer.param_groups
+            of_tables[kernel.tables.group.names[0]] = [float(group["lr"]) for group in groups]
     return rates, of_tables

@@ -97,3 +97,9 @@ def make_reader(
         part=part,
         parts=parts,
     )
+
+
+def job_settings(opts: Options, data: Data) -> dict[str, object]:
+    """Return what a run that goes on must have in common with the interrupted one."""
+    sizes = [path.stat().st_size for path in data.paths]
+    return opts.settings() | {"lines": data.lines, "file sizes": sizes}

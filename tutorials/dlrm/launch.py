@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from tutorials.dlrm.checkpoint import CheckpointError
 from tutorials.dlrm.criteo import DataError, check_paths
 from tutorials.dlrm.options import Options
 from tutorials.ranks import run_on_ranks, silence, started_by_torchrun
 
-_EXPECTED = (DataError, FileNotFoundError, ValueError)
+_EXPECTED = (CheckpointError, DataError, FileNotFoundError, ValueError)
 """Errors that a user can do something about: no traceback."""
 
 
@@ -28,7 +29,7 @@ def run(opts: Options) -> dict[str, Any] | None:
         called, or, with torchrun, rank 0. None in the others.
 
     Raises:
-        ValueError: The options do not fit to this machine, or what a rank has to say about data.
+        ValueError: The options do not fit to this machine, or what a rank says about data.
         FileNotFoundError: A file is not there.
     """
     _check(opts)

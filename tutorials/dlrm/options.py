@@ -54,8 +54,6 @@ _FREE_ON_RESUME = (
     *("torchrec", "nproc", "sharding"),
 )
 
-_CHECKPOINT_EVERY = 200
-
 Sharding = Literal[
     "auto",
     "row_wise",
@@ -260,7 +258,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         type=Path,
         default=Path("runs/dlrm"),
         metavar="FOLDER",
-        help="gets checkpoint.pt and training.png",
+        help="gets training.png and checkpoint.pt, a folder named checkpoint with --torchrec",
     )
     add(
         "--cache",
@@ -272,15 +270,16 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add(
         "--checkpoint-every",
         type=_at_least(1),
+        default=200,
         metavar="STEPS",
-        help="steps between checkpoints; there is one at the end, too "
-        f"(default: {_CHECKPOINT_EVERY})",
+        help="steps between checkpoints; there is one at the end, too",
     )
     add(
         "--resume",
         action="store_true",
         help="go on from the checkpoint in --out, if there is one, under the same settings; "
-        "the result is, bit for bit, that of a run without interruption",
+        "the result is, bit for bit, that of a run without interruption; with --torchrec other "
+        "ranks in any number may go on, and only sums of floats come in another order",
     )
     add(
         "--log-every",
@@ -301,7 +300,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         parser.error(wrong)
     if values["torchrec"]:
         values |= {"baseline": False, "sharding": values["sharding"] or "auto"}
-    values["checkpoint_every"] = values["checkpoint_every"] or _CHECKPOINT_EVERY
     if values["capacity"] is not None:
         values["eviction"] = values["eviction"] or "lfu"
     elif values["eviction"] is not None:
@@ -329,11 +327,6 @@ def _wrong_with_torchrec(values: dict[str, Any]) -> str | None:
             f"argument --accumulate: {values['accumulate']} not with --torchrec, whose tables "
             "update rows in each backward: take a smaller --batch-size"
         )
-    # The job on many processes writes no checkpoints: tutorials/dlrm/torchrec_train.py.
-    if values["resume"]:
-        return "argument --resume: not with --torchrec, which writes no checkpoints"
-    if values["checkpoint_every"] is not None:
-        return "argument --checkpoint-every: not with --torchrec, which writes no checkpoints"
     return None
 
 

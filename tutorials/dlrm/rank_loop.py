@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import functional as F
 
 from tutorials.dlrm.criteo import Batch, CriteoReader
@@ -67,10 +68,27 @@ class RankPass(Pass):
         chances = logits.detach().sigmoid()
         self.auc.update(labels.cpu(), chances.cpu(), passed=count)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the figures of all ranks, which must call this together."""
+        loss_sum, counts = self._sums()
+        return super().state_dict() | {"auc": counts, "loss_sum": loss_sum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over figures of all ranks: rank 0 goes on with them, the others begin with zeros."""
+        super().load_state_dict(state)
+        if dist.get_rank() > 0:
+            self.auc.counts = torch.zeros_like(self.auc.counts)
+            self._loss_sum = torch.zeros_like(self._loss_sum)
+
     def _loss_and_auc(self) -> tuple[float, float]:
-        figures = torch.cat([self._loss_sum.reshape(1), self.auc.counts.flatten()]).to(self._on)
-        dist.all_reduce(figures)
-        loss_sum, counts = figures[0], figures[1:].cpu()
+        loss_sum, counts = self._sums()
         everyones = RunningAUC(HALF_LIFE)
-        everyones.counts = counts.view_as(self.auc.counts)
+        everyones.counts = counts
         return float(loss_sum) / self._loss_samples, everyones.compute()
+
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """Sum of losses since the last point, and counts of the running AUC, of all ranks."""
+        sums = torch.cat([self._loss_sum.reshape(1), self.auc.counts.flatten()]).to(self._on)
+        dist.all_reduce(sums)
+        sums = sums.cpu()
+        return sums[0], sums[1:].view_as(self.auc.counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,14 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.types import DataType
 
 import torch_dynemb as td
+from torch_dynemb.table import TableGroup
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingShardingPlanner,
     DynamicTableConstraints,
     TableOptions,
+    local_shards,
 )
-from torch_dynemb.torchrec.collections import ShardedDynamicEmbeddingBagCollection
-from torch_dynemb.torchrec.tables import ShardTables
 from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.optimizers import RowDtype
 from tutorials.dlrm.options import Options
@@ -110,31 +110,34 @@ class ShardedModel:
             plan=self._plan,
             sharders=[sharder],
         )
-        dense = KeyedOptimizerWrapper(
-            dict(in_backward_optimizer_filter(self.parallel.named_parameters())),
-            lambda parameters: torch.optim.Adam(parameters, lr=opts.dense_lr),
-        )
+        parameters = dict(in_backward_optimizer_filter(self.parallel.named_parameters()))
+        self.dense_optimizer = torch.optim.Adam(parameters.values(), lr=opts.dense_lr)
+        dense = KeyedOptimizerWrapper(parameters, lambda _: self.dense_optimizer)
         # One optimizer to the outside: a learning rate schedule reaches MLPs and rows.
         self.optimizer = CombinedOptimizer([self.parallel.fused_optimizer, dense])
+        self.earlier_turnover = Turnover(0, 0, 0)
+        """Before the checkpoint that the job goes on from; tables count anew then."""
 
     def figures(self) -> Figures:
         """Return what the job reports, of all ranks, which must call this together."""
-        ids = table_bytes = 0
+        groups: dict[int, TableGroup] = {}
+        ids = 0
         turnover = [0] * len(Turnover._fields)
-        for tables in self.tables():
-            stats = tables.group.stats()
-            table_bytes += tables.memory()["total"]
-            for shard, (name, size) in zip(tables.shards, tables.sizes().items(), strict=True):
-                if shard.first_column > 0:
-                    continue  # the ids of a shard that has been counted
-                ids += size
-                here = [getattr(stats[name], field) for field in Turnover._fields]
-                turnover = [a + b for a, b in zip(turnover, here, strict=True)]
+        for local in local_shards(self.parallel):
+            groups[id(local.group)] = local.group
+            if local.shard.first_column > 0:
+                continue  # its ids are those of a shard that is counted
+            stats = local.group.stats()[local.group.names[local.number]]
+            ids += stats.size
+            here = [getattr(stats, field) for field in Turnover._fields]
+            turnover = [a + b for a, b in zip(turnover, here, strict=True)]
+        table_bytes = sum(group.memory()["total"] for group in groups.values())
         device = self.parallel.device
         figures = torch.tensor([ids, table_bytes, *turnover], device=device)
         dist.all_reduce(figures)
         ids, table_bytes, *turnover = figures.tolist()
-        return Figures(ids, table_bytes, Turnover(*turnover))
+        both = [a + b for a, b in zip(self.earlier_turnover, turnover, strict=True)]
+        return Figures(ids, table_bytes, Turnover(*both))
 
     def sharding_types(self) -> dict[str, str]:
         """Return how every table is sharded."""
@@ -152,12 +155,6 @@ class ShardedModel:
     def _shardings(self) -> dict[str, ParameterSharding]:
         (plan,) = self._plan.plan.values()  # of the only module that is sharded
         return dict(plan)
-
-    def tables(self) -> Iterator[ShardTables]:
-        """What this rank has of the tables."""
-        for module in self.parallel.modules():
-            if isinstance(module, ShardedDynamicEmbeddingBagCollection):
-                yield from (kernel.tables for kernel in module.kernels())
 
 
 def _make_plan(

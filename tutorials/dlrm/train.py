@@ -11,7 +11,7 @@ import torch
 
 from tutorials.dlrm import checkpoint, launch, options
 from tutorials.dlrm.criteo import DataError, Position
-from tutorials.dlrm.data import Data, make_reader, open_data, table_policies
+from tutorials.dlrm.data import Data, job_settings, make_reader, open_data, table_policies
 from tutorials.dlrm.loop import Pass
 from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.optimizers import check_baseline
@@ -94,10 +94,7 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
     """Train with dynamic tables, from the checkpoint if told so, writing checkpoints."""
     progress = _make_pass(opts, rows, compiled=opts.compile)
     path = opts.out / "checkpoint.pt"
-    settings = opts.settings() | {
-        "lines": data.lines,
-        "file sizes": [p.stat().st_size for p in data.paths],
-    }
+    settings = job_settings(opts, data)
     start = Position()
     if opts.resume and path.exists():
         start = _resume(progress, checkpoint.load(path), settings)
