@@ -37,6 +37,7 @@ from torch_dynemb.torchrec import (
     TableOptions,
 )
 from torch_dynemb.torchrec.kernels import DynamicKernel
+from torch_dynemb.torchrec.options import TableParams
 
 BAG_SHARDINGS = (
     "table_wise",
@@ -70,10 +71,14 @@ class Table:
     data_type: str = "FP32"
     num_embeddings: int = 7
     padding_idx: int | None = None
+    columns_per_rank: tuple[int, ...] | None = None
 
 
 class Model(nn.Module):
-    """An EmbeddingBagCollection and an EmbeddingCollection, or one of them."""
+    """An EmbeddingBagCollection and an EmbeddingCollection, or one of them.
+
+    With an attribute ``over``, that is a dense layer over all outputs.
+    """
 
     def __init__(self, tables: Sequence[Table], weighted: bool) -> None:
         super().__init__()
@@ -91,6 +96,8 @@ class Model(nn.Module):
             outputs |= self.bags(features).to_dict()
         if hasattr(self, "sequences"):
             outputs |= {name: of.values() for name, of in self.sequences(features).items()}
+        if hasattr(self, "over"):
+            outputs = {name: self.over(of) for name, of in outputs.items()}
         return outputs
 
 
@@ -126,14 +133,20 @@ def _grid(hosts: int) -> Any:
     return generate
 
 
-def generator(sharding: str, kernel: str, number: int) -> Any:
+def generator(
+    sharding: str, kernel: str, number: int, columns: tuple[int, ...] | None = None
+) -> Any:
     """How construct_module_sharding_plan shards the ``number``-th table."""
     ranks = dist.get_world_size()
     hosts = ranks // int(os.environ["LOCAL_WORLD_SIZE"])
     generate = {
         "table_wise": lambda: table_wise(rank=number % ranks),
         "row_wise": row_wise,
-        "column_wise": lambda: column_wise(ranks=list(range(ranks))),
+        "column_wise": lambda: (
+            column_wise(ranks=list(range(ranks)))
+            if columns is None
+            else column_wise(size_per_rank=list(columns))
+        ),
         "table_column_wise": lambda: column_wise(ranks=list(range(ranks))),
         "table_row_wise": lambda: table_row_wise(host_index=number % hosts),
         "grid_shard": lambda: _grid(hosts),
@@ -158,7 +171,7 @@ def _kernel(table: Table) -> str:
 def module_plan(module: nn.Module, tables: Sequence[Table], sharder: Any) -> Any:
     """The plan of a collection."""
     generators = {
-        table.name: generator(table.sharding, _kernel(table), number)
+        table.name: generator(table.sharding, _kernel(table), number, table.columns_per_rank)
         for number, table in enumerate(tables)
     }
     return construct_module_sharding_plan(
@@ -178,6 +191,7 @@ def sharded(
     optimizer: td.OptimizerConfig | None = None,
     options: dict[str, TableOptions] | None = None,
     weighted: bool = False,
+    planned_options: dict[str, TableOptions] | None = None,
     prepare: Any = None,
 ) -> DistributedModelParallel:
     """A sharded model.
@@ -185,6 +199,7 @@ def sharded(
     Args:
         fused_params, optimizer: of the sharders.
         options: of dynamic tables; default: a normal distribution for all.
+        planned_options: of dynamic tables, in the plan.
         prepare: called with the unsharded model.
     """
     model = Model(tables, weighted)
@@ -211,6 +226,8 @@ def sharded(
     if hasattr(model, "sequences"):
         of = [table for table in tables if table.pooling == "none"]
         plan["sequences"] = module_plan(model.sequences, of, sharders[1])
+    for name, planned in (planned_options or {}).items():
+        plan["bags"][name].key_value_params = TableParams(options=planned)
     return DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
@@ -220,9 +237,9 @@ def sharded(
     )
 
 
-def kernels(model: DistributedModelParallel) -> Iterator[DynamicKernel]:
+def kernels(model: nn.Module) -> Iterator[DynamicKernel]:
     """All kernels of dynamic tables on this rank."""
-    for module in model.module.children():
+    for module in model.modules():
         if hasattr(module, "kernels"):
             yield from module.kernels()
 

@@ -1,0 +1,163 @@
+"""What a training loop does with the fused optimizer of a sharded model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jagged_batches import Batch, batches_of_ranks, keyed_jagged
+from sharded_models import Table, kernels, sharded
+from torch import nn
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+from unsharded_oracle import rows_by_id
+
+import torch_dynemb as td
+from torch_dynemb.torchrec import TableOptions
+
+TABLES = (
+    Table("rows", 8, ("a", "b"), sharding="row_wise"),
+    Table("whole", 8, ("c",), sharding="table_wise"),
+)
+
+
+def _add_layer(model: nn.Module) -> None:
+    torch.manual_seed(0)
+    model.over = nn.Linear(8, 1)
+
+
+def _model() -> Any:
+    return sharded(TABLES, optimizer=td.SGD(lr=0.1), prepare=_add_layer)
+
+
+def _train(model: Any, rank: int, step: int) -> None:
+    batch = batches_of_ranks("plain", ["a", "b", "c"], 2, step)[rank]
+    outputs = model(keyed_jagged(batch, "plain"))
+    torch.stack([of.square().sum() for of in outputs.values()]).sum().backward()
+
+
+def _rows(model: Any) -> dict[tuple[str, int], list[float]]:
+    return {
+        (shard.table, id): row.tolist()
+        for kernel in kernels(model)
+        for t, shard in enumerate(kernel.tables.shards)
+        for id, row in rows_by_id(kernel.tables.group, t).items()
+    }
+
+
+def _combined(model: Any) -> CombinedOptimizer:
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        lambda params: torch.optim.SGD(params, lr=0.1),
+    )
+    return CombinedOptimizer([("fused", model.fused_optimizer), ("dense", dense)])
+
+
+def _learning_rates(model: Any) -> list[float]:
+    return [
+        float(group["lr"])
+        for kernel in kernels(model)
+        for group in kernel.tables.optimizer.param_groups
+    ]
+
+
+def names(rank: int) -> dict[str, list[str]]:
+    """Of parameters, by where they are shown."""
+    model = _model()
+    return {
+        "fused": sorted(model.fused_optimizer.params),
+        "combined": sorted(_combined(model).params),
+        "dense": [name for name, _ in in_backward_optimizer_filter(model.named_parameters())],
+        "in_backward": sorted(
+            name for name, _ in in_backward_optimizer_filter(model.named_parameters(), include=True)
+        ),
+        "param_groups": sorted(
+            key for group in model.fused_optimizer.param_groups for key in group
+        ),
+    }
+
+
+def learning_rates(rank: int, kind: str) -> list[tuple[set[float], bool]]:
+    """After every step, learning rates of the tables, and whether the step has changed rows."""
+    model = _model()
+    optimizer: Any = _combined(model)
+    scheduler: Any = None
+    if kind == "torch":
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1, 0.5, 0)[step])
+    else:
+        stages = [
+            WarmupStage(WarmupPolicy.CONSTANT, max_iters=1, value=1.0),
+            WarmupStage(WarmupPolicy.CONSTANT, max_iters=2, value=0.5),
+            WarmupStage(WarmupPolicy.CONSTANT, max_iters=100, value=0.0),
+        ]
+        optimizer = WarmupOptimizer(optimizer, stages, lr=0.1)
+    seen = []
+    _train(model, rank, 0)  # ids are there from now on
+    optimizer.step()
+    for step in range(3):
+        if scheduler is not None and step > 0:
+            scheduler.step()
+        optimizer.zero_grad()
+        before = _rows(model)
+        rates = set(_learning_rates(model))
+        _train(model, rank, 0)
+        seen.append((rates, before != _rows(model)))
+        optimizer.step()
+    return seen
+
+
+def saved_and_loaded(rank: int) -> dict[str, Any]:
+    """A learning rate that is saved and loaded."""
+    model = _model()
+    optimizer = _combined(model)
+    plain = optimizer.state_dict()
+    optimizer.save_param_groups(True)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.25
+    saved = optimizer.state_dict()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.75
+    changed = set(_learning_rates(model))
+    optimizer.load_state_dict(saved)
+    return {
+        "plain": sorted(plain),
+        "saved": sorted(saved),
+        "changed": changed,
+        "loaded": set(_learning_rates(model)),
+    }
+
+
+def clocks(rank: int, ends_steps: bool) -> dict[int, int]:
+    """Scores of ids by the step in which they were seen."""
+    policy = td.Policy(score="step")
+    model = sharded(
+        [Table("users", 8, ("user",))],
+        options={"users": TableOptions(policy=policy)},
+        optimizer=td.SGD(lr=0.1),
+    )
+    for id in range(6):
+        batch = Batch({"user": [torch.tensor([id, 100])]})
+        model(keyed_jagged(batch, "plain"))["user"].sum().backward()
+        if ends_steps:
+            model.fused_optimizer.step()
+    return {
+        id: score
+        for kernel in kernels(model)
+        for of in kernel.tables.group.export(0)
+        for id, score in zip(of.ids.tolist(), of.scores.tolist(), strict=True)
+    }
+
+
+def reads(rank: int) -> tuple[int, int]:
+    """How many rows there are after training, and after evaluation of other ids."""
+    model = _model()
+    _train(model, rank, 0)
+    trained = len(_rows(model))
+    model.eval()
+    other = Batch({name: [torch.tensor([1, 2, 3])] for name in "abc"})
+    model(keyed_jagged(other, "plain"))
+    model.train()
+    with torch.no_grad():
+        model(keyed_jagged(other, "plain"))
+    return trained, len(_rows(model))

@@ -1,0 +1,51 @@
+"""The fused optimizer of sharded dynamic tables, as TorchRec's loops use one."""
+
+from __future__ import annotations
+
+import pytest
+from fused_optimizer_calls import clocks, learning_rates, names, reads, saved_and_loaded
+from ranks import Ranks
+
+ROWS, WHOLE = "bags.embedding_bags.rows.weight", "bags.embedding_bags.whole.weight"
+
+
+def test_parameters(two_ranks: Ranks) -> None:
+    for rank, shown in enumerate(two_ranks.run(names)):
+        fused = [ROWS, WHOLE] if rank == 1 else [ROWS]  # where the second table is
+        assert shown["fused"] == fused
+        assert shown["combined"] == sorted(
+            [*(f"fused.{name}" for name in fused), "dense.over.bias", "dense.over.weight"]
+        )
+        assert shown["dense"] == ["over.weight", "over.bias"]
+        assert shown["in_backward"] == [ROWS, WHOLE]
+        assert "lr" in shown["param_groups"]
+
+
+@pytest.mark.parametrize("kind", ["torch", "torchrec"])
+def test_learning_rates_of_schedulers_reach_the_tables(two_ranks: Ranks, kind: str) -> None:
+    for seen in two_ranks.run(learning_rates, kind):
+        assert seen == [({0.1}, True), ({0.05}, True), ({0.0}, False)]
+
+
+def test_param_groups_are_saved_where_wanted(two_ranks: Ranks) -> None:
+    for found in two_ranks.run(saved_and_loaded):
+        assert found == {
+            "plain": ["state"],
+            "saved": ["param_groups", "state"],
+            "changed": {0.75},
+            "loaded": {0.25},
+        }
+
+
+def test_clock_of_policies(two_ranks: Ranks) -> None:
+    for ends_steps in (True, False):
+        scores: dict[int, int] = {}
+        for of_rank in two_ranks.run(clocks, ends_steps):
+            scores |= of_rank
+        first = scores[0]
+        assert scores == {id: first + id for id in range(6)} | {100: first + 5}
+
+
+def test_evaluation_inserts_nothing(two_ranks: Ranks) -> None:
+    for trained, evaluated in two_ranks.run(reads):
+        assert trained == evaluated > 0
