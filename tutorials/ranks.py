@@ -38,7 +38,7 @@ def run_on_ranks(nproc: int, function: Callable[..., Any], *arguments: Any) -> A
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        local_addr="localhost",
+        local_addr="localhost",  # asks no name server
         max_restarts=0,
     )
     return elastic_launch(config, function)(*arguments)[0]

@@ -143,6 +143,7 @@ def test_it_starts_its_processes(capsys: pytest.CaptureFixture[str], folders: li
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += ["--local-addr", "localhost"]  # asks no name server
     command += ["-m", "tutorials.dlrm.train", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
