@@ -7,6 +7,9 @@ ARGS ?=
 DATA ?=
 PART ?= all
 GPU_PYTHON ?= python3
+# beside the one in constraints.txt, with whose torch and FBGEMM they run
+TORCHREC_VERSIONS := 1.6.1 1.9.2
+SPACE := $(subst ,, )
 
 VENV := .venv
 STAMPS := $(VENV)/stamps
@@ -24,11 +27,11 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test test-long lint format bench bench-peers gpu-check wheel clean
+.PHONY: help build train test test-long test-torchrec-versions lint format bench bench-peers gpu-check wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
-	@awk -F ':.*##  *' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*##  *' '/^[a-z-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12 for a new .venv; CONSTRAINTS=file for other versions than'
 	@echo 'constraints.txt; PIP_INDEX_URL for a package index with, say, CPU builds of torch.'
 
@@ -37,11 +40,15 @@ build: $(LIBRARY) $(STAMPS)/package  ## compile the kernels and install torch_dy
 train: build $(STAMPS)/train $(if $(findstring --torchrec,$(ARGS)),$(STAMPS)/torchrec)  ## train DLRM; on your files: make train DATA='path/to/*.tsv'
 	$(VENV)/bin/python -m tutorials.dlrm.train $(DATA) $(ARGS)
 
-test: build $(STAMPS)/test  ## tests that take seconds each
+test: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take seconds each
 	$(VENV)/bin/python -m pytest tests -m "not long" $(ARGS)
 
-test-long: build $(STAMPS)/test  ## tests that take minutes each
+test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)
+
+test-torchrec-versions: build $(STAMPS)/test $(TORCHREC_VERSIONS:%=build/torchrec-%/installed)  ## the oldest and newest TorchRec
+	DYNEMB_TORCHREC_VERSIONS=$(subst $(SPACE),:,$(TORCHREC_VERSIONS:%=$(CURDIR)/build/torchrec-%)) \
+	    $(VENV)/bin/python -m pytest tests/torchrec/test_versions.py $(ARGS)
 
 lint: $(STAMPS)/lint  ## ruff, mypy --strict on the package, clang-format
 	$(VENV)/bin/ruff check .
@@ -109,6 +116,12 @@ $(STAMPS)/torchrec: pyproject.toml $(STAMPS)/tools | $(STAMPS)/package
 	    $(PIP_INSTALL) torch numpy fbgemm-gpu-cpu tensordict tqdm pyre-extensions && \
 	    $(PIP_INSTALL) --no-deps torchrec; \
 	fi
+	@touch $@
+
+# the stamp is in the directory, which `make clean` removes
+build/torchrec-%/installed: $(STAMPS)/torchrec
+	rm -rf $(@D)
+	$(PIP) install --quiet --no-deps --target $(@D) torchrec==$*
 	@touch $@
 
 # absl::flat_hash_map; the other hash map, ska::flat_hash_map, comes with torch's headers

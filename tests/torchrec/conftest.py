@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ranks import Ranks
 
-# not find_spec("torchrec"), which finds this directory
-if importlib.util.find_spec("torch_dynemb") is None:
-    pytest.skip("x", allow_module_level=True)
+try:
+    # not an import, which finds this directory
+    importlib.metadata.version("torchrec")
+    INSTALLED = True
+except importlib.metadata.PackageNotFoundError:
+    INSTALLED = False
+
+
+class _NotInstalled(pytest.File):
+    """A file of tests that need TorchRec."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        pytest.skip("TorchRec is not installed: make test installs it")
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
+    """Skips the whole directory where TorchRec is not installed."""
+    return None if INSTALLED else _NotInstalled.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ from jagged_batches import Batch, keyed_jagged
 from sharded_models import Table, kernels, sharded
 from unsharded_oracle import rows_by_id
 
+from torch_dynemb.torchrec import TableOptions
+
 
 def ids_after_training(rank: int, sharding: str, ids: list[int]) -> dict[int, list[int]]:
     """By first column of a shard, its ids after a step in which every rank looks up all of them."""
@@ -18,3 +20,17 @@ def ids_after_training(rank: int, sharding: str, ids: list[int]) -> dict[int, li
         for kernel in kernels(model)
         for t, shard in enumerate(kernel.tables.shards)
     }
+
+
+def initial_rows(rank: int, sharding: str) -> list[float]:
+    """Elements of new rows of a table of 16 rows whose options say nothing of an initializer."""
+    table = Table("users", 8, ("user",), sharding=sharding, num_embeddings=16)
+    model = sharded([table], options={"users": TableOptions()})
+    batch = Batch({"user": [torch.arange(100)]})
+    model(keyed_jagged(batch, "plain"))
+    return [
+        x
+        for kernel in kernels(model)
+        for row in rows_by_id(kernel.tables.group, 0).values()
+        for x in row.tolist()
+    ]

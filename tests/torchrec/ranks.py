@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 START_S = 60  # for imports, on a busy machine
 
 

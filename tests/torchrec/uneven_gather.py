@@ -24,7 +24,10 @@ class _Done:
 def uneven_gather() -> Iterator[None]:
     """``dist.all_gather`` takes tensors that differ in size."""
 
-    def all_gather(outputs: list[Tensor], given: Tensor, group: Any, async_op: bool) -> _Done:
+    def all_gather(
+        outputs: list[Tensor], given: Tensor, group: Any = None, async_op: bool = False
+    ) -> _Done:
+        group = group or dist.group.WORLD
         for rank, output in enumerate(outputs):
             source = dist.get_global_rank(group, rank)
             if source == dist.get_rank():
