@@ -291,7 +291,10 @@ def sent_by(step: Callable[[], None]) -> Sent:
 
 
 def compared(
-    sizes: Sizes, steps: Mapping[str, Step], batches: Mapping[str, Callable[[int], Tensor]], bag: int
+    sizes: Sizes,
+    steps: Mapping[str, Step],
+    batches: Mapping[str, Callable[[int], Tensor]],
+    bag: int,
 ) -> Measured:
     """Times "ours" against the "peer".
 

@@ -121,9 +121,7 @@ def main() -> None:
         for kind in DYNAMIC
         for bag in sizes.bags
         for share in (0.0, sizes.new_share)
-        if is_selected(
-            options.only, f"{case_name(sharding, optimizer, bag, share)}, {kind}", PEER
-        )
+        if is_selected(options.only, f"{case_name(sharding, optimizer, bag, share)}, {kind}", PEER)
     ]
     report = Report(as_json=options.json, cases=len(wanted))
     results = measured(sizes, wanted)
