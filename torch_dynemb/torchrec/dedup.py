@@ -188,20 +188,24 @@ def pooled(rows: Tensor, dim: int, context: DedupContext) -> Tensor:
     batch, inverse = context.batch, context.inverse
     assert batch is not None
     assert inverse is not None
+    rows = rows.view(-1, dim)
+    offsets = batch.offsets().to(torch.int64)
     weights = batch.weights_or_none()
-    sums = F.embedding_bag(
-        inverse,
-        rows.view(-1, dim),
-        batch.offsets().to(torch.int64),
-        mode="sum",
-        per_sample_weights=None if weights is None else weights.to(rows.dtype),
-        include_last_offset=True,
-    )
-    if batch.variable_stride_per_key():
-        return sums.flatten()
-    features = len(batch.keys())
-    by_feature = sums.view(features, batch.stride(), dim)
-    return by_feature.permute(1, 0, 2).reshape(batch.stride(), features * dim)
+    flat = batch.variable_stride_per_key()
+    features = 1 if flat else len(batch.keys())  # flat: bag after bag
+    if weights is None and rows.dtype == torch.float32:
+        sums = ops.pool_rows(rows, inverse, offsets, features=features)
+    else:
+        bags = F.embedding_bag(
+            inverse,
+            rows,
+            offsets,
+            mode="sum",
+            per_sample_weights=None if weights is None else weights.to(rows.dtype),
+            include_last_offset=True,
+        )
+        sums = bags.view(features, -1, dim).transpose(0, 1).reshape(-1, features * dim)
+    return sums.flatten() if flat else sums
 
 
 class _Dedup:
