@@ -32,7 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
 from torch_dynemb.torchrec.lookups import DynamicPooledLookup, DynamicSequenceLookup
-from torch_dynemb.torchrec.reduce_scatter import sum_uneven
+from torch_dynemb.torchrec.reduce_scatter import sum_by_exchange
 from torch_dynemb.torchrec.tables import Routing
 
 
@@ -71,7 +71,7 @@ class _SumByRows(_ByRows):
 
     def create_output_dist(self, device: torch.device | None = None) -> Any:
         output_dist = super().create_output_dist(device)  # type: ignore[misc]
-        output_dist.register_forward_pre_hook(sum_uneven)
+        output_dist.register_forward_pre_hook(sum_by_exchange)
         return output_dist
 
 
