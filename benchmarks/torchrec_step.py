@@ -112,7 +112,7 @@ def main() -> None:
         bags=tuple(options.bags),
         new_share=0.01,
         rounds=options.rounds,
-        calls=1 if options.quick else 4,
+        calls=1 if options.quick else 2,
     )
     wanted = [
         (sharding, optimizer, kind, bag, share)

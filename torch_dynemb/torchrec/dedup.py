@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchrec.distributed.dist_data import SequenceEmbeddingsAllToAll
 from torchrec.distributed.embedding_sharding import EmbeddingSharding
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import Awaitable, CommOp, ShardingType
@@ -18,6 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.torchrec.gloo_exchange import GlooAllToAll
 from torch_dynemb.torchrec.options import TableOptions
 from torch_dynemb.torchrec.shardings import (
     DynamicRwSequenceSharding,
@@ -164,7 +164,7 @@ class DedupOutputDist(nn.Module):
         dim: columns of a row.
     """
 
-    def __init__(self, dist: SequenceEmbeddingsAllToAll, dim: int) -> None:
+    def __init__(self, dist: GlooAllToAll, dim: int) -> None:
         super().__init__()
         self._dist = dist
         self._dim = dim
@@ -229,8 +229,7 @@ class _Dedup:
             CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
         )
         group = self._pg  # type: ignore[attr-defined]
-        rows = SequenceEmbeddingsAllToAll(group, [0] * group.size(), device, codecs)
-        return DedupOutputDist(rows, dim)
+        return DedupOutputDist(GlooAllToAll(group, device, codecs), dim)
 
 
 class DedupRwSharding(_Dedup, DynamicRwSequenceSharding):

@@ -12,6 +12,8 @@ from torchrec.distributed import comm_ops
 from torchrec.distributed.dist_data import PooledEmbeddingsReduceScatter
 from torchrec.distributed.types import Awaitable
 
+from torch_dynemb.torchrec.gloo_exchange import is_gloo, room_for, start_exchange
+
 
 class GlooReduceScatter(PooledEmbeddingsReduceScatter):  # type: ignore[misc]
     """TorchRec's reduce-scatter, which for batches of different sizes needs nccl.
@@ -25,7 +27,7 @@ class GlooReduceScatter(PooledEmbeddingsReduceScatter):  # type: ignore[misc]
         self, local_embs: Tensor, input_splits: list[int] | None = None
     ) -> Awaitable[Tensor]:
         ranks = self._pg.size()
-        if dist.get_backend(self._pg) != "gloo" or ranks == 1 or torch.compiler.is_compiling():
+        if not is_gloo(self._pg):
             return super().forward(local_embs, input_splits)
         if input_splits is None:
             input_splits = [local_embs.shape[0] // ranks] * ranks
@@ -42,16 +44,6 @@ class GlooReduceScatter(PooledEmbeddingsReduceScatter):  # type: ignore[misc]
         return awaitable
 
 
-def _exchange(
-    sent: list[Tensor], received: list[Tensor], group: dist.ProcessGroup
-) -> list[dist.Work]:
-    """Sends and receives a tensor to and from every other rank; lists are by rank."""
-    others = [rank for rank in range(group.size()) if rank != group.rank()]
-    works = [dist.irecv(received[rank], group=group, group_src=rank) for rank in others]
-    works += [dist.isend(sent[rank], group=group, group_dst=rank) for rank in others]
-    return [work for work in works if work is not None]
-
-
 class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
     """What is under way of the parts, [sum of sizes, columns], of which every rank gets its own."""
 
@@ -63,9 +55,10 @@ class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
         parts = list(local.detach().contiguous().split(sizes))
         mine = parts[group.rank()]
         self._parts = [
-            mine if rank == group.rank() else torch.empty_like(mine) for rank in range(len(sizes))
+            mine if rank == group.rank() else room_for(mine, mine.shape)
+            for rank in range(len(sizes))
         ]
-        self._works = _exchange(parts, self._parts, group)
+        self._works = start_exchange(parts, self._parts, group)
 
     def _wait_impl(self) -> Tensor:
         for work in self._works:
@@ -95,9 +88,9 @@ class _SumParts(torch.autograd.Function):
         grad = grad.contiguous()
         if comm_ops.GRADIENT_DIVISION:  # as TorchRec's
             grad = grad / len(ctx.sizes)
-        of_all = grad.new_empty((sum(ctx.sizes), *grad.shape[1:]))
+        of_all = room_for(grad, (sum(ctx.sizes), *grad.shape[1:]))
         parts = list(of_all.split(ctx.sizes))
-        works = _exchange([grad] * len(parts), parts, ctx.group)
+        works = start_exchange([grad] * len(parts), parts, ctx.group)
         parts[ctx.group.rank()].copy_(grad)
         for work in works:
             work.wait()
