@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 )
 from torchrec.distributed.types import CommOp
 
+from torch_dynemb.torchrec import gloo_exchange
 from torch_dynemb.torchrec.reduce_scatter import GlooReduceScatter
 
 COLUMNS = 5
@@ -28,7 +30,16 @@ def local(rank: int, rows: int) -> Tensor:
 def reduce_scatter(
     rank: int, sizes: list[int], given: bool, division: bool, encoded: bool
 ) -> tuple[float, float]:
-    """Largest errors of the sum and of the gradient."""
+    """Largest errors of the sum and of the gradient, in large tensors as in small ones."""
+    small = _errors(rank, sizes, given, division, encoded)
+    with mock.patch.object(gloo_exchange, "_HUGE_PAGES_FROM", 0):
+        assert _errors(rank, sizes, given, division, encoded) == small
+    return small
+
+
+def _errors(
+    rank: int, sizes: list[int], given: bool, division: bool, encoded: bool
+) -> tuple[float, float]:
     codecs: Any = None
     if encoded:
         config = QCommsConfig(forward_precision=CommType.BF16, backward_precision=CommType.BF16)
