@@ -20,7 +20,15 @@ from report import Row, table
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-BENCHMARKS = ("index", "train_step", "growth", "overhead", "lifecycle", "optimizers")
+BENCHMARKS = (
+    "index",
+    "train_step",
+    "growth",
+    "overhead",
+    "lifecycle",
+    "optimizers",
+    "torchrec_step",
+)
 
 
 def run(name: str, arguments: list[str], *, as_json: bool) -> list[Row]:

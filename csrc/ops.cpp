@@ -32,6 +32,12 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");
   m.def("unique_ids(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor inverse)");
 
+  // Rows that come back from there.
+  m.def("pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features) -> Tensor");
+  m.def(
+      "pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt rows) -> "
+      "Tensor");
+
   // Index.
   m.def(
       "find(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets, "

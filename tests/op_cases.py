@@ -349,6 +349,18 @@ CASES: dict[str, dict[str, Case]] = {
         "": lambda: (torch.tensor([5, -1, 5, 5, 7]), torch.tensor([0, 3, 3, 5])),
         "empty": lambda: (torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])),
     },
+    "pool_rows": {
+        "": lambda: (torch.rand(3, 4), torch.tensor([2, 0, 2]), torch.tensor([0, 2, 2, 2, 3]), 2),
+        "learning": lambda: (
+            torch.rand(3, 4, requires_grad=True),
+            torch.tensor([2, 0, 2]),
+            torch.tensor([0, 2, 3]),
+            1,
+        ),
+    },
+    "pool_rows_grad": {
+        "": lambda: (torch.rand(2, 8), torch.tensor([2, 0, 2]), torch.tensor([0, 2, 2, 2, 3]), 2, 3)
+    },
     "find": {
         "": partial(find_arguments, empty=False),
         "empty": partial(find_arguments, empty=True),

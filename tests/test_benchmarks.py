@@ -35,6 +35,10 @@ SMALL = {
         *("--only", "our Adam", "--only", "nn.EmbeddingBag"),
         *("--only", "an id, Adam", "--only", "against fp32"),
     ],
+    "torchrec_step": [
+        *("--tables", "2", "--rows", "500", "--batch", "8", "--dim", "8", "--bags", "2"),
+        *("--only", "row_wise SGD", "--only", "table_wise SGD L=2, dynamic"),
+    ],
 }
 
 
@@ -58,8 +62,8 @@ def test_prints_one_json_line_per_case(
 ) -> None:
     if name == "index" and not HAS_ABSL:
         pytest.skip("libabsl-dev, whose hash map index.py compares with, is not installed")
-    if name == "lifecycle" and importlib.util.find_spec("torchrec") is None:
-        pytest.skip("torchrec, whose managed collisions lifecycle.py compares with, is missing")
+    if name in ("lifecycle", "torchrec_step") and importlib.util.find_spec("torchrec") is None:
+        pytest.skip(f"torchrec, which {name}.py compares with, is missing")
     run(monkeypatch, name, "--json", "--quick", "--rounds", "1", *SMALL[name])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows
@@ -92,7 +96,7 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
-    expected += ", optimizers"
+    expected += ", optimizers, torchrec_step"
     assert expected in capsys.readouterr().err
 
 

@@ -79,12 +79,15 @@ dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids,
 
     def test_routing(self) -> None:
         self.assertExpectedInline(
-            listing("mix_ids", "unmix_ids", "unique_ids"),
+            listing("mix_ids", "unmix_ids", "unique_ids", "pool_rows", "pool_rows_grad"),
             """\
 dynemb::mix_ids(Tensor ids) -> Tensor
 dynemb::unmix_ids(Tensor quotients, int parts, int part) -> Tensor
 dynemb::unique_ids(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor
-    inverse)""",
+    inverse)
+dynemb::pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features) -> Tensor
+dynemb::pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt
+    rows) -> Tensor""",
         )
 
     def test_lookup(self) -> None:
@@ -187,7 +190,7 @@ def test_registrations(name: str) -> None:
 
     assert has("CPU") or has("CompositeExplicitAutograd")
     assert has("Meta") == (name not in PLAIN)
-    assert has("Autograd") == (name in ("embedding_bag", "embedding"))
+    assert has("Autograd") == (name in ("embedding_bag", "embedding", "pool_rows"))
     assert not has("CompositeImplicitAutograd")
 
 

@@ -1,5 +1,8 @@
 #include "cpu/index_view.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 namespace dynemb::cpu {
@@ -9,9 +12,29 @@ void check_tensor(const char* op, const char* name, const Tensor& tensor, Scalar
   check_layout(op, name, tensor, dtype);
 }
 
+namespace {
+
+// malloc takes tensors of this size from the system afresh and gives them back when they are freed,
+// so that every 4 KiB of them are a page fault: several times the cost of writing them once.
+constexpr size_t kHugePagesFrom = size_t{16} << 20;
+
+void prefer_huge_pages_if_large(const Tensor& tensor) {
+  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
+  if (bytes < kHugePagesFrom) return;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = (begin + bytes) / page * page;
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // advice: may fail
+}
+
+}  // namespace
+
 Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
-  return torch::stable::empty(size, dtype, std::nullopt,
-                              torch::stable::Device(torch::headeronly::DeviceType::CPU));
+  Tensor tensor = torch::stable::empty(size, dtype, std::nullopt,
+                                       torch::stable::Device(torch::headeronly::DeviceType::CPU));
+  prefer_huge_pages_if_large(tensor);
+  return tensor;
 }
 
 Tensor zeros_cpu(const std::vector<int64_t>& size, ScalarType dtype) {

@@ -47,8 +47,9 @@ class Case:
 
 def _model(case: Case, *, dedup: bool) -> DistributedModelParallel:
     device = torch.device("meta")
-    pooling = PoolingType.MEAN if case.kind == "mean" else PoolingType.SUM
-    dims = {"ads": 8, "users": 8 if case.collection == "sequence" else 12}
+    mean = {"mean": ("ads", "users"), "two kernels": ("ads",)}.get(case.kind, ())
+    one_dim = case.collection == "sequence" or case.kind == "two kernels"
+    dims = {"ads": 8, "users": 8 if one_dim else 12}
     features = {"ads": FEATURES[:2], "users": FEATURES[2:]}
     shared: dict[str, Any] = {"num_embeddings": 50}
     module: torch.nn.Module
@@ -63,7 +64,7 @@ def _model(case: Case, *, dedup: bool) -> DistributedModelParallel:
                 name=name,
                 embedding_dim=dims[name],
                 feature_names=features[name],
-                pooling=pooling,
+                pooling=PoolingType.MEAN if name in mean else PoolingType.SUM,
                 **shared,
             )
             for name in dims

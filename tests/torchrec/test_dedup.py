@@ -18,6 +18,11 @@ def test_same_as_without(two_ranks: Ranks, collection: str, sharding_type: str, 
         assert difference < 1e-5
 
 
+def test_tables_of_two_kernels(two_ranks: Ranks) -> None:
+    for difference in two_ranks.run(train, Case("pooled", "row_wise", "two kernels")):
+        assert difference < 1e-5
+
+
 @pytest.mark.parametrize("collection", ["pooled", "sequence"])
 def test_ids_sent(two_ranks: Ranks, collection: str) -> None:
     for sent, distinct in two_ranks.run(ids_sent, collection):

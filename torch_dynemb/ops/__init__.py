@@ -42,6 +42,7 @@ from torch_dynemb.ops.memory import (  # noqa: E402
     reserve_cuda,
 )
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_  # noqa: E402
+from torch_dynemb.ops.pooling import pool_rows  # noqa: E402
 from torch_dynemb.ops.routing import UniqueIds, mix_ids, unique_ids, unmix_ids  # noqa: E402
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
@@ -72,6 +73,7 @@ __all__ = [
     "materialize_",
     "merge_grad_",
     "mix_ids",
+    "pool_rows",
     "raise_device_errors",
     "reduce_grad",
     "release_",

@@ -14,7 +14,6 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torch_dynemb.torchrec.dedup import (
     DEDUPED,
-    DedupContext,
     DedupGroups,
     DedupInputDist,
     counts_occurrences,
@@ -277,17 +276,6 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
                 ctx.sharding_contexts[i] = dist.take_context()
         return sent
 
-    def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
-        """Looks up what has come here."""
-        _set_lengths(ctx, dist_input)
-        result: list[torch.Tensor] = super().compute(ctx, dist_input)
-        return result
-
-    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """Looks up what has come here and sends it back."""
-        _set_lengths(ctx, input)
-        return super().compute_and_output_dist(ctx, input)
-
 
 class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  # type: ignore[misc]
     """EmbeddingCollection whose plan makes some tables dynamic.
@@ -407,13 +395,6 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
 
 def _plans(infos: list[EmbeddingShardingInfo]) -> dict[str, TablePlan]:
     return {info.embedding_config.name: info.fused_params[PLAN] for info in infos}
-
-
-def _set_lengths(ctx: Any, received: Any) -> None:
-    """Tells the way back how many ids of each feature have come."""
-    for context, features in zip(ctx.sharding_contexts, received, strict=True):
-        if isinstance(context, DedupContext):
-            context.lengths_after_input_dist = features.lengths().view(-1, features.stride())
 
 
 def _static(configs: list[Any], plan: Mapping[str, ParameterSharding]) -> list[Any]:

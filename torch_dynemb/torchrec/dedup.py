@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.distributed.embedding_sharding import EmbeddingSharding
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
-from torchrec.distributed.types import Awaitable, ShardingType
+from torchrec.distributed.types import Awaitable, CommOp, ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.torchrec.gloo_exchange import GlooAllToAll
 from torch_dynemb.torchrec.options import TableOptions
 from torch_dynemb.torchrec.shardings import (
     DynamicRwSequenceSharding,
@@ -104,7 +105,7 @@ class DedupContext(SequenceShardingContext):  # type: ignore[misc]
 
     Attributes:
         batch: the features as they were.
-        inverse: positions of their ids among the distinct ones.
+        inverse: positions of their ids among those that have been sent.
     """
 
     batch: KeyedJaggedTensor | None = None
@@ -142,11 +143,14 @@ class DedupInputDist(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
         sent, inverse = distinct(features, self._groups)
         awaitable = self._ids_dist(sent)
+        unbucketize = getattr(self._ids_dist, "unbucketize_permute_tensor", None)
+        if unbucketize is not None:
+            # bags are pooled from rows as they come back, in the order of ranks
+            inverse = unbucketize[inverse]
         self._context = DedupContext(
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
             variable_batch_per_feature=False,  # of what is sent
             features_before_input_dist=sent,
-            unbucketize_permute_tensor=getattr(self._ids_dist, "unbucketize_permute_tensor", None),
             batch=features,
             inverse=inverse,
         )
@@ -163,22 +167,27 @@ class DedupOutputDist(nn.Module):
     """Gets the rows of the distinct ids back and pools the bags of the batch.
 
     Args:
-        dist: sends rows back.
+        dist: sends rows back, without features that it would have to put into another order.
         dim: columns of a row.
     """
 
-    def __init__(self, dist: nn.Module, dim: int) -> None:
+    def __init__(self, dist: GlooAllToAll, dim: int) -> None:
         super().__init__()
         self._dist = dist
         self._dim = dim
 
     def forward(self, rows: Tensor, context: DedupContext) -> Awaitable[Tensor]:
-        awaitable = self._dist(rows.view(-1, self._dim), context)
-        awaitable.callbacks.append(partial(pooled, context=context))
+        awaitable = self._dist(  # numbers of rows: TorchRec would flatten those of features only
+            rows.view(-1, 1),
+            lengths=torch.empty(0, dtype=torch.int64, device=rows.device),
+            input_splits=[self._dim * ids for ids in context.input_splits],
+            output_splits=[self._dim * ids for ids in context.output_splits],
+        )
+        awaitable.callbacks.append(partial(pooled, dim=self._dim, context=context))
         return awaitable
 
 
-def pooled(rows: Tensor, context: DedupContext) -> Tensor:
+def pooled(rows: Tensor, dim: int, context: DedupContext) -> Tensor:
     """Sums of bags: (B, features * dim), or flat, feature after feature, with several batch sizes.
 
     Means are divided later, by what TorchRec keeps for row-wise tables.
@@ -186,20 +195,24 @@ def pooled(rows: Tensor, context: DedupContext) -> Tensor:
     batch, inverse = context.batch, context.inverse
     assert batch is not None
     assert inverse is not None
+    rows = rows.view(-1, dim)
+    offsets = batch.offsets().to(torch.int64)
     weights = batch.weights_or_none()
-    sums = F.embedding_bag(
-        inverse,
-        rows,
-        batch.offsets().to(torch.int64),
-        mode="sum",
-        per_sample_weights=None if weights is None else weights.to(rows.dtype),
-        include_last_offset=True,
-    )
-    if batch.variable_stride_per_key():
-        return sums.flatten()
-    features = len(batch.keys())
-    by_feature = sums.view(features, batch.stride(), rows.shape[1])
-    return by_feature.permute(1, 0, 2).reshape(batch.stride(), features * rows.shape[1])
+    flat = batch.variable_stride_per_key()
+    features = 1 if flat else len(batch.keys())  # flat: bag after bag
+    if weights is None and rows.dtype == torch.float32:
+        sums = ops.pool_rows(rows, inverse, offsets, features=features)
+    else:
+        bags = F.embedding_bag(
+            inverse,
+            rows,
+            offsets,
+            mode="sum",
+            per_sample_weights=None if weights is None else weights.to(rows.dtype),
+            include_last_offset=True,
+        )
+        sums = bags.view(features, -1, dim).transpose(0, 1).reshape(-1, features * dim)
+    return sums.flatten() if flat else sums
 
 
 class _Dedup:
@@ -209,6 +222,7 @@ class _Dedup:
         super().__init__(*arguments, **more)
         self._groups = dedup_groups(self, options)
         self.counted = self._groups.counted
+        self.by_rank = True
 
     def create_input_dist(self, device: torch.device | None = None) -> DedupInputDist:
         return DedupInputDist(
@@ -218,7 +232,11 @@ class _Dedup:
 
     def create_output_dist(self, device: torch.device | None = None) -> DedupOutputDist:
         (dim,) = {table.embedding_dim for table in self.embedding_tables()}  # type: ignore[attr-defined]
-        return DedupOutputDist(super().create_output_dist(device), dim)  # type: ignore[misc]
+        codecs = (self.qcomm_codecs_registry or {}).get(  # type: ignore[attr-defined]
+            CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
+        )
+        group = self._pg  # type: ignore[attr-defined]
+        return DedupOutputDist(GlooAllToAll(group, device, codecs), dim)
 
 
 class DedupRwSharding(_Dedup, DynamicRwSequenceSharding):

@@ -26,6 +26,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         routing: which ids come here.
         pooled: whether bags become one vector here.
         counted: weights of ids say how often they occur.
+        by_rank: rows are returned in the order in which ranks sent their ids.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         *,
         pooled: bool,
         counted: bool = False,
+        by_rank: bool = False,
     ) -> None:
         super().__init__()
         self._config = config
@@ -48,6 +50,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             output_dtype=fused_params["output_dtype"],
             device=device,
             counted=counted,
+            by_rank=by_rank,
         )
         # of columns that lie here in several shards, one parameter
         self._shown = {

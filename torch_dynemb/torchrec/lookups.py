@@ -65,12 +65,14 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
     Args:
         routing: which ids come to this rank.
         counted: weights of ids say how often they occur.
+        by_rank: rows are returned in the order in which ranks sent their ids.
         grouped_configs, device, pg, ...: as TorchRec's.
     """
 
-    def __init__(self, routing: Routing, *, counted: bool, **arguments: Any) -> None:
+    def __init__(self, routing: Routing, *, counted: bool, by_rank: bool, **arguments: Any) -> None:
         self._routing = routing  # before the base class, which makes the kernels
         self._counted = counted
+        self._by_rank = by_rank
         super().__init__(**arguments)
 
     def _create_embedding_kernel(
@@ -81,7 +83,23 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         *unused: Any,
         **more: Any,
     ) -> DynamicKernel:
-        return DynamicKernel(config, device, self._routing, pooled=False, counted=self._counted)
+        return DynamicKernel(
+            config,
+            device,
+            self._routing,
+            pooled=False,
+            counted=self._counted,
+            by_rank=self._by_rank,
+        )
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
+        if not self._by_rank or len(self._emb_modules) < 2:
+            output: Tensor = super().forward(sparse_features)
+            return output
+        groups = sparse_features.split(self._feature_splits)
+        outputs = [kernel(group) for kernel, group in zip(self._emb_modules, groups, strict=True)]
+        lengths = [group.lengths().view(len(group.keys()), -1).sum(0).tolist() for group in groups]
+        return _by_rank(outputs, lengths)
 
     def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
         """Nothing: all rows are in the memory of the device."""
@@ -97,7 +115,7 @@ def _sizes_per_rank(strides: Sequence[Sequence[int]], dims: Sequence[int]) -> li
 
 
 def _by_rank(outputs: list[Tensor], sizes: list[list[int]]) -> Tensor:
-    """Flat outputs of several kernels as one: rank after rank, kernel after kernel."""
+    """Outputs of several kernels as one: rank after rank, kernel after kernel."""
     pieces = [output.split(size) for output, size in zip(outputs, sizes, strict=True)]
     return torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
 

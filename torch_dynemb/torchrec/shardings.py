@@ -32,7 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
 from torch_dynemb.torchrec.lookups import DynamicPooledLookup, DynamicSequenceLookup
-from torch_dynemb.torchrec.reduce_scatter import sum_uneven
+from torch_dynemb.torchrec.reduce_scatter import sum_by_exchange
 from torch_dynemb.torchrec.tables import Routing
 
 
@@ -71,7 +71,7 @@ class _SumByRows(_ByRows):
 
     def create_output_dist(self, device: torch.device | None = None) -> Any:
         output_dist = super().create_output_dist(device)  # type: ignore[misc]
-        output_dist.register_forward_pre_hook(sum_uneven)
+        output_dist.register_forward_pre_hook(sum_by_exchange)
         return output_dist
 
 
@@ -103,6 +103,7 @@ def _sequence_lookup(
     return DynamicSequenceLookup(
         routing,
         counted=sharding.counted,
+        by_rank=sharding.by_rank,
         grouped_configs=sharding._grouped_embedding_configs,
         pg=sharding._pg,
         device=device if device is not None else sharding._device,
@@ -174,6 +175,7 @@ class DynamicTwSequenceSharding(TwSequenceEmbeddingSharding):  # type: ignore[mi
     """Every table on one rank."""
 
     counted = False  # whether weights of ids say how often they occur
+    by_rank = False  # whether lookups return rows in the order in which ranks sent their ids
 
     def create_lookup(
         self,
@@ -188,6 +190,7 @@ class DynamicCwSequenceSharding(CwSequenceEmbeddingSharding):  # type: ignore[mi
     """The columns of a table on several ranks, each of which has all ids."""
 
     counted = False
+    by_rank = False
 
     create_lookup = DynamicTwSequenceSharding.create_lookup
 
@@ -196,6 +199,7 @@ class DynamicRwSequenceSharding(_ByRows, RwSequenceEmbeddingSharding):  # type: 
     """The ids of a table on all ranks."""
 
     counted = False
+    by_rank = False
 
     def create_lookup(
         self,

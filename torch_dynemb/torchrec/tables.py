@@ -153,6 +153,7 @@ class ShardTables(TableModule):
         output_dtype: of what lookups return.
         device: of the rows.
         counted: without pooling, weights of ids say how often they occur.
+        by_rank: without pooling, return rows in the order in which ranks sent their ids.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class ShardTables(TableModule):
         output_dtype: torch.dtype,
         device: torch.device | None,
         counted: bool,
+        by_rank: bool = False,
     ) -> None:
         tables = config.embedding_tables
         super().__init__(
@@ -183,6 +185,7 @@ class ShardTables(TableModule):
         self._weighted = config.is_weighted or config.has_feature_processor
         self._pooling = pooling
         self._counted = counted
+        self._by_rank = by_rank
         self._feature_tables = [t for t, table in enumerate(tables) for _ in table.feature_names]
         self._feature_dims = [tables[t].local_cols for t in self._feature_tables]
         layout = self._group.layout
@@ -202,7 +205,7 @@ class ShardTables(TableModule):
 
         Returns:
             pooled: (B, sum of dims); with a batch size per feature, flat: rank after rank, feature
-            after feature. Not pooled: (N, dim).
+            after feature. Not pooled: (N, dim), feature after feature, or rank after rank.
         """
         if self._in_step and self.training and torch.is_grad_enabled():
             self.end_step()
@@ -212,7 +215,10 @@ class ShardTables(TableModule):
         offsets = features.offsets().to(torch.int64)
         weights = features.weights_or_none()
         if self._pooling == Pooling.NONE:
-            output = self._rows_of(ids, offsets, weights)
+            if self._by_rank:
+                output = self._rows_by_rank(ids, features.lengths(), weights)
+            else:
+                output = self._rows_of(ids, offsets, weights)
         elif not features.variable_stride_per_key():
             output = self._bags_of(ids, offsets, weights)
         else:
@@ -242,8 +248,10 @@ class ShardTables(TableModule):
             feature_policies=self._feature_policies,
         )
 
-    def _rows_of(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        features = len(self._feature_tables)
+    def _rows_of(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, ranks: int = 1
+    ) -> Tensor:
+        features = ranks * len(self._feature_tables)
         batch = (offsets.shape[0] - 1) // features
         # bags do not matter: one per feature
         offsets = offsets[::batch].contiguous() if batch > 0 else offsets.new_zeros(features + 1)
@@ -251,12 +259,30 @@ class ShardTables(TableModule):
             ids,
             offsets,
             None,
-            feature_tables=self._feature_tables,
-            feature_dims=self._feature_dims,
+            feature_tables=ranks * self._feature_tables,
+            feature_dims=ranks * self._feature_dims,
             pooling=Pooling.NONE,
-            feature_policies=self._feature_policies,
+            feature_policies=ranks * self._feature_policies,
             counts=weights.to(torch.int64) if self._counted and weights is not None else None,
         )
+
+    def _rows_by_rank(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """Rows rank after rank: ids are put into that order, which costs less than rows do.
+
+        Every rank has sent one bag per feature. Ids of a table keep their order.
+        """
+        features = len(self._feature_tables)
+        ranks = lengths.numel() // features
+        order = torch.arange(features * ranks, dtype=torch.int32, device=ids.device)
+        lengths, ids, weights = torch.ops.fbgemm.permute_2D_sparse_data(
+            order.view(features, ranks).t().flatten(),
+            lengths.to(torch.int64).view(-1, 1),
+            ids,
+            weights,
+            ids.shape[0],
+        )
+        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.view(-1))
+        return self._rows_of(ids, offsets, weights, ranks)
 
     def _padded(self, offsets: Tensor, strides: list[list[int]]) -> Tensor:
         """Offsets with as many bags for every feature as for the one that has most: empty ones."""
