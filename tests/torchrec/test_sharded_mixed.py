@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from ranks import Ranks
-from sharded_models import Table
+from sharded_models import SEQUENCE_SHARDINGS, Table
 from sharded_training import Case, trains_as_unsharded
 
 import torch_dynemb as td
@@ -21,15 +21,19 @@ def case(*tables: Table, kind: str = "plain") -> Case:
     )
 
 
-@pytest.mark.parametrize("kind", ["plain", "vbe"])
+# TorchRec's data-parallel tables take no batch size per feature
+STATIC_KINDS = [
+    *((static, kind) for static in SEQUENCE_SHARDINGS for kind in ("plain", "vbe")),
+    ("data_parallel", "plain"),
+]
+
+
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-@pytest.mark.parametrize("static", ["table_wise", "row_wise", "column_wise", "data_parallel"])
+@pytest.mark.parametrize(("static", "kind"), STATIC_KINDS)
 @pytest.mark.parametrize("dynamic", ["table_wise", "row_wise", "column_wise"])
 def test_dynamic_and_static_tables(
     two_ranks: Ranks, dynamic: str, static: str, pooling: str, kind: str
 ) -> None:
-    if (static, kind) == ("data_parallel", "vbe"):
-        kind = "weighted"  # TorchRec's dense kernels take no batch size per feature
     two_ranks.run(
         trains_as_unsharded,
         case(
