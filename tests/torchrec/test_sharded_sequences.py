@@ -7,8 +7,7 @@ from ranks import Ranks
 from sharded_models import SEQUENCE_SHARDINGS, Table
 from sharded_training import Case, trains_as_unsharded
 
-# not "empty_rank": TorchRec's EmbeddingCollection makes no outputs of a batch without samples
-KINDS = ("plain", "int32", "offsets", "extremes", "variable_batch", "empty_bags")
+KINDS = ("plain", "int32", "offsets", "extremes", "variable_batch", "empty_rank", "empty_bags")
 
 
 def tables(sharding: str) -> tuple[Table, ...]:

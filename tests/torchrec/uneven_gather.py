@@ -1,7 +1,7 @@
 """Gathers tensors of different sizes with gloo, which NCCL can do and gloo cannot.
 
-TorchRec's reduce-scatter of row-wise shardings needs it in backward where ranks differ in batch
-size; so do its own kernels.
+TorchRec's reduce-scatter of row-wise static tables needs it in backward where ranks differ in batch
+size.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torch_dynemb.torchrec.dedup import (
@@ -372,6 +373,23 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
         finally:
             self._embedding_configs = configs
 
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        """Sends ids to the ranks that own them."""
+        features = maybe_td_to_kjt(features, None)
+        if not features.variable_stride_per_key() and features.stride() == 0:
+            # TorchRec's outputs want a sample, and the other ranks a backward of this one
+            features = with_one_sample(features)
+            ctx.without_samples = True
+        return super().input_dist(ctx, features)
+
+    def output_dist(self, ctx: Any, output: Any) -> Any:
+        """Sends rows back."""
+        return _cut_sample(ctx, super().output_dist(ctx, output))
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks up what has come here and sends it back."""
+        return _cut_sample(ctx, super().compute_and_output_dist(ctx, input))
+
     def _create_hash_size_info(self, feature_names: list[str], ctx: Any = None) -> None:
         """What dedup must know of the shardings; TorchRec's works on GPUs and ids below 2^31."""
         self._dedup_groups = [
@@ -391,6 +409,29 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
     def _embedding_dim_for_sharding_type(self, sharding_type: str) -> int:
         dim: int = super()._embedding_dim_for_sharding_type(sharding_type.removeprefix("dynamic_"))
         return dim
+
+
+def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """A batch without samples as one of an empty sample."""
+    keys = features.keys()
+    lengths = torch.zeros(len(keys), dtype=torch.int64, device=features.device())
+    return KeyedJaggedTensor(keys=keys, values=features.values(), lengths=lengths, stride=1)
+
+
+def _cut_sample(ctx: Any, awaitable: Any) -> Any:
+    """Takes the sample out again that :func:`with_one_sample` has put in."""
+    if getattr(ctx, "without_samples", False):
+        awaitable.callbacks.append(
+            lambda outputs: {
+                name: JaggedTensor(
+                    values=jagged.values(),
+                    lengths=jagged.lengths()[:0],
+                    weights=jagged.weights_or_none(),
+                )
+                for name, jagged in outputs.items()
+            }
+        )
+    return awaitable
 
 
 def _plans(infos: list[EmbeddingShardingInfo]) -> dict[str, TablePlan]:

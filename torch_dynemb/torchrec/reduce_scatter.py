@@ -9,7 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed import comm_ops
-from torchrec.distributed.dist_data import PooledEmbeddingsReduceScatter
+from torchrec.distributed.dist_data import (
+    PooledEmbeddingsReduceScatter,
+    VariableBatchPooledEmbeddingsReduceScatter,
+)
 from torchrec.distributed.types import Awaitable
 
 from torch_dynemb.torchrec.gloo_exchange import is_gloo, room_for, start_exchange
@@ -44,8 +47,29 @@ class GlooReduceScatter(PooledEmbeddingsReduceScatter):  # type: ignore[misc]
         return awaitable
 
 
+class GlooVariableReduceScatter(VariableBatchPooledEmbeddingsReduceScatter):  # type: ignore[misc]
+    """TorchRec's reduce-scatter for a batch size per feature; its backward needs nccl.
+
+    With gloo, and unless parts are encoded, ranks add them up as :class:`GlooReduceScatter` does.
+    """
+
+    def forward(
+        self,
+        local_embs: Tensor,
+        batch_size_per_rank_per_feature: list[list[int]],
+        embedding_dims: list[int],
+    ) -> Awaitable[Tensor]:
+        if self._codecs is not None or not is_gloo(self._pg):
+            return super().forward(local_embs, batch_size_per_rank_per_feature, embedding_dims)
+        sizes = [
+            sum(bags * dim for bags, dim in zip(of_rank, embedding_dims, strict=True))
+            for of_rank in batch_size_per_rank_per_feature
+        ]
+        return _Sums(local_embs, sizes, self._pg)
+
+
 class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
-    """What is under way of the parts, [sum of sizes, columns], of which every rank gets its own."""
+    """What is under way of the parts, [sum of sizes, ...], of which every rank gets its own."""
 
     def __init__(self, local: Tensor, sizes: list[int], group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -98,16 +122,20 @@ class _SumParts(torch.autograd.Function):
 
 
 def sum_by_exchange(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """A forward pre-hook of row-wise output dists: makes them use :class:`GlooReduceScatter`."""
+    """A forward pre-hook of row-wise output dists: makes them add up parts as above."""
     context = arguments[1] if len(arguments) > 1 else None
-    if context is not None and context.variable_batch_per_feature:
-        return
+    variable = context is not None and context.variable_batch_per_feature
     if hasattr(module, "_intra_dist"):
-        if module._intra_dist is None:
+        made = module._variable_intra_dist if variable else module._intra_dist
+        if made is None:
             module._create_output_dist_modules(context)
-            module._intra_dist = GlooReduceScatter(module._intra_pg, module._intra_codecs)
+            group, codecs = module._intra_pg, module._intra_codecs
+            module._intra_dist = GlooReduceScatter(group, codecs)
+            if variable:
+                module._variable_intra_dist = GlooVariableReduceScatter(group, codecs)
     elif module._dist is None:
-        module._dist = GlooReduceScatter(module._pg, module._codecs)
+        kind = GlooVariableReduceScatter if variable else GlooReduceScatter
+        module._dist = kind(module._pg, module._codecs)
 
 
-__all__ = ["GlooReduceScatter", "sum_by_exchange"]
+__all__ = ["GlooReduceScatter", "GlooVariableReduceScatter", "sum_by_exchange"]

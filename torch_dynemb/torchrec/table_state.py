@@ -137,8 +137,9 @@ def _sharded(
     process_group: dist.ProcessGroup,
     device: torch.device,
 ) -> ShardedTensor:
-    # a ShardedTensor has at least one shard, also of no rows
-    filled = [tile for tile in tiles if tile.rows > 0] or tiles
+    filled = [tile for tile in tiles if tile.rows > 0]
+    if not filled:  # a ShardedTensor has shards of all columns, also without rows
+        filled = list({tile.first_column: tile for tile in tiles}.values())
 
     def metadata(tile: _Tile) -> ShardMetadata:
         where = f"{device.type}" if device.type == "cpu" else f"{device.type}:{_local(tile.rank)}"
