@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
 
 def started_by_torchrun() -> bool:
     """Return whether this process is a rank already."""
@@ -31,6 +29,9 @@ def run_on_ranks(nproc: int, function: Callable[..., Any], *arguments: Any) -> A
     Raises:
         ChildFailedError: A rank has failed; the others have been ended.
     """
+    # here, since it takes half a second and programs of one process do without
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

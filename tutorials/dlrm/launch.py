@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from tutorials.dlrm.checkpoint import CheckpointError
 from tutorials.dlrm.criteo import DataError, check_paths
 from tutorials.dlrm.options import Options
 from tutorials.ranks import run_on_ranks, silence, started_by_torchrun
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 _EXPECTED = (CheckpointError, DataError, FileNotFoundError, ValueError)
 """Errors that a user can do something about: no traceback."""
@@ -35,6 +37,9 @@ def run(opts: Options) -> dict[str, Any] | None:
     _check(opts)
     if started_by_torchrun():
         return work(opts)
+    # here, since it takes half a second and the job of one process does without
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
         result: dict[str, Any] = run_on_ranks(opts.nproc or _default_nproc(opts), work, opts)
     except ChildFailedError as failed:
