@@ -258,22 +258,23 @@ def sent_by(step: Callable[[], None]) -> Sent:
         for tensor in sent if isinstance(sent, list) else [sent]:
             number_bytes[tensor.is_floating_point()] += int(tensor.nbytes * copies)
 
-    def counting(name: str, argument: str, copies: float) -> Callable[..., Any]:
+    def counting(name: str, place: int, argument: str, copies: float) -> Callable[..., Any]:
         function = getattr(dist, name)
 
         def call(*arguments: Any, **more: Any) -> Any:
-            count(arguments[1] if len(arguments) > 1 else more[argument], copies)
+            count(arguments[place] if len(arguments) > place else more[argument], copies)
             return function(*arguments, **more)
 
         return call
 
     others = WORLD_SIZE - 1
-    sending = {  # the argument with what is sent, and how much of it leaves the rank
-        "all_to_all_single": ("input", others / WORLD_SIZE),
-        "reduce_scatter": ("input_list", others / WORLD_SIZE),
-        "reduce_scatter_tensor": ("input", others / WORLD_SIZE),
-        "all_gather": ("tensor", others),
-        "all_gather_into_tensor": ("input_tensor", others),
+    sending = {  # place and name of what is sent, and how often it leaves the rank
+        "all_to_all_single": (1, "input", others / WORLD_SIZE),
+        "reduce_scatter": (1, "input_list", others / WORLD_SIZE),
+        "reduce_scatter_tensor": (1, "input", others / WORLD_SIZE),
+        "all_gather": (1, "tensor", others),
+        "all_gather_into_tensor": (1, "input_tensor", others),
+        "isend": (0, "tensor", 1),
     }
     forward = KJTAllToAll.forward
 

@@ -37,7 +37,7 @@ SMALL = {
     ],
     "torchrec_step": [
         *("--tables", "2", "--rows", "500", "--batch", "8", "--dim", "8", "--bags", "2"),
-        *("--only", "row_wise SGD", "--only", "table_wise SGD L=2, dynamic"),
+        *("--only", "SGD L=2, dynamic", "--only", "row_wise SGD L=2, 1 %"),
     ],
 }
 
