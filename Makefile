@@ -48,7 +48,7 @@ test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes e
 
 test-torchrec-versions: build $(STAMPS)/test $(TORCHREC_VERSIONS:%=build/torchrec-%/installed)  ## the oldest and newest TorchRec
 	DYNEMB_TORCHREC_VERSIONS=$(subst $(SPACE),:,$(TORCHREC_VERSIONS:%=$(CURDIR)/build/torchrec-%)) \
-	    $(VENV)/bin/python -m pytest tests/torchrec/test_versions.py $(ARGS)
+	    $(VENV)/bin/python -m pytest tests/sharding/test_versions.py $(ARGS)
 
 lint: $(STAMPS)/lint  ## ruff, mypy --strict on the package, clang-format
 	$(VENV)/bin/ruff check .

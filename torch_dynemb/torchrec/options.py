@@ -27,8 +27,8 @@ class TableOptions:
     Args:
         initializer: of new rows; default: uniform in the config's ``weight_init_min`` and
             ``weight_init_max``, which are plus and minus sqrt(1 / num_embeddings) by default.
-        policy: how ids come and go. Its capacity is that of the whole table: shards share it
-            equally.
+        policy: how ids come and go. Its capacity, and the memory of a sketch, are those of the
+            whole table: shards of its ids share them equally.
         feature_policies: what some features do otherwise.
         padding_idx: an id that is looked up as zeros, never inserted and never trained.
         eval_default: what a read gives for an id that is not there.

@@ -13,9 +13,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.types import DataType
 
 from torch_dynemb import ops
+from torch_dynemb.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.initializers import Uniform
 from torch_dynemb.nn.table_module import TableModule
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.columns import SKETCH_ROWS, Pooling
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.table_config import ColumnShard, TableConfig
 from torch_dynemb.torchrec.options import TableOptions
@@ -109,6 +110,13 @@ def _plan_of(table: ShardedEmbeddingTable) -> TablePlan:
     return plan
 
 
+def _admission_of(rule: AdmissionRule | None, parts: int) -> AdmissionRule | None:
+    """The rule of one part of a table: parts share the memory of a sketch."""
+    if not isinstance(rule, AdmitFrequentSketch) or parts == 1:
+        return rule
+    return replace(rule, memory=4 * SKETCH_ROWS * -(-rule.width // parts))
+
+
 def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig:
     shard = shard_of(table)
     options = _plan_of(table).options
@@ -135,7 +143,12 @@ def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig
         initializer=initializer,
         padding_idx=options.padding_idx,
         eval_default=of_columns(options.eval_default),
-        policy=replace(policy, capacity=capacity, refused=of_columns(policy.refused)),
+        policy=replace(
+            policy,
+            capacity=capacity,
+            refused=of_columns(policy.refused),
+            admission=_admission_of(policy.admission, routing.parts),
+        ),
         feature_policies=options.feature_policies,
         dtype=row_dtype_of(table.name, table.data_type),
         shard=ColumnShard(table.name, shard.embedding_dim, shard.first_column),

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ranks import Ranks
 
-try:
-    # not an import, which finds this directory
-    importlib.metadata.version("torchrec")
-    INSTALLED = True
-except importlib.metadata.PackageNotFoundError:
-    INSTALLED = False
+INSTALLED = importlib.util.find_spec("torchrec") is not None
 
 
 class _NotInstalled(pytest.File):
