@@ -116,7 +116,7 @@ def batch(case: Case, rank: int, step: int) -> KeyedJaggedTensor:
         lengths.zero_()
     count = int(lengths.sum())
     ids = torch.randint(0, 9, (count,), generator=generator) * 2**59 - 3
-    weights = torch.rand(count, generator=generator) if case.kind == "weighted" else None
+    weights = torch.rand(count, generator=generator) if "weight" in case.kind else None
     return KeyedJaggedTensor(keys=FEATURES, values=ids, lengths=lengths, weights=weights)
 
 

@@ -6,13 +6,14 @@ import pytest
 from dedup_steps import Case, ids_sent, refuse_column_wise, train
 from ranks import Ranks
 
+OF_BOTH = ["plain", "variable batch", "empty rank"]
+KINDS = [("sequence", kind) for kind in OF_BOTH]
+KINDS += [("pooled", kind) for kind in (*OF_BOTH, "weighted", "unused weights", "mean")]
 
-@pytest.mark.parametrize("collection", ["pooled", "sequence"])
+
 @pytest.mark.parametrize("sharding_type", ["row_wise", "table_wise"])
-@pytest.mark.parametrize("kind", ["plain", "weighted", "mean", "variable batch", "empty rank"])
+@pytest.mark.parametrize(("collection", "kind"), KINDS)
 def test_same_as_without(two_ranks: Ranks, collection: str, sharding_type: str, kind: str) -> None:
-    if collection == "sequence" and kind in ("weighted", "mean"):
-        pytest.skip("an EmbeddingCollection neither weighs nor pools")
     case = Case(collection, sharding_type, kind)
     for difference in two_ranks.run(train, case):
         assert difference < 1e-5

@@ -169,12 +169,14 @@ class DedupOutputDist(nn.Module):
     Args:
         dist: sends rows back, without features that it would have to put into another order.
         dim: columns of a row.
+        weighted: sums are weighted; else weights of a batch are left alone.
     """
 
-    def __init__(self, dist: GlooAllToAll, dim: int) -> None:
+    def __init__(self, dist: GlooAllToAll, dim: int, *, weighted: bool) -> None:
         super().__init__()
         self._dist = dist
         self._dim = dim
+        self._weighted = weighted
 
     def forward(self, rows: Tensor, context: DedupContext) -> Awaitable[Tensor]:
         awaitable = self._dist(  # numbers of rows: TorchRec would flatten those of features only
@@ -183,21 +185,23 @@ class DedupOutputDist(nn.Module):
             input_splits=[self._dim * ids for ids in context.input_splits],
             output_splits=[self._dim * ids for ids in context.output_splits],
         )
-        awaitable.callbacks.append(partial(pooled, dim=self._dim, context=context))
+        awaitable.callbacks.append(
+            partial(pooled, dim=self._dim, context=context, weighted=self._weighted)
+        )
         return awaitable
 
 
-def pooled(rows: Tensor, dim: int, context: DedupContext) -> Tensor:
+def pooled(rows: Tensor, dim: int, context: DedupContext, *, weighted: bool) -> Tensor:
     """Sums of bags: (B, features * dim), or flat, feature after feature, with several batch sizes.
 
-    Means are divided later, by what TorchRec keeps for row-wise tables.
+    Means are divided later, as those of bags that are summed over ranks.
     """
     batch, inverse = context.batch, context.inverse
     assert batch is not None
     assert inverse is not None
     rows = rows.view(-1, dim)
     offsets = batch.offsets().to(torch.int64)
-    weights = batch.weights_or_none()
+    weights = batch.weights_or_none() if weighted else None
     flat = batch.variable_stride_per_key()
     features = 1 if flat else len(batch.keys())  # flat: bag after bag
     if weights is None and rows.dtype == torch.float32:
@@ -231,12 +235,14 @@ class _Dedup:
         )
 
     def create_output_dist(self, device: torch.device | None = None) -> DedupOutputDist:
-        (dim,) = {table.embedding_dim for table in self.embedding_tables()}  # type: ignore[attr-defined]
+        tables = self.embedding_tables()  # type: ignore[attr-defined]
+        (dim,) = {table.embedding_dim for table in tables}
         codecs = (self.qcomm_codecs_registry or {}).get(  # type: ignore[attr-defined]
             CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
         )
         group = self._pg  # type: ignore[attr-defined]
-        return DedupOutputDist(GlooAllToAll(group, device, codecs), dim)
+        weighted = any(table.is_weighted for table in tables)
+        return DedupOutputDist(GlooAllToAll(group, device, codecs), dim, weighted=weighted)
 
 
 class DedupRwSharding(_Dedup, DynamicRwSequenceSharding):
