@@ -120,6 +120,15 @@ def shorter(name: str, position: int) -> str | None:
         return None  # of any number of tables; rows that this call does not name
     if name == "merge_grad_" and argument == "row_clock":
         return None  # of any number of tables
+    if name in ("mix_ids", "unmix_ids"):
+        return None  # of any number of ids
+    if name in ("pool_rows", "pool_rows_grad", "unique_ids"):
+        return {
+            "rows": r"positions has \d+, expected 0 to \d+",
+            "positions": r"the last offset is \d+, expected the number of positions, \d+",
+            "offsets": r"the last offset is \d+|offsets has \d+ elements, expected one more than",
+            "ids": r"the last offset is \d+, expected the number of ids, \d+",
+        }.get(argument, rf"{argument}\.size\(0\) is \d+, expected \d+")
     return {
         "tensor": r"rows 2 to 6 are not a range of the 5 rows of tensor",
         "sketch": r"policy \d: its cells lie outside the sketch",

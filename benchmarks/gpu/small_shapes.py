@@ -289,6 +289,13 @@ class Program:
         mixed = ops.mix_ids(ids)
         unique = ops.unique_ids(ids, self.tensor([0, 2, 2, 5]))
         self.keep("routing", mixed, ops.unmix_ids(mixed, parts=3, part=1), *unique)
+        rows = torch.linspace(-1, 1, 12).reshape(3, 4).to(self.device).requires_grad_()
+        offsets = self.tensor([0, 2, 2, 3, 5])
+        pooled = ops.pool_rows(rows, self.tensor([0, 2, 1, 1, 2]), offsets, features=2)
+        pooled.sum().backward()
+        self.keep("pooled rows", pooled)
+        if rows.grad is not None:
+            self.keep("gradient of pooled rows", rows.grad)
 
     def _split_update(self) -> None:
         group = self.group
