@@ -24,7 +24,7 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("pooling", ["sum", pytest.param("mean", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("sharding", "case"), COMBINATIONS)
 def test_dynamic_tables(ranks: Ranks, sharding: str, pooling: str, case: str) -> None:
     ranks.run(conforms, sharding, pooling, case, "customized_kernel", 2)

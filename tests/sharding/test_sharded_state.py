@@ -68,7 +68,7 @@ def assert_same(saved: list[Content], loaded: list[Content]) -> None:
 
 @pytest.mark.parametrize("after", SHARDINGS)
 @pytest.mark.parametrize("before", SHARDINGS)
-@pytest.mark.parametrize("policy", ["plain", "scores"])
+@pytest.mark.parametrize("policy", [pytest.param("plain", marks=pytest.mark.long), "scores"])
 def test_save_on_two_ranks_load_on_one_two_and_three(
     two_ranks: Ranks,
     other_ranks: dict[int, Ranks],

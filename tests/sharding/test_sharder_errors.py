@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         "ValueError: EmbeddingBagCollection: table 'users': fused_params has ['cache_precision'], "
         "which mean nothing to a dynamic table, expected some of ['beta1', 'beta2', 'betas', "
         "'eps', 'eta', 'gradient_clipping', 'learning_rate', 'lr', 'max_gradient', 'momentum', "
-        "'optimizer', 'output_dtype', 'stochastic_rounding', 'weight_decay', "
+        "'optimizer', 'output_dtype', 'prefetch_pipeline', 'stochastic_rounding', 'weight_decay', "
         "'weight_decay_mode']: remove them, or give them to the sharder of static tables",
     ),
     "optimizer_of_fused_params": (

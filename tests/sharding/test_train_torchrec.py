@@ -151,6 +151,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_torchrun_starts_it(folders: list[str]) -> None:
     done = torchrun(*SMALL, *folders, "--torchrec", "--sharding", "row_wise")
     assert done.returncode == 0, done.stderr
@@ -193,6 +194,7 @@ def test_options_that_do_not_go_together(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_errors_before_and_after_the_start(tmp_path: Path) -> None:
     assert "--state-dtype uint8: sgd has no state" in refused(
         *("--torchrec", "--optimizer", "sgd", "--state-dtype", "uint8")
