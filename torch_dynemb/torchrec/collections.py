@@ -13,6 +13,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.torchrec.dedup import (
     DEDUPED,
     DedupGroups,
@@ -163,7 +164,7 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
         device: torch.device | None = None,
         *,
         options: Mapping[str, TableOptions],
-        optimizer: Any,
+        optimizer: OptimizerConfig | None,
         use_index_dedup: bool,
         **more: Any,
     ) -> None:
@@ -297,7 +298,7 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
         device: torch.device | None = None,
         *,
         options: Mapping[str, TableOptions],
-        optimizer: Any,
+        optimizer: OptimizerConfig | None,
         use_index_dedup: bool,
         **more: Any,
     ) -> None:

@@ -61,12 +61,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             self._tables, {f"{name}.weight": shown for name, shown in self._shown.items()}
         )
 
-    def forward(
-        self,
-        features: KeyedJaggedTensor,
-        vbe_output: Tensor | None = None,
-        vbe_output_offsets: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """See :meth:`ShardTables.forward`."""
         output: Tensor = self._tables(features)
         return output

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.torchrec.collections import (
@@ -21,6 +21,11 @@ from torch_dynemb.torchrec.options import DYNAMIC_KERNEL, TableOptions
 
 class _DynamicSharder:
     """What both sharders are given for dynamic tables."""
+
+    fused_params: dict[str, Any] | None
+    qcomm_codecs_registry: dict[str, Any] | None
+    sharded_module_type: Any
+    _use_index_dedup: bool
 
     def _set_dynamic(
         self,
@@ -40,6 +45,29 @@ class _DynamicSharder:
             )
         self._options = dict(options or {})
         self._optimizer = optimizer
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> nn.Module:
+        """The module sharded by a plan, with the dynamic tables that it names."""
+        sharded: nn.Module = self.sharded_module_type(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            options=self._options,
+            optimizer=self._optimizer,
+            use_index_dedup=self._use_index_dedup,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
+        return sharded
 
     @property
     def optimizer(self) -> OptimizerConfig | None:
@@ -87,27 +115,6 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
         self._use_index_dedup = use_index_dedup
         self._set_dynamic(type(self).__name__, options, optimizer)
 
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedDynamicEmbeddingBagCollection:
-        return ShardedDynamicEmbeddingBagCollection(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            options=self._options,
-            optimizer=self._optimizer,
-            use_index_dedup=self._use_index_dedup,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            module_fqn=module_fqn,
-        )
-
     @property
     def sharded_module_type(self) -> type[ShardedDynamicEmbeddingBagCollection]:
         return ShardedDynamicEmbeddingBagCollection
@@ -133,27 +140,6 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
         self._set_dynamic(type(self).__name__, options, optimizer)
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedDynamicEmbeddingCollection:
-        return ShardedDynamicEmbeddingCollection(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            options=self._options,
-            optimizer=self._optimizer,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            use_index_dedup=self._use_index_dedup,
-            module_fqn=module_fqn,
-        )
 
     @property
     def sharded_module_type(self) -> type[ShardedDynamicEmbeddingCollection]:

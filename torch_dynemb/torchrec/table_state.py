@@ -21,7 +21,7 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 from torch_dynemb.optim.config import OptimizerConfig, StateTensor
 from torch_dynemb.policy import SCORES
 from torch_dynemb.table import TableGroup
-from torch_dynemb.table_content import CountedIds, TableContent, optimizer_steps
+from torch_dynemb.table_content import CountedIds, TableContent
 from torch_dynemb.torchrec.shard_places import Place
 
 FORMAT_VERSION = 1
@@ -280,11 +280,6 @@ def _first_rows(
     return first
 
 
-def steps_of(local: LocalTable) -> int:
-    """Updates of a shard's optimizer."""
-    return optimizer_steps(local.group, local.table)
-
-
 __all__ = [
     "FORMAT_VERSION",
     "Layout",
@@ -294,5 +289,4 @@ __all__ = [
     "splits_by_column",
     "state_bounds",
     "state_key",
-    "steps_of",
 ]
