@@ -59,7 +59,7 @@ ROWS, POSITIONS, OFFSETS = torch.zeros(3, 4), torch.tensor([2, 0]), torch.tensor
         ({"positions": torch.tensor([0, -1])}, "positions has -1, expected 0 to 2"),
         ({"offsets": torch.tensor([1, 1, 2])}, r"offsets\[0\] is 1, expected 0"),
         ({"offsets": torch.tensor([0, 1, 1])}, "the last offset is 1, expected the number of pos"),
-        ({"offsets": torch.tensor([0, 3, 2])}, r"offsets\[2\] is 2, less than the offset before"),
+        ({"offsets": torch.tensor([0, 3, 2])}, r"offsets\[2\] is 2, less than offsets\[1\] = 3"),
         ({"offsets": torch.tensor([0]), "positions": POSITIONS[:0]}, None),
         ({"features": 0}, "features is 0, expected at least 1"),
         ({"features": 3}, "offsets has 3 elements, expected one more than a multiple of features"),

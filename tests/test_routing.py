@@ -111,7 +111,7 @@ def test_unique_ids_of_a_large_batch() -> None:
         ),
         (
             lambda: ops.unique_ids(torch.zeros(3).long(), torch.tensor([0, 2, 1, 3])),
-            r"offsets\[2\] is 1, less than the offset before it",
+            r"offsets\[2\] is 1, less than offsets\[1\] = 2: offsets must not decrease",
         ),
         (
             lambda: ops.unique_ids(torch.zeros(0).long(), torch.zeros(0).long()),

@@ -96,6 +96,21 @@ IndexView index_view(const char* op, const Tensor& buckets, const Tensor* scores
   return view;
 }
 
+void check_offsets(const char* op, const int64_t* offset, int64_t parts, int64_t count,
+                   const char* counted) {
+  STD_TORCH_CHECK(offset[0] == 0, "dynemb::", op, ": offsets[0] is ", offset[0], ", expected 0");
+  bool decreases = false;
+  for (int64_t i = 0; i < parts; ++i) decreases |= offset[i + 1] < offset[i];
+  if (decreases) {
+    int64_t i = 0;
+    while (offset[i + 1] >= offset[i]) ++i;
+    STD_TORCH_CHECK(false, "dynemb::", op, ": offsets[", i + 1, "] is ", offset[i + 1],
+                    ", less than offsets[", i, "] = ", offset[i], ": offsets must not decrease");
+  }
+  STD_TORCH_CHECK(offset[parts] == count, "dynemb::", op, ": the last offset is ", offset[parts],
+                  ", expected the number of ", counted, ", ", count);
+}
+
 FeatureIds feature_ids(const char* op, const Tensor& ids, const Tensor& offsets,
                        const std::vector<int64_t>& feature_tables, int64_t table_count) {
   check_tensor(op, "ids", ids, ScalarType::Long);
@@ -112,17 +127,7 @@ FeatureIds feature_ids(const char* op, const Tensor& ids, const Tensor& offsets,
   result.ids = static_cast<const int64_t*>(ids.data_ptr());
   result.count = ids.numel();
   const auto* offset = static_cast<const int64_t*>(offsets.data_ptr());
-  STD_TORCH_CHECK(offset[0] == 0, "dynemb::", op, ": offsets[0] is ", offset[0], ", expected 0");
-  bool decreases = false;
-  for (int64_t i = 0; i < bags; ++i) decreases |= offset[i + 1] < offset[i];
-  if (decreases) {
-    int64_t i = 0;
-    while (offset[i + 1] >= offset[i]) ++i;
-    STD_TORCH_CHECK(false, "dynemb::", op, ": offsets[", i + 1, "] is ", offset[i + 1],
-                    ", less than offsets[", i, "] = ", offset[i], ": offsets must not decrease");
-  }
-  STD_TORCH_CHECK(offset[bags] == result.count, "dynemb::", op, ": the last offset is ",
-                  offset[bags], ", expected the number of ids, ", result.count);
+  check_offsets(op, offset, bags, result.count, "ids");
   const int64_t batch = bags / features;
   result.table = feature_tables;
   result.begin.resize(features + 1);

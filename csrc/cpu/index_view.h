@@ -69,6 +69,10 @@ struct FeatureIds {
 FeatureIds feature_ids(const char* op, const Tensor& ids, const Tensor& offsets,
                        const std::vector<int64_t>& feature_tables, int64_t table_count);
 
+// Raises unless offset[0 .. parts] ascend from 0 to `count`, the number of `counted`.
+void check_offsets(const char* op, const int64_t* offset, int64_t parts, int64_t count,
+                   const char* counted);
+
 // At most kTileIds consecutive ids of one feature: the unit of parallel work.
 constexpr int64_t kTileIds = 4096;
 struct Tile {

@@ -40,13 +40,7 @@ Bags bags_of(const char* op, const Tensor& positions, const Tensor& offsets, int
                   " elements, expected one more than a multiple of features, ", features);
   const int64_t count = positions.size(0);
   const auto* offset = static_cast<const int64_t*>(offsets.data_ptr());
-  STD_TORCH_CHECK(offset[0] == 0, "dynemb::", op, ": offsets[0] is ", offset[0], ", expected 0");
-  STD_TORCH_CHECK(offset[bags] == count, "dynemb::", op, ": the last offset is ", offset[bags],
-                  ", expected the number of positions, ", count);
-  for (int64_t bag = 0; bag < bags; ++bag) {
-    STD_TORCH_CHECK(offset[bag] <= offset[bag + 1], "dynemb::", op, ": offsets[", bag + 1, "] is ",
-                    offset[bag + 1], ", less than the offset before it: offsets must not decrease");
-  }
+  check_offsets(op, offset, bags, count, "positions");
   const auto* position = static_cast<const int64_t*>(positions.data_ptr());
   uint64_t most = 0;
   for (int64_t i = 0; i < count; ++i) {

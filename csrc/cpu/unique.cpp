@@ -47,12 +47,8 @@ std::tuple<Tensor, Tensor, Tensor> unique_ids(Tensor ids, Tensor offsets) {
   STD_TORCH_CHECK(groups >= 0, "dynemb::", op, ": offsets is empty, expected [groups + 1]");
   const int64_t count = ids.size(0);
   const auto* begin = static_cast<const int64_t*>(offsets.data_ptr());
-  STD_TORCH_CHECK(begin[0] == 0, "dynemb::", op, ": offsets[0] is ", begin[0], ", expected 0");
-  STD_TORCH_CHECK(begin[groups] == count, "dynemb::", op, ": the last offset is ", begin[groups],
-                  ", expected the number of ids, ", count);
+  check_offsets(op, begin, groups, count, "ids");
   for (int64_t g = 0; g < groups; ++g) {
-    STD_TORCH_CHECK(begin[g] <= begin[g + 1], "dynemb::", op, ": offsets[", g + 1, "] is ",
-                    begin[g + 1], ", less than the offset before it: offsets must not decrease");
     STD_TORCH_CHECK(begin[g + 1] - begin[g] <= INT32_MAX, "dynemb::", op, ": group ", g, " has ",
                     begin[g + 1] - begin[g], " ids, expected at most ", INT32_MAX,
                     ": split the batch");
