@@ -32,6 +32,9 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");
   m.def("unique_ids(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor inverse)");
 
+  // Values of many features: lists have an entry for each.
+  m.def("mod(Tensor[] values, int[] divisors) -> Tensor[]");
+
   // Rows that lie in a plain tensor, such as those that come back from there.
   m.def(
       "pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features, "

@@ -7,6 +7,7 @@ from torch_dynemb._library import load_library
 
 load_library()
 
+from torch_dynemb.ops.feature_values import mod  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
@@ -92,6 +93,7 @@ __all__ = [
     "materialize_",
     "merge_grad_",
     "mix_ids",
+    "mod",
     "pool_rows",
     "ragged_cutoff_2d",
     "ragged_cutoff_3d",
