@@ -58,6 +58,40 @@ void check_part(const char* op, int64_t parts, int64_t part) {
                   parts - 1);
 }
 
+std::string entry_name(const char* name, size_t i) {
+  return std::string(name) + "[" + std::to_string(i) + "]";
+}
+
+void check_entries(const char* op, const char* name, size_t entries, size_t features) {
+  STD_TORCH_CHECK(features > 0, "dynemb::", op,
+                  ": the lists are empty, expected an entry for "
+                  "each feature");
+  STD_TORCH_CHECK(entries == features, "dynemb::", op, ": ", name, " has ", entries,
+                  " entries, expected one for each of ", features, " features");
+}
+
+void check_list_layout(const char* op, const char* name, const std::vector<Tensor>& list,
+                       ScalarType dtype, int64_t dims) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Tensor& tensor = list[i];
+    const bool right_dims = dims == kAnyDims || tensor.dim() == dims;
+    if (tensor.scalar_type() == dtype && tensor.is_contiguous() && right_dims) continue;
+    const std::string entry = entry_name(name, i);
+    check_layout(op, entry.c_str(), tensor, dtype);
+    STD_TORCH_CHECK(right_dims, "dynemb::", op, ": ", entry, " has ", tensor.dim(),
+                    " dimensions, expected ", dims);
+  }
+}
+
+void check_divisors(const char* op, const char* name, const std::vector<int64_t>& divisors,
+                    size_t features) {
+  check_entries(op, name, divisors.size(), features);
+  for (size_t i = 0; i < divisors.size(); ++i) {
+    STD_TORCH_CHECK(divisors[i] >= 1, "dynemb::", op, ": ", entry_name(name, i), " is ",
+                    divisors[i], ", expected at least 1");
+  }
+}
+
 int64_t score_words(const char* op, const Tensor& scores) {
   check_layout(op, "scores", scores, ScalarType::Long);
   STD_TORCH_CHECK(scores.dim() == 2, "dynemb::", op, ": scores has ", scores.dim(),

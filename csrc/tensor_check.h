@@ -5,6 +5,8 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace dynemb {
 
@@ -23,6 +25,18 @@ void check_size(const char* op, const char* name, const Tensor& tensor, int64_t 
 void check_words(const char* op, const char* name, const Tensor& tensor);
 // Raises unless `part` is one of `parts`.
 void check_part(const char* op, int64_t parts, int64_t part);
+// "name[i]": an entry of a list, in messages.
+std::string entry_name(const char* name, size_t i);
+// Raises unless `list` has an entry for each of `features`, and there are any.
+void check_entries(const char* op, const char* name, size_t entries, size_t features);
+// Raises unless all tensors of `list` are contiguous, of the dtype and, where `dims` is not
+// kAnyDims, of so many dimensions.
+constexpr int64_t kAnyDims = -1;
+void check_list_layout(const char* op, const char* name, const std::vector<Tensor>& list,
+                       ScalarType dtype, int64_t dims);
+// Raises unless each of `features` has a divisor of at least 1.
+void check_divisors(const char* op, const char* name, const std::vector<int64_t>& divisors,
+                    size_t features);
 // Words that `scores` keeps of an id; 0 if it has no rows. Raises for a wrong layout.
 int64_t score_words(const char* op, const Tensor& scores);
 

@@ -349,6 +349,17 @@ CASES: dict[str, dict[str, Case]] = {
         "": lambda: (torch.tensor([5, -1, 5, 5, 7]), torch.tensor([0, 3, 3, 5])),
         "empty": lambda: (torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])),
     },
+    "mod": {
+        "": lambda: (
+            [torch.tensor([5, -1, 2**63 - 1]), torch.tensor([[-(2**63)], [9]])],
+            [7, 2**40],
+        ),
+        "one feature": lambda: ([torch.arange(-300, 300)], [10]),
+        "empty": lambda: (
+            [torch.empty(0, 2).long(), torch.tensor([3]), torch.empty(0).long()],
+            [1, 2, 3],
+        ),
+    },
     "pool_rows": {
         "": lambda: (torch.rand(3, 4), torch.tensor([2, 0, 2]), torch.tensor([0, 2, 2, 2, 3]), 2),
         "learning": lambda: (

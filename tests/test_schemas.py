@@ -90,6 +90,12 @@ dynemb::pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int featur
     rows) -> Tensor""",
         )
 
+    def test_values_of_features(self) -> None:
+        self.assertExpectedInline(
+            listing("mod"),
+            """dynemb::mod(Tensor[] values, int[] divisors) -> Tensor[]""",
+        )
+
     def test_lookup(self) -> None:
         shown = listing(
             "embedding_bag", "embedding", "embedding_bag_inference", "embedding_inference"

@@ -129,6 +129,7 @@ class Program:
         self._pooled()
         self._sequence()
         self._routing()
+        self._feature_values()
         self._split_update()
         self.keep("materialize_", torch.tensor(group.materialize()))
         for table in range(3):
@@ -296,6 +297,10 @@ class Program:
         self.keep("pooled rows", pooled)
         if rows.grad is not None:
             self.keep("gradient of pooled rows", rows.grad)
+
+    def _feature_values(self) -> None:
+        values = [self.tensor([5, -1, 2**63 - 1]), self.tensor([[7], [8]])]
+        self.keep("mod", *ops.mod(values, [7, 3]))
 
     def _split_update(self) -> None:
         group = self.group

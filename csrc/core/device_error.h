@@ -26,6 +26,9 @@ enum DeviceError : int {
   kErrorNonFinite = 14,       // value: table
   kErrorPending = 15,         // value: slab
   kErrorWeightsUpdated = 16,  // value: update count of the forward
+  kErrorListStart = 17,       // value: feature whose offsets do not begin with 0
+  kErrorListDecrease = 18,    // value: feature whose offsets decrease
+  kErrorListEnd = 19,         // value: feature whose last offset is not the number of its values
 };
 
 // code : 6 | op : 10 | value : 48 (clipped)

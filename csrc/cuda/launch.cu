@@ -148,6 +148,12 @@ std::string error_text(ErrorWord word) {
       return "the rows were updated between this lookup's forward (update " + value +
              ") and its backward, so the gradients of per_sample_weights no longer fit them, and "
              "no gradient was added: call backward before optimizer.step()";
+    case kErrorListStart:
+      return "offsets[" + value + "] does not begin with 0";
+    case kErrorListDecrease:
+      return "offsets[" + value + "] decreases: offsets must not decrease";
+    case kErrorListEnd:
+      return "offsets[" + value + "] does not end with the number of its values";
     default:
       return "unknown error " + std::to_string(error_code(word));
   }

@@ -7,6 +7,7 @@ from torch_dynemb._library import load_library
 
 load_library()
 
+from torch_dynemb.ops.feature_values import mod  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
@@ -42,22 +43,40 @@ from torch_dynemb.ops.memory import (  # noqa: E402
     reserve_cuda,
 )
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_  # noqa: E402
-from torch_dynemb.ops.pooling import pool_rows  # noqa: E402
+from torch_dynemb.ops.pooling import pool_rows, ragged_tile  # noqa: E402
+from torch_dynemb.ops.ragged import (  # noqa: E402
+    CrossedRagged,
+    CutRagged,
+    CutRagged3D,
+    Ragged,
+    dense_to_ragged,
+    feature_cross_ragged,
+    ragged_cutoff_2d,
+    ragged_cutoff_3d,
+    ragged_to_dense,
+    ragged_to_sparse,
+    ragged_topk_index_cutoff,
+)
 from torch_dynemb.ops.routing import UniqueIds, mix_ids, unique_ids, unmix_ids  # noqa: E402
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
     "OPTIMIZER_NAMES",
+    "CrossedRagged",
+    "CutRagged",
+    "CutRagged3D",
     "ExportedBatch",
     "FoundIds",
     "PendingGradients",
+    "Ragged",
     "ScoredIds",
     "UniqueIds",
     "available_cuda_memory",
     "available_memory",
     "bag_weight_grad",
     "bind_group",
+    "dense_to_ragged",
     "embedding",
     "embedding_bag",
     "embedding_bag_inference",
@@ -65,6 +84,7 @@ __all__ = [
     "end_step",
     "erase_",
     "export_batch",
+    "feature_cross_ragged",
     "find",
     "find_or_insert_",
     "get_scores",
@@ -73,7 +93,14 @@ __all__ = [
     "materialize_",
     "merge_grad_",
     "mix_ids",
+    "mod",
     "pool_rows",
+    "ragged_cutoff_2d",
+    "ragged_cutoff_3d",
+    "ragged_tile",
+    "ragged_to_dense",
+    "ragged_to_sparse",
+    "ragged_topk_index_cutoff",
     "raise_device_errors",
     "reduce_grad",
     "release_",
