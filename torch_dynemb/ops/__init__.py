@@ -7,7 +7,7 @@ from torch_dynemb._library import load_library
 
 load_library()
 
-from torch_dynemb.ops.feature_values import mod  # noqa: E402
+from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
@@ -44,14 +44,26 @@ from torch_dynemb.ops.memory import (  # noqa: E402
 )
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_  # noqa: E402
 from torch_dynemb.ops.pooling import pool_rows  # noqa: E402
-from torch_dynemb.ops.routing import UniqueIds, mix_ids, unique_ids, unmix_ids  # noqa: E402
+from torch_dynemb.ops.routing import (  # noqa: E402
+    PartitionedIds,
+    UniqueIds,
+    id_owners,
+    ids_encode,
+    ids_partition,
+    mix_ids,
+    unique_ids,
+    unique_ids_padded,
+    unmix_ids,
+)
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
+from torch_dynemb.ops.strings import farmhash, murmurhash  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
     "OPTIMIZER_NAMES",
     "ExportedBatch",
     "FoundIds",
+    "PartitionedIds",
     "PendingGradients",
     "ScoredIds",
     "UniqueIds",
@@ -59,6 +71,7 @@ __all__ = [
     "available_memory",
     "bag_weight_grad",
     "bind_group",
+    "bucketize",
     "embedding",
     "embedding_bag",
     "embedding_bag_inference",
@@ -66,15 +79,21 @@ __all__ = [
     "end_step",
     "erase_",
     "export_batch",
+    "farmhash",
     "find",
     "find_or_insert_",
     "get_scores",
     "grow_",
     "has_cuda_kernels",
+    "id_owners",
+    "ids_encode",
+    "ids_partition",
     "materialize_",
     "merge_grad_",
     "mix_ids",
     "mod",
+    "multi_hash",
+    "murmurhash",
     "pool_rows",
     "raise_device_errors",
     "reduce_grad",
@@ -89,5 +108,6 @@ __all__ = [
     "shrink_",
     "simd_level",
     "unique_ids",
+    "unique_ids_padded",
     "unmix_ids",
 ]
