@@ -81,6 +81,7 @@ def device_of_tests(request: pytest.FixtureRequest) -> Iterator[None]:
     with emulated_cuda():
         yield
 
+
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2)

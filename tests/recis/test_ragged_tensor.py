@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -33,7 +34,7 @@ def lists_of(ragged: RaggedTensor) -> list[Any]:
     items: list[Any] = ragged.values().tolist()
     for offsets in reversed(ragged.offsets()):
         bounds = offsets.tolist()
-        items = [items[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        items = [items[a:b] for a, b in itertools.pairwise(bounds)]
     return items
 
 
