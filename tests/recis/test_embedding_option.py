@@ -116,15 +116,15 @@ def test_fp16_is_for_rows_of_8_bits() -> None:
 
 
 def test_hooks_of_other_names_and_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match="name is 'Steps', expected one of .*GlobalStepFilter"):
+    with pytest.raises(ValueError, match=r"name is 'Steps', expected one of .*GlobalStepFilter"):
         FilterHook("Steps")
-    with pytest.raises(ValueError, match="name is 'Some', expected one of .*ReadOnly"):
+    with pytest.raises(ValueError, match=r"name is 'Some', expected one of .*ReadOnly"):
         AdmitHook("Some")
-    with pytest.raises(ValueError, match="FilterHook 'GlobalStepFilter': params is {'steps': 1}"):
+    with pytest.raises(ValueError, match=r"FilterHook 'GlobalStepFilter': params is {'steps': 1}"):
         FilterHook("GlobalStepFilter", {"steps": 1})
     with pytest.raises(ValueError, match="filter_step is 0, expected at least 1"):
         FilterHook("GlobalStepFilter", {"filter_step": 0})
-    with pytest.raises(ValueError, match="AdmitHook 'ReadOnly': params is {'a': 1}"):
+    with pytest.raises(ValueError, match=r"AdmitHook 'ReadOnly': params is {'a': 1}"):
         AdmitHook("ReadOnly", {"a": 1})
     assert AdmitHook("ReadOnly").make() == READ_ONLY
     assert AdmitHook("Frequency", {"threshold": 3}).make() == td.AdmitFrequent(3)

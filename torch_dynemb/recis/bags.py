@@ -34,6 +34,8 @@ class Bags(NamedTuple):
 
     def placed(self, rows: Tensor) -> Tensor:
         """Rows of the bags, [bags, columns], in the shape of the input; gaps are zeros."""
+        if len(self.shape) == 1:
+            return rows
         if self.places is not None:
             dense = rows.new_zeros(math.prod(self.shape), rows.shape[1])
             rows = dense.index_put((self.places,), rows)
@@ -88,7 +90,9 @@ def _ragged_bags(
         raise ValueError(f"{owner} has weights, and others are given: leave one of them out")
     ids = flat_ids(owner, values)
     chosen = _weights(owner, ids, own if weights is None else weights, values.shape, use_weight)
-    offsets = inner.to(torch.int64).contiguous()
+    offsets = inner.contiguous()
+    if offsets.dtype != torch.int64:
+        offsets = offsets.to(torch.int64)
     bags = offsets.shape[0] - 1
     if not outer:
         return Bags(ids, offsets, chosen, (bags,), None)

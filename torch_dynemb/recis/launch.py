@@ -107,10 +107,12 @@ class Launch:
                 of_part = _joined([positions[r] for r in part]) if len(by_bags) > 1 else None
                 chosen = _joined(positions) if of_part is None else of_part
                 results |= zip(part, self._combined(part, rows, chosen), strict=True)
-        placed = {
-            place: request.bags.placed(results[r]).to(runtime.output_dtype)
-            for r, (place, request) in enumerate(zip(self._order, self._requests, strict=True))
-        }
+        placed: dict[int, Tensor] = {}
+        for r, (place, request) in enumerate(zip(self._order, self._requests, strict=True)):
+            result = request.bags.placed(results[r])
+            if result.dtype != runtime.output_dtype:
+                result = result.to(runtime.output_dtype)
+            placed[place] = result
         return [placed[place] for place in range(len(placed))]
 
     def _pooled(self, part: list[int]) -> Sequence[Tensor]:
