@@ -13,10 +13,15 @@ import torch_dynemb
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
+WITH_EXAMPLES = [TEXT, (ROOT / "torch_dynemb/recis/README.md").read_text()]
 
 
 def python_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return [
+        block
+        for text in WITH_EXAMPLES
+        for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ]
 
 
 @pytest.mark.parametrize(

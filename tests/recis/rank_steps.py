@@ -91,15 +91,19 @@ def trained(
     parts: list[list[range]],
     grad_reduce_by: str = "worker",
     compiled: bool = False,
+    names: list[str] | None = None,
 ) -> tuple[list[dict[str, torch.Tensor]], dict[str, tuple[list[int], torch.Tensor]]]:
     """Trains; returns the outputs of every step, and ids and rows by table.
 
     Args:
         parts: by step, the samples of every rank.
+        names: features; default: all.
     """
     torch.manual_seed(SEED if rank == 0 else 99)  # rank 0's counts
-    engine = EmbeddingEngine(features(grad_reduce_by))
-    insert_content(engine, rank, size)
+    chosen = features(grad_reduce_by)
+    engine = EmbeddingEngine({name: chosen[name] for name in names or chosen})
+    if names is None:
+        insert_content(engine, rank, size)
     optimizer = SparseAdam(filter_out_sparse_param(engine), lr=0.1)
     outputs = []
     run = engine
@@ -108,7 +112,8 @@ def trained(
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
         run = torch.compile(engine, fullgraph=True)  # type: ignore[assignment]
     for step, samples in enumerate(parts):
-        output = run(batch(samples[rank], step))
+        data = batch(samples[rank], step)
+        output = run({name: data[name] for name in names or data})
         total = sum(len(part) for part in samples)
         # the mean over ranks of these gradients is that of the mean loss of all samples
         losses = [out.float().square().sum() for out in output.values()]

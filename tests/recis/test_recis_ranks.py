@@ -91,10 +91,19 @@ def test_what_gradients_are_divided_by(
     assert not set(ranks[0]) & set(ranks[1])
 
 
-def test_compiled_lookups_over_ranks(two_ranks: Ranks) -> None:
+@pytest.mark.parametrize(
+    ("grad_reduce_by", "names"),
+    [
+        ("worker", ["clicked", "candidate"]),
+        pytest.param("id", None, marks=pytest.mark.long),
+    ],
+)
+def test_compiled_lookups_over_ranks(
+    two_ranks: Ranks, grad_reduce_by: str, names: list[str] | None
+) -> None:
     parts = HALVES[:2]
-    eager = two_ranks.run(trained, 2, parts)
-    compiled = two_ranks.run(trained, 2, parts, "worker", True)
+    eager = two_ranks.run(trained, 2, parts, grad_reduce_by, False, names)
+    compiled = two_ranks.run(trained, 2, parts, grad_reduce_by, True, names)
     for one, other in zip(eager, compiled, strict=True):
         for step in range(2):
             for name, expected in one[0][step].items():
