@@ -51,11 +51,53 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]");
   m.def("murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
 
-  // Rows that come back from there.
-  m.def("pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features) -> Tensor");
+  // Rows that lie in a plain tensor, such as those that come back from there.
   m.def(
-      "pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt rows) -> "
-      "Tensor");
+      "pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features, "
+      "Tensor? weights=None, int pooling=0) -> Tensor");
+  m.def(
+      "pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt rows, "
+      "Tensor? weights=None, int pooling=0) -> Tensor");
+  m.def(
+      "pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor offsets, "
+      "Tensor weights, int features, int pooling) -> Tensor");
+  m.def(
+      "ragged_tile(Tensor rows, Tensor positions, Tensor offsets, Tensor? weights, "
+      "int[] tile_lens, int[] pad_left) -> Tensor[]");
+  m.def(
+      "ragged_tile_grad(Tensor[] grads, Tensor positions, Tensor offsets, Tensor? weights, "
+      "SymInt rows, int[] tile_lens, int[] pad_left) -> Tensor");
+  m.def(
+      "ragged_tile_weight_grad(Tensor[] grads, Tensor rows, Tensor positions, Tensor offsets, "
+      "int[] tile_lens, int[] pad_left) -> Tensor");
+
+  // Ragged rows of many features. weights are those of the features that weighted names; offsets
+  // and lengths of several depths follow each other, feature after feature.
+  m.def(
+      "ragged_cutoff_2d(Tensor[] values, Tensor[] offsets, Tensor[] weights, int[] weighted, "
+      "int[] keep_lengths, int[] drop_left) "
+      "-> (Tensor[] values, Tensor[] offsets, Tensor[] weights)");
+  m.def(
+      "ragged_cutoff_3d(Tensor[] values, Tensor[] outer_offsets, Tensor[] inner_offsets, "
+      "Tensor[] weights, int[] weighted, int[] keep_lengths, int[] drop_left, int[] pad_left) "
+      "-> (Tensor[] values, Tensor[] outer_offsets, Tensor[] inner_offsets, Tensor[] weights)");
+  m.def(
+      "ragged_topk_index_cutoff(Tensor[] values, Tensor[] offsets, Tensor[] indices, "
+      "Tensor[] weights, int[] weighted) "
+      "-> (Tensor[] values, Tensor[] offsets, Tensor[] weights)");
+  m.def(
+      "ragged_to_dense(Tensor[] values, Tensor[] offsets, int[] depths, int[] lengths, "
+      "float padding, int integer_padding) -> Tensor[]");
+  m.def(
+      "ragged_indices(Tensor[] values, Tensor[] offsets, int[] depths, int[] lengths) "
+      "-> Tensor[]");
+  m.def(
+      "dense_to_ragged(Tensor[] dense, bool trim, float invalid, int integer_invalid) "
+      "-> (Tensor[] values, Tensor[] offsets)");
+  m.def(
+      "feature_cross_ragged(Tensor[] x_values, Tensor[] x_offsets, Tensor[] y_values, "
+      "Tensor[] y_offsets, Tensor[] x_weights, int[] x_weighted, Tensor[] y_weights, "
+      "int[] y_weighted) -> (Tensor[] values, Tensor[] offsets, Tensor[] weights)");
 
   // Index.
   m.def(

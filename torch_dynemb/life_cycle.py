@@ -47,6 +47,11 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
             if kept is not None:
                 self._evicted_rows = [*kept, *([] for _ in self.names[len(kept) :])]
 
+    @property
+    def steps(self) -> int:
+        """Training steps that have ended."""
+        return self._steps
+
     def step(self, now: int | None = None) -> None:
         """Ends a training step: what ``optimizer.step()`` does for the index.
 

@@ -74,7 +74,8 @@ enum HyperColumn : int {
                            // the others start at 0
   kHyperMomentum = 6,
   kHyperNesterov = 7,     // 0 or 1
-  kHyperDecoupled = 8,    // 0: weight decay is added to the gradient, 1: it shrinks the weight
+  kHyperDecoupled = 8,    // 0: weight decay is added to the gradient, 1: times lr it shrinks the
+                          // weight, 2: it shrinks the weight by itself
   kHyperClipValue = 9,    // infinity: off
   kHyperClipNorm = 10,    // of a row's gradient; infinity: off
   kHyperNonFinite = 11,   // NonFinite
@@ -88,5 +89,7 @@ enum HyperColumn : int {
   kHyperSkipIf = 19,       // not 0: the table is not updated
   kHyperColumns = 24
 };
+
+constexpr double kDecayByItself = 2.0;  // of kHyperDecoupled
 
 }  // namespace dynemb

@@ -36,7 +36,7 @@ struct OptimizerStep {
   int64_t step;
   float lr;
   float l2;         // weight decay that is added to the gradient
-  float decoupled;  // lr * weight decay that shrinks the weight, else 0
+  float decoupled;  // decay that shrinks the weight, else 0
   float weight_decay;
   float eps;
   float beta1;
@@ -99,10 +99,11 @@ DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   s.hyper_beta2 = hyper[kHyperBeta2];
   s.step = step;
   const bool decoupled = hyper[kHyperDecoupled] != 0.0;
+  const double decay_rate = hyper[kHyperDecoupled] == kDecayByItself ? 1.0 : hyper[kHyperLr];
   s.lr = static_cast<float>(hyper[kHyperLr]);
   s.weight_decay = static_cast<float>(hyper[kHyperWeightDecay]);
   s.l2 = decoupled ? 0.0f : s.weight_decay;
-  s.decoupled = decoupled ? static_cast<float>(hyper[kHyperLr] * hyper[kHyperWeightDecay]) : 0.0f;
+  s.decoupled = decoupled ? static_cast<float>(decay_rate * hyper[kHyperWeightDecay]) : 0.0f;
   s.eps = static_cast<float>(hyper[kHyperEps]);
   s.beta1 = static_cast<float>(hyper[kHyperBeta1]);
   s.beta2 = static_cast<float>(hyper[kHyperBeta2]);

@@ -55,4 +55,9 @@ DYNEMB_HD uint64_t encoded_id(uint64_t id, uint64_t mixed_table) {
   return mix_id(id ^ mixed_table);
 }
 
+// The id of a pair of ids, from mix_id(x) and y: other pairs have it by chance only.
+DYNEMB_HD int64_t crossed_id(uint64_t mixed_x, uint64_t y) {
+  return static_cast<int64_t>(mix_id(mixed_x + y));
+}
+
 }  // namespace dynemb

@@ -20,6 +20,20 @@ DYNEMB_INLINE Floats8 load_floats(const float* from) {
 
 DYNEMB_INLINE void store_floats(float* to, Floats8 value) { std::memcpy(to, &value, sizeof value); }
 
+DYNEMB_INLINE float dot(const float* a, const float* b, int64_t count) {
+  constexpr int kLanes = 16;  // fixed, so that every instruction set gives the same bits
+  float lane[kLanes] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lane[j] += a[c + j] * b[c + j];
+  }
+  for (int64_t j = c; j < count; ++j) lane[j - c] += a[j] * b[j];
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+  }
+  return lane[0];
+}
+
 typedef uint32_t Words8 __attribute__((vector_size(32)));
 typedef uint16_t Halves16 __attribute__((vector_size(32)));
 

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cpu/floats.h"
 #include "cpu/gradient_runs.h"
 #include "cpu/initial_row.h"
 
@@ -61,20 +62,6 @@ struct WeightGradJob {
   float* scratch;  // one row
   float* output;   // [ids]
 };
-
-DYNEMB_INLINE float dot(const float* a, const float* b, int64_t count) {
-  constexpr int kLanes = 16;  // fixed, so that every instruction set gives the same bits
-  float lane[kLanes] = {};
-  int64_t c = 0;
-  for (; c + kLanes <= count; c += kLanes) {
-    for (int j = 0; j < kLanes; ++j) lane[j] += a[c + j] * b[c + j];
-  }
-  for (int64_t j = c; j < count; ++j) lane[j - c] += a[j] * b[j];
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
-  }
-  return lane[0];
-}
 
 // d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
 DYNEMB_INLINE void bag_weight_grad_tile_body(const WeightGradJob& job) {

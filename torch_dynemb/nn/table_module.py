@@ -129,12 +129,16 @@ class TableModule(nn.Module):
         if group.optimizer_config is None:
             return None
         kind = SplitOptimizer if group.split else FusedOptimizer
-        return kind(group.names, group.optimizer_config, rows=group.rows, end_step=group.step)
+        return kind(group.names, group.optimizer_config, rows=group.rows, end_step=self._end_step)
+
+    def _end_step(self, now: int | None) -> None:
+        """What ``optimizer.step()`` does after the update."""
+        self._group.step(now)
 
     def _rebind_optimizer(self) -> None:
         """After the group's tensors have been replaced."""
         if self._optimizer is not None:
-            self._optimizer.rebind(rows=self._group.rows, end_step=self._group.step)
+            self._optimizer.rebind(rows=self._group.rows, end_step=self._end_step)
 
     def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
         """Gives the tables an optimizer, or another one; the module is trainable then.
@@ -171,8 +175,15 @@ class TableModule(nn.Module):
         feature_policies: list[int] | None = None,
         scores: Tensor | None = None,
         counts: Tensor | None = None,
+        inserts: bool = True,
+        trains: bool = True,
     ) -> Tensor:
-        """One call of the index and one of the rows for all features; see ``ops.index``."""
+        """One call of the index and one of the rows for all features; see ``ops.index``.
+
+        Args:
+            inserts: False: training gives no rows to new ids, which read what refused ones read.
+            trains: False: as in evaluation, but per_sample_weights may get a gradient.
+        """
         output = self._float_lookup(
             ids,
             offsets,
@@ -183,6 +194,8 @@ class TableModule(nn.Module):
             feature_policies=feature_policies,
             scores=scores,
             counts=counts,
+            inserts=inserts,
+            trains=trains,
         )
         return output.to(self.output_dtype)
 
@@ -198,11 +211,14 @@ class TableModule(nn.Module):
         feature_policies: list[int] | None,
         scores: Tensor | None,
         counts: Tensor | None,
+        inserts: bool,
+        trains: bool,
     ) -> Tensor:
         group = self._group
         learning = (
             self.training
             and self.trainable
+            and trains
             and self.grad_anchor.requires_grad
             and torch.is_grad_enabled()
         )
@@ -217,8 +233,8 @@ class TableModule(nn.Module):
             self._report_forgotten_step()
         # Activation checkpointing runs the forward again inside backward. Ids are there by then,
         # unless it is the reentrant one, whose first forward has no grad and only reads.
-        if learning and group.layout.rows and _in_backward():
-            # policies have seen these ids: who has no row by now was refused one
+        if learning and (not inserts or (group.layout.rows and _in_backward())):
+            # in backward, policies have seen these ids: who has no row by now was refused one
             found = group.find(ids, offsets, feature_tables).handles
             handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
         elif learning:

@@ -43,7 +43,20 @@ from torch_dynemb.ops.memory import (  # noqa: E402
     reserve_cuda,
 )
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_  # noqa: E402
-from torch_dynemb.ops.pooling import pool_rows  # noqa: E402
+from torch_dynemb.ops.pooling import pool_rows, ragged_tile  # noqa: E402
+from torch_dynemb.ops.ragged import (  # noqa: E402
+    CrossedRagged,
+    CutRagged,
+    CutRagged3D,
+    Ragged,
+    dense_to_ragged,
+    feature_cross_ragged,
+    ragged_cutoff_2d,
+    ragged_cutoff_3d,
+    ragged_to_dense,
+    ragged_to_sparse,
+    ragged_topk_index_cutoff,
+)
 from torch_dynemb.ops.routing import (  # noqa: E402
     PartitionedIds,
     UniqueIds,
@@ -61,10 +74,14 @@ from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
     "OPTIMIZER_NAMES",
+    "CrossedRagged",
+    "CutRagged",
+    "CutRagged3D",
     "ExportedBatch",
     "FoundIds",
     "PartitionedIds",
     "PendingGradients",
+    "Ragged",
     "ScoredIds",
     "UniqueIds",
     "available_cuda_memory",
@@ -72,6 +89,7 @@ __all__ = [
     "bag_weight_grad",
     "bind_group",
     "bucketize",
+    "dense_to_ragged",
     "embedding",
     "embedding_bag",
     "embedding_bag_inference",
@@ -80,6 +98,7 @@ __all__ = [
     "erase_",
     "export_batch",
     "farmhash",
+    "feature_cross_ragged",
     "find",
     "find_or_insert_",
     "get_scores",
@@ -95,6 +114,12 @@ __all__ = [
     "multi_hash",
     "murmurhash",
     "pool_rows",
+    "ragged_cutoff_2d",
+    "ragged_cutoff_3d",
+    "ragged_tile",
+    "ragged_to_dense",
+    "ragged_to_sparse",
+    "ragged_topk_index_cutoff",
     "raise_device_errors",
     "reduce_grad",
     "release_",

@@ -108,6 +108,7 @@ class Hyper(IntEnum):
 
 
 HYPER_COLUMNS = 24
+DECAY_BY_ITSELF = 2.0  # of DECOUPLED: the decay is not multiplied by lr
 
 
 class NonFinite(IntEnum):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library import register_fake
+from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
@@ -375,25 +376,14 @@ class _DifferentiableLookup(torch.autograd.Function):
         return None, None, None, None, None, weight_grad, None
 
 
-def _below_autograd(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    with torch._C._AutoDispatchBelowAutograd():
-        result: tuple[Tensor, Tensor] = op.redispatch(
-            keyset & torch._C._after_autograd_keyset, *arguments
-        )
-    return result
-
-
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
 def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     *rows, ids, handles, offsets, weights, anchor, tables, dims, pooling, optimizer = arguments
     op = torch.ops.dynemb.embedding_bag.default
-    if not _needs_grad(weights, anchor):
-        return _below_autograd(op, keyset, arguments)
+    if not needs_grad(weights, anchor):
+        below: tuple[Tensor, Tensor] = below_autograd(op, keyset, arguments)
+        return below
     result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
-        lambda: _below_autograd(op, keyset, arguments),
+        lambda: below_autograd(op, keyset, arguments),
         _checked_lookup(Rows(*rows), optimizer, tables, dims, pooling),
         ids,
         handles,
@@ -407,10 +397,11 @@ def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
 def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     *rows, ids, handles, offsets, anchor, tables, dim, optimizer = arguments
     op = torch.ops.dynemb.embedding.default
-    if not _needs_grad(anchor):
-        return _below_autograd(op, keyset, arguments)
+    if not needs_grad(anchor):
+        below: tuple[Tensor, Tensor] = below_autograd(op, keyset, arguments)
+        return below
     result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
-        lambda: _below_autograd(op, keyset, arguments),
+        lambda: below_autograd(op, keyset, arguments),
         _checked_lookup(Rows(*rows), optimizer, tables, [dim] * len(tables), int(Pooling.NONE)),
         ids,
         handles,
@@ -421,6 +412,5 @@ def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     return result
 
 
-_autograd = torch.library.Library("dynemb", "IMPL")
-_autograd.impl("embedding_bag", _bag_autograd, "Autograd", with_keyset=True)
-_autograd.impl("embedding", _sequence_autograd, "Autograd", with_keyset=True)
+register_autograd_kernel("embedding_bag", _bag_autograd)
+register_autograd_kernel("embedding", _sequence_autograd)

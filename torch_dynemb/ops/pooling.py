@@ -1,28 +1,48 @@
-"""Sums of bags of rows that lie in a plain tensor, such as those that other ranks have sent."""
+"""Bags of rows that lie in a plain tensor, such as those that other ranks have sent."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dynemb._library import register_fake
+from torch_dynemb.ops.autograd import (
+    Tensors,
+    below_autograd,
+    differentiable,
+    needs_grad,
+    register_autograd_kernel,
+)
+from torch_dynemb.ops.columns import Pooling
 
 
-def pool_rows(rows: Tensor, positions: Tensor, offsets: Tensor, *, features: int) -> Tensor:
-    """Sums of bags of rows, feature beside feature; differentiable in ``rows``.
+def pool_rows(
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    *,
+    features: int,
+    weights: Tensor | None = None,
+    pooling: Pooling = Pooling.SUM,
+) -> Tensor:
+    """Sums or means of bags of rows, feature beside feature; differentiable in rows and weights.
 
-    Sums, also those of gradients, are in the order of positions, whatever the number of threads.
+    Sums, also those of the gradients of rows, are in the order of positions, whatever the number of
+    threads. With mean pooling the gradient of a weight is (row - mean) * gradient / sum of weights.
 
     Args:
         rows: float32 [U, dim].
         positions: int64 [N], rows of the bags, feature after feature.
         offsets: int64 [features * B + 1], where bags begin in ``positions``.
         features: number of features.
+        weights: float32 [N], factors of the rows.
+        pooling: SUM, or MEAN: divided by the sum of the weights, or by the number of rows.
 
     Returns:
-        float32 [B, features * dim]; 0 for an empty bag.
+        float32 [B, features * dim]; 0 for an empty bag, and for a mean whose weights sum to 0.
 
     Raises:
         RuntimeError: a dtype or shape does not match, positions are none of rows, or offsets are
@@ -33,65 +53,219 @@ def pool_rows(rows: Tensor, positions: Tensor, offsets: Tensor, *, features: int
         >>> pool_rows(rows, torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3]), features=2)
         tensor([[11., 22., 10., 20.]])
     """
-    pooled: Tensor = torch.ops.dynemb.pool_rows(rows, positions, offsets, features)
+    pooled: Tensor = torch.ops.dynemb.pool_rows(
+        rows, positions, offsets, features, weights, int(pooling)
+    )
     return pooled
 
 
+def ragged_tile(
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    *,
+    features: int,
+    tile_lens: Sequence[int],
+    pad_left: Sequence[bool] | None = None,
+    weights: Tensor | None = None,
+) -> list[Tensor]:
+    """The first rows of every bag side by side; differentiable in rows and weights.
+
+    Args:
+        rows: float32 [U, dim].
+        positions: int64 [N], rows of the bags, feature after feature.
+        offsets: int64 [features * B + 1], where bags begin in ``positions``.
+        features: number of features.
+        tile_lens: number of rows that each feature keeps of a bag.
+        pad_left: of each feature, whether zeros stand before the rows of a shorter bag; default:
+            after them.
+        weights: float32 [N], factors of the rows.
+
+    Returns:
+        float32 [B, tile_len * dim] for each feature.
+
+    Raises:
+        ValueError: a tile_len is less than 1, or there is not one for each feature.
+        RuntimeError: a dtype or shape does not match, positions are none of rows, or offsets are
+            not ascending from 0 to N.
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 2.0], [10.0, 20.0]])
+        >>> offsets = torch.tensor([0, 1, 4])
+        >>> ragged_tile(rows, torch.tensor([1, 0, 1, 1]), offsets, features=1, tile_lens=[2])
+        [tensor([[10., 20.,  0.,  0.],
+                [ 1.,  2., 10., 20.]])]
+    """
+    if len(tile_lens) != features:
+        raise ValueError(
+            f"ragged_tile: tile_lens has {len(tile_lens)} entries, expected one for each of "
+            f"{features} features"
+        )
+    for feature, tile_len in enumerate(tile_lens):
+        if tile_len < 1:
+            raise ValueError(
+                f"ragged_tile: tile_lens[{feature}] is {tile_len}, expected at least 1"
+            )
+    left = [0] * features if pad_left is None else [int(flag) for flag in pad_left]
+    tiles: list[Tensor] = torch.ops.dynemb.ragged_tile(
+        rows, positions, offsets, weights, list(tile_lens), left
+    )
+    return tiles
+
+
 @register_fake("pool_rows")
-def _pool_rows_fake(rows: Tensor, positions: Tensor, offsets: Tensor, features: int) -> Tensor:
+def _pool_rows_fake(
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    features: int,
+    weights: Tensor | None = None,
+    pooling: int = 0,
+) -> Tensor:
     return rows.new_empty(((offsets.shape[0] - 1) // features, features * rows.shape[1]))
 
 
 @register_fake("pool_rows_grad")
 def _pool_rows_grad_fake(
-    grad: Tensor, positions: Tensor, offsets: Tensor, features: int, rows: int
+    grad: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    features: int,
+    rows: int,
+    weights: Tensor | None = None,
+    pooling: int = 0,
 ) -> Tensor:
     return grad.new_empty((rows, grad.shape[1] // features))
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
-    rows, positions, offsets, features = inputs
-    ctx.save_for_backward(positions, offsets)
-    ctx.features, ctx.rows = features, rows.shape[0]
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    positions, offsets = ctx.saved_tensors
-    of_rows = torch.ops.dynemb.pool_rows_grad(
-        grad.contiguous(), positions, offsets, ctx.features, ctx.rows
-    )
-    return of_rows, None, None, None
-
-
-torch.library.register_autograd("dynemb::pool_rows", _backward, setup_context=_save)
-
-
-def _bags(positions: Tensor, offsets: Tensor, features: int) -> Tensor:
-    """The bag of every position."""
-    lengths = offsets.diff()
-    bags = torch.arange(lengths.shape[0], device=offsets.device)
-    return bags.repeat_interleave(lengths, output_size=positions.shape[0])
-
-
-def torch_pool_rows(rows: Tensor, positions: Tensor, offsets: Tensor, features: int) -> Tensor:
-    """:func:`pool_rows` by torch's ops: what runs on a GPU. Values are not checked there."""
-    sums = torch.nn.functional.embedding_bag(
-        positions, rows, offsets, mode="sum", include_last_offset=True
-    )
-    by_feature = sums.view(features, -1, rows.shape[1])
-    return by_feature.transpose(0, 1).reshape(-1, features * rows.shape[1])
-
-
-def torch_pool_rows_grad(
-    grad: Tensor, positions: Tensor, offsets: Tensor, features: int, rows: int
+@register_fake("pool_rows_weight_grad")
+def _pool_rows_weight_grad_fake(
+    grad: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    features: int,
+    pooling: int,
 ) -> Tensor:
-    """Its gradient."""
-    dim = grad.shape[1] // features
-    by_bag = grad.view(-1, features, dim).transpose(0, 1).reshape(-1, dim)
-    of_positions = by_bag[_bags(positions, offsets, features)]
-    return grad.new_zeros((rows, dim)).index_add_(0, positions, of_positions)
+    return torch.empty_like(weights)
 
 
-_cuda = torch.library.Library("dynemb", "IMPL")
-_cuda.impl("pool_rows", torch_pool_rows, "CUDA")
-_cuda.impl("pool_rows_grad", torch_pool_rows_grad, "CUDA")
+@register_fake("ragged_tile")
+def _ragged_tile_fake(
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    tile_lens: Sequence[int],
+    pad_left: Sequence[int],
+) -> list[Tensor]:
+    batch = (offsets.shape[0] - 1) // len(tile_lens)
+    return [rows.new_empty((batch, tile_len * rows.shape[1])) for tile_len in tile_lens]
+
+
+@register_fake("ragged_tile_grad")
+def _ragged_tile_grad_fake(
+    grads: Sequence[Tensor],
+    positions: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    rows: int,
+    tile_lens: Sequence[int],
+    pad_left: Sequence[int],
+) -> Tensor:
+    return grads[0].new_empty((rows, grads[0].shape[1] // tile_lens[0]))
+
+
+@register_fake("ragged_tile_weight_grad")
+def _ragged_tile_weight_grad_fake(
+    grads: Sequence[Tensor],
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    tile_lens: Sequence[int],
+    pad_left: Sequence[int],
+) -> Tensor:
+    return rows.new_empty(positions.shape)
+
+
+def _pool_rows_autograd(
+    keyset: Any,
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    features: int,
+    weights: Tensor | None = None,
+    pooling: int = 0,
+) -> Tensor:
+    op = torch.ops.dynemb.pool_rows.default
+    arguments = (rows, positions, offsets, features, weights, pooling)
+    if not needs_grad(rows, weights):
+        result: Tensor = below_autograd(op, keyset, arguments)
+        return result
+    rows_count = rows.shape[0]
+
+    def backward(inputs: Tensors, _: Any, grads: Any, needed: Any) -> list[Tensor | None]:
+        result: list[Tensor | None] = [None] * len(inputs)
+        if grads[0] is None:
+            return result
+        rows, positions, offsets = inputs[:3]
+        weights = inputs[3] if len(inputs) > 3 else None
+        grad = grads[0].contiguous()
+        if needed[0]:
+            result[0] = torch.ops.dynemb.pool_rows_grad(
+                grad, positions, offsets, features, rows_count, weights, pooling
+            )
+        if weights is not None and needed[3]:
+            result[3] = torch.ops.dynemb.pool_rows_weight_grad(
+                grad, rows, positions, offsets, weights, features, pooling
+            )
+        return result
+
+    inputs = [rows, positions, offsets, *([] if weights is None else [weights])]
+    call = lambda: (below_autograd(op, keyset, arguments),)  # noqa: E731
+    return differentiable(call, backward, inputs)[0]
+
+
+def _ragged_tile_autograd(
+    keyset: Any,
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    tile_lens: list[int],
+    pad_left: list[int],
+) -> list[Tensor]:
+    op = torch.ops.dynemb.ragged_tile.default
+    arguments = (rows, positions, offsets, weights, tile_lens, pad_left)
+    if not needs_grad(rows, weights):
+        result: list[Tensor] = below_autograd(op, keyset, arguments)
+        return result
+    rows_count, dim = rows.shape
+    batch = (offsets.shape[0] - 1) // len(tile_lens)
+
+    def backward(inputs: Tensors, _: Any, grads: Any, needed: Any) -> list[Tensor | None]:
+        rows, positions, offsets = inputs[:3]
+        weights = inputs[3] if len(inputs) > 3 else None
+        given = [
+            rows.new_zeros((batch, tile_len * dim)) if grad is None else grad.contiguous()
+            for grad, tile_len in zip(grads, tile_lens, strict=True)
+        ]
+        result: list[Tensor | None] = [None] * len(inputs)
+        if needed[0]:
+            result[0] = torch.ops.dynemb.ragged_tile_grad(
+                given, positions, offsets, weights, rows_count, tile_lens, pad_left
+            )
+        if weights is not None and needed[3]:
+            result[3] = torch.ops.dynemb.ragged_tile_weight_grad(
+                given, rows, positions, offsets, tile_lens, pad_left
+            )
+        return result
+
+    inputs = [rows, positions, offsets, *([] if weights is None else [weights])]
+    call = lambda: tuple(below_autograd(op, keyset, arguments))  # noqa: E731
+    return list(differentiable(call, backward, inputs))
+
+
+register_autograd_kernel("pool_rows", _pool_rows_autograd)
+register_autograd_kernel("ragged_tile", _ragged_tile_autograd)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import HYPER_COLUMNS, Hyper, NonFinite
+from torch_dynemb.ops.columns import DECAY_BY_ITSELF, HYPER_COLUMNS, Hyper, NonFinite
 
 _NON_FINITE = {
     "propagate": NonFinite.PROPAGATE,
@@ -426,9 +426,25 @@ class AdamWTF(AdamW):
     """AdamW in TensorFlow's form: w -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps).
 
     The "epsilon hat" of Kingma, Ba 2015, section 2: eps is not multiplied by the correction of v.
+
+    Attributes:
+        decay_by_lr: False: the decoupled decay is ``w -= weight_decay * w``, whatever lr is, as in
+            RecIS.
     """
 
+    decay_by_lr: bool = field(default=True, kw_only=True)
+
     op_name: ClassVar[str] = "adamw_tf"
+
+    def hyper_row(self) -> list[float]:
+        row = super().hyper_row()
+        if self.decoupled_weight_decay and not self.decay_by_lr:
+            row[Hyper.DECOUPLED] = DECAY_BY_ITSELF
+        return row
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("decay_by_lr", isinstance(self.decay_by_lr, bool), "True or False")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Autograd formulas at the Autograd key.
+
+torch.library.register_autograd takes lists of tensors apart and puts them together again on every
+call, which takes longer than a small op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Tensors = tuple[Tensor, ...]
+# (inputs, outputs without a gradient, gradients of all outputs, inputs that need one) -> gradients
+Backward = Callable[
+    [Tensors, Tensors, Sequence[Tensor | None], Sequence[bool]], Sequence[Tensor | None]
+]
+
+_library = torch.library.Library("dynemb", "IMPL")
+
+
+def register_autograd_kernel(op: str, kernel: Callable[..., Any]) -> None:
+    """Registers ``kernel(keyset, *arguments)`` for ``dynemb::op`` at the Autograd key."""
+    _library.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+def below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
+    """Calls the op's kernel for the device."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether autograd has to see a call with these arguments."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], Tensors], formula: Backward, *inputs: Tensor) -> Any:
+        outputs = call()
+        fixed = [tensor for tensor in outputs if not tensor.dtype.is_floating_point]
+        ctx.save_for_backward(*inputs, *fixed)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*fixed)
+        ctx.inputs, ctx.formula = len(inputs), formula
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        inputs, fixed = saved[: ctx.inputs], saved[ctx.inputs :]
+        return None, None, *ctx.formula(inputs, fixed, grads, ctx.needs_input_grad[2:])
+
+
+def differentiable(
+    call: Callable[[], Tensors], backward: Backward, inputs: Sequence[Tensor]
+) -> Tensors:
+    """The outputs of ``call``, whose gradients ``backward`` turns into those of ``inputs``.
+
+    Args:
+        call: calls the op below autograd; outputs of an integer dtype get no gradient.
+        backward: see :data:`Backward`.
+        inputs: saved for the backward.
+    """
+    outputs: Tensors = _Differentiable.apply(call, backward, *inputs)  # type: ignore[no-untyped-call]
+    return outputs

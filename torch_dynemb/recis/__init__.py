@@ -1,0 +1,74 @@
+"""Ragged embeddings with the names and arguments of RecIS (github.com/alibaba/RecIS)."""
+
+from torch_dynemb.recis.embedding import DynamicEmbedding, EmbeddingEngine, PreparedLookup
+from torch_dynemb.recis.feature_engine import Feature, FeatureEngine
+from torch_dynemb.recis.feature_ops import (
+    Bucketize,
+    FeatureCross,
+    FeatureOp,
+    Hash,
+    IDMultiHash,
+    Mod,
+    SelectField,
+    SelectFields,
+    SequenceTruncate,
+)
+from torch_dynemb.recis.hash_table import (
+    ChildrenInfo,
+    HashTable,
+    IdsMap,
+    Slice,
+    filter_out_sparse_param,
+    gen_slice,
+)
+from torch_dynemb.recis.hooks import (
+    READ_ONLY,
+    AdmitHook,
+    FilterHook,
+    RowFilter,
+    register_admit_hook,
+    register_filter_hook,
+)
+from torch_dynemb.recis.optimizers import (
+    SparseAdam,
+    SparseAdamW,
+    SparseAdamWTF,
+    SparseOptimizer,
+)
+from torch_dynemb.recis.options import EmbeddingOption
+from torch_dynemb.recis.ragged_tensor import RaggedTensor
+
+__all__ = [
+    "READ_ONLY",
+    "AdmitHook",
+    "Bucketize",
+    "ChildrenInfo",
+    "DynamicEmbedding",
+    "EmbeddingEngine",
+    "EmbeddingOption",
+    "Feature",
+    "FeatureCross",
+    "FeatureEngine",
+    "FeatureOp",
+    "FilterHook",
+    "Hash",
+    "HashTable",
+    "IDMultiHash",
+    "IdsMap",
+    "Mod",
+    "PreparedLookup",
+    "RaggedTensor",
+    "RowFilter",
+    "SelectField",
+    "SelectFields",
+    "SequenceTruncate",
+    "Slice",
+    "SparseAdam",
+    "SparseAdamW",
+    "SparseAdamWTF",
+    "SparseOptimizer",
+    "filter_out_sparse_param",
+    "gen_slice",
+    "register_admit_hook",
+    "register_filter_hook",
+]

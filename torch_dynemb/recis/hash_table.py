@@ -1,0 +1,492 @@
+"""RecIS's HashTable: the rows of one or several logical tables, as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torch_dynemb import ops
+from torch_dynemb.admission import AdmissionRule
+from torch_dynemb.initializers import Constant, Initializer
+from torch_dynemb.nn.table_module import TableModule, flat_ids
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
+from torch_dynemb.policy import Policy
+from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
+from torch_dynemb.recis.packed_rows import pack_rows, packed_columns, unpack_rows
+from torch_dynemb.row_access import handle_rows
+from torch_dynemb.table_config import TableConfig
+from torch_dynemb.table_content import TableContent, read_content
+from torch_dynemb.waiting_gradients import WaitingGradients, add_waiting, read_waiting
+
+# Gathers gradients until there is an optimizer, which takes them over; it never makes a step.
+_NO_OPTIMIZER_YET = SGD(lr=0.0)
+
+
+class Slice(NamedTuple):
+    """The slots of ids that a table has: ``[slice_begin, slice_end)`` of ``slice_size``."""
+
+    slice_begin: int
+    slice_end: int
+    slice_size: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all ids."""
+        return (self.slice_begin, self.slice_end) == (0, self.slice_size)
+
+
+def gen_slice(shard_index: int = 0, shard_num: int = 1, slice_size: int = 65536) -> Slice:
+    """The slots of one of ``shard_num`` shards: contiguous, of equal numbers but for one.
+
+    Raises:
+        ValueError: ``shard_index`` is no shard, or there are more shards than slots.
+
+    Example:
+        >>> gen_slice(1, 3, 8)
+        Slice(slice_begin=3, slice_end=6, slice_size=8)
+    """
+    if not 1 <= shard_num <= slice_size:
+        raise ValueError(f"gen_slice: shard_num is {shard_num}, expected 1 to {slice_size}")
+    if not 0 <= shard_index < shard_num:
+        raise ValueError(f"gen_slice: shard_index is {shard_index}, expected 0 to {shard_num - 1}")
+    slots, longer = divmod(slice_size, shard_num)
+    begin = shard_index * slots + min(shard_index, longer)
+    return Slice(begin, begin + slots + (shard_index < longer), slice_size)
+
+
+class ChildrenInfo(NamedTuple):
+    """The logical tables of a :class:`HashTable`.
+
+    Attributes:
+        children: their names.
+        is_coalesce: whether there may be several.
+    """
+
+    children: list[str]
+    is_coalesce: bool
+
+
+class IdsMap(NamedTuple):
+    """Where rows lie.
+
+    Attributes:
+        ids: int64 [n], ascending.
+        rows: int64 [n], their row numbers.
+    """
+
+    ids: Tensor
+    rows: Tensor
+
+
+def _one_dimension(embedding_shape: Sequence[int]) -> int:
+    if len(embedding_shape) != 1:
+        raise ValueError(
+            f"HashTable: embedding_shape is {list(embedding_shape)}, expected one size"
+        )
+    return int(embedding_shape[0])
+
+
+class HashTable(TableModule):
+    """Rows of ids; gradients wait until an optimizer such as :class:`SparseAdam` applies them.
+
+    In training, looking an id up gives it a row; otherwise an id without a row reads zeros. Several
+    lookups may come before a step, and the optimizer may be made after the first of them.
+
+    Args:
+        embedding_shape: [dim].
+        block_size: ids for which a child's index has room before it first grows.
+        dtype: of the rows: float32, bfloat16, float16, or int8 with a scale per row, which only
+            :meth:`insert` writes.
+        device: of the rows.
+        coalesced: whether there may be several children.
+        children: names of the logical tables; each has ids of its own. Default: ``[name]``.
+        slice: which ids are this table's, where others have the rest; :func:`gen_slice`.
+        initializer: of new rows; default ``Constant(0)``.
+        name: of the table.
+        grad_reduce_by: how gradients of several ranks become one; see :class:`EmbeddingOption`.
+        filter_hook: removes rows from time to time, at the end of steps.
+        admissions: by child, which new ids get a row; default: all.
+        trainable: False: rows are inserted and read, and have no optimizer.
+        seed: of initial values; default: torch's seed (rank 0's where there is a process group).
+    """
+
+    def __init__(
+        self,
+        embedding_shape: Sequence[int],
+        block_size: int = 5,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        coalesced: bool = False,
+        children: Sequence[str] | None = None,
+        slice: Slice | None = None,  # noqa: A002 - RecIS's name
+        initializer: Initializer | None = None,
+        name: str = "hashtable",
+        grad_reduce_by: str = "worker",
+        filter_hook: FilterHook | None = None,
+        *,
+        admissions: Mapping[str, AdmissionRule] | None = None,
+        trainable: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        dim = _one_dimension(embedding_shape)
+        names = [name] if not children else list(children)
+        if len(names) > 1 and not coalesced:
+            raise ValueError(
+                f"HashTable: children are {names}, but coalesced is False: one table has one child"
+            )
+        packed = dtype == torch.int8
+        row_filter = None if filter_hook is None else filter_hook.make()
+        scores = () if row_filter is None else row_filter.scores
+        rules = dict(admissions or {})
+        tables = [
+            TableConfig(
+                name=child,
+                embedding_dim=packed_columns(dim) if packed else dim,
+                initializer=Constant(0.0) if initializer is None else initializer,
+                eval_default="zeros",
+                policy=Policy(score=scores or None, admission=rules.get(child)),
+                dtype=torch.float32 if packed else dtype,
+            )
+            for child in names
+        ]
+        trained = trainable and not packed
+        super().__init__(
+            tables,
+            optimizer=_NO_OPTIMIZER_YET if trained else None,
+            trainable=trained,
+            output_dtype=torch.float32,
+            split=True,
+            device=device,
+            max_rows=None,
+            memory_budget=None,
+            seed=seed,
+        )
+        self.name = name
+        self.embedding_dim = dim
+        self.grad_reduce_by = grad_reduce_by
+        self.slice = gen_slice() if slice is None else slice
+        self.packed = packed
+        self._coalesced = coalesced
+        self._rules = rules
+        self._filter = row_filter
+        self._has_optimizer = False
+        for child in range(len(names)):
+            self._group.reserve(child, block_size)
+
+    # -- optimizer -------------------------------------------------------------------------------
+
+    @property
+    def optimizer(self) -> FusedOptimizer:
+        """The optimizer of the rows.
+
+        Raises:
+            RuntimeError: it has none, yet or at all.
+        """
+        if self.trainable and not self._has_optimizer:
+            raise RuntimeError(
+                f"HashTable {self.name!r} has no optimizer yet: give it to one, such as "
+                "SparseAdam(filter_out_sparse_param(model))"
+            )
+        return super().optimizer
+
+    def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
+        """Gives the rows an optimizer; gradients that wait stay.
+
+        Raises:
+            TypeError: ``config`` is no optimizer config.
+            ValueError: the table is not trainable.
+        """
+        if not self.trainable:
+            raise ValueError(f"HashTable {self.name!r} is not trainable: it takes no optimizer")
+        if not isinstance(config, OptimizerConfig):
+            raise TypeError(
+                f"HashTable.set_optimizer: config is {config!r}, expected one such as "
+                "torch_dynemb.Adam(lr=1e-3)"
+            )
+        group = self._group
+        waiting = [read_waiting(group, table) for table in range(len(group.names))]
+        self._has_optimizer = True
+        optimizer = super().set_optimizer(config)
+        for table, gradients in enumerate(waiting):
+            add_waiting(self._group, table, gradients)
+        return optimizer
+
+    def _end_step(self, now: int | None) -> None:
+        super()._end_step(now)
+        if self._filter is not None and self._group.steps % self._filter.interval == 0:
+            for table in range(len(self._group.names)):
+                self._filter.remove(self._group, table)
+
+    def extra_repr(self) -> str:
+        config = self._group.optimizer_config if self._has_optimizer else None
+        return f"{self.name!r}, {self._group.sizes()}, dim={self.embedding_dim}, optimizer={config}"
+
+    # -- lookup ----------------------------------------------------------------------------------
+
+    def forward(
+        self, ids: Tensor, admit_hook: AdmitHook | None = None, *, child: str | None = None
+    ) -> Tensor:
+        """Rows of ids.
+
+        Args:
+            ids: int64 or int32 of any shape.
+            admit_hook: ``AdmitHook("ReadOnly")``: new ids get no row. Other rules are the table's.
+            child: which logical table; needed where there are several.
+
+        Returns:
+            float32, the shape of ids + (dim,).
+
+        Raises:
+            ValueError: no such child, or a hook that is not the table's.
+        """
+        flat = flat_ids("HashTable", ids)
+        rows = self.lookup(
+            flat,
+            torch.arange(2, device=flat.device) * flat.shape[0],
+            children=[self._table(child)],
+            reads_only=self._reads_only(admit_hook),
+        )
+        if self.packed:
+            rows = unpack_rows(rows, self.embedding_dim, torch.float32)
+        return rows.reshape(*ids.shape, self.embedding_dim)
+
+    def lookup(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None = None,
+        *,
+        children: list[int],
+        pooling: Pooling = Pooling.NONE,
+        reads_only: bool = False,
+        trains: bool = True,
+        counts: Tensor | None = None,
+    ) -> Tensor:
+        """One launch for ids of several features; rows of 8 bits come as they are stored.
+
+        Args:
+            ids: int64 [N], feature after feature.
+            offsets: int64 [F * B + 1].
+            weights: float32 [N] or None.
+            children: number of the child of every feature.
+            reads_only, trains: see :class:`EmbeddingOption`.
+            counts: int64 [N], how often each id occurs.
+        """
+        dim = self._group.tables_config[0].embedding_dim
+        return self._lookup(
+            ids,
+            offsets,
+            weights,
+            feature_tables=children,
+            feature_dims=[dim] * len(children),
+            pooling=pooling,
+            counts=counts,
+            inserts=not reads_only,
+            trains=trains,
+        )
+
+    def _reads_only(self, hook: AdmitHook | None) -> bool:
+        if hook is None:
+            return False
+        rule = hook.make()
+        if rule == READ_ONLY:
+            return True
+        if any(rule != self._rules.get(child) for child in self.children_hashtable):
+            raise ValueError(
+                f"HashTable {self.name!r}: admit_hook is {hook}, but the rules of its children are "
+                f"{self._rules}: a lookup can be ReadOnly, other rules are given to the table"
+            )
+        return False
+
+    @property
+    def counts_occurrences(self) -> bool:
+        """Whether an id that occurs twice is treated otherwise than one that occurs once."""
+        tables = self._group.tables_config
+        return any("frequency" in t.policy.scores or t.policy.admission for t in tables)
+
+    # -- content ---------------------------------------------------------------------------------
+
+    @property
+    def children_hashtable(self) -> list[str]:
+        """Names of the children."""
+        return self._group.names
+
+    def children_info(self) -> ChildrenInfo:
+        """The children, and whether there may be several."""
+        return ChildrenInfo(self._group.names, self._coalesced)
+
+    def _table(self, child: str | None) -> int:
+        names = self._group.names
+        if child is None and len(names) == 1:
+            return 0
+        if child not in names:
+            raise ValueError(
+                f"HashTable {self.name!r}: child is {child!r}, expected one of {names}"
+            )
+        return names.index(child)
+
+    def _content(self, child: str | None) -> tuple[int, TableContent]:
+        table = self._table(child)
+        self._group.materialize()
+        return table, read_content(self._group, table)
+
+    def _float_rows(self, rows: Tensor) -> Tensor:
+        if self.packed:
+            return unpack_rows(rows, self.embedding_dim, torch.float32)
+        return rows.to(torch.float32)
+
+    def ids(self, child: str | None = None) -> Tensor:
+        """Ids of a child, int64 [n], ascending."""
+        return self._content(child)[1].ids
+
+    def ids_map(self, child: str | None = None) -> IdsMap:
+        """Ids of a child, and the numbers of their rows."""
+        table, content = self._content(child)
+        group = self._group
+        found = group.find(*group._one_table(table, content.ids)).handles
+        return IdsMap(content.ids, handle_rows(found))
+
+    def embeddings(self, child: str | None = None) -> Tensor:
+        """Rows of a child, float32 [n, dim], in the order of :meth:`ids`."""
+        return self._float_rows(self._content(child)[1].rows)
+
+    def slot_group(self, child: str | None = None) -> dict[str, Tensor]:
+        """``embedding`` and the optimizer's state by name: [n, ...] in the order of :meth:`ids`."""
+        content = self._content(child)[1]
+        return {"embedding": self._float_rows(content.rows), **content.state}
+
+    def insert(self, ids: Tensor, embeddings: Tensor, child: str | None = None) -> None:
+        """Sets rows of ids, float [n, dim]; new ids get one, whatever admission says.
+
+        Raises:
+            ValueError: shapes do not match, an id is there twice, or belongs to another slice.
+        """
+        table = self._table(child)
+        if tuple(embeddings.shape) != (ids.numel(), self.embedding_dim):
+            raise ValueError(
+                f"HashTable.insert: embeddings has shape {tuple(embeddings.shape)}, expected "
+                f"({ids.numel()}, {self.embedding_dim})"
+            )
+        flat = flat_ids("HashTable.insert", ids)
+        self._check_slice(flat)
+        rows = pack_rows(embeddings) if self.packed else embeddings
+        self._group.insert_or_assign(table, flat, rows)
+
+    def _check_slice(self, ids: Tensor) -> None:
+        begin, end, size = self.slice
+        if self.slice.whole:
+            return
+        slots = ops.id_owners(ids, parts=size, slots=size)
+        others = ids[(slots < begin) | (slots >= end)]
+        if others.numel() > 0:
+            raise ValueError(
+                f"HashTable.insert: ids has {others.numel()} ids of other slices, such as "
+                f"{int(others[0])}: this table has slots {begin} to {end - 1} of {size}"
+            )
+
+    def clear(self, child: str | None = None) -> None:
+        """Removes all ids, of one child or of all; later ids get their rows."""
+        tables = range(len(self._group.names)) if child is None else [self._table(child)]
+        for table in tables:
+            self._group.clear(table)
+
+    # -- gradients -------------------------------------------------------------------------------
+
+    def accept_grad(self, ids: Tensor, grad: Tensor, child: str | None = None) -> None:
+        """Adds gradients, float [n, dim], to those that wait; ids without a row are left out.
+
+        Raises:
+            ValueError: shapes do not match, or the table is not trainable.
+        """
+        flat = flat_ids("HashTable.accept_grad", ids)
+        if tuple(grad.shape) != (flat.shape[0], self.embedding_dim):
+            raise ValueError(
+                f"HashTable.accept_grad: grad has shape {tuple(grad.shape)}, expected "
+                f"({flat.shape[0]}, {self.embedding_dim})"
+            )
+        if not self.trainable:
+            raise ValueError(f"HashTable {self.name!r} is not trainable: it takes no gradients")
+        group, table = self._group, self._table(child)
+        handles = group.find(*group._one_table(table, flat)).handles
+        add_waiting(group, table, WaitingGradients(flat, handles, grad.to(torch.float32)))
+
+    def grad(self, child: str | None = None) -> WaitingGradients:
+        """A copy of the gradients that wait for a child's rows, one per id.
+
+        Raises:
+            ValueError: the table is not trainable.
+        """
+        if not self.trainable:
+            raise ValueError(f"HashTable {self.name!r} is not trainable: it has no gradients")
+        return read_waiting(self._group, self._table(child))
+
+    def clear_grad(self) -> None:
+        """Forgets the gradients that wait."""
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "slice"] = torch.tensor(self.slice)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        *_, missing_keys, _, error_msgs = arguments
+        if prefix + "slice" not in state_dict:
+            missing_keys.append(prefix + "slice")
+            return
+        saved = Slice(*state_dict[prefix + "slice"].tolist())
+        if saved != self.slice:
+            error_msgs.append(
+                f"{prefix.rstrip('.') or 'HashTable'}: the state is of {saved}, but the table has "
+                f"{self.slice}: load each rank's own state, on as many ranks as have saved it"
+            )
+            return
+        others = {name: t for name, t in state_dict.items() if name != prefix + "slice"}
+        super()._load_from_state_dict(others, prefix, *arguments)
+
+
+def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
+    """The hash tables of a model by name: what the sparse optimizers take.
+
+    Raises:
+        ValueError: two tables have one name, or tables share a child's name.
+    """
+    tables: dict[str, HashTable] = {}
+    owners: dict[str, str] = {}
+    for module in model.modules():
+        if not isinstance(module, HashTable):
+            continue
+        if module.name in tables:
+            raise ValueError(
+                f"filter_out_sparse_param: two tables are named {module.name!r}: give them names "
+                "of their own, or share one table (EmbeddingEngine does, by shared_name)"
+            )
+        for child in module.children_hashtable:
+            if child in owners:
+                raise ValueError(
+                    f"filter_out_sparse_param: tables {owners[child]!r} and {module.name!r} both "
+                    f"have a child {child!r}"
+                )
+            owners[child] = module.name
+        tables[module.name] = module
+    return tables
+
+
+__all__ = [
+    "ChildrenInfo",
+    "HashTable",
+    "IdsMap",
+    "Slice",
+    "filter_out_sparse_param",
+    "gen_slice",
+]

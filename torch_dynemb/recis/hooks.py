@@ -1,0 +1,175 @@
+"""Which new ids get a row, and which rows go: hooks by name, from registries that users extend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch_dynemb.admission import AdmissionRule, AdmitByChance, AdmitFrequent
+from torch_dynemb.policy import Score
+from torch_dynemb.table import TableGroup
+
+
+@dataclass(frozen=True)
+class FilterHook:
+    """Removes rows from time to time; part of what tables must agree on to share one.
+
+    Args:
+        name: of a registered filter; ``"GlobalStepFilter"`` is built in.
+        params: its parameters. GlobalStepFilter: ``filter_step``, steps after which a row that no
+            training lookup has met is removed, and ``filter_interval``, steps between looks
+            (default 100).
+
+    Raises:
+        ValueError: no filter of that name, or parameters it does not take.
+
+    Example:
+        >>> FilterHook("GlobalStepFilter", {"filter_step": 1000, "filter_interval": 10}).name
+        'GlobalStepFilter'
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "params", dict(self.params))
+        self.make()
+
+    def make(self) -> RowFilter:
+        """The filter, made anew: nothing is shared between tables."""
+        made: RowFilter = _made("FilterHook", self.name, self.params, _FILTERS)
+        return made
+
+
+@dataclass(frozen=True)
+class AdmitHook:
+    """Says which ids that training sees for the first time get a row.
+
+    Args:
+        name: of a registered rule. Built in: ``"ReadOnly"`` (none; they read zeros),
+            ``"Frequency"`` (those seen ``threshold`` times), ``"Probability"`` (each time with
+            ``probability``).
+        params: its parameters.
+
+    Raises:
+        ValueError: no rule of that name, or parameters it does not take.
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "params", dict(self.params))
+        self.make()
+
+    def make(self) -> AdmissionRule | ReadOnly:
+        """The rule."""
+        made: AdmissionRule | ReadOnly = _made("AdmitHook", self.name, self.params, _ADMISSIONS)
+        return made
+
+
+ReadOnly = Literal["read_only"]
+READ_ONLY: ReadOnly = "read_only"
+
+
+class RowFilter:
+    """Base of the filters.
+
+    Attributes:
+        interval: optimizer steps between two calls of :meth:`remove`.
+        scores: what the table has to keep of an id for it, such as ``("step",)``; see
+            :class:`torch_dynemb.Policy`.
+    """
+
+    interval: int = 100
+    scores: tuple[Score, ...] = ()
+
+    def remove(self, group: TableGroup, table: int) -> int:
+        """Removes rows of a table, such as by ``group.remove(table, ...)``; returns how many."""
+        raise NotImplementedError(f"{type(self).__name__} does not define remove()")
+
+
+FilterFactory = Callable[..., RowFilter]
+AdmitFactory = Callable[..., AdmissionRule | ReadOnly]
+_FILTERS: dict[str, FilterFactory] = {}
+_ADMISSIONS: dict[str, AdmitFactory] = {}
+
+
+def _made(kind: str, name: str, params: Mapping[str, Any], registry: Mapping[str, Any]) -> Any:
+    if name not in registry:
+        raise ValueError(f"{kind}: name is {name!r}, expected one of {sorted(registry)}")
+    try:
+        return registry[name](**params)
+    except TypeError as error:
+        raise ValueError(f"{kind} {name!r}: params is {dict(params)}: {error}") from error
+
+
+def _register(kind: str, name: str, registry: dict[str, Any], factory: Any) -> Any:
+    if name in registry:
+        raise ValueError(f"register_{kind}: {name!r} is registered already")
+    registry[name] = factory
+    return factory
+
+
+def register_filter_hook(name: str) -> Callable[[FilterFactory], FilterFactory]:
+    """Makes a function from parameters to a :class:`RowFilter` known as ``FilterHook(name)``.
+
+    Raises:
+        ValueError: the name is taken.
+
+    Example:
+        >>> import torch_dynemb as td
+        >>> @register_filter_hook("SmallRows")
+        ... class SmallRows(RowFilter):
+        ...     def __init__(self, norm: float) -> None:
+        ...         self.norm = norm
+        ...     def remove(self, group, table):
+        ...         return group.remove(table, norm_below=self.norm)
+        >>> FilterHook("SmallRows", {"norm": 1e-6}).make().interval
+        100
+    """
+    return lambda factory: _register("filter_hook", name, _FILTERS, factory)
+
+
+def register_admit_hook(name: str) -> Callable[[AdmitFactory], AdmitFactory]:
+    """Makes a function from parameters to a rule of admission known as ``AdmitHook(name)``.
+
+    The rule is one of torch_dynemb's (``AdmitBy`` calls a function of yours), or ``READ_ONLY``.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    return lambda factory: _register("admit_hook", name, _ADMISSIONS, factory)
+
+
+@register_filter_hook("GlobalStepFilter")
+class GlobalStepFilter(RowFilter):
+    """Removes rows that no training lookup of the last ``filter_step`` steps has met."""
+
+    scores = ("step",)
+
+    def __init__(self, filter_step: int, filter_interval: int = 100) -> None:
+        for name, value in (("filter_step", filter_step), ("filter_interval", filter_interval)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"GlobalStepFilter: {name} is {value!r}, expected at least 1")
+        self.filter_step = filter_step
+        self.interval = filter_interval
+
+    def remove(self, group: TableGroup, table: int) -> int:
+        return group.remove(table, not_seen_for=self.filter_step)
+
+
+@register_admit_hook("ReadOnly")
+def _read_only() -> ReadOnly:
+    return READ_ONLY
+
+
+@register_admit_hook("Frequency")
+def _frequency(threshold: int) -> AdmissionRule:
+    return AdmitFrequent(threshold)
+
+
+@register_admit_hook("Probability")
+def _probability(probability: float) -> AdmissionRule:
+    return AdmitByChance(probability)

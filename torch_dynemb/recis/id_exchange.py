@@ -1,0 +1,108 @@
+"""Rows of ids that lie on several ranks: distinct ids go to their owners, and rows come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.recis.hash_table import HashTable
+from torch_dynemb.recis.rank_group import RankGroup, all_to_all, arrived
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """Rows as they are; their gradients are multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (factor,) = ctx.saved_tensors
+        return grad * factor, None
+
+
+def _sizes(lengths: Tensor) -> list[int]:
+    """Ids by rank, from lengths [ranks, groups]: numbers that the host must know."""
+    sizes = lengths.sum(1).tolist()
+    if torch.compiler.is_compiling():
+        for size in sizes:
+            torch._check(size >= 0)
+    result: list[int] = sizes
+    return result
+
+
+class IdExchange:
+    """Ids on their way: from construction until :meth:`rows`, other work can be done.
+
+    Args:
+        table: of the rows, on all ranks.
+        ids: int64 [N], child after child.
+        offsets: int64 [children + 1], where children begin in ``ids``.
+        children: their numbers.
+        group: the ranks.
+    """
+
+    def __init__(
+        self, table: HashTable, ids: Tensor, offsets: Tensor, children: list[int], group: RankGroup
+    ) -> None:
+        self._table = table
+        self._children = children
+        self._group = group
+        distinct = ops.ids_partition(ids, offsets, parts=group.size, slots=table.slice.slice_size)
+        self.inverse = distinct.inverse
+        equal = [1] * group.size
+        with torch.no_grad():
+            self._received_lengths = arrived(all_to_all(distinct.lengths, equal, equal, group))
+            self._sent = _sizes(distinct.lengths)
+            self._received = _sizes(self._received_lengths)
+            self._ids = all_to_all(distinct.ids, self._received, self._sent, group)
+            self._counts = None
+            if table.counts_occurrences:
+                self._counts = all_to_all(distinct.counts, self._received, self._sent, group)
+
+    def rows(self, *, reads_only: bool, trains: bool) -> Tensor:
+        """Looks up the ids that came here, and sends the rows back.
+
+        Returns:
+            [n, columns], rows of the distinct ids; ``inverse`` says which one each id has.
+        """
+        table, group = self._table, self._group
+        ids = arrived(self._ids)
+        lengths = self._received_lengths.reshape(-1)
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        rows = table.lookup(
+            ids,
+            offsets,
+            children=self._children * group.size,
+            reads_only=reads_only,
+            trains=trains,
+            counts=None if self._counts is None else arrived(self._counts),
+        )
+        if rows.requires_grad:
+            rows = _ScaledGradient.apply(rows, self._gradient_factor(ids, lengths))
+        return arrived(all_to_all(rows, self._sent, self._received, group))
+
+    def _gradient_factor(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """What multiplies the gradients that ranks send for an id: [n, 1], or one number."""
+        if self._table.grad_reduce_by == "worker":
+            return torch.full((1,), 1.0 / self._group.size, device=ids.device)
+        # ids of a child come from several ranks: brought together, then counted
+        children, ranks = len(self._children), self._group.size
+        child = torch.arange(children, device=ids.device).repeat(ranks)
+        order = torch.argsort(
+            child.repeat_interleave(lengths, output_size=ids.shape[0]), stable=True
+        )
+        of_child = lengths.view(ranks, children).sum(0)
+        offsets = torch.cat([of_child.new_zeros(1), of_child.cumsum(0)])
+        same = ops.unique_ids(ids[order], offsets)
+        senders = torch.empty_like(ids)
+        senders[order] = same.counts[same.inverse]
+        return senders.to(torch.float32).reciprocal()[:, None]
+
+
+__all__ = ["IdExchange"]

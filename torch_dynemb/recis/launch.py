@@ -1,0 +1,212 @@
+"""Lookups of many features in one physical table that become one launch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.recis.bags import Bags
+from torch_dynemb.recis.hash_table import HashTable
+from torch_dynemb.recis.id_exchange import IdExchange
+from torch_dynemb.recis.options import EmbeddingOption
+from torch_dynemb.recis.packed_rows import unpack_rows
+from torch_dynemb.recis.rank_group import RankGroup
+
+_POOLING = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "tile": Pooling.NONE}
+
+
+class Runtime(NamedTuple):
+    """What the features of a launch have in common.
+
+    Attributes:
+        pooling: NONE stands for tile.
+        reads_only: new ids get no row.
+        trains: rows get gradients, and new ids a row.
+        output_dtype: of the result.
+    """
+
+    pooling: Pooling
+    reads_only: bool
+    trains: bool
+    output_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, option: EmbeddingOption) -> Runtime:
+        """The runtime of an option."""
+        output_dtype = torch.float16 if option.fp16_enabled else torch.float32
+        return cls(_POOLING[option.combiner], option.reads_only, option.trainable, output_dtype)
+
+
+class Request(NamedTuple):
+    """The lookup of one feature.
+
+    Attributes:
+        child: number of its logical table.
+        bags: its ids.
+        tile_len: rows of a bag that are kept, with Pooling.NONE.
+    """
+
+    child: int
+    bags: Bags
+    tile_len: int | None
+
+
+class Launch:
+    """Lookups on their way; between construction and :meth:`rows` ids travel to other ranks.
+
+    Args:
+        table: of the rows.
+        runtime: of all requests.
+        requests: at least one; all ranks have requests for the same children.
+        group: ranks that share the table; None: it is whole.
+    """
+
+    def __init__(
+        self,
+        table: HashTable,
+        runtime: Runtime,
+        requests: Sequence[Request],
+        group: RankGroup | None,
+    ) -> None:
+        self._table = table
+        self._runtime = runtime
+        # ids of a child lie together
+        self._order = sorted(range(len(requests)), key=lambda r: requests[r].child)
+        self._requests = [requests[r] for r in self._order]
+        self._exchange: IdExchange | None = None
+        if group is not None and group.size > 1:
+            children = sorted({request.child for request in self._requests})
+            sizes = [
+                sum(r.bags.ids.shape[0] for r in self._requests if r.child == child)
+                for child in children
+            ]
+            ids = _joined([request.bags.ids for request in self._requests])
+            bounds = _bounds(sizes, ids.device)
+            self._exchange = IdExchange(table, ids, bounds, children, group)
+
+    def rows(self) -> list[Tensor]:
+        """The result of every request: shape of its bags + (columns,)."""
+        table, runtime = self._table, self._runtime
+        by_bags: dict[int, list[int]] = {}
+        for r, request in enumerate(self._requests):
+            by_bags.setdefault(request.bags.offsets.shape[0], []).append(r)
+        results: dict[int, Tensor] = {}
+        direct = runtime.pooling != Pooling.NONE and not table.packed
+        if self._exchange is None and direct:
+            for part in by_bags.values():
+                results |= zip(part, self._pooled(part), strict=True)
+        else:
+            rows, positions = self._distinct_rows()
+            for part in by_bags.values():
+                of_part = _joined([positions[r] for r in part]) if len(by_bags) > 1 else None
+                chosen = _joined(positions) if of_part is None else of_part
+                results |= zip(part, self._combined(part, rows, chosen), strict=True)
+        placed = {
+            place: request.bags.placed(results[r]).to(runtime.output_dtype)
+            for r, (place, request) in enumerate(zip(self._order, self._requests, strict=True))
+        }
+        return [placed[place] for place in range(len(placed))]
+
+    def _pooled(self, part: list[int]) -> Sequence[Tensor]:
+        """Results of requests with one number of bags, in one call of the table."""
+        requests = [self._requests[r] for r in part]
+        output = self._table.lookup(
+            _joined([request.bags.ids for request in requests]),
+            _joined_offsets([request.bags.offsets for request in requests]),
+            _joined_weights([request.bags for request in requests]),
+            children=[request.child for request in requests],
+            pooling=self._runtime.pooling,
+            reads_only=self._runtime.reads_only,
+            trains=self._runtime.trains,
+        )
+        results: Sequence[Tensor] = output.split(self._table.embedding_dim, 1)
+        return results
+
+    def _distinct_rows(self) -> tuple[Tensor, Sequence[Tensor]]:
+        """Rows, and by request which of them each id has."""
+        table, runtime = self._table, self._runtime
+        sizes = [request.bags.ids.shape[0] for request in self._requests]
+        if self._exchange is not None:
+            rows = self._exchange.rows(reads_only=runtime.reads_only, trains=runtime.trains)
+            positions = self._exchange.inverse
+        else:
+            ids = _joined([request.bags.ids for request in self._requests])
+            rows = table.lookup(
+                ids,
+                _bounds(sizes, ids.device),
+                children=[request.child for request in self._requests],
+                reads_only=runtime.reads_only,
+                trains=runtime.trains,
+            )
+            positions = torch.arange(ids.shape[0], device=ids.device)
+        if table.packed:
+            rows = unpack_rows(rows, table.embedding_dim, torch.float32)
+        return rows, positions.split(sizes)
+
+    def _combined(self, part: list[int], rows: Tensor, positions: Tensor) -> Sequence[Tensor]:
+        """Results of requests with one number of bags, from rows."""
+        requests = [self._requests[r] for r in part]
+        offsets = _joined_offsets([request.bags.offsets for request in requests])
+        weights = _joined_weights([request.bags for request in requests])
+        if self._runtime.pooling == Pooling.NONE:
+            lengths = [request.tile_len for request in requests]
+            return ops.ragged_tile(
+                rows,
+                positions,
+                offsets,
+                features=len(requests),
+                tile_lens=[length for length in lengths if length is not None],
+                weights=weights,
+            )
+        output = ops.pool_rows(
+            rows,
+            positions,
+            offsets,
+            features=len(requests),
+            weights=weights,
+            pooling=self._runtime.pooling,
+        )
+        return output.split(rows.shape[1], 1)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _bounds(sizes: list[int], device: torch.device) -> Tensor:
+    """Where parts of these sizes begin and end, int64 [parts + 1]."""
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        return torch.tensor([0, *itertools.accumulate(sizes)])
+    # a list would be copied to a GPU, which waits for it
+    filled = [torch.full((1,), size, dtype=torch.int64, device=device) for size in (0, *sizes)]
+    return torch.cat(filled).cumsum(0)
+
+
+def _joined_offsets(offsets: list[Tensor]) -> Tensor:
+    """Offsets of bags [F * B + 1] from F tensors [B + 1]."""
+    if len(offsets) == 1:
+        return offsets[0]
+    by_feature = torch.stack(offsets)
+    ends = by_feature[:, -1].cumsum(0)
+    begins = ends - by_feature[:, -1]
+    return torch.cat([(by_feature[:, :-1] + begins[:, None]).flatten(), ends[-1:]])
+
+
+def _joined_weights(bags: list[Bags]) -> Tensor | None:
+    """Weights of all ids, 1 where a feature has none; None if no feature has any."""
+    if all(b.weights is None for b in bags):
+        return None
+    weights = [
+        torch.ones(b.ids.shape[0], device=b.ids.device) if b.weights is None else b.weights
+        for b in bags
+    ]
+    return _joined(weights)
+
+
+__all__ = ["Launch", "Request", "Runtime"]

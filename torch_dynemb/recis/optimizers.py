@@ -1,0 +1,223 @@
+"""RecIS's optimizers of hash tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
+from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.recis.hash_table import HashTable
+
+
+class SparseOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers: one param group per logical table, one step for all tables.
+
+    The state of rows (moments) lies beside the rows and is saved with the model's state dict; the
+    optimizer's own has hyper-parameters by table name and where it is in an accumulation.
+
+    Args:
+        param_dict: hash tables by name, as ``filter_out_sparse_param(model)`` gives them; those
+            that are not trainable are left out.
+        config: of the rows' optimizer.
+
+    Raises:
+        TypeError: an entry is no hash table.
+        ValueError: no table is trainable, or two have one name or share a child's name.
+    """
+
+    def __init__(self, param_dict: Mapping[str, HashTable], config: OptimizerConfig) -> None:
+        self._tables = _checked_tables(type(self).__name__, param_dict)
+        for table in self._tables.values():
+            table.set_optimizer(config)
+        self._accum_steps = 1
+        self._micro_steps = 0
+        placeholder = torch.nn.Parameter(torch.empty(0))
+        super().__init__([{"params": [placeholder]}], config.hyper())
+        # the tables' own groups: writing lr writes what the kernels read
+        self.param_groups = [group for o in self._optimizers() for group in o.param_groups]
+
+    def _optimizers(self) -> list[FusedOptimizer]:
+        return [table.optimizer for table in self._tables.values()]
+
+    def set_grad_accum_steps(self, steps: int) -> None:
+        """Only every ``steps``-th :meth:`step` updates the rows, with the sum of the gradients.
+
+        Divide the loss by ``steps`` for their mean.
+
+        Raises:
+            ValueError: ``steps`` is less than 1.
+            RuntimeError: an accumulation has begun.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"set_grad_accum_steps: steps is {steps!r}, expected at least 1")
+        if self._micro_steps != 0:
+            raise RuntimeError(
+                f"set_grad_accum_steps: {self._micro_steps} of {self._accum_steps} steps of an "
+                "accumulation have been made: call it after the last one"
+            )
+        self._accum_steps = steps
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Applies the gradients that wait, if it is the last step of an accumulation."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._micro_steps += 1
+        if self._micro_steps == self._accum_steps:
+            self._micro_steps = 0
+            for optimizer in self._optimizers():
+                optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets gradients that wait, except in the midst of an accumulation."""
+        if self._micro_steps == 0:
+            for optimizer in self._optimizers():
+                optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Hyper-parameters by table, and where it is in an accumulation."""
+        return {
+            "tables": {name: table.optimizer.state_dict() for name, table in self._tables.items()},
+            "grad_accum_steps": self._accum_steps,
+            "micro_steps": self._micro_steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: other tables, or another optimizer; nothing has been changed.
+        """
+        saved = state_dict.get("tables", {})
+        if sorted(saved) != sorted(self._tables):
+            raise ValueError(
+                f"load_state_dict: the state is of tables {sorted(saved)}, expected "
+                f"{sorted(self._tables)}"
+            )
+        before = self.state_dict()
+        try:
+            for name, table in self._tables.items():
+                table.optimizer.load_state_dict(saved[name])
+        except (ValueError, KeyError):
+            for name, table in self._tables.items():
+                table.optimizer.load_state_dict(before["tables"][name])
+            raise
+        self._accum_steps = int(state_dict["grad_accum_steps"])
+        self._micro_steps = int(state_dict["micro_steps"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises RuntimeError but for the base class: groups are the tables'."""
+        if hasattr(self, "param_groups") and self.param_groups:
+            raise RuntimeError(
+                f"{type(self).__name__}.add_param_group: the groups are those of the tables: give "
+                "other parameters to an optimizer of their own"
+            )
+        super().add_param_group(param_group)
+
+
+def _checked_tables(owner: str, param_dict: Mapping[str, HashTable]) -> dict[str, HashTable]:
+    tables: dict[str, HashTable] = {}
+    owners: dict[str, str] = {}
+    for name, table in param_dict.items():
+        if not isinstance(table, HashTable):
+            raise TypeError(
+                f"{owner}: param_dict[{name!r}] is a {type(table).__name__}, expected a HashTable: "
+                "filter_out_sparse_param(model) finds them"
+            )
+        for child in table.children_hashtable:
+            if child in owners:
+                raise ValueError(
+                    f"{owner}: tables {owners[child]!r} and {name!r} both have a child {child!r}, "
+                    "expected names of their own"
+                )
+            owners[child] = name
+        if table.trainable:
+            tables[name] = table
+    if not tables:
+        raise ValueError(f"{owner}: param_dict has {list(param_dict)}, expected a trainable table")
+    return tables
+
+
+class SparseAdam(SparseOptimizer):
+    """:class:`torch_dynemb.Adam` for hash tables; weight decay is added to the gradient.
+
+    Args:
+        param_dict: hash tables by name.
+        lr, betas, eps, weight_decay: as in torch.optim.Adam. Only rows with a gradient move; the
+            bias correction counts the steps.
+
+    Example:
+        >>> option = EmbeddingOption(embedding_dim=4, shared_name="item")
+        >>> items = DynamicEmbedding(option)
+        >>> optimizer = SparseAdam(filter_out_sparse_param(items), lr=0.1)
+        >>> items(torch.tensor([[1, 2]])).sum().backward()
+        >>> optimizer.step()
+        >>> round(items(torch.tensor([[1]])).sum().item(), 3)
+        -0.4
+    """
+
+    def __init__(
+        self,
+        param_dict: Mapping[str, HashTable],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        config = Adam(lr=float(lr), betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(param_dict, config)
+
+
+class SparseAdamW(SparseOptimizer):
+    """:class:`torch_dynemb.AdamW` for hash tables: w *= 1 - lr * weight_decay, then Adam.
+
+    Args:
+        param_dict: hash tables by name.
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW; only rows with a gradient move.
+    """
+
+    def __init__(
+        self,
+        param_dict: Mapping[str, HashTable],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        config = AdamW(lr=float(lr), betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(param_dict, config)
+
+
+class SparseAdamWTF(SparseOptimizer):
+    """AdamW in TensorFlow's form, with a decay of its own: w *= 1 - weight_decay, then
+    w -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps).
+
+    Args:
+        param_dict: hash tables by name.
+        lr, betas, eps: as in torch.optim.AdamW; only rows with a gradient move.
+        weight_decay: not multiplied by lr.
+    """
+
+    def __init__(
+        self,
+        param_dict: Mapping[str, HashTable],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        config = AdamWTF(
+            lr=float(lr), betas=betas, eps=eps, weight_decay=weight_decay, decay_by_lr=False
+        )
+        super().__init__(param_dict, config)
+
+
+__all__ = ["SparseAdam", "SparseAdamW", "SparseAdamWTF", "SparseOptimizer"]

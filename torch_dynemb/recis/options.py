@@ -1,0 +1,190 @@
+"""What an embedding is like: RecIS's EmbeddingOption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from torch_dynemb.initializers import Constant, Initializer
+from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
+from torch_dynemb.table_config import ROW_DTYPES
+
+Combiner = Literal["sum", "mean", "tile"]
+COMBINERS = ("sum", "mean", "tile")
+GRAD_REDUCTIONS = ("worker", "id")
+
+
+@dataclass(kw_only=True, eq=False)
+class EmbeddingOption:
+    """An embedding of one feature.
+
+    Args:
+        embedding_dim: columns of a row.
+        block_size: ids for which a new table's index has room before it first grows. Rows take
+            memory page by page as they come, whatever it is.
+        dtype: of the rows: float32, bfloat16, float16; or int8 with a float32 scale per row, for
+            rows that are inserted by :meth:`HashTable.insert` and never trained.
+        device: of the rows.
+        trainable: False: the output has no history, and new ids get no row.
+        pg: process group whose ranks share the table; None: the default group, if there is one.
+        max_partition_num: slots into which ids are hashed; ranks own ranges of slots
+            (:func:`gen_slice`), so an upper limit of their number.
+        shared_name: the table; features with one name share it.
+        children: logical tables of one physical one, each with ids of its own (all 64 bits);
+            default: ``[shared_name]``.
+        coalesced: whether there may be several children.
+        initializer: of new rows; default ``Constant(0)``.
+        use_weight: False: weights of the ids do not count.
+        combiner: how the rows of a sample become one: ``"sum"``, ``"mean"`` (over the weights: sum
+            of w_i e_i divided by the sum of w_i; without weights, over the count; an empty sample
+            gives 0), or ``"tile"``: the first ``combiner_kwargs["tile_len"]`` rows side by side,
+            each times its weight, then zeros.
+        combiner_kwargs: of the combiner.
+        grad_reduce_by: over the ranks that looked up an id, its gradient is ``"worker"``: the sum
+            divided by the number of ranks, or ``"id"``: divided by the number of ranks that sent
+            the id.
+        filter_hook: removes rows from time to time.
+        admit_hook: which new ids get a row.
+        fp16_enabled: int8 rows come out as float16 instead of float32.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or a contradiction.
+
+    Example:
+        >>> EmbeddingOption(embedding_dim=8, shared_name="item", combiner="mean").children
+        ['item']
+    """
+
+    embedding_dim: int = 16
+    block_size: int = 10240
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+    trainable: bool = True
+    pg: dist.ProcessGroup | None = None
+    max_partition_num: int = 65536
+    shared_name: str = "embedding"
+    children: list[str] = field(default_factory=list)
+    coalesced: bool = False
+    initializer: Initializer | None = None
+    use_weight: bool = True
+    combiner: Combiner = "sum"
+    combiner_kwargs: Mapping[str, Any] | None = None
+    grad_reduce_by: Literal["worker", "id"] = "worker"
+    filter_hook: FilterHook | None = None
+    admit_hook: AdmitHook | None = None
+    fp16_enabled: bool = False
+
+    def __post_init__(self) -> None:
+        self.device = torch.device(self.device)
+        self.children = list(self.children) or [self.shared_name]
+        if self.initializer is None:
+            self.initializer = Constant(0.0)
+        for name in ("embedding_dim", "block_size", "max_partition_num"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"EmbeddingOption: {name} is {value!r}, expected int")
+            if value < 1:
+                raise ValueError(f"EmbeddingOption: {name} is {value}, expected at least 1")
+        if self.dtype not in (*ROW_DTYPES, torch.int8):
+            raise ValueError(
+                f"EmbeddingOption: dtype is {self.dtype}, expected one of {list(ROW_DTYPES)} or "
+                "torch.int8"
+            )
+        if self.fp16_enabled and self.dtype != torch.int8:
+            raise ValueError(
+                f"EmbeddingOption: fp16_enabled is True with dtype {self.dtype}, expected "
+                "torch.int8: it says how rows of 8 bits come out"
+            )
+        if not isinstance(self.initializer, Initializer):
+            raise TypeError(
+                f"EmbeddingOption: initializer is {self.initializer!r}, expected one of "
+                "torch_dynemb's, such as torch_dynemb.Uniform(-0.01, 0.01)"
+            )
+        self._check_children()
+        self._check_combiner()
+        if self.grad_reduce_by not in GRAD_REDUCTIONS:
+            raise ValueError(
+                f"EmbeddingOption: grad_reduce_by is {self.grad_reduce_by!r}, expected one of "
+                f"{GRAD_REDUCTIONS}"
+            )
+        for name, kind in (("filter_hook", FilterHook), ("admit_hook", AdmitHook)):
+            hook = getattr(self, name)
+            if hook is not None and not isinstance(hook, kind):
+                raise TypeError(
+                    f"EmbeddingOption: {name} is {hook!r}, expected {kind.__name__}(name, params)"
+                )
+
+    def _check_children(self) -> None:
+        if not self.shared_name or not all(self.children):
+            raise ValueError(
+                f"EmbeddingOption: shared_name is {self.shared_name!r} and children are "
+                f"{self.children}, expected names"
+            )
+        if len(set(self.children)) < len(self.children):
+            raise ValueError(
+                f"EmbeddingOption: children are {self.children}, expected every name once"
+            )
+        if len(self.children) > 1 and not self.coalesced:
+            raise ValueError(
+                f"EmbeddingOption: children are {self.children}, but coalesced is False: one table "
+                "has one child"
+            )
+
+    def _check_combiner(self) -> None:
+        if self.combiner not in COMBINERS:
+            raise ValueError(
+                f"EmbeddingOption: combiner is {self.combiner!r}, expected one of {COMBINERS}"
+            )
+        given = dict(self.combiner_kwargs or {})
+        if self.combiner != "tile":
+            if given:
+                raise ValueError(
+                    f"EmbeddingOption: combiner_kwargs is {given}, but combiner "
+                    f"{self.combiner!r} takes none"
+                )
+            return
+        length = given.pop("tile_len", None)
+        if given or isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            raise ValueError(
+                f"EmbeddingOption: combiner_kwargs is {self.combiner_kwargs}, expected "
+                "{'tile_len': n} with n of at least 1 for combiner 'tile'"
+            )
+
+    @property
+    def tile_len(self) -> int | None:
+        """Rows of a sample that the combiner ``"tile"`` keeps."""
+        return None if self.combiner_kwargs is None else self.combiner_kwargs.get("tile_len")
+
+    @property
+    def reads_only(self) -> bool:
+        """Whether training with it inserts nothing."""
+        return self.admit_hook is not None and self.admit_hook.make() == READ_ONLY
+
+    def coalesced_info(self) -> str:
+        """What tables must agree on to become one physical table, as JSON."""
+        assert isinstance(self.device, torch.device)
+        info = {
+            "dim": self.embedding_dim,
+            "dtype": str(self.dtype),
+            "device": str(self.device),
+            "initializer": repr(self.initializer),
+            "grad_reduce_by": self.grad_reduce_by,
+            "filter_hook": repr(self.filter_hook),
+        }
+        return json.dumps(info)
+
+    def runtime_info(self) -> str:
+        """What lookups of one physical table must agree on to become one launch, as JSON."""
+        info = {
+            "combiner": self.combiner,
+            "use_weight": self.use_weight,
+            "trainable": self.trainable,
+            "admit_hook": repr(self.admit_hook),
+            "fp16_enabled": self.fp16_enabled,
+        }
+        return json.dumps(info)

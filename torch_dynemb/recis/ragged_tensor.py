@@ -1,0 +1,599 @@
+"""Tensors whose inner dimensions differ in length from row to row."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torch_dynemb import ops
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+Side = Literal["left", "right"]
+
+
+class RaggedTensor:
+    """Values with one tensor of offsets for each ragged dimension, outermost first.
+
+    Row r of dimension d is what lies from ``offsets[d][r]`` to ``offsets[d][r + 1]`` in the next
+    dimension, or in ``values`` for the last one. It is immutable: methods return new ones.
+    A pytree node, so ``torch.compile`` and ``torch.export`` take it as input and output.
+
+    Args:
+        values: [N] or [N, ...].
+        offsets: int64 or int32 [rows + 1] each, from 0 ascending to the rows of the next dimension,
+            or to N; a tensor stands for a list of one.
+        weight: float [N], a weight for every value, or None.
+        dense_shape: size of every dimension but those of a single value, -1 where it is the
+            longest row's; default: all of them.
+
+    Raises:
+        TypeError, ValueError: dtypes, shapes or devices do not match; on the CPU also offsets that
+            do not begin with 0, decrease, or do not end with what they divide. On a GPU a device
+            assertion reports those.
+
+    Example:
+        >>> clicks = RaggedTensor(torch.tensor([7, 8, 9]), torch.tensor([0, 2, 2, 3]))
+        >>> clicks.shape
+        (3, 2)
+        >>> clicks.to_dense(-1)
+        tensor([[ 7,  8],
+                [-1, -1],
+                [ 9, -1]])
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        offsets: Tensor | Sequence[Tensor],
+        weight: Tensor | None = None,
+        dense_shape: Sequence[int] | None = None,
+    ) -> None:
+        self._values = values
+        self._offsets = [offsets] if isinstance(offsets, Tensor) else list(offsets)
+        self._weight = weight
+        self._dense_shape = None if dense_shape is None else tuple(dense_shape)
+        self._unpadded: list[Tensor] | None = None
+        self._pad_side: Side = "right"
+        self._check()
+
+    def _check(self) -> None:
+        if not self._offsets:
+            raise ValueError("RaggedTensor: offsets is empty, expected one per ragged dimension")
+        if not isinstance(self._values, Tensor):
+            raise TypeError(
+                f"RaggedTensor: values is a {type(self._values).__name__}, expected a Tensor"
+            )
+        if self._values.dim() == 0:
+            raise ValueError("RaggedTensor: values has 0 dimensions, expected at least 1")
+        for d, offsets in enumerate(self._offsets):
+            if not isinstance(offsets, Tensor):
+                raise TypeError(
+                    f"RaggedTensor: offsets[{d}] is a {type(offsets).__name__}, expected a Tensor"
+                )
+            if offsets.dtype not in _INDEX_DTYPES:
+                raise TypeError(
+                    f"RaggedTensor: offsets[{d}] has dtype {offsets.dtype}, expected int64 or int32"
+                )
+            if offsets.dim() != 1 or offsets.shape[0] == 0:
+                raise ValueError(
+                    f"RaggedTensor: offsets[{d}] has shape {tuple(offsets.shape)}, expected "
+                    "(rows + 1,)"
+                )
+            if offsets.device != self._values.device:
+                raise ValueError(
+                    f"RaggedTensor: offsets[{d}] is on {offsets.device}, but values on "
+                    f"{self._values.device}"
+                )
+        weight = self._weight
+        if weight is not None:
+            if not isinstance(weight, Tensor):
+                raise TypeError(
+                    f"RaggedTensor: weight is a {type(weight).__name__}, expected a Tensor"
+                )
+            if not weight.is_floating_point():
+                raise TypeError(f"RaggedTensor: weight has dtype {weight.dtype}, expected floats")
+            if weight.shape != self._values.shape[:1]:
+                raise ValueError(
+                    f"RaggedTensor: weight has shape {tuple(weight.shape)}, expected one for each "
+                    f"of the {self._values.shape[0]} values"
+                )
+            if weight.device != self._values.device:
+                raise ValueError(
+                    f"RaggedTensor: weight is on {weight.device}, but values on "
+                    f"{self._values.device}"
+                )
+        shape = self._dense_shape
+        if shape is not None and len(shape) != len(self._offsets) + 1:
+            raise ValueError(
+                f"RaggedTensor: dense_shape is {shape}, expected {len(self._offsets) + 1} sizes"
+            )
+        if not torch.compiler.is_compiling():
+            self._check_offsets()
+
+    def _check_offsets(self) -> None:
+        for d, offsets in enumerate(self._offsets):
+            following = self._offsets[d + 1 :]
+            end = following[0].shape[0] - 1 if following else self._values.shape[0]
+            what = "rows" if following else "values"
+            if offsets.device.type != "cpu":
+                torch._assert_async(
+                    (offsets[0] == 0) & (offsets[-1] == end) & (offsets.diff() >= 0).all(),
+                    f"RaggedTensor: offsets[{d}] must ascend from 0 to the number of {what}",
+                )
+                continue
+            if int(offsets[0]) != 0:
+                raise ValueError(
+                    f"RaggedTensor: offsets[{d}] begins with {int(offsets[0])}, expected 0"
+                )
+            if int(offsets[-1]) != end:
+                raise ValueError(
+                    f"RaggedTensor: offsets[{d}] ends with {int(offsets[-1])}, expected {end}, the "
+                    f"number of {what}"
+                )
+            falls = offsets[1:] < offsets[:-1]
+            if bool(falls.any()):
+                at = int(falls.nonzero()[0])
+                raise ValueError(
+                    f"RaggedTensor: offsets[{d}] decreases from {int(offsets[at])} to "
+                    f"{int(offsets[at + 1])}, expected it to ascend"
+                )
+
+    @classmethod
+    def _of_parts(
+        cls,
+        values: Tensor,
+        offsets: Sequence[Tensor],
+        weight: Tensor | None,
+        dense_shape: tuple[int, ...] | None = None,
+    ) -> RaggedTensor:
+        """From parts that are known to match."""
+        ragged = cls.__new__(cls)
+        ragged._values, ragged._offsets, ragged._weight = values, list(offsets), weight
+        ragged._dense_shape = dense_shape
+        ragged._unpadded, ragged._pad_side = None, "right"
+        return ragged
+
+    # -- parts and sizes -------------------------------------------------------------------------
+
+    def values(self) -> Tensor:
+        """All values, [N, ...]."""
+        return self._values
+
+    def offsets(self) -> list[Tensor]:
+        """Offsets by ragged dimension, outermost first."""
+        return list(self._offsets)
+
+    def weight(self) -> Tensor | None:
+        """Weights of the values, [N], or None."""
+        return self._weight
+
+    def lengths(self, dim: int = -1) -> Tensor:
+        """Lengths of the rows of a ragged dimension, default: the innermost."""
+        return self._offsets[dim].diff()
+
+    def with_values(self, values: Tensor) -> RaggedTensor:
+        """The same rows with other values, [N, ...].
+
+        Raises:
+            ValueError: another number of values, or another device.
+        """
+        if values.shape[:1] != self._values.shape[:1] or values.device != self.device:
+            raise ValueError(
+                f"with_values: values has shape {tuple(values.shape)} on {values.device}, expected "
+                f"{self._values.shape[0]} values on {self.device}"
+            )
+        return self._like(values, self._offsets, self._weight)
+
+    def with_weight(self, weight: Tensor | None) -> RaggedTensor:
+        """The same values with other weights, or none; raises as the constructor does."""
+        checked = RaggedTensor(self._values, self._offsets, weight, self._dense_shape)
+        return self._like(self._values, self._offsets, checked._weight)
+
+    def _like(
+        self, values: Tensor, offsets: Sequence[Tensor], weight: Tensor | None
+    ) -> RaggedTensor:
+        like = self._of_parts(values, offsets, weight, self._dense_shape)
+        like._unpadded, like._pad_side = self._unpadded, self._pad_side
+        return like
+
+    @property
+    def device(self) -> torch.device:
+        """Where all parts lie."""
+        return self._values.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self._values.dtype
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions, those of a single value included."""
+        return len(self._offsets) + self._values.dim()
+
+    def get_shape(self, dim: int) -> int:
+        """Size of a dimension: rows of the first, the longest row of a ragged one.
+
+        Waits for a GPU unless ``dense_shape`` says it.
+        """
+        dim = range(self.dim)[dim]
+        depth = len(self._offsets)
+        if dim > depth:
+            return self._values.shape[dim - depth]
+        if self._dense_shape is not None and self._dense_shape[dim] != -1:
+            return self._dense_shape[dim]
+        if dim == 0:
+            return self._offsets[0].shape[0] - 1
+        lengths = self._offsets[dim - 1].diff()
+        return int(lengths.max()) if lengths.shape[0] > 0 else 0
+
+    def real_shape(self, start: int = 0, end: int | None = None) -> tuple[int, ...]:
+        """Sizes of the dimensions from ``start`` to ``end``."""
+        return tuple(self.get_shape(d) for d in range(self.dim)[start:end])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of all dimensions: those of :meth:`to_dense`."""
+        return self.real_shape()
+
+    def size(self) -> tuple[int, ...]:
+        """As ``shape``."""
+        return self.real_shape()
+
+    @property
+    def max_length(self) -> int:
+        """The longest row of the innermost ragged dimension."""
+        return self.get_shape(len(self._offsets))
+
+    def __len__(self) -> int:
+        return self._offsets[0].shape[0] - 1
+
+    def __repr__(self) -> str:
+        return (
+            f"RaggedTensor(values={self._values}, offsets={self._offsets}, weight={self._weight})"
+        )
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    def _map(self, values: Any, others: Any) -> RaggedTensor:
+        moved = self._like(
+            values(self._values),
+            [others(offsets) for offsets in self._offsets],
+            None if self._weight is None else others(self._weight),
+        )
+        if self._unpadded is not None:
+            moved._unpadded = [others(offsets) for offsets in self._unpadded]
+        return moved
+
+    def to(self, *args: Any, **kwargs: Any) -> RaggedTensor:
+        """As ``Tensor.to``: a device moves everything, a dtype is that of the values alone."""
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        return self._map(
+            lambda t: t.to(device=device, dtype=dtype, non_blocking=non_blocking),
+            lambda t: t.to(device=device, non_blocking=non_blocking),
+        )
+
+    def cuda(
+        self, device: int | torch.device | None = None, non_blocking: bool = False
+    ) -> RaggedTensor:
+        """On a GPU, the current one by default."""
+        return self._map(
+            lambda t: t.cuda(device, non_blocking), lambda t: t.cuda(device, non_blocking)
+        )
+
+    def cpu(self) -> RaggedTensor:
+        """On the CPU."""
+        return self.to("cpu")
+
+    def pin_memory(self) -> RaggedTensor:
+        """In page-locked memory, from which copies to a GPU do not block."""
+        return self._map(Tensor.pin_memory, Tensor.pin_memory)
+
+    def clone(self) -> RaggedTensor:
+        """A copy that shares no memory."""
+        return self._map(torch.clone, torch.clone)
+
+    def detach(self) -> RaggedTensor:
+        """Values and weights without their history."""
+        return self._map(Tensor.detach, Tensor.detach)
+
+    # -- dense -----------------------------------------------------------------------------------
+
+    def _index_offsets(self) -> list[Tensor]:
+        return [offsets.to(torch.int64) for offsets in self._offsets]
+
+    def to_dense(self, default_value: float = 0.0) -> Tensor:
+        """The values as a tensor of ``shape``; ``default_value`` fills shorter rows.
+
+        Waits for a GPU unless ``dense_shape`` has no -1. Differentiable.
+
+        Raises:
+            RuntimeError: a row is longer than ``dense_shape`` says.
+        """
+        sizes = self.real_shape(1, len(self._offsets) + 1)
+        if self._values.dim() == 1:
+            return ops.ragged_to_dense(
+                [self._values.contiguous()],
+                [self._index_offsets()],
+                lengths=[list(sizes)],
+                padding_value=default_value,
+            )[0]
+        inner = self._values.shape[1:]
+        flat = self._values.new_full((len(self) * math.prod(sizes), *inner), default_value)
+        places = self._dense_places(self._offsets, sizes, "right")
+        return flat.index_put((places,), self._values).reshape(len(self), *sizes, *inner)
+
+    @classmethod
+    def from_dense(
+        cls, dense: Tensor, check_invalid: bool = False, invalid_value: float = 0
+    ) -> RaggedTensor:
+        """The rows of a tensor [n0, ..., nk], k at least 1.
+
+        Args:
+            check_invalid: leave out what is ``invalid_value`` from some place of a row to its end.
+
+        Raises:
+            ValueError: a tensor of less than 2 dimensions.
+        """
+        if dense.dim() < 2:
+            raise ValueError(
+                f"from_dense: dense has shape {tuple(dense.shape)}, expected at least 2 dimensions"
+            )
+        ragged = ops.dense_to_ragged(
+            [dense.contiguous()], invalid_value=invalid_value if check_invalid else None
+        )[0]
+        return cls._of_parts(ragged.values, ragged.offsets, None, tuple(dense.shape))
+
+    def to_sparse(self) -> Tensor:
+        """A coalesced sparse COO tensor of ``shape``; absent elements are where rows are shorter.
+
+        Raises:
+            ValueError: values have more than 1 dimension.
+        """
+        self._check_plain("to_sparse")
+        return ops.ragged_to_sparse(
+            [self._values], [self._index_offsets()], lengths=[list(self.real_shape(1))]
+        )[0]
+
+    @classmethod
+    def from_sparse(cls, sparse: Tensor) -> RaggedTensor:
+        """The elements of a sparse COO tensor [n0, ..., nk], row by row; gaps are closed.
+
+        Raises:
+            ValueError: a tensor of less than 2 sparse dimensions.
+        """
+        if sparse.layout != torch.sparse_coo or sparse.sparse_dim() < 2:
+            raise ValueError(
+                f"from_sparse: sparse has layout {sparse.layout} and shape {tuple(sparse.shape)}, "
+                "expected sparse_coo of at least 2 sparse dimensions"
+            )
+        sparse = sparse.coalesce()
+        indices, sizes = sparse.indices(), sparse.shape[: sparse.sparse_dim()]
+        row = torch.zeros_like(indices[0])
+        rows = 1
+        offsets: list[Tensor] = []
+        for dimension, size in zip(indices[:-1], sizes[:-1], strict=True):
+            if rows > 1 or offsets:
+                offsets.append(torch.arange(rows + 1, device=row.device) * size)
+            row, rows = row * size + dimension, rows * size
+        lengths = torch.zeros(rows, dtype=torch.int64, device=row.device)
+        lengths.scatter_add_(0, row, torch.ones_like(row))
+        offsets.append(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+        return cls._of_parts(sparse.values(), offsets, None, tuple(sizes))
+
+    def _check_plain(self, method: str) -> None:
+        if self._values.dim() != 1:
+            raise ValueError(
+                f"{method}: values has shape {tuple(self._values.shape)}, expected 1 dimension"
+            )
+
+    # -- padding ---------------------------------------------------------------------------------
+
+    def pad(
+        self,
+        lengths: int | Sequence[int] | None = None,
+        value: float = 0,
+        side: Side = "right",
+    ) -> RaggedTensor:
+        """All rows of a dimension as long as the longest: what models of sequences want.
+
+        Args:
+            lengths: of the ragged dimensions, or of the innermost; default: the longest row's.
+            value: of the elements that are added; their weight is 0.
+            side: where the innermost rows get theirs.
+
+        Returns:
+            One whose values are ``to_dense().flatten()`` and whose :meth:`unpad` is this one again.
+
+        Raises:
+            ValueError: a row is longer than ``lengths``, or ``side`` is neither.
+        """
+        self._check_plain("pad")
+        if side not in ("left", "right"):
+            raise ValueError(f"pad: side is {side!r}, expected 'left' or 'right'")
+        sizes = list(self.real_shape(1))
+        longest = [*sizes]
+        if isinstance(lengths, int):
+            sizes[-1] = lengths
+        elif lengths is not None:
+            sizes = list(lengths)
+        if len(sizes) != len(longest) or any(a < b for a, b in zip(sizes, longest, strict=True)):
+            raise ValueError(
+                f"pad: lengths is {lengths}, expected at least {longest}, the longest rows"
+            )
+        places = self._dense_places(self._offsets, sizes, side)
+        total = len(self) * math.prod(sizes)
+        values = self._values.new_full((total,), value).index_put((places,), self._values)
+        weight = self._weight
+        if weight is not None:
+            weight = weight.new_zeros(total).index_put((places,), weight)
+        rows = itertools.accumulate(sizes, int.__mul__, initial=len(self))
+        offsets = [
+            torch.arange(n + 1, dtype=old.dtype, device=self.device) * size
+            for n, size, old in zip(rows, sizes, self._offsets, strict=False)
+        ]
+        padded = self._of_parts(values, offsets, weight, (len(self), *sizes))
+        padded._unpadded, padded._pad_side = list(self._offsets), side
+        return padded
+
+    def unpad(self) -> RaggedTensor:
+        """Without what :meth:`pad` has added, also after ``with_values``.
+
+        Raises:
+            ValueError: it does not come from :meth:`pad`.
+        """
+        if self._unpadded is None:
+            raise ValueError("unpad: the tensor has no padding: pad() makes one that has")
+        sizes = self.real_shape(1, len(self._offsets) + 1)
+        places = self._dense_places(self._unpadded, sizes, self._pad_side)
+        return self._of_parts(
+            self._values[places],
+            self._unpadded,
+            None if self._weight is None else self._weight[places],
+        )
+
+    @staticmethod
+    def _dense_places(offsets: Sequence[Tensor], sizes: Sequence[int], side: Side) -> Tensor:
+        """Where the values lie in the flat dense tensor."""
+        rows = torch.arange(offsets[0].shape[0] - 1, device=offsets[0].device)
+        for d, (bounds, size) in enumerate(zip(offsets, sizes, strict=True)):
+            lengths = bounds.diff().to(torch.int64)
+            begins = rows * size
+            if side == "left" and d == len(offsets) - 1:
+                begins = begins + size - lengths
+            within = torch.arange(int(bounds[-1]), device=rows.device)
+            within = within - bounds[:-1].to(torch.int64).repeat_interleave(lengths)
+            rows = begins.repeat_interleave(lengths) + within
+        return rows
+
+    # -- other ragged tensors --------------------------------------------------------------------
+
+    def _check_flat(self, method: str) -> None:
+        if len(self._offsets) != 1:
+            raise ValueError(
+                f"{method}: the tensor has {len(self._offsets)} ragged dimensions, expected 1"
+            )
+
+    def to_nested(self) -> Tensor:
+        """A jagged NestedTensor of the values; it has no place for weights.
+
+        Raises:
+            ValueError: more than one ragged dimension.
+        """
+        self._check_flat("to_nested")
+        return torch.nested.nested_tensor_from_jagged(self._values, self._offsets[0])
+
+    @classmethod
+    def from_nested(cls, nested: Tensor, weight: Tensor | None = None) -> RaggedTensor:
+        """The values of a jagged NestedTensor.
+
+        Raises:
+            ValueError: it is no jagged one, or its second dimension is not the ragged one.
+        """
+        if not (nested.is_nested and nested.layout == torch.jagged) or nested._ragged_idx != 1:  # type: ignore[attr-defined]
+            raise ValueError(
+                "from_nested: nested is no jagged NestedTensor whose second dimension is ragged"
+            )
+        if nested.lengths() is not None:  # type: ignore[attr-defined]
+            nested = torch.nested.as_nested_tensor(list(nested.unbind()), layout=torch.jagged)
+        return cls(nested.values(), nested.offsets(), weight)  # type: ignore[attr-defined]
+
+    def to_jagged(self) -> JaggedTensor:
+        """TorchRec's JaggedTensor.
+
+        Raises:
+            ValueError: more than one ragged dimension.
+        """
+        from torchrec.sparse.jagged_tensor import JaggedTensor
+
+        self._check_flat("to_jagged")
+        return JaggedTensor(self._values, weights=self._weight, offsets=self._offsets[0])
+
+    @classmethod
+    def from_jagged(cls, jagged: JaggedTensor) -> RaggedTensor:
+        """The rows of TorchRec's JaggedTensor."""
+        return cls(jagged.values(), jagged.offsets(), jagged.weights_or_none())
+
+    @staticmethod
+    def to_keyed_jagged(features: Mapping[str, RaggedTensor]) -> KeyedJaggedTensor:
+        """TorchRec's KeyedJaggedTensor of several features with one ragged dimension each.
+
+        Raises:
+            ValueError: features differ in their number of rows, or in whether they have weights.
+        """
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        for name, feature in features.items():
+            feature._check_flat(f"to_keyed_jagged: feature {name!r}")
+        rows = {name: len(feature) for name, feature in features.items()}
+        weights = [f._weight for f in features.values() if f._weight is not None]
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"to_keyed_jagged: features have {rows} rows, expected one number")
+        if weights and len(weights) != len(features):
+            raise ValueError("to_keyed_jagged: some features have weights and others have none")
+        parts = list(features.values())
+        return KeyedJaggedTensor(
+            list(features),
+            torch.cat([f._values for f in parts]),
+            weights=torch.cat(weights) if weights else None,
+            lengths=torch.cat([f.lengths() for f in parts]),
+        )
+
+    @classmethod
+    def from_keyed_jagged(cls, features: KeyedJaggedTensor) -> dict[str, RaggedTensor]:
+        """The features of TorchRec's KeyedJaggedTensor by name."""
+        return {name: cls.from_jagged(jagged) for name, jagged in features.to_dict().items()}
+
+
+_Context = tuple[int, tuple[int, ...] | None, bool, Side]
+
+
+def _flatten(ragged: RaggedTensor) -> tuple[list[Any], _Context]:
+    unpadded = ragged._unpadded
+    children = [ragged._values, ragged._weight, *ragged._offsets, *(unpadded or [])]
+    context = (len(ragged._offsets), ragged._dense_shape, unpadded is not None, ragged._pad_side)
+    return children, context
+
+
+def _unflatten(children: Any, context: _Context) -> RaggedTensor:
+    depth, dense_shape, padded, side = context
+    values, weight, *offsets = children
+    ragged = RaggedTensor._of_parts(values, offsets[:depth], weight, dense_shape)
+    if padded:
+        ragged._unpadded, ragged._pad_side = list(offsets[depth:]), side
+    return ragged
+
+
+def _flatten_with_keys(
+    ragged: RaggedTensor,
+) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Context]:
+    children, context = _flatten(ragged)
+    names = ["values", "weight", *(f"offsets_{d}" for d in range(len(children) - 2))]
+    return [(pytree.GetAttrKey(n), c) for n, c in zip(names, children, strict=True)], context
+
+
+def _from_dumpable(context: Any) -> _Context:
+    depth, dense_shape, padded, side = context
+    return depth, None if dense_shape is None else tuple(dense_shape), padded, side
+
+
+pytree.register_pytree_node(
+    RaggedTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="torch_dynemb.recis.RaggedTensor",
+    to_dumpable_context=list,
+    from_dumpable_context=_from_dumpable,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+# torch.export saves example inputs; torch.load refuses classes that it has not been told of
+torch.serialization.add_safe_globals([RaggedTensor])
