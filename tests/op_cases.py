@@ -330,6 +330,10 @@ def pooled_kinds() -> Iterator[tuple[str, Pooling]]:
             yield kind, pooling
 
 
+def some_rows(rows: int, dim: int) -> Tensor:
+    return torch.linspace(-1, 1, rows * dim).reshape(rows, dim)
+
+
 def bag_weights(kind: str, count: int) -> Tensor | None:
     if kind == "plain":
         return None
@@ -353,17 +357,8 @@ def plain_bag_grad_arguments(kind: str, pooling: Pooling) -> OpArguments:
 
 def plain_weight_grad_arguments(pooling: Pooling) -> OpArguments:
     positions, offsets = (tensor.clone() for tensor in BAGS)
-    grad, rows = torch.linspace(-1, 1, 24).reshape(3, 8), torch.rand(3, 4)
-    weights = bag_weights("weighted", 7)
-    return (
-        grad,
-        torch.linspace(-1, 1, 12).reshape(rows.shape),
-        positions,
-        offsets,
-        weights,
-        2,
-        int(pooling),
-    )
+    bags = (positions, offsets, bag_weights("weighted", 7), 2)
+    return some_rows(3, 8), some_rows(3, 4), *bags, int(pooling)
 
 
 def tile_arguments(kind: str) -> OpArguments:
@@ -384,9 +379,12 @@ def tile_weight_grad_arguments() -> OpArguments:
 
 
 def ragged_arguments(*, learned: bool = False) -> OpArguments:
-    """Three features of different dtypes; the first and the last have weights."""
+    """Three features of different dtypes; the first and the last have weights.
+
+    opcheck adds up results in the dtype of the first, which must therefore have a gradient.
+    """
     values = [
-        torch.arange(6) - 2**40,
+        torch.linspace(0, 1, 6).requires_grad_() if learned else torch.arange(6) - 2**40,
         torch.tensor([True, False, True]),
         torch.linspace(-1, 1, 5).requires_grad_(learned),
     ]
@@ -405,6 +403,8 @@ def no_rows() -> OpArguments:
 
 def nested_cut_arguments(*, learned: bool) -> OpArguments:
     values = [torch.arange(5), torch.linspace(0, 1, 4).half(), torch.linspace(-1, 1, 3)]
+    if learned:
+        values[0] = torch.linspace(0, 1, 5)
     outer = [torch.tensor([0, 3, 3, 4]), torch.tensor([0, 2]), torch.tensor([0, 1, 3])]
     inner = [torch.tensor([0, 2, 2, 3, 5]), torch.tensor([0, 1, 4]), torch.tensor([0, 1, 1, 3])]
     values[2].requires_grad_(learned)
@@ -441,8 +441,9 @@ def nested_arguments(*, learned: bool = False) -> OpArguments:
 
 
 def dense_arguments(*, learned: bool = False) -> list[Tensor]:
+    numbers = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 2]])
     return [
-        torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 2]]),
+        numbers.float() if learned else numbers,
         torch.tensor([[[1.0, -0.0], [0.0, 2.0]], [[0.0, 0.0], [3.0, 1.0]]]).requires_grad_(learned),
         torch.zeros(2, 0, 3).to(torch.uint8),
     ]
@@ -560,7 +561,7 @@ CASES: dict[str, dict[str, Case]] = {
             for pooling in (Pooling.SUM, Pooling.MEAN)
         },
         "many rows": lambda: (
-            torch.rand(3, 40),
+            some_rows(3, 40),
             torch.arange(300) % 3,
             torch.tensor([0, 150, 300]),
             2,
@@ -568,7 +569,7 @@ CASES: dict[str, dict[str, Case]] = {
             1,
         ),
         "odd": lambda: (
-            torch.rand(3, 5),
+            some_rows(3, 5),
             torch.tensor([1, 2]),
             torch.tensor([0, 1, 2]),
             1,
@@ -576,7 +577,7 @@ CASES: dict[str, dict[str, Case]] = {
             0,
         ),
         "empty": lambda: (
-            torch.rand(3, 4),
+            some_rows(3, 4),
             torch.tensor([]).long(),
             torch.tensor([0]),
             2,
@@ -590,7 +591,7 @@ CASES: dict[str, dict[str, Case]] = {
             for kind, pooling in pooled_kinds()
         },
         "many positions": lambda: (
-            torch.rand(2, 40),
+            some_rows(2, 40),
             torch.arange(300) % 2,
             torch.tensor([0, 150, 300]),
             1,
@@ -599,7 +600,7 @@ CASES: dict[str, dict[str, Case]] = {
             0,
         ),
         "empty": lambda: (
-            torch.rand(0, 8),
+            some_rows(0, 8),
             torch.tensor([]).long(),
             torch.tensor([0]),
             2,
@@ -617,7 +618,7 @@ CASES: dict[str, dict[str, Case]] = {
         "plain": partial(tile_arguments, "plain"),
         "learned": partial(tile_arguments, "learned"),
         "empty": lambda: (
-            torch.rand(3, 4),
+            some_rows(3, 4),
             torch.tensor([]).long(),
             torch.tensor([0]),
             None,
@@ -667,7 +668,7 @@ CASES: dict[str, dict[str, Case]] = {
             [torch.tensor([0, 0, 4])],
             [1],
             [5],
-            float("nan"),
+            float("inf"),
             0,
         ),
     },

@@ -334,7 +334,6 @@ V, OF = torch.arange(3), torch.tensor([0, 2, 3])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ops.ragged_cutoff_2d([], [], []), "the lists are empty"),
         (
             lambda: ops.ragged_cutoff_2d([V], [OF, OF], [1]),
             "offsets has 2 entries, expected one for",

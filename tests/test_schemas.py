@@ -137,9 +137,9 @@ dynemb::murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]""",
             ),
             """\
 dynemb::pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features, Tensor?
-    weights=None, int pooling=0) -> Tensor
+    weights, int pooling) -> Tensor
 dynemb::pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt
-    rows, Tensor? weights=None, int pooling=0) -> Tensor
+    rows, Tensor? weights, int pooling) -> Tensor
 dynemb::pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor offsets,
     Tensor weights, int features, int pooling) -> Tensor
 dynemb::ragged_tile(Tensor rows, Tensor positions, Tensor offsets, Tensor? weights, int[]
