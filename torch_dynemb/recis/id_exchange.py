@@ -21,7 +21,7 @@ class _ScaledGradient(torch.autograd.Function):
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
         return grad * factor, None
 
@@ -84,7 +84,8 @@ class IdExchange:
             counts=None if self._counts is None else arrived(self._counts),
         )
         if rows.requires_grad:
-            rows = _ScaledGradient.apply(rows, self._gradient_factor(ids, lengths))
+            factor = self._gradient_factor(ids, lengths)
+            rows = _ScaledGradient.apply(rows, factor)  # type: ignore[no-untyped-call]
         return arrived(all_to_all(rows, self._sent, self._received, group))
 
     def _gradient_factor(self, ids: Tensor, lengths: Tensor) -> Tensor:

@@ -172,7 +172,8 @@ class Launch:
             weights=weights,
             pooling=self._runtime.pooling,
         )
-        return output.split(rows.shape[1], 1)
+        results: Sequence[Tensor] = output.split(rows.shape[1], 1)
+        return results
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

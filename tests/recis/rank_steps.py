@@ -1,0 +1,195 @@
+"""What ranks do in tests of lookups over several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lookups import option
+
+import torch_dynemb as td
+from torch_dynemb.recis import (
+    AdmitHook,
+    DynamicEmbedding,
+    EmbeddingEngine,
+    EmbeddingOption,
+    RaggedTensor,
+    SparseAdam,
+    filter_out_sparse_param,
+)
+
+SEED = 5
+
+
+def features(grad_reduce_by: str = "worker") -> dict[str, EmbeddingOption]:
+    """Features of three tables: all combiners, weights, three dimensions, int8."""
+    kind = {"grad_reduce_by": grad_reduce_by}
+    tile = {"combiner": "tile", "combiner_kwargs": {"tile_len": 3}}
+    return {
+        "clicked": option(combiner="mean", **kind),
+        "candidate": option(**kind),
+        "history": option(**tile, **kind),
+        "user": option("user", **kind),
+        "wide": option("wide", embedding_dim=8, **kind),
+        "counted": option(
+            "counted", embedding_dim=6, admit_hook=AdmitHook("Frequency", {"threshold": 2}), **kind
+        ),
+        "content": option("content", dtype=torch.int8, fp16_enabled=True, **kind),
+    }
+
+
+def ragged(samples: range, seed: int, weighted: bool) -> RaggedTensor:
+    """Rows of samples: the same whichever rank has them."""
+    values, lengths, weights = [], [], []
+    for sample in samples:
+        generator = torch.Generator().manual_seed(100 * seed + sample)
+        length = int(torch.randint(0, 6, (), generator=generator))
+        values.append(torch.randint(-20, 20, (length,), generator=generator))
+        weights.append(torch.rand(length, generator=generator))
+        lengths.append(length)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.cat([torch.zeros(0, dtype=torch.int64), *values])
+    weight = torch.cat([torch.zeros(0), *weights]) if weighted else None
+    return RaggedTensor(ids, offsets, weight)
+
+
+def batch(samples: range, step: int) -> dict[str, Any]:
+    """Some samples of a step."""
+    of_step = 10 * step
+    users = torch.tensor([[[s % 7, -s], [s, 3]] for s in samples], dtype=torch.int64)
+    return {
+        "clicked": ragged(samples, of_step, True),
+        "candidate": torch.tensor([[s % 5] for s in samples], dtype=torch.int64).reshape(-1, 1),
+        "history": ragged(samples, of_step + 1, True),
+        "user": users.reshape(-1, 2, 2),
+        "wide": ragged(samples, of_step + 2, False),
+        "counted": ragged(samples, of_step + 3, False),
+        "content": ragged(samples, of_step + 4, False),
+    }
+
+
+def content() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of 8 bits that are inserted."""
+    ids = torch.arange(-20, 20)
+    return ids, torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+
+
+def insert_content(engine: EmbeddingEngine, rank: int, size: int) -> None:
+    """Each rank inserts what it owns."""
+    from torch_dynemb import ops
+
+    ids, rows = content()
+    owned = ops.id_owners(ids, parts=size) == rank
+    (table,) = (t for t in filter_out_sparse_param(engine).values() if t.packed)
+    table.insert(ids[owned], rows[owned])
+
+
+def trained(
+    rank: int,
+    size: int,
+    parts: list[list[range]],
+    grad_reduce_by: str = "worker",
+    compiled: bool = False,
+) -> tuple[list[dict[str, torch.Tensor]], dict[str, tuple[list[int], torch.Tensor]]]:
+    """Trains; returns the outputs of every step, and ids and rows by table.
+
+    Args:
+        parts: by step, the samples of every rank.
+    """
+    torch.manual_seed(SEED if rank == 0 else 99)  # rank 0's counts
+    engine = EmbeddingEngine(features(grad_reduce_by))
+    insert_content(engine, rank, size)
+    optimizer = SparseAdam(filter_out_sparse_param(engine), lr=0.1)
+    outputs = []
+    run = engine
+    if compiled:
+        torch._dynamo.config.capture_scalar_outputs = True
+        torch._dynamo.config.capture_dynamic_output_shape_ops = True
+        run = torch.compile(engine, fullgraph=True)  # type: ignore[assignment]
+    for step, samples in enumerate(parts):
+        output = run(batch(samples[rank], step))
+        total = sum(len(part) for part in samples)
+        # the mean over ranks of these gradients is that of the mean loss of all samples
+        losses = [out.float().square().sum() for out in output.values()]
+        loss = torch.stack(losses).sum() * size / total
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outputs.append({name: out.detach() for name, out in output.items()})
+    content_of = {}
+    for table in filter_out_sparse_param(engine).values():
+        for child in table.children_hashtable:
+            content_of[child] = (table.ids(child).tolist(), table.embeddings(child))
+    return outputs, content_of
+
+
+def one_group_each(rank: int, samples: range) -> list[dict[str, torch.Tensor]]:
+    """A group of this rank alone, beside a default group of two: what is given is what counts."""
+    groups = [dist.new_group([r]) for r in range(dist.get_world_size())]
+    torch.manual_seed(SEED)
+    engine = EmbeddingEngine(features(), pg=groups[rank])
+    insert_content(engine, 0, 1)
+    module = DynamicEmbedding(option(pg=groups[rank]))
+    alone = module(torch.tensor([[1, 2]]))
+    output = engine(batch(samples, 0))
+    return [{name: out.detach() for name, out in output.items()}, {"alone": alone.detach()}]
+
+
+def other_group_refused(rank: int) -> str:
+    """Constructs on a rank that is no member of the group."""
+    group = dist.new_group([0])
+    if rank == 0:
+        return ""
+    try:
+        DynamicEmbedding(option(), pg=group)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def overlapped(rank: int, samples: list[range]) -> list[dict[str, torch.Tensor]]:
+    """Ids of the next batch travel while the last one is computed."""
+    torch.manual_seed(SEED)
+    engine = EmbeddingEngine(features())
+    insert_content(engine, rank, dist.get_world_size())
+    prepared = [engine.exchange_ids(batch(samples[rank], step)) for step in range(2)]
+    return [{name: out.detach() for name, out in engine(p).items()} for p in prepared]
+
+
+def saved_and_loaded(rank: int, samples: list[range]) -> list[str]:
+    """A rank's state goes back to the rank, and to no other; returns what loading says."""
+    torch.manual_seed(SEED)
+    engine, other = EmbeddingEngine(features()), EmbeddingEngine(features())
+    optimizers = [SparseAdam(filter_out_sparse_param(e), lr=0.1) for e in (engine, other)]
+    engine(batch(samples[rank], 0))["clicked"].sum().backward()
+    optimizers[0].step()
+    state = engine.state_dict()
+    other.load_state_dict(state)
+    for mine, loaded in zip(
+        filter_out_sparse_param(engine).values(),
+        filter_out_sparse_param(other).values(),
+        strict=True,
+    ):
+        for child in mine.children_hashtable:
+            assert torch.equal(mine.embeddings(child), loaded.embeddings(child))
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+    try:
+        other.load_state_dict(states[1 - rank])
+    except RuntimeError as error:
+        return [str(error)]
+    return []
+
+
+def dense_parameters_too(rank: int) -> dict[str, Any]:
+    """DistributedDataParallel around the dense part; the embedding is not in it."""
+    torch.manual_seed(SEED)
+    module = DynamicEmbedding(option(initializer=td.Normal(0.0, 0.1)))
+    dense = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.01)
+    for step in range(2):
+        ids = torch.arange(3)[:, None] + rank + step
+        dense(module(ids)).sum().backward()
+        optimizer.step()
+    return {"ids": module.hashtable.ids().tolist()}

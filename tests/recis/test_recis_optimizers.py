@@ -1,0 +1,334 @@
+"""Sparse optimizers and HashTable's gradients against formulas and torch.optim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lookups import embedding, option, rows_of
+
+import torch_dynemb as td
+from torch_dynemb.recis import (
+    AdmitHook,
+    DynamicEmbedding,
+    EmbeddingEngine,
+    FilterHook,
+    HashTable,
+    RowFilter,
+    SparseAdam,
+    SparseAdamW,
+    SparseAdamWTF,
+    filter_out_sparse_param,
+    gen_slice,
+    register_filter_hook,
+)
+from torch_dynemb.recis import hooks as hooks_module
+
+IDS = torch.tensor([[1, 2], [2, 3]])
+
+
+def adam(w: Any, g: Any, state: dict[str, Any], lr: float, decay: float, kind: str) -> Any:
+    """One step, float64."""
+    state["t"] = t = state.get("t", 0) + 1
+    if kind == "SparseAdam":
+        g = g + decay * w
+    elif kind == "SparseAdamW":
+        w = w * (1 - lr * decay)
+    else:
+        w = w * (1 - decay)
+    state["m"] = m = 0.9 * state.get("m", 0) + 0.1 * g
+    state["v"] = v = 0.999 * state.get("v", 0) + 0.001 * g * g
+    if kind == "SparseAdamWTF":
+        return w - lr * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t) * m / (v.sqrt() + 1e-3)
+    return w - lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-3)
+
+
+@pytest.mark.parametrize("kind", [SparseAdam, SparseAdamW, SparseAdamWTF])
+def test_formulas(kind: type[SparseAdam]) -> None:
+    module = embedding()
+    module(IDS)
+    optimizer = kind(filter_out_sparse_param(module), lr=0.1, eps=1e-3, weight_decay=0.02)
+    weights = rows_of(module.hashtable, [1, 2, 3]).double()
+    state: dict[str, Any] = {}
+    for step in range(4):
+        lr = 0.1 / (step + 1)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        module(IDS).square().sum().backward()
+        bags = torch.stack([weights[0] + weights[1], weights[1] + weights[2]])
+        gradient = torch.stack([2 * bags[0], 2 * bags[0] + 2 * bags[1], 2 * bags[1]])
+        weights = adam(weights, gradient, state, lr, 0.02, kind.__name__)
+        optimizer.step()
+        given = rows_of(module.hashtable, [1, 2, 3]).double()
+        torch.testing.assert_close(given, weights, rtol=1e-5, atol=1e-6)
+
+
+def test_schedulers_reach_the_rows() -> None:
+    module = embedding()
+    optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    module(IDS).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert module.hashtable.optimizer.param_groups[0]["lr"] == 0.05
+    assert optimizer.param_groups[0]["name"] == "item"
+
+
+def test_accumulation_has_its_own_count() -> None:
+    module = embedding()
+    optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.1)
+    optimizer.set_grad_accum_steps(2)
+    before = module(IDS).detach()
+    for step in range(4):
+        module(IDS).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = not torch.equal(module(IDS).detach(), before)
+        assert moved == (step > 0)
+        if step == 0:
+            with pytest.raises(RuntimeError, match="1 of 2 steps of an accumulation"):
+                optimizer.set_grad_accum_steps(1)
+    assert module.hashtable.group.steps == 2
+    for steps in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="expected at least 1"):
+            optimizer.set_grad_accum_steps(steps)  # type: ignore[arg-type]
+
+
+def test_state_dict_goes_on_in_an_accumulation() -> None:
+    def make() -> tuple[DynamicEmbedding, SparseAdam]:
+        torch.manual_seed(0)
+        module = embedding()
+        return module, SparseAdam(filter_out_sparse_param(module), lr=0.1)
+
+    module, optimizer = make()
+    optimizer.set_grad_accum_steps(3)
+    for _ in range(3):
+        module(IDS).sum().backward()
+        optimizer.step()
+    optimizer.step()
+    _other, loaded = make()
+    loaded.load_state_dict(optimizer.state_dict())
+    assert loaded.state_dict() == optimizer.state_dict()
+    assert loaded.state_dict()["micro_steps"] == 1
+
+
+def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    model = torch.nn.ModuleList([embedding("a"), embedding("b")])
+    optimizer = SparseAdam(filter_out_sparse_param(model), lr=0.1)
+    before = optimizer.state_dict()
+    only = SparseAdam(filter_out_sparse_param(embedding("a")), lr=0.5).state_dict()
+    with pytest.raises(ValueError, match=r"the state is of tables \['a'\], expected \['a', 'b'\]"):
+        optimizer.load_state_dict(only)
+    tables = {name: embedding(name).hashtable for name in "ab"}
+    wrong = SparseAdam(tables, lr=0.5).state_dict()
+    wrong["tables"]["b"] = SparseAdamWTF({"b": embedding("b").hashtable}).state_dict()["tables"][
+        "b"
+    ]
+    with pytest.raises(ValueError, match="optimizer 'AdamWTF', expected 'Adam'"):
+        optimizer.load_state_dict(wrong)
+    assert optimizer.state_dict() == before
+
+
+def test_what_is_no_table_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"param_dict\['a'\] is a Linear, expected a HashTable"):
+        SparseAdam({"a": torch.nn.Linear(1, 1)})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"param_dict has \[\], expected a trainable table"):
+        SparseAdam({})
+    optimizer = SparseAdam({"a": HashTable([4])})
+    with pytest.raises(RuntimeError, match="the groups are those of the tables"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    table = HashTable([4])
+    with pytest.raises(TypeError, match="expected one such as"):
+        table.set_optimizer(3)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="has no optimizer yet"):
+        _ = table.optimizer
+
+
+def test_a_closure_and_clipping() -> None:
+    module = embedding()
+    optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.1)
+
+    def closure() -> float:
+        loss = module(IDS).sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) is not None
+    module(IDS).sum().backward()
+    norm = td.clip_grad_norm_(module, 0.5)
+    gradients = module.hashtable.grad().gradients
+    torch.testing.assert_close(norm, torch.tensor((4 * (1 + 4 + 1)) ** 0.5))
+    torch.testing.assert_close(gradients.norm(), torch.tensor(0.5), rtol=1e-4, atol=1e-4)
+
+
+def test_grad_scaler() -> None:
+    def run(scaled: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        module = embedding()
+        optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        for step in range(3):
+            loss = module(IDS).square().sum()
+            if scaled and step == 1:
+                loss = loss * torch.inf
+            if step != 1 or scaled:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+        return module.hashtable.embeddings()
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-5, atol=1e-6)
+
+
+# -- gradients of a table --------------------------------------------------------------------------
+
+
+def test_gradients_are_accepted_read_and_cleared() -> None:
+    table = HashTable([4], initializer=td.Normal(), children=["a", "b"], coalesced=True)
+    table.insert(torch.tensor([1, 2]), torch.zeros(2, 4), "a")
+    table.insert(torch.tensor([1, 3]), torch.zeros(2, 4), "b")
+    optimizer = SparseAdam({"t": table}, lr=0.1)
+    table.accept_grad(torch.tensor([2, 1, 2, 9]), torch.ones(4, 4), "a")
+    table(torch.tensor([3]), child="b").sum().backward()
+    assert dict(zip(*[t.tolist() for t in table.grad("a")[::2]], strict=True)) == {
+        1: [1.0] * 4,
+        2: [2.0] * 4,
+    }
+    assert table.grad("b").ids.tolist() == [3]
+    table.clear_grad()
+    assert table.grad("a").ids.numel() == 0
+    optimizer.step()
+    assert not table.embeddings("a").any()
+    table.accept_grad(torch.tensor([2]), torch.ones(1, 4), "a")
+    optimizer.step()
+    second_step = -0.1 * (0.1 / 0.19) / (0.001 / 0.001999) ** 0.5
+    torch.testing.assert_close(table.embeddings("a")[1], torch.full((4,), second_step))
+    assert not table.embeddings("b").any()
+
+
+REFUSED: list[tuple[Callable[[HashTable], Any], type[Exception], str]] = [
+    (lambda t: t(torch.tensor([1])), ValueError, "child is None, expected one of"),
+    (lambda t: t.ids("c"), ValueError, r"child is 'c', expected one of \['a', 'b'\]"),
+    (
+        lambda t: t.insert(torch.tensor([1]), torch.ones(1, 3), "a"),
+        ValueError,
+        r"embeddings has shape \(1, 3\), expected \(1, 4\)",
+    ),
+    (
+        lambda t: t.accept_grad(torch.tensor([1]), torch.ones(1, 3), "a"),
+        ValueError,
+        r"grad has shape \(1, 3\), expected \(1, 4\)",
+    ),
+    (
+        lambda t: t(torch.tensor([1]), AdmitHook("Frequency", {"threshold": 2}), child="a"),
+        ValueError,
+        "but the rules of its children are {}",
+    ),
+    (lambda t: t(torch.tensor([1.0]), child="a"), TypeError, "dtype torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_wrong_calls_are_refused(
+    call: Callable[[HashTable], Any], error: type[Exception], message: str
+) -> None:
+    table = HashTable([4], children=["a", "b"], coalesced=True)
+    with pytest.raises(error, match=message):
+        call(table)
+    assert table.sizes() == {"a": 0, "b": 0}
+
+
+def test_tables_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"embedding_shape is \[2, 2\], expected one size"):
+        HashTable([2, 2])
+    with pytest.raises(ValueError, match="coalesced is False"):
+        HashTable([2], children=["a", "b"])
+    frozen = HashTable([2], trainable=False)
+    for call in (
+        lambda: frozen.set_optimizer(td.Adam()),
+        lambda: frozen.accept_grad(torch.tensor([1]), torch.ones(1, 2)),
+        frozen.grad,
+    ):
+        with pytest.raises(ValueError, match="is not trainable"):
+            call()
+    frozen.clear_grad()
+
+
+def test_a_slice_has_its_ids_only() -> None:
+    from torch_dynemb import ops
+
+    parts = [HashTable([2], slice=gen_slice(part, 2), name="t") for part in range(2)]
+    ids = torch.arange(20)
+    owners = ops.id_owners(ids, parts=2)
+    for part, table in enumerate(parts):
+        mine = ids[owners == part]
+        table.insert(mine, torch.ones(len(mine), 2))
+        with pytest.raises(ValueError, match="ids of other slices, such as"):
+            table.insert(ids, torch.ones(20, 2))
+        assert torch.equal(table.ids(), mine)
+    with pytest.raises(RuntimeError, match=r"the state is of Slice\(slice_begin=0"):
+        parts[1].load_state_dict(parts[0].state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        parts[0].load_state_dict({})
+
+
+# -- hooks -----------------------------------------------------------------------------------------
+
+
+def test_rows_not_seen_go_and_their_rows_are_used_again() -> None:
+    params = {"filter_step": 2, "filter_interval": 2}
+    module = embedding(filter_hook=FilterHook("GlobalStepFilter", params))
+    optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.1)
+    known = []
+    for step in range(6):
+        module(torch.tensor([[step, 100]])).sum().backward()
+        optimizer.step()
+        known.append(module.hashtable.ids().tolist())
+    assert known[0] == [0, 100]
+    assert known[2] == [1, 2, 100] or known[2] == [0, 1, 2, 100]
+    assert 0 not in known[-1]
+    assert {4, 5, 100} <= set(known[-1])
+    assert module.hashtable.group.used_rows(0) < 7
+
+
+def test_read_only_and_other_features_of_one_table() -> None:
+    hook = AdmitHook("Frequency", {"threshold": 2})
+    engine = EmbeddingEngine(
+        {"reads": option(admit_hook=AdmitHook("ReadOnly")), "counts": option(admit_hook=hook)}
+    )
+    (table,) = filter_out_sparse_param(engine).values()
+    ids = torch.tensor([[7], [8]])
+    for seen in ([], [7, 8]):
+        output = engine({"reads": ids, "counts": ids})
+        assert table.ids().tolist() == seen
+        assert not output["reads"].any() or seen
+    assert table(torch.tensor([7]), hook).any()
+    assert not table(torch.tensor([70]), AdmitHook("ReadOnly")).any()
+
+
+def test_filters_of_users_are_called() -> None:
+    @register_filter_hook("SmallRows")
+    class SmallRows(RowFilter):
+        interval = 2
+
+        def __init__(self, norm: float) -> None:
+            self.norm = norm
+
+        def remove(self, group: td.TableGroup, table: int) -> int:
+            return group.remove(table, norm_below=self.norm)
+
+    try:
+        hook = FilterHook("SmallRows", {"norm": 1.0})
+        table = HashTable([2], filter_hook=hook, children=["a", "b"], coalesced=True)
+        optimizer = SparseAdam({"t": table}, lr=0.0)
+        for child in ("a", "b"):
+            table.insert(torch.tensor([1, 2]), torch.tensor([[0.1, 0.1], [3.0, 4.0]]), child)
+        for expected in ([1, 2], [2]):
+            optimizer.step()
+            assert table.ids("a").tolist() == table.ids("b").tolist() == expected
+    finally:
+        del hooks_module._FILTERS["SmallRows"]

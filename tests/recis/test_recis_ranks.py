@@ -1,0 +1,135 @@
+"""Lookups over two ranks against one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rank_steps import (
+    batch,
+    dense_parameters_too,
+    features,
+    one_group_each,
+    other_group_refused,
+    overlapped,
+    saved_and_loaded,
+    trained,
+)
+from ranks import Ranks
+
+from torch_dynemb import ops
+
+HALVES = [[range(6), range(6, 12)] for _ in range(3)]
+EMPTY_ON_ONE = [[range(12), range(0)], [range(4), range(4, 12)], [range(0), range(12)]]
+
+
+def whole(parts: list[list[range]]) -> list[list[range]]:
+    return [[range(sum(len(p) for p in part))] for part in parts]
+
+
+def check_same(alone: Any, ranks: list[Any], parts: list[list[range]]) -> None:
+    outputs, content = alone
+    for step, samples in enumerate(parts):
+        for name, expected in outputs[step].items():
+            given = torch.cat([ranks[r][0][step][name] for r in range(len(samples))])
+            torch.testing.assert_close(
+                given, expected, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
+    for child, (ids, rows) in content.items():
+        found = {i: row for r in ranks for i, row in zip(*r[1][child], strict=True)}
+        assert sum(len(r[1][child][0]) for r in ranks) == len(found) == len(ids)
+        torch.testing.assert_close(torch.stack([found[i] for i in ids]), rows, rtol=1e-4, atol=1e-5)
+        for rank, (_, of_rank) in enumerate(ranks):
+            owned = torch.tensor(of_rank[child][0], dtype=torch.int64)
+            assert (ops.id_owners(owned, parts=len(ranks)) == rank).all()
+
+
+@pytest.mark.parametrize("parts", [HALVES, EMPTY_ON_ONE], ids=["halves", "empty on one"])
+def test_two_ranks_do_what_one_process_does(two_ranks: Ranks, parts: list[list[range]]) -> None:
+    alone = trained(0, 1, whole(parts))
+    ranks = two_ranks.run(trained, 2, parts)
+    assert all(len(r[1]["item"][0]) > 5 for r in ranks)
+    check_same(alone, ranks, parts)
+
+
+def test_gradients_by_id_are_means_over_the_ranks_that_sent_it(two_ranks: Ranks) -> None:
+    """Where both ranks have the same samples, the mean is that of one; other ids are not halved."""
+    same = [[range(6), range(6)]]
+    by_id = two_ranks.run(trained, 2, same, "id")
+    by_worker = two_ranks.run(trained, 2, same, "worker")
+    for rank in range(2):
+        for child, (ids, rows) in by_id[rank][1].items():
+            assert ids == by_worker[rank][1][child][0]
+            torch.testing.assert_close(rows, by_worker[rank][1][child][1])
+
+
+def gradient_of(rank: int, grad_reduce_by: str) -> dict[int, float]:
+    """Ids 0 to 3 are rank 0's, 2 to 5 rank 1's: what waits for each."""
+    from lookups import option
+
+    from torch_dynemb.recis import DynamicEmbedding
+
+    module = DynamicEmbedding(option(grad_reduce_by=grad_reduce_by))
+    module(torch.arange(4)[:, None] + 2 * rank).sum().backward()
+    waiting = module.hashtable.grad()
+    return dict(zip(waiting.ids.tolist(), waiting.gradients[:, 0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("grad_reduce_by", "expected"),
+    [
+        ("worker", {0: 0.5, 1: 0.5, 2: 1.0, 3: 1.0, 4: 0.5, 5: 0.5}),
+        ("id", dict.fromkeys(range(6), 1.0)),
+    ],
+)
+def test_what_gradients_are_divided_by(
+    two_ranks: Ranks, grad_reduce_by: str, expected: dict[int, float]
+) -> None:
+    ranks = two_ranks.run(gradient_of, grad_reduce_by)
+    assert {**ranks[0], **ranks[1]} == expected
+    assert not set(ranks[0]) & set(ranks[1])
+
+
+def test_compiled_lookups_over_ranks(two_ranks: Ranks) -> None:
+    parts = HALVES[:2]
+    eager = two_ranks.run(trained, 2, parts)
+    compiled = two_ranks.run(trained, 2, parts, "worker", True)
+    for one, other in zip(eager, compiled, strict=True):
+        for step in range(2):
+            for name, expected in one[0][step].items():
+                torch.testing.assert_close(other[0][step][name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_given_group_is_the_one_that_counts(two_ranks: Ranks) -> None:
+    expected, _ = trained(0, 1, [[range(4)]])
+    for outputs, alone in two_ranks.run(one_group_each, range(4)):
+        assert alone["alone"].shape == (1, 4)
+        for name in features():
+            assert torch.equal(outputs[name], expected[0][name])
+
+
+def test_a_group_without_this_process_is_refused(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(other_group_refused)
+    assert first == ""
+    assert "does not have this process as a member" in second
+
+
+def test_ids_of_the_next_batch_travel_meanwhile(two_ranks: Ranks) -> None:
+    ranks = two_ranks.run(overlapped, [range(6), range(6, 12)])
+    torch.manual_seed(5)
+    for step in range(2):
+        for rank, samples in enumerate([range(6), range(6, 12)]):
+            assert sorted(ranks[rank][step]) == sorted(batch(samples, step))
+            assert ranks[rank][step]["candidate"].shape == (6, 4)
+
+
+def test_states_belong_to_their_rank(two_ranks: Ranks) -> None:
+    for messages in two_ranks.run(saved_and_loaded, [range(6), range(6, 12)]):
+        assert len(messages) == 1
+        assert "load each rank's own state" in messages[0]
+
+
+def test_the_dense_part_in_ddp(two_ranks: Ranks) -> None:
+    ranks = two_ranks.run(dense_parameters_too)
+    assert sorted(ranks[0]["ids"] + ranks[1]["ids"]) == [0, 1, 2, 3, 4]
