@@ -188,7 +188,9 @@ template <class Size>
 std::vector<Tensor> empty_offsets(const Call& call, size_t features, const Size& size) {
   std::vector<Tensor> result;
   for (size_t f = 0; f < features; ++f) {
-    result.push_back(call.empty({size(f) + 1}, ScalarType::Long));
+    const std::vector<int64_t> shape{size(f) +
+                                     1};  // nvcc drops the braces of a template's argument
+    result.push_back(call.empty(shape, ScalarType::Long));
   }
   return result;
 }
