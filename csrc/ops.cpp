@@ -54,10 +54,10 @@ DYNEMB_DEFINE_OPS(m) {
   // Rows that lie in a plain tensor, such as those that come back from there.
   m.def(
       "pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features, "
-      "Tensor? weights=None, int pooling=0) -> Tensor");
+      "Tensor? weights, int pooling) -> Tensor");
   m.def(
       "pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt rows, "
-      "Tensor? weights=None, int pooling=0) -> Tensor");
+      "Tensor? weights, int pooling) -> Tensor");
   m.def(
       "pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor offsets, "
       "Tensor weights, int features, int pooling) -> Tensor");

@@ -330,6 +330,141 @@ def pooled_kinds() -> Iterator[tuple[str, Pooling]]:
             yield kind, pooling
 
 
+def some_rows(rows: int, dim: int) -> Tensor:
+    return torch.linspace(-1, 1, rows * dim).reshape(rows, dim)
+
+
+def bag_weights(kind: str, count: int) -> Tensor | None:
+    if kind == "plain":
+        return None
+    return torch.linspace(-0.5, 1.5, count).requires_grad_(kind == "learned")
+
+
+BAGS = (torch.tensor([2, 0, 2, 1, 1, 2, 0]), torch.tensor([0, 2, 2, 5, 6, 6, 7]))  # 2 features
+
+
+def plain_bag_arguments(kind: str, pooling: Pooling) -> OpArguments:
+    positions, offsets = (tensor.clone() for tensor in BAGS)
+    rows = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_(kind == "learned")
+    return rows, positions, offsets, 2, bag_weights(kind, 7), int(pooling)
+
+
+def plain_bag_grad_arguments(kind: str, pooling: Pooling) -> OpArguments:
+    positions, offsets = (tensor.clone() for tensor in BAGS)
+    grad = torch.linspace(-1, 1, 24).reshape(3, 8)
+    return grad, positions, offsets, 2, 4, bag_weights(kind, 7), int(pooling)
+
+
+def plain_weight_grad_arguments(pooling: Pooling) -> OpArguments:
+    positions, offsets = (tensor.clone() for tensor in BAGS)
+    bags = (positions, offsets, bag_weights("weighted", 7), 2)
+    return some_rows(3, 8), some_rows(3, 4), *bags, int(pooling)
+
+
+def tile_arguments(kind: str) -> OpArguments:
+    rows, positions, offsets, _, weights, _ = plain_bag_arguments(kind, Pooling.SUM)
+    return rows, positions, offsets, weights, [2, 3], [0, 1]
+
+
+def tile_grad_arguments(kind: str) -> OpArguments:
+    _, positions, offsets, weights, lens, left = tile_arguments(kind)
+    grads = [torch.linspace(-1, 1, 3 * n * 4).reshape(3, n * 4) for n in lens]
+    return grads, positions, offsets, weights, 4, lens, left
+
+
+def tile_weight_grad_arguments() -> OpArguments:
+    rows, positions, offsets, _, lens, left = tile_arguments("plain")
+    grads = tile_grad_arguments("plain")[0]
+    return grads, rows, positions, offsets, lens, left
+
+
+def ragged_arguments(*, learned: bool = False) -> OpArguments:
+    """Three features of different dtypes; the first and the last have weights.
+
+    opcheck adds up results in the dtype of the first, which must therefore have a gradient.
+    """
+    values = [
+        torch.linspace(0, 1, 6).requires_grad_() if learned else torch.arange(6) - 2**40,
+        torch.tensor([True, False, True]),
+        torch.linspace(-1, 1, 5).requires_grad_(learned),
+    ]
+    offsets = [
+        torch.tensor([0, 3, 3, 6]),
+        torch.tensor([0, 2, 3]),
+        torch.tensor([0, 0, 4, 5]),
+    ]
+    weights = [torch.linspace(0, 1, 6).requires_grad_(learned), torch.linspace(1, 2, 5)]
+    return values, offsets, weights, [0, 2]
+
+
+def no_rows() -> OpArguments:
+    return [torch.empty(0), torch.arange(2)], [torch.tensor([0]), torch.tensor([0, 0, 2])]
+
+
+def nested_cut_arguments(*, learned: bool) -> OpArguments:
+    values = [torch.arange(5), torch.linspace(0, 1, 4).half(), torch.linspace(-1, 1, 3)]
+    if learned:
+        values[0] = torch.linspace(0, 1, 5)
+    outer = [torch.tensor([0, 3, 3, 4]), torch.tensor([0, 2]), torch.tensor([0, 1, 3])]
+    inner = [torch.tensor([0, 2, 2, 3, 5]), torch.tensor([0, 1, 4]), torch.tensor([0, 1, 1, 3])]
+    values[2].requires_grad_(learned)
+    weights = [torch.linspace(0, 1, 5).requires_grad_(learned)]
+    return values, outer, inner, weights, [0], [2, 1, 3], [1, 0, 0], [1, 0, 1]
+
+
+def topk_arguments(*, learned: bool) -> OpArguments:
+    values, offsets, weights, weighted = ragged_arguments(learned=learned)
+    indices = [
+        torch.tensor([[2, 0, -1], [0, 1, 2], [1, 1, 5]]),
+        torch.tensor([[1], [0]]),
+        torch.tensor([[0, 0], [3, 1], [-7, 0]]),
+    ]
+    return values, offsets, indices, weights, weighted
+
+
+def nested_arguments(*, learned: bool = False) -> OpArguments:
+    """Depths 1, 2 and 3."""
+    values = [
+        torch.linspace(-1, 1, 3).requires_grad_(learned),
+        torch.arange(5).to(torch.int16),
+        torch.arange(4).double().requires_grad_(learned),
+    ]
+    offsets = [
+        torch.tensor([0, 2, 2, 3]),
+        torch.tensor([0, 3, 4]),
+        torch.tensor([0, 2, 2, 4, 5]),
+        torch.tensor([0, 1, 3]),
+        torch.tensor([0, 2, 2, 3]),
+        torch.tensor([0, 1, 3, 4]),
+    ]
+    return values, offsets, [1, 2, 3], [2, 3, 2, 2, 2, 3]
+
+
+def dense_arguments(*, learned: bool = False) -> list[Tensor]:
+    numbers = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 2]])
+    return [
+        numbers.float() if learned else numbers,
+        torch.tensor([[[1.0, -0.0], [0.0, 2.0]], [[0.0, 0.0], [3.0, 1.0]]]).requires_grad_(learned),
+        torch.zeros(2, 0, 3).to(torch.uint8),
+    ]
+
+
+def cross_arguments(*, weighted: bool) -> OpArguments:
+    x, y = torch.tensor([5, 5, 6, 7, 5]), torch.tensor([1, 1, 2, -3])
+    weights = [torch.linspace(0, 1, 5)] if weighted else []
+    y_weights = [torch.linspace(-1, 1, 4)] if weighted else []
+    return (
+        [x, torch.arange(2)],
+        [torch.tensor([0, 3, 4, 5]), torch.tensor([0, 2])],
+        [y, torch.tensor([9])],
+        [torch.tensor([0, 2, 2, 4]), torch.tensor([0, 1])],
+        weights,
+        [0] if weighted else [],
+        y_weights,
+        [0] if weighted else [],
+    )
+
+
 def string_arguments(*, empty: bool = False) -> OpArguments:
     """Strings of every length from 0 to 140, at every alignment; others of signed bytes."""
     if empty:
@@ -420,16 +555,143 @@ CASES: dict[str, dict[str, Case]] = {
         ),
     },
     "pool_rows": {
-        "": lambda: (torch.rand(3, 4), torch.tensor([2, 0, 2]), torch.tensor([0, 2, 2, 2, 3]), 2),
-        "learning": lambda: (
-            torch.rand(3, 4, requires_grad=True),
-            torch.tensor([2, 0, 2]),
-            torch.tensor([0, 2, 3]),
+        **{
+            f"{kind} {pooling.name}": partial(plain_bag_arguments, kind, pooling)
+            for kind in ("plain", "weighted", "learned")
+            for pooling in (Pooling.SUM, Pooling.MEAN)
+        },
+        "many rows": lambda: (
+            some_rows(3, 40),
+            torch.arange(300) % 3,
+            torch.tensor([0, 150, 300]),
+            2,
+            torch.linspace(-1, 1, 300),
+            1,
+        ),
+        "odd": lambda: (
+            some_rows(3, 5),
+            torch.tensor([1, 2]),
+            torch.tensor([0, 1, 2]),
+            1,
+            None,
+            0,
+        ),
+        "empty": lambda: (
+            some_rows(3, 4),
+            torch.tensor([]).long(),
+            torch.tensor([0]),
+            2,
+            None,
             1,
         ),
     },
     "pool_rows_grad": {
-        "": lambda: (torch.rand(2, 8), torch.tensor([2, 0, 2]), torch.tensor([0, 2, 2, 2, 3]), 2, 3)
+        **{
+            f"{kind} {pooling.name}": partial(plain_bag_grad_arguments, kind, pooling)
+            for kind, pooling in pooled_kinds()
+        },
+        "many positions": lambda: (
+            some_rows(2, 40),
+            torch.arange(300) % 2,
+            torch.tensor([0, 150, 300]),
+            1,
+            3,
+            None,
+            0,
+        ),
+        "empty": lambda: (
+            some_rows(0, 8),
+            torch.tensor([]).long(),
+            torch.tensor([0]),
+            2,
+            3,
+            None,
+            1,
+        ),
+    },
+    "pool_rows_weight_grad": {
+        pooling.name: partial(plain_weight_grad_arguments, pooling)
+        for pooling in (Pooling.SUM, Pooling.MEAN)
+    },
+    "ragged_tile": {
+        "weighted": partial(tile_arguments, "weighted"),
+        "plain": partial(tile_arguments, "plain"),
+        "learned": partial(tile_arguments, "learned"),
+        "empty": lambda: (
+            some_rows(3, 4),
+            torch.tensor([]).long(),
+            torch.tensor([0]),
+            None,
+            [1, 2],
+            [0, 1],
+        ),
+    },
+    "ragged_tile_grad": {
+        kind: partial(tile_grad_arguments, kind) for kind in ("weighted", "plain")
+    },
+    "ragged_tile_weight_grad": {"": tile_weight_grad_arguments},
+    "ragged_cutoff_2d": {
+        "weighted": lambda: (*ragged_arguments(), [2, 1, 100], [1, 0, 0]),
+        "learned": lambda: (*ragged_arguments(learned=True), [2, 1, 100], [1, 0, 0]),
+        "empty": lambda: (*no_rows(), [], [], [0, 3], [0, 1]),
+    },
+    "ragged_cutoff_3d": {
+        "weighted": partial(nested_cut_arguments, learned=False),
+        "learned": partial(nested_cut_arguments, learned=True),
+        "empty": lambda: (
+            [torch.empty(0), torch.empty(0)],
+            [torch.tensor([0]), torch.tensor([0, 0, 0])],
+            [torch.tensor([0]), torch.tensor([0])],
+            [],
+            [],
+            [2, 3],
+            [0, 1],
+            [1, 0],
+        ),
+    },
+    "ragged_topk_index_cutoff": {
+        "weighted": partial(topk_arguments, learned=False),
+        "learned": partial(topk_arguments, learned=True),
+        "no positions": lambda: (
+            [torch.arange(3)],
+            [torch.tensor([0, 1, 3])],
+            [torch.empty(2, 0).long()],
+            [],
+            [],
+        ),
+    },
+    "ragged_to_dense": {
+        "": lambda: (*nested_arguments(), 7.0, 7),
+        "learned": lambda: (*nested_arguments(learned=True), -0.5, 0),
+        "one feature": lambda: (
+            [torch.arange(4).bfloat16()],
+            [torch.tensor([0, 0, 4])],
+            [1],
+            [5],
+            float("inf"),
+            0,
+        ),
+    },
+    "ragged_indices": {"": nested_arguments},
+    "dense_to_ragged": {
+        "": lambda: (dense_arguments(), True, 0.0, 0),
+        "learned": lambda: (dense_arguments(learned=True), True, 1.0, 1),
+        "all": lambda: (dense_arguments(), False, 0.0, 0),
+        "one feature": lambda: ([torch.tensor([[1.0, -0.0], [0.0, 0.0]]).half()], True, 0.0, 0),
+    },
+    "feature_cross_ragged": {
+        "weighted": partial(cross_arguments, weighted=True),
+        "plain": partial(cross_arguments, weighted=False),
+        "long rows": lambda: (
+            [torch.arange(60) % 23],
+            [torch.tensor([0, 57, 60])],
+            [torch.arange(50) % 7],
+            [torch.tensor([0, 0, 50])],
+            [],
+            [],
+            [torch.linspace(0, 1, 50)],
+            [0],
+        ),
     },
     "find": {
         "": partial(find_arguments, empty=False),

@@ -29,7 +29,10 @@ ANY_SHAPE = {
     "bucketize": ("values",),
     "multi_hash": ("values",),
     "ids_encode": ("ids",),
+    "dense_to_ragged": ("dense",),
 }
+# Lists of values of any dtype.
+ANY_DTYPE = ("values", "dense", "tensor")
 
 
 def checked_names() -> list[str]:
@@ -94,7 +97,7 @@ EVERY_TENSOR = pytest.mark.parametrize(("name", "position"), list(tensor_argumen
 @EVERY_TENSOR
 def test_wrong_dtype(name: str, position: int) -> None:
     argument = schema(name).arguments[position].name
-    if name == "release_":  # of any dtype
+    if argument in ANY_DTYPE and name.startswith(("ragged_", "dense_to_", "release_")):
         return
     arguments = altered(
         name, position, lambda t: t.half() if t.dtype == torch.float64 else t.double()
@@ -123,6 +126,20 @@ def test_wrong_number_of_dimensions(name: str, position: int) -> None:
     check_raises(name, arguments, rf"{name}: ")
 
 
+RAGGED = ("ragged_cutoff", "ragged_topk", "ragged_to_dense", "ragged_indices", "dense_to_ragged")
+
+
+def shorter_ragged(argument: str) -> str | None:
+    """As :func:`shorter`, for lists of ragged values."""
+    if argument.endswith("weights"):
+        return rf"{argument}\[0\] has \d+ elements, expected one for each of \d+ values"
+    if argument == "indices":
+        return r"indices\[0\]\.size\(0\) is \d+, expected \d+"
+    if argument.endswith("values"):
+        return r"offsets\[0\] ends with \d+, expected the num|expected one for each of \d+ values"
+    return r"offsets\[0\] ends with \d+, expected the number of values, \d+"
+
+
 def shorter(name: str, position: int) -> str | None:
     """The message for a tensor that lacks its last entry; None: it fits all the same."""
     argument = schema(name).arguments[position].name
@@ -138,13 +155,15 @@ def shorter(name: str, position: int) -> str | None:
         return None  # of any number of ids
     if name in ("farmhash", "murmurhash"):
         return r"offsets\[0\] ends with \d+, expected the number of values, \d+"
-    if name.startswith(("pool_rows", "unique_ids", "ids_partition")):
+    if name.startswith(("feature_cross", *RAGGED)):
+        return shorter_ragged(argument)
+    if name.startswith(("pool_rows", "ragged_tile", "unique_ids", "ids_partition")):
         return {
             "rows": r"positions has \d+, expected 0 to \d+",
             "positions": r"the last offset is \d+, expected the number of positions, \d+",
             "offsets": r"the last offset is \d+|offsets has \d+ elements, expected one more than",
             "ids": r"the last offset is \d+, expected the number of ids, \d+",
-        }.get(argument, rf"{argument}\.size\(0\) is \d+, expected \d+")
+        }.get(argument, rf"{argument}(\[0\])?\.size\(0\) is \d+, expected \d+")
     return {
         "tensor": r"rows 2 to 6 are not a range of the 5 rows of tensor",
         "sketch": r"policy \d: its cells lie outside the sketch",

@@ -20,6 +20,18 @@ expecttest = pytest.importorskip("expecttest")
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 # Without tensors: these run as they are under torch.compile, and return no tensor to be faked.
 PLAIN = {"available_memory", "simd_level", "set_simd_level"}
+# With an autograd formula.
+DIFFERENTIABLE = {
+    "embedding_bag",
+    "embedding",
+    "pool_rows",
+    "ragged_tile",
+    "ragged_cutoff_2d",
+    "ragged_cutoff_3d",
+    "ragged_topk_index_cutoff",
+    "ragged_to_dense",
+    "dense_to_ragged",
+}
 
 
 def schema(name: str) -> torch.FunctionSchema:
@@ -87,8 +99,6 @@ dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids,
                 "id_owners",
                 "ids_partition",
                 "ids_encode",
-                "pool_rows",
-                "pool_rows_grad",
             ),
             """\
 dynemb::mix_ids(Tensor ids) -> Tensor
@@ -100,10 +110,7 @@ dynemb::unique_ids_padded(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor off
 dynemb::id_owners(Tensor ids, int parts, int slots) -> Tensor
 dynemb::ids_partition(Tensor ids, Tensor offsets, int parts, int slots) -> (Tensor ids,
     Tensor lengths, Tensor inverse, Tensor counts)
-dynemb::ids_encode(Tensor[] ids, int[] tables) -> Tensor
-dynemb::pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features) -> Tensor
-dynemb::pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt
-    rows) -> Tensor""",
+dynemb::ids_encode(Tensor[] ids, int[] tables) -> Tensor""",
         )
 
     def test_values_of_features(self) -> None:
@@ -116,6 +123,63 @@ dynemb::multi_hash(Tensor[] values, int[] multipliers, int[] primes, int[] bucke
     hashes) -> Tensor[]
 dynemb::farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]
 dynemb::murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]""",
+        )
+
+    def test_plain_rows(self) -> None:
+        self.assertExpectedInline(
+            listing(
+                "pool_rows",
+                "pool_rows_grad",
+                "pool_rows_weight_grad",
+                "ragged_tile",
+                "ragged_tile_grad",
+                "ragged_tile_weight_grad",
+            ),
+            """\
+dynemb::pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features, Tensor?
+    weights, int pooling) -> Tensor
+dynemb::pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt
+    rows, Tensor? weights, int pooling) -> Tensor
+dynemb::pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor offsets,
+    Tensor weights, int features, int pooling) -> Tensor
+dynemb::ragged_tile(Tensor rows, Tensor positions, Tensor offsets, Tensor? weights, int[]
+    tile_lens, int[] pad_left) -> Tensor[]
+dynemb::ragged_tile_grad(Tensor[] grads, Tensor positions, Tensor offsets, Tensor?
+    weights, SymInt rows, int[] tile_lens, int[] pad_left) -> Tensor
+dynemb::ragged_tile_weight_grad(Tensor[] grads, Tensor rows, Tensor positions, Tensor
+    offsets, int[] tile_lens, int[] pad_left) -> Tensor""",
+        )
+
+    def test_ragged(self) -> None:
+        self.assertExpectedInline(
+            listing(
+                "ragged_cutoff_2d",
+                "ragged_cutoff_3d",
+                "ragged_topk_index_cutoff",
+                "ragged_to_dense",
+                "ragged_indices",
+                "dense_to_ragged",
+                "feature_cross_ragged",
+            ),
+            """\
+dynemb::ragged_cutoff_2d(Tensor[] values, Tensor[] offsets, Tensor[] weights, int[]
+    weighted, int[] keep_lengths, int[] drop_left) -> (Tensor[] values, Tensor[] offsets,
+    Tensor[] weights)
+dynemb::ragged_cutoff_3d(Tensor[] values, Tensor[] outer_offsets, Tensor[] inner_offsets,
+    Tensor[] weights, int[] weighted, int[] keep_lengths, int[] drop_left, int[] pad_left)
+    -> (Tensor[] values, Tensor[] outer_offsets, Tensor[] inner_offsets, Tensor[] weights)
+dynemb::ragged_topk_index_cutoff(Tensor[] values, Tensor[] offsets, Tensor[] indices,
+    Tensor[] weights, int[] weighted) -> (Tensor[] values, Tensor[] offsets, Tensor[]
+    weights)
+dynemb::ragged_to_dense(Tensor[] values, Tensor[] offsets, int[] depths, int[] lengths,
+    float padding, int integer_padding) -> Tensor[]
+dynemb::ragged_indices(Tensor[] values, Tensor[] offsets, int[] depths, int[] lengths) ->
+    Tensor[]
+dynemb::dense_to_ragged(Tensor[] dense, bool trim, float invalid, int integer_invalid) ->
+    (Tensor[] values, Tensor[] offsets)
+dynemb::feature_cross_ragged(Tensor[] x_values, Tensor[] x_offsets, Tensor[] y_values,
+    Tensor[] y_offsets, Tensor[] x_weights, int[] x_weighted, Tensor[] y_weights, int[]
+    y_weighted) -> (Tensor[] values, Tensor[] offsets, Tensor[] weights)""",
         )
 
     def test_lookup(self) -> None:
@@ -211,14 +275,14 @@ def test_no_schema_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", op_names())
 def test_registrations(name: str) -> None:
-    """A CPU kernel, a fake unless there is no tensor, autograd for the lookups of training."""
+    """A CPU kernel, a fake unless there is no tensor, autograd for what has a gradient."""
 
     def has(key: str) -> bool:
         return torch._C._dispatch_has_kernel_for_dispatch_key(f"dynemb::{name}", key)
 
     assert has("CPU") or has("CompositeExplicitAutograd")
     assert has("Meta") == (name not in PLAIN)
-    assert has("Autograd") == (name in ("embedding_bag", "embedding", "pool_rows"))
+    assert has("Autograd") == (name in DIFFERENTIABLE)
     assert not has("CompositeImplicitAutograd")
 
 

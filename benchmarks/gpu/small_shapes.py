@@ -300,13 +300,73 @@ class Program:
             "owners", ops.id_owners(ids, parts=3, slots=7), ops.ids_encode([ids, many], [0, 1])
         )
         self.keep("routing", mixed, ops.unmix_ids(mixed, parts=3, part=1), *unique)
-        rows = torch.linspace(-1, 1, 12).reshape(3, 4).to(self.device).requires_grad_()
+        self._bags()
+        self._ragged()
+
+    def _bags(self) -> None:
         offsets = self.tensor([0, 2, 2, 3, 5])
-        pooled = ops.pool_rows(rows, self.tensor([0, 2, 1, 1, 2]), offsets, features=2)
-        pooled.sum().backward()
-        self.keep("pooled rows", pooled)
-        if rows.grad is not None:
-            self.keep("gradient of pooled rows", rows.grad)
+        positions = self.tensor([0, 2, 1, 1, 2])
+        for dim in (4, 7):
+            for weighted in (False, True):
+                rows = torch.linspace(-1, 1, 3 * dim).reshape(3, dim).to(self.device)
+                rows.requires_grad_()
+                weights = None
+                if weighted:
+                    weights = torch.linspace(0.5, 1, 5).to(self.device).requires_grad_()
+                outputs = [
+                    ops.pool_rows(
+                        rows, positions, offsets, features=2, weights=weights, pooling=pooling
+                    )
+                    for pooling in (Pooling.SUM, Pooling.MEAN)
+                ]
+                outputs += ops.ragged_tile(
+                    rows,
+                    positions,
+                    offsets,
+                    features=2,
+                    tile_lens=[1, 3],
+                    pad_left=[False, True],
+                    weights=weights,
+                )
+                gradients = [
+                    torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(self.device)
+                    for output in outputs
+                ]
+                torch.autograd.backward(outputs, gradients)  # tiles share a node of the graph
+                self.keep(f"plain rows {dim} {weighted}", *outputs)
+                for name, given in (("rows", rows), ("weights", weights)):
+                    if given is not None and given.grad is not None:
+                        self.keep(f"plain {name} {dim} {weighted}", given.grad)
+
+    def _ragged(self) -> None:
+        ids = self.tensor([5, 5, 6, 7, 8, 5, 1])
+        offsets = self.tensor([0, 3, 3, 7])
+        bytes_of = (ids % 2 == 0, ids.short(), ids.float())
+        values = [ids, *bytes_of]
+        all_offsets = [offsets] * 4
+        weights = [torch.linspace(0, 1, 7).to(self.device), None, None, None]
+        cut = ops.ragged_cutoff_2d(
+            values, all_offsets, [2, 9, 0, 3], weights=weights, drop_left=[True, False] * 2
+        )
+        self.keep("cut", *cut.values, *cut.offsets)
+        outer, inner = self.tensor([0, 2, 2, 3]), self.tensor([0, 3, 3, 7])
+        lists = ops.ragged_cutoff_3d(
+            [ids] * 2, [outer] * 2, [inner] * 2, [1, 3], pad_left=[False, True]
+        )
+        self.keep("cut lists", *lists.values, *lists.outer_offsets, *lists.inner_offsets)
+        indices = self.tensor([2, 0, -1, 1, 9, 3]).reshape(3, 2)
+        top = ops.ragged_topk_index_cutoff(values, all_offsets, [indices] * 4)
+        self.keep("top", *top.values, *top.offsets)
+        lengths = [[5], [5], [5], [2, 4]]
+        nested = [[offsets], [offsets], [offsets], [outer, inner]]
+        dense = ops.ragged_to_dense(values, nested, lengths=lengths, padding_value=1)
+        self.keep("dense", *dense)
+        sparse = ops.ragged_to_sparse(values, nested, lengths=lengths)
+        self.keep("indices", *(tensor.indices() for tensor in sparse))
+        for number, ragged in enumerate(ops.dense_to_ragged(dense, invalid_value=1)):
+            self.keep(f"ragged {number}", ragged.values, *ragged.offsets)
+        crossed = ops.feature_cross_ragged([ids], [offsets], [ids % 3], [offsets])
+        self.keep("crossed", *crossed.values, *crossed.offsets, *crossed.weights)
 
     def _feature_values(self) -> None:
         values = [self.tensor([5, -1, 2**63 - 1]), self.tensor([[7], [8]])]

@@ -29,6 +29,8 @@ enum DeviceError : int {
   kErrorListStart = 17,       // value: feature whose offsets do not begin with 0
   kErrorListDecrease = 18,    // value: feature whose offsets decrease
   kErrorListEnd = 19,         // value: feature whose last offset is not the number of its values
+  kErrorPosition = 30,        // value: the position
+  kErrorRowLength = 31,       // value: feature with a row longer than its dense dimension
 };
 
 // code : 6 | op : 10 | value : 48 (clipped)

@@ -16,7 +16,8 @@ struct Ragged {
   const int64_t* offset;
   int64_t rows;
   int64_t count;
-  const float* weight;  // nullptr: none
+  bool weighted;
+  const float* weight;  // nullptr where there are none, or no values
 };
 
 inline int64_t* words_of(const Tensor& tensor) { return static_cast<int64_t*>(tensor.data_ptr()); }
@@ -48,7 +49,7 @@ inline std::vector<Ragged> ragged_of(const char* op, const char* values_name,
     check_list_offsets(op, offsets_name, f, offsets[f], count);
     result.push_back(
         {static_cast<const char*>(values[f].data_ptr()), bytes[f], words_of(offsets[f]),
-         offsets[f].size(0) - 1, count,
+         offsets[f].size(0) - 1, count, weight[f] >= 0,
          weight[f] < 0 ? nullptr : static_cast<const float*>(weights[weight[f]].data_ptr())});
   }
   return result;
@@ -72,7 +73,7 @@ inline TakenLists taken_lists(const std::vector<Tensor>& values, const std::vect
   for (size_t f = 0; f < lists.size(); ++f) {
     result.values.push_back(empty_cpu({sizes[f]}, values[f].scalar_type()));
     float* weight = nullptr;
-    if (lists[f].weight != nullptr) {
+    if (lists[f].weighted) {
       result.weights.push_back(empty_cpu({sizes[f]}, ScalarType::Float));
       weight = static_cast<float*>(result.weights.back().data_ptr());
     }

@@ -203,7 +203,7 @@ std::tuple<Lists, Lists> dense_to_ragged(Lists dense, bool trim, double invalid,
     const int64_t length = dense[f].size(dense[f].dim() - 1);
     const int64_t* offset = words_of(offsets[innermost[f]]);
     const Ragged from{
-        static_cast<const char*>(dense[f].data_ptr()), bytes[f], nullptr, 0, 0, nullptr};
+        static_cast<const char*>(dense[f].data_ptr()), bytes[f], nullptr, 0, 0, false, nullptr};
     const TakenValues to{static_cast<char*>(values[f].data_ptr()), nullptr};
     RangeCopy copy(from, to);
     for (int64_t r = first; r < last; ++r) {

@@ -154,6 +154,11 @@ std::string error_text(ErrorWord word) {
       return "offsets[" + value + "] decreases: offsets must not decrease";
     case kErrorListEnd:
       return "offsets[" + value + "] does not end with the number of its values";
+    case kErrorPosition:
+      return "positions has " + value + ", which is no position of rows, and was left out";
+    case kErrorRowLength:
+      return "offsets[" + value +
+             "] has a row that is longer than the dense dimension, and was cut";
     default:
       return "unknown error " + std::to_string(error_code(word));
   }

@@ -119,8 +119,8 @@ def _pool_rows_fake(
     positions: Tensor,
     offsets: Tensor,
     features: int,
-    weights: Tensor | None = None,
-    pooling: int = 0,
+    weights: Tensor | None,
+    pooling: int,
 ) -> Tensor:
     return rows.new_empty(((offsets.shape[0] - 1) // features, features * rows.shape[1]))
 
@@ -132,8 +132,8 @@ def _pool_rows_grad_fake(
     offsets: Tensor,
     features: int,
     rows: int,
-    weights: Tensor | None = None,
-    pooling: int = 0,
+    weights: Tensor | None,
+    pooling: int,
 ) -> Tensor:
     return grad.new_empty((rows, grad.shape[1] // features))
 
@@ -195,8 +195,8 @@ def _pool_rows_autograd(
     positions: Tensor,
     offsets: Tensor,
     features: int,
-    weights: Tensor | None = None,
-    pooling: int = 0,
+    weights: Tensor | None,
+    pooling: int,
 ) -> Tensor:
     op = torch.ops.dynemb.pool_rows.default
     arguments = (rows, positions, offsets, features, weights, pooling)

@@ -7,12 +7,13 @@ int64 offsets [rows + 1], which ascend from 0 to the number of values.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torch_dynemb._library import register_fake
 from torch_dynemb.ops.autograd import (
@@ -574,17 +575,26 @@ def _cross_fake(
 # -- autograd ------------------------------------------------------------------------------------
 
 
-def _spread(grad: Tensor | None, needed: bool, source: Tensor, given: Tensor) -> Tensor | None:
-    """The gradient of values that were taken from ``source``."""
-    if grad is None or not needed:
-        return None
-    return torch.zeros_like(given).index_add(0, source, grad)
+# The sizes of the gradients are known to nobody before the forward has run, so that a compiled
+# backward cannot be told them: these formulas do not ask.
+def _gathered(grad: Tensor, places: Tensor) -> Tensor:
+    """Gradients at ``places``; 0 where these are -1."""
+    return F.pad(grad, (0, 1))[places]
 
 
-def _range_sources(begin: Tensor, cut: Tensor, count: Any) -> Tensor:
-    """Where each of ``count`` values comes from: row r has those from begin[r] on."""
-    shift = (begin - cut[:-1]).repeat_interleave(cut.diff(), output_size=count)
-    return shift + torch.arange(count, device=begin.device)
+def _places(rows: Tensor, begin: Tensor, cut: Tensor, count: int) -> Tensor:
+    """Where each of ``count`` values stands among those that were kept; -1: it was not.
+
+    Args:
+        rows: [rows + 1], where rows begin.
+        begin: [rows], the first value that a row keeps.
+        cut: [rows + 1], where rows begin in the result.
+    """
+    row = torch.arange(begin.shape[0], device=begin.device)
+    row = row.repeat_interleave(rows.diff(), output_size=count)
+    within = torch.arange(count, device=begin.device) - begin[row]
+    valid = (within >= 0) & (within < cut.diff()[row])
+    return torch.where(valid, cut[:-1][row] + within, -1)
 
 
 def _kept_begin(offsets: Tensor, kept: Tensor, drop_left: int) -> Tensor:
@@ -592,34 +602,27 @@ def _kept_begin(offsets: Tensor, kept: Tensor, drop_left: int) -> Tensor:
 
 
 def _cut_gradients(
-    sources: Sequence[Tensor | None],
+    places_of: Callable[[int], Tensor],
     inputs: Tensors,
     grads: Sequence[Tensor | None],
-    outputs: int,
     weighted: Sequence[int],
     needed: Sequence[bool],
+    features: int,
 ) -> list[Tensor | None]:
-    """Gradients of all inputs: values first, weights last."""
+    """Gradients of all inputs: values first, weights last, as among the outputs."""
     result: list[Tensor | None] = [None] * len(inputs)
-    positions = [(f, f, f) for f in range(len(sources))]
-    first = len(inputs) - len(weighted)
-    positions += [(f, first + k, outputs - len(weighted) + k) for k, f in enumerate(weighted)]
-    for feature, of_input, of_output in positions:
-        source = sources[feature]
-        if source is not None:
-            result[of_input] = _spread(grads[of_output], needed[of_input], source, inputs[of_input])
+    pairs = [(f, f, f) for f in range(features)]
+    for k, f in enumerate(reversed(weighted), start=1):
+        pairs.append((f, len(inputs) - k, len(grads) - k))
+    places: dict[int, Tensor] = {}
+    for feature, of_input, of_output in pairs:
+        grad = grads[of_output]
+        if grad is None or not needed[of_input]:
+            continue
+        if feature not in places:
+            places[feature] = places_of(feature)
+        result[of_input] = _gathered(grad, places[feature])
     return result
-
-
-def _touched(
-    features: int, grads: Sequence[Tensor | None], outputs: int, weighted: Sequence[int]
-) -> list[Tensor | None]:
-    """Of each feature, a gradient that there is."""
-    touched = list(grads[:features])
-    for k, f in enumerate(weighted):
-        of_weight = grads[outputs - len(weighted) + k]
-        touched[f] = of_weight if touched[f] is None else touched[f]
-    return touched
 
 
 def _offsets_among(fixed: Tensors, features: int, lists: int) -> list[list[Tensor]]:
@@ -647,23 +650,16 @@ def _cutoff_2d_autograd(
     if not needs_grad(*values, *weights):
         return below_autograd(op, keyset, arguments)
     features = len(values)
-    outputs = 2 * features + len(weights)
 
     def backward(inputs: Tensors, fixed: Tensors, grads: Any, needed: Any) -> Any:
         (cut_offsets,) = _offsets_among(fixed, features, 1)
-        sources = [
-            None
-            if grad is None
-            else _range_sources(_kept_begin(given, cut.diff(), left), cut, grad.shape[0])
-            for grad, given, cut, left in zip(
-                _touched(features, grads, outputs, weighted),
-                inputs[features : 2 * features],
-                cut_offsets,
-                drop_left,
-                strict=True,
-            )
-        ]
-        return _cut_gradients(sources, inputs, grads, outputs, weighted, needed)
+
+        def places_of(f: int) -> Tensor:
+            rows, cut = inputs[features + f], cut_offsets[f]
+            begin = _kept_begin(rows, cut.diff(), drop_left[f])
+            return _places(rows, begin, cut, inputs[f].shape[0])
+
+        return _cut_gradients(places_of, inputs, grads, weighted, needed, features)
 
     call = lambda: tuple(_flat(below_autograd(op, keyset, arguments)))  # noqa: E731
     flat = differentiable(call, backward, [*values, *offsets, *weights])
@@ -695,20 +691,18 @@ def _cutoff_3d_autograd(
     if not needs_grad(*values, *weights):
         return below_autograd(op, keyset, arguments)
     features = len(values)
-    outputs = 3 * features + len(weights)
 
     def backward(inputs: Tensors, fixed: Tensors, grads: Any, needed: Any) -> Any:
         cut_outer, cut_inner = _offsets_among(fixed, features, 2)
-        sources: list[Tensor | None] = []
-        for f, grad in enumerate(_touched(features, grads, outputs, weighted)):
+
+        def places_of(f: int) -> Tensor:
             outer, inner = inputs[features + f], inputs[2 * features + f]
-            if grad is None:
-                sources.append(None)
-                continue
             kept = outer.diff().clamp(max=keep_lengths[f])
             begin = inner[_kept_begin(outer, kept, drop_left[f])]
-            sources.append(_range_sources(begin, cut_inner[f][cut_outer[f]], grad.shape[0]))
-        return _cut_gradients(sources, inputs, grads, outputs, weighted, needed)
+            cut = cut_inner[f][cut_outer[f]]
+            return _places(inner[outer], begin, cut, inputs[f].shape[0])
+
+        return _cut_gradients(places_of, inputs, grads, weighted, needed, features)
 
     call = lambda: tuple(_flat(below_autograd(op, keyset, arguments)))  # noqa: E731
     flat = differentiable(call, backward, [*values, *outer_offsets, *inner_offsets, *weights])
@@ -722,11 +716,11 @@ def _spread_indices(
     if grad is None or not needed:
         return None
     valid = (indices >= 0) & (indices < offsets.diff()[:, None])
-    rank = valid.flatten().cumsum(0) - 1
-    taken = torch.where(valid.flatten(), rank, grad.shape[0])  # one more: of what was left out
-    source = torch.where(valid, offsets[:-1, None] + indices, given.shape[0]).flatten()
-    terms = torch.cat([grad, grad.new_zeros(1)])[taken]
-    return given.new_zeros(given.shape[0] + 1).index_add(0, source, terms)[:-1]
+    rank = torch.where(valid.flatten(), valid.flatten().cumsum(0) - 1, -1)
+    beyond = given.shape[0]  # where the zeros of what was left out go
+    source = torch.where(valid, offsets[:-1, None] + indices, beyond).flatten()
+    terms = _gathered(grad, rank)
+    return given.new_zeros(beyond + 1).index_add(0, source, terms)[:-1]
 
 
 def _topk_autograd(

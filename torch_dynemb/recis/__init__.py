@@ -1,6 +1,18 @@
 """Ragged embeddings with the names and arguments of RecIS (github.com/alibaba/RecIS)."""
 
 from torch_dynemb.recis.embedding import DynamicEmbedding, EmbeddingEngine, PreparedLookup
+from torch_dynemb.recis.feature_engine import Feature, FeatureEngine
+from torch_dynemb.recis.feature_ops import (
+    Bucketize,
+    FeatureCross,
+    FeatureOp,
+    Hash,
+    IDMultiHash,
+    Mod,
+    SelectField,
+    SelectFields,
+    SequenceTruncate,
+)
 from torch_dynemb.recis.hash_table import (
     ChildrenInfo,
     HashTable,
@@ -29,16 +41,27 @@ from torch_dynemb.recis.ragged_tensor import RaggedTensor
 __all__ = [
     "READ_ONLY",
     "AdmitHook",
+    "Bucketize",
     "ChildrenInfo",
     "DynamicEmbedding",
     "EmbeddingEngine",
     "EmbeddingOption",
+    "Feature",
+    "FeatureCross",
+    "FeatureEngine",
+    "FeatureOp",
     "FilterHook",
+    "Hash",
     "HashTable",
+    "IDMultiHash",
     "IdsMap",
+    "Mod",
     "PreparedLookup",
     "RaggedTensor",
     "RowFilter",
+    "SelectField",
+    "SelectFields",
+    "SequenceTruncate",
     "Slice",
     "SparseAdam",
     "SparseAdamW",

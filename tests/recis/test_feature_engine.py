@@ -1,0 +1,414 @@
+"""FeatureEngine: results against plain Python, sharing and fusing of ops, errors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_dynemb import ops
+from torch_dynemb.recis import RaggedTensor
+from torch_dynemb.recis.feature_engine import Feature, FeatureEngine
+from torch_dynemb.recis.feature_ops import (
+    Bucketize,
+    FeatureCross,
+    FeatureOp,
+    Hash,
+    IDMultiHash,
+    Mod,
+    SelectField,
+    SelectFields,
+    SequenceTruncate,
+)
+
+
+def ragged(rows: list[list[Any]], weights: bool = False, dtype: Any = torch.int64) -> RaggedTensor:
+    flat = [value for row in rows for value in row]
+    offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    weight = torch.arange(1.0, 1 + len(flat)) if weights else None
+    return RaggedTensor(torch.tensor(flat, dtype=dtype), offsets, weight)
+
+
+def rows_of(value: RaggedTensor) -> list[list[Any]]:
+    (offsets,) = value.offsets()
+    return [row.tolist() for row in value.values().tensor_split(offsets[1:-1])]
+
+
+def feature(name: str, *chain: FeatureOp) -> Feature:
+    result = Feature(name)
+    for op in chain:
+        result.add_op(op)
+    return result
+
+
+def one(value: Any, *chain: FeatureOp) -> Any:
+    """The result of a chain for a field."""
+    return FeatureEngine([feature("out", SelectField("in"), *chain)])({"in": value})["out"]
+
+
+class CountCalls(TorchDispatchMode):
+    """Counts calls of our ops by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "dynemb":
+            name = func._schema.name.removeprefix("dynemb::")
+            self.calls[name] = self.calls.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+words = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 30)
+id_rows = st.lists(st.lists(words, max_size=6), min_size=1, max_size=5)
+
+
+@settings(deadline=None)
+@given(id_rows, st.integers(1, 50), st.integers(1, 7), st.sampled_from(["left", "right"]))
+def test_a_chain_is_its_ops(rows: list[list[int]], divisor: int, length: int, side: str) -> None:
+    chain = (SequenceTruncate(length, check_length=False, truncate_side=side), Mod(divisor))
+    result = one(ragged(rows, weights=True), *chain)
+    kept = [row[-length:] if side == "left" else row[:length] for row in rows]
+    assert rows_of(result) == [[value % 2**64 % divisor for value in row] for row in kept]
+    weights = iter(range(1, 1 + sum(map(len, rows))))
+    numbered = [[float(next(weights)) for _ in row] for row in rows]
+    cut = [row[-length:] if side == "left" else row[:length] for row in numbered]
+    assert result.weight().tolist() == [weight for row in cut for weight in row]
+    assert result._dense_shape is None
+
+
+def is_prime(number: int) -> bool:
+    return all(number % factor for factor in range(2, number))
+
+
+@settings(deadline=None)
+@given(id_rows, st.lists(st.integers(1, 300), min_size=1, max_size=4))
+def test_id_multi_hash_has_the_parameters_of_recis(rows: list[list[int]], sizes: list[int]) -> None:
+    given_ids = ragged(rows, weights=True)
+    engine = FeatureEngine([feature("f", SelectField("x"), IDMultiHash(sizes, prefix="h"))])
+    results = engine({"x": given_ids}, remain_no_use_data=False)
+    assert list(results) == [f"f_h_{i}" for i in range(len(sizes))]
+    for i, size in enumerate(sizes):
+        limit = (29, 47, 67, 83)[i] * size
+        prime = next(number for number in range(limit, 1, -1) if is_prime(number))
+        expected = [[x * (1, 3, 5, 7)[i] % 2**64 % prime % size for x in row] for row in rows]
+        assert rows_of(results[f"f_h_{i}"]) == expected
+        assert torch.equal(results[f"f_h_{i}"].weight(), given_ids.weight())
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), max_size=10),
+    st.lists(st.floats(-1e3, 1e3, width=32) | st.sampled_from([-(2.0**70), 2.0**63]), max_size=6),
+)
+def test_bucketize_for_every_dtype(values: list[float], bounds: list[float]) -> None:
+    bounds = sorted(bounds)
+    for dtype in (torch.float32, torch.float64, torch.int32, torch.int64):
+        given_values = torch.tensor(values).to(dtype)
+        expected = [sum(bound <= value for bound in bounds) for value in given_values.tolist()]
+        assert one(given_values, Bucketize(bounds)).tolist() == expected
+
+
+def test_bucketize_of_large_integers_is_exact() -> None:
+    values = torch.tensor([2**53, 2**53 + 1, 2**63 - 1])
+    bounds = torch.tensor([2**53 + 1, 2**63 - 1])
+    assert one(values, Bucketize(bounds)).tolist() == [0, 1, 2]
+
+
+def strings(rows: list[list[str]], dtype: torch.dtype) -> RaggedTensor:
+    data = [text.encode() for row in rows for text in row]
+    values = torch.tensor(list(b"".join(data)), dtype=torch.uint8).view(dtype)
+    outer = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    return RaggedTensor(values, [outer, torch.tensor([0, *map(len, data)]).cumsum(0)])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_hash_of_strings(dtype: torch.dtype) -> None:
+    given_strings = strings([["3true", ""], [], ["test"]], dtype)
+    features = [
+        feature("farm", SelectField("s"), Hash("farm")),
+        feature("murmur", SelectField("s"), Hash("murmur")),
+        feature("cut", SelectField("s"), SequenceTruncate(1, False, n_dims=3), Hash("farm")),
+    ]
+    results = FeatureEngine(features)({"s": given_strings})
+    farm = [-4880158226897771312, -7286425919675154353, 8581389452482819506]
+    assert rows_of(results["farm"]) == [farm[:2], [], farm[2:]]
+    values, offsets = given_strings.values(), given_strings.offsets()[1]
+    assert torch.equal(results["murmur"].values(), ops.murmurhash([values], [offsets])[0])
+    # an empty list is added to the row without any: the empty string
+    assert rows_of(results["cut"]) == [[farm[1]], [farm[1]], [farm[2]]]
+    flat = one(RaggedTensor(values, offsets), Hash("farm"))
+    assert isinstance(flat, Tensor)
+    assert flat.tolist() == farm
+
+
+def test_truncation_of_lists_and_of_dense_tensors() -> None:
+    outer, inner = torch.tensor([0, 3, 4]), torch.tensor([0, 2, 3, 5, 6])
+    lists = RaggedTensor(torch.arange(6), [outer, inner], torch.arange(6.0))
+    cut = one(lists, SequenceTruncate(2, check_length=False, n_dims=3))
+    assert cut.values().tolist() == [2, 3, 4, 5]
+    assert [offsets.tolist() for offsets in cut.offsets()] == [[0, 2, 4], [0, 1, 3, 4, 4]]
+    assert cut.weight().tolist() == [2, 3, 4, 5]
+    dense = torch.arange(12).reshape(2, 6)
+    left, right = (
+        one(dense, SequenceTruncate(4, False, truncate_side=side)) for side in ("left", "right")
+    )
+    assert left.tolist() == dense[:, 2:].tolist()
+    assert right.tolist() == dense[:, :4].tolist()
+    assert one(dense, SequenceTruncate(9)) is not None
+    assert one(ragged([[1, 2, 3]]), SequenceTruncate(3, truncate=False)).values().tolist() == [
+        1,
+        2,
+        3,
+    ]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_cross_of_two_fields(dense: bool) -> None:
+    x, y = ragged([[1, 1], [2, 3]], weights=not dense), ragged([[5, 6], [5, 5]])
+    data = {"x": x.to_dense() if dense else x, "y": y.to_dense() if dense else y}
+    select = SelectFields([SelectField("x"), SelectField("y")])
+    result = FeatureEngine([feature("c", select, FeatureCross(), Mod(1000))])(data)["c"]
+    expected = ops.feature_cross_ragged(
+        [x.values()], x.offsets(), [y.values()], y.offsets(), x_weights=[x.weight()]
+    )
+    assert torch.equal(result.values(), ops.mod(expected.values, [1000])[0])
+    assert torch.equal(result.offsets()[0], expected.offsets[0])
+    assert torch.equal(result.weight(), expected.weights[0])
+
+
+def many_features() -> list[Feature]:
+    chain = (SelectField("id"), Mod(100))
+    return [
+        feature("a", *chain),
+        feature("b", SelectField("id"), Mod(100), IDMultiHash([10, 20])),
+        feature("same as b", SelectField("id"), Mod(100), IDMultiHash([10, 20])),
+        feature("c", SelectField("id"), Mod(7)),
+        feature("d", SelectField("other"), Mod(7)),
+        feature("e", SelectField("price"), Bucketize([1.0, 2.0])),
+        feature("f", SelectField("clicks"), SequenceTruncate(2, False), Mod(9)),
+        feature("g", SelectField("clicks"), SequenceTruncate(1, False, truncate_side="right")),
+        feature("h", SelectField("price"), Bucketize([5.0])),
+    ]
+
+
+def many_fields() -> dict[str, Any]:
+    return {
+        "id": torch.randint(-(2**62), 2**62, (6,)),
+        "other": torch.arange(8).reshape(2, 4),
+        "price": torch.rand(5) * 3,
+        "clicks": ragged([[1, 2, 3], [], [40]], weights=True),
+        "label": torch.ones(3),
+    }
+
+
+def test_equal_beginnings_are_computed_once_and_kinds_in_one_call() -> None:
+    features = many_features()
+    engine, data = FeatureEngine(features), many_fields()
+    with CountCalls() as counter:
+        results = engine(data)
+    # ids of a to d are one call, those of f follow a truncation
+    assert counter.calls == {"mod": 2, "multi_hash": 1, "bucketize": 1, "ragged_cutoff_2d": 1}
+    assert results["b_multi_hash_0"] is results["same as b_multi_hash_0"]
+    for single in features:
+        alone = FeatureEngine([single])(data, remain_no_use_data=False)
+        for key, value in alone.items():
+            for a, b in zip(parts(value), parts(results[key]), strict=True):
+                assert torch.equal(a, b)
+
+
+def parts(value: Any) -> Sequence[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    weights = [] if value.weight() is None else [value.weight()]
+    return [value.values(), *value.offsets(), *weights]
+
+
+def test_inputs_stay_and_unused_fields_pass() -> None:
+    data = many_fields()
+    before = {name: [part.clone() for part in parts(value)] for name, value in data.items()}
+    engine = FeatureEngine(many_features())
+    results = engine(data)
+    assert list(data) == list(before)
+    for name, value in data.items():
+        assert all(torch.equal(a, b) for a, b in zip(parts(value), before[name], strict=True))
+    assert results["label"] is data["label"]
+    assert "label" not in engine(data, remain_no_use_data=False)
+    overwritten = FeatureEngine([feature("id", SelectField("id"), Mod(5))])(data)
+    assert overwritten["id"].tolist() == ops.mod([data["id"]], [5])[0].tolist()
+    again = copy.deepcopy(engine)(data)
+    assert all(
+        torch.equal(a, b)
+        for key in again
+        for a, b in zip(parts(again[key]), parts(results[key]), strict=True)
+    )
+
+
+def test_the_input_may_be_the_field() -> None:
+    engine = FeatureEngine([feature("a", SelectField("a", from_dict=False), Mod(5))])
+    assert engine(torch.tensor([7]))["a"].tolist() == [2]
+
+
+class Scale(FeatureOp):
+    """An op of a user's own, with a parameter, fused by concatenation."""
+
+    calls = 0
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(start))
+
+    @classmethod
+    def run(cls, ops: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        Scale.calls += 1
+        factors = torch.stack([op.factor for op in ops])
+        sizes = [len(value) for value in inputs]
+        scaled = torch.cat(list(inputs)) * factors.repeat_interleave(torch.tensor(sizes))
+        return list(scaled.split(sizes))
+
+
+def test_ops_of_your_own() -> None:
+    engine = FeatureEngine(
+        [
+            feature("a", SelectField("x"), Scale(2.0)),
+            feature("b", SelectField("x"), Scale(2.0)),
+            feature("c", SelectField("y"), Scale(3.0), Bucketize([4.0])),
+        ]
+    )
+    assert len(list(engine.parameters())) == 3  # without a config, nothing is shared
+    Scale.calls = 0
+    results = engine({"x": torch.tensor([1.0]), "y": torch.tensor([1.0, 2.0])})
+    assert Scale.calls == 1
+    assert results["a"].tolist() == [2.0]
+    assert results["c"].tolist() == [0, 1]
+    results["b"].sum().backward()
+    assert [p.grad is not None for p in engine.parameters()].count(True) == 3
+
+
+def test_compiles_whole() -> None:
+    engine = FeatureEngine(
+        [
+            feature("a", SelectField("id"), Mod(100), IDMultiHash([10, 20])),
+            feature("b", SelectField("clicks"), Mod(7)),
+            feature("c", SelectField("price"), Bucketize([1.0, 2.0])),
+        ]
+    )
+    data = many_fields()
+    expected = engine(data)
+    compiled = torch.compile(engine, fullgraph=True, backend="aot_eager")(data)
+    assert list(compiled) == list(expected)
+    for key, value in expected.items():
+        assert all(
+            torch.equal(a, b) for a, b in zip(parts(value), parts(compiled[key]), strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: one(torch.ones(2), Mod(5)), TypeError, "feature 'out': Mod got values of torch.f"),
+        (
+            lambda: FeatureEngine([feature("a", SelectField("x"))])({"y": 1}),
+            KeyError,
+            r"feature 'a': the input has no field 'x', but \['y'\]",
+        ),
+        (
+            lambda: FeatureEngine([feature("a", SelectField("x"))])({"x": [1]}),
+            TypeError,
+            "feature 'a': field 'x' got a list, expected a Tensor or RaggedTensor",
+        ),
+        (
+            lambda: FeatureEngine([feature("a", SelectField("x", torch.int64))])(
+                {"x": torch.ones(1)}
+            ),
+            TypeError,
+            "feature 'a': field 'x' got values of torch.float32, expected one of int64",
+        ),
+        (
+            lambda: FeatureEngine([feature("a", SelectField("x"))])([1]),
+            TypeError,
+            "feature 'a': the input is a list, expected a dict",
+        ),
+        (
+            lambda: FeatureEngine([feature("a", SelectField("x"))] * 2),
+            ValueError,
+            "feature 'a' is given twice",
+        ),
+        (
+            lambda: FeatureEngine([feature("a", Mod(5))]),
+            ValueError,
+            r"feature 'a' has the ops \['M",
+        ),
+        (
+            lambda: FeatureEngine([Feature("a")]),
+            ValueError,
+            "expected a SelectField or SelectFields",
+        ),
+        (lambda: Feature("a").add_op(torch.nn.ReLU()), TypeError, "feature 'a': op is a ReLU"),
+        (
+            lambda: one(ragged([[1], [1, 2, 3]]), SequenceTruncate(2)),
+            ValueError,
+            "feature 'out': SequenceTruncate got a row of 3 elements, expected at most seq_len, 2",
+        ),
+        (
+            lambda: one(ragged([[1]]), SequenceTruncate(2, n_dims=3)),
+            ValueError,
+            "SequenceTruncate got 2 dimensions, expected n_dims, 3",
+        ),
+        (
+            lambda: one(torch.ones(2).long(), IDMultiHash([5]), Mod(5)),
+            TypeError,
+            "feature 'out': Mod got a dict, expected a Tensor",
+        ),
+        (lambda: one(torch.ones(2).long(), Hash("farm")), TypeError, "Hash got a Tensor, expected"),
+        (
+            lambda: one(
+                RaggedTensor(torch.ones(2).byte(), torch.tensor([0, 2]), torch.ones(2)),
+                Hash("farm"),
+            ),
+            ValueError,
+            "feature 'out': Hash got 2 weights, expected one for each of 1 strings",
+        ),
+        (
+            lambda: one(ragged([[1]]), FeatureCross()),
+            TypeError,
+            "FeatureCross got RaggedTensor, exp",
+        ),
+        (
+            lambda: FeatureEngine(
+                [feature("a", SelectFields([SelectField("x"), SelectField("y")]), FeatureCross())]
+            )({"x": ragged([[1]]), "y": ragged([[1], [2]])}),
+            ValueError,
+            "feature 'a': FeatureCross got 1 and 2 rows, expected as many",
+        ),
+        (
+            lambda: FeatureEngine(
+                [
+                    feature("a_b_0", SelectField("x")),
+                    feature("a", SelectField("x"), IDMultiHash([5], prefix="b")),
+                ]
+            )({"x": torch.ones(1).long()}),
+            ValueError,
+            "feature 'a': two features give a result 'a_b_0'",
+        ),
+        (lambda: Mod(0), ValueError, "mod_value is 0"),
+        (lambda: Bucketize([2, 1]), ValueError, "boundary is"),
+        (lambda: IDMultiHash([]), ValueError, "num_buckets is"),
+        (lambda: IDMultiHash([1] * 5), ValueError, "num_buckets is"),
+        (lambda: SequenceTruncate(0), ValueError, "seq_len is 0"),
+        (lambda: SequenceTruncate(truncate_side="top"), ValueError, "truncate_side is 'top'"),
+        (lambda: SequenceTruncate(n_dims=4), ValueError, "n_dims is 4"),
+        (lambda: Hash("md5"), ValueError, "hash_type is 'md5'"),
+    ],
+)
+def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
