@@ -119,6 +119,18 @@ DYNEMB_INLINE void pool_tile_body(const PoolJob& job, std::bool_constant<kWeight
       store_floats(out + c + 2 * kFloats, sum2);
       store_floats(out + c + 3 * kFloats, sum3);
     }
+    for (; c + kFloats <= dim; c += kFloats) {
+      Floats8 sum = {};
+      for (int64_t i = first; i < last; ++i) {
+        const Floats8 values = load_floats(job.rows + bags.position[i] * dim + c);
+        if constexpr (kWeighted) {
+          sum += weight[i] * values;
+        } else {
+          sum += values;
+        }
+      }
+      store_floats(out + c, sum);
+    }
     for (; c < dim; ++c) {
       float sum = 0.0f;
       for (int64_t i = first; i < last; ++i) {

@@ -188,8 +188,7 @@ template <class Size>
 std::vector<Tensor> empty_offsets(const Call& call, size_t features, const Size& size) {
   std::vector<Tensor> result;
   for (size_t f = 0; f < features; ++f) {
-    const std::vector<int64_t> shape{size(f) +
-                                     1};  // nvcc drops the braces of a template's argument
+    const std::vector<int64_t> shape{size(f) + 1};  // named: nvcc would drop the braces
     result.push_back(call.empty(shape, ScalarType::Long));
   }
   return result;
