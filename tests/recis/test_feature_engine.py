@@ -412,3 +412,26 @@ def test_compiles_whole() -> None:
 def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_field_says_how_wide_it_is() -> None:
+    select = SelectField("clicks", dim=4)
+    clicks = ragged([[1, 2], [], [3]])
+    result = FeatureEngine([Feature("a").add_op(select).add_op(Mod(2))])({"clicks": clicks})["a"]
+    assert result.shape == (3, 4)
+    assert result.to_dense(-1).tolist() == [[1, 0, -1, -1], [-1] * 4, [1, -1, -1, -1]]
+    assert torch.equal(select({"clicks": torch.zeros(2, 4)}), torch.zeros(2, 4))
+    wrong: list[tuple[Any, str]] = [
+        (ragged([[1, 2, 3, 4, 5]]), "has a row of 5, expected at most dim, 4"),
+        (torch.zeros(2, 3), "has a row of 3, expected dim, 4"),
+    ]
+    for value, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            select({"clicks": value})
+
+
+def test_a_sequence_says_what_it_holds() -> None:
+    truncate = SequenceTruncate(2, check_length=False, dtype=torch.int64)
+    assert truncate(ragged([[1, 2, 3]])).values().tolist() == [2, 3]
+    with pytest.raises(TypeError, match="got values of torch.float32, expected one of int64"):
+        truncate(ragged([[1.0]], dtype=torch.float32))  # type: ignore[list-item]

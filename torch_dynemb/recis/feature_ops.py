@@ -83,7 +83,7 @@ def _with_values(value: Value, values: Tensor) -> Value:
     """Other values in the same rows, with the same weights."""
     if isinstance(value, Tensor):
         return values
-    return RaggedTensor._of_parts(values, value.offsets(), value.weight())
+    return value.with_values(values)
 
 
 def _words(offsets: Tensor) -> Tensor:
@@ -96,7 +96,8 @@ class SelectField(FeatureOp):
     Args:
         name: of the field.
         dtype: what its values have to be; default: any.
-        dim: RecIS has it; nothing reads it.
+        dim: size of its last dimension, or, of a RaggedTensor, that of its dense form: the
+            innermost rows may be shorter, and are checked, which waits for a GPU.
         from_dict: False: the input is no dict but the field itself.
     """
 
@@ -111,7 +112,7 @@ class SelectField(FeatureOp):
         self.name, self.dtype, self.dim, self.from_dict = name, dtype, dim, from_dict
 
     def config(self) -> Hashable:
-        return self.name, self.dtype, self.from_dict
+        return self.name, self.dtype, self.dim, self.from_dict
 
     def check(self, owner: str, value: Any) -> None:
         if self.from_dict:
@@ -119,13 +120,28 @@ class SelectField(FeatureOp):
                 raise TypeError(f"{owner}: the input is a {type(value).__name__}, expected a dict")
             if self.name not in value:
                 raise KeyError(f"{owner}: the input has no field {self.name!r}, but {list(value)}")
-        field = self._select(value)
+        field = self._field(value)
         _check_value(f"{owner}: field {self.name!r}", field)
         if self.dtype is not None:
             _check_dtype(f"{owner}: field {self.name!r}", field, (self.dtype,))
+        if self.dim is not None:
+            ragged = isinstance(field, RaggedTensor)
+            size = field.max_length if ragged else (field.shape[-1] if field.dim() > 0 else 0)
+            if size > self.dim or (not ragged and size != self.dim):
+                raise ValueError(
+                    f"{owner}: field {self.name!r} has a row of {size}, expected "
+                    f"{'at most ' if ragged else ''}dim, {self.dim}"
+                )
+
+    def _field(self, value: Any) -> Any:
+        return value[self.name] if self.from_dict else value
 
     def _select(self, value: Any) -> Any:
-        return value[self.name] if self.from_dict else value
+        field = self._field(value)
+        if self.dim is None or isinstance(field, Tensor):
+            return field
+        shape = (*([-1] * len(field.offsets())), self.dim)
+        return RaggedTensor._of_parts(field.values(), field.offsets(), field.weight(), shape)
 
     @classmethod
     def run(cls, ops: Sequence[SelectField], inputs: Sequence[Any]) -> list[Value]:
@@ -302,7 +318,7 @@ class SequenceTruncate(FeatureOp):
         truncate: False: only check.
         truncate_side: where longer rows lose elements, "left" or "right".
         n_dims: 2 or 3.
-        dtype: RecIS has it; nothing reads it.
+        dtype: what the values have to be; default: any.
 
     Raises:
         ValueError: an argument is none of these.
@@ -315,7 +331,7 @@ class SequenceTruncate(FeatureOp):
         truncate: bool = True,
         truncate_side: str = "left",
         n_dims: int = 2,
-        dtype: torch.dtype = torch.long,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if seq_len < 1:
@@ -330,11 +346,14 @@ class SequenceTruncate(FeatureOp):
         self.truncate_side, self.n_dims, self.dtype = truncate_side, n_dims, dtype
 
     def config(self) -> Hashable:
-        return self.seq_len, self.check_length, self.truncate, self.truncate_side, self.n_dims
+        sides = (self.truncate, self.truncate_side)
+        return self.seq_len, self.check_length, *sides, self.n_dims, self.dtype
 
     def check(self, owner: str, value: Any) -> None:
         owner = f"{owner}: SequenceTruncate"
         _check_value(owner, value)
+        if self.dtype is not None:
+            _check_dtype(owner, value, (self.dtype,))
         ragged = isinstance(value, RaggedTensor)
         dims = len(value.offsets()) + 1 if ragged else value.dim()
         if (ragged and dims != self.n_dims) or dims < self.n_dims:
