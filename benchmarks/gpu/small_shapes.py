@@ -328,9 +328,13 @@ class Program:
                     pad_left=[False, True],
                     weights=weights,
                 )
-                for output in outputs:
-                    gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
-                    output.backward(gradient.to(self.device))
+                torch.autograd.backward(
+                    outputs,
+                    [
+                        torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(self.device)
+                        for output in outputs
+                    ],
+                )
                 self.keep(f"plain rows {dim} {weighted}", *outputs)
                 for name, given in (("rows", rows), ("weights", weights)):
                     if given is not None and given.grad is not None:
@@ -365,6 +369,20 @@ class Program:
             self.keep(f"ragged {number}", ragged.values, *ragged.offsets)
         crossed = ops.feature_cross_ragged([ids], [offsets], [ids % 3], [offsets])
         self.keep("crossed", *crossed.values, *crossed.offsets, *crossed.weights)
+
+    def _feature_values(self) -> None:
+        values = [self.tensor([5, -1, 2**63 - 1]), self.tensor([[7], [8]])]
+        self.keep("mod", *ops.mod(values, [7, 3]))
+        bounds = [self.tensor([0, 6]), self.tensor([8])]
+        self.keep("bucketize", *ops.bucketize(values, bounds))
+        floats = [torch.tensor([0.5, float("nan"), 3.0]).to(self.device)]
+        self.keep("bucketize floats", *ops.bucketize(floats, [floats[0][::2].contiguous()]))
+        for hashes in ops.multi_hash(values, [[1, 3], [5]], [[29, 47], [67]], [[9, 8], [7]]):
+            self.keep(f"multi_hash {len(hashes)}", *hashes)
+        text = (self.tensor(range(1300)) % 251).byte()
+        strings = self.tensor([*range(4), 20, 60, 160, 300, 1300])
+        self.keep("farmhash", *ops.farmhash([text, text[:0]], [strings, self.tensor([0, 0])]))
+        self.keep("murmurhash", *ops.murmurhash([text], [strings], seed=3))
 
     def _split_update(self) -> None:
         group = self.group
