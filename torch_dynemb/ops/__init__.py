@@ -44,18 +44,19 @@ from torch_dynemb.ops.memory import (  # noqa: E402
 )
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_  # noqa: E402
 from torch_dynemb.ops.pooling import pool_rows, ragged_tile  # noqa: E402
-from torch_dynemb.ops.ragged import (  # noqa: E402
-    CrossedRagged,
+from torch_dynemb.ops.ragged_cross import CrossedRagged, feature_cross_ragged  # noqa: E402
+from torch_dynemb.ops.ragged_cutoff import (  # noqa: E402
     CutRagged,
     CutRagged3D,
-    Ragged,
-    dense_to_ragged,
-    feature_cross_ragged,
     ragged_cutoff_2d,
     ragged_cutoff_3d,
+    ragged_topk_index_cutoff,
+)
+from torch_dynemb.ops.ragged_dense import (  # noqa: E402
+    Ragged,
+    dense_to_ragged,
     ragged_to_dense,
     ragged_to_sparse,
-    ragged_topk_index_cutoff,
 )
 from torch_dynemb.ops.routing import (  # noqa: E402
     PartitionedIds,
