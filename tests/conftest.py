@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from ranks import Ranks
@@ -34,6 +35,11 @@ ANY_DEVICE = {
     "test_state",
     "test_state_refused",
 }
+
+
+# how long an example takes says nothing on a busy machine
+hypothesis.settings.register_profile("any time")
+hypothesis.settings.load_profile("any time")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -202,7 +202,7 @@ def test_checkpoint_round_trip(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_flipped_bit_is_refused(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("checkpoint") / "checkpoint.pt"

@@ -84,7 +84,7 @@ def assert_samples(got: tuple[np.ndarray, ...], table: list[list[str]]) -> None:
     assert got[2].T.tolist() == ids
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     table=st.lists(rows, min_size=1, max_size=12),
     batch_size=st.integers(1, 5),
@@ -323,7 +323,7 @@ def test_bad_lines_are_skipped_and_counted(tmp_path):
     assert reader.position.skipped == len(BAD_LINES)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(junk=st.binary(max_size=300))
 def test_binary_junk_is_never_read(junk):
     lines = good_line().encode() + b"\n" + junk + b"\n" + good_line("0").encode() + b"\n"

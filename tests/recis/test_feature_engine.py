@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -71,7 +71,6 @@ words = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 30)
 id_rows = st.lists(st.lists(words, max_size=6), min_size=1, max_size=5)
 
 
-@settings(deadline=None)
 @given(id_rows, st.integers(1, 50), st.integers(1, 7), st.sampled_from(["left", "right"]))
 def test_a_chain_is_its_ops(rows: list[list[int]], divisor: int, length: int, side: str) -> None:
     chain = (SequenceTruncate(length, check_length=False, truncate_side=side), Mod(divisor))
@@ -89,7 +88,6 @@ def is_prime(number: int) -> bool:
     return all(number % factor for factor in range(2, number))
 
 
-@settings(deadline=None)
 @given(id_rows, st.lists(st.integers(1, 300), min_size=1, max_size=4))
 def test_id_multi_hash_has_the_parameters_of_recis(rows: list[list[int]], sizes: list[int]) -> None:
     given_ids = ragged(rows, weights=True)
@@ -104,7 +102,6 @@ def test_id_multi_hash_has_the_parameters_of_recis(rows: list[list[int]], sizes:
         assert torch.equal(results[f"f_h_{i}"].weight(), given_ids.weight())
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(-1e6, 1e6, width=32), max_size=10),
     st.lists(st.floats(-1e3, 1e3, width=32) | st.sampled_from([-(2.0**70), 2.0**63]), max_size=6),

@@ -191,14 +191,14 @@ def padded(rows: list[Any], value: int) -> Any:
     return [row + [[value] * inner] * (longest - len(row)) for row in filled]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.one_of(FLAT, DEEP))
 def test_dense_form(rows: list[Any]) -> None:
     ragged = ragged_of(rows)
     assert ragged.to_dense(-99).tolist() == padded(rows, -99)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.one_of(FLAT, DEEP))
 def test_padding_and_back(rows: list[Any]) -> None:
     ragged = ragged_of(rows)
@@ -241,7 +241,7 @@ def test_dense_tensors_become_ragged() -> None:
         RaggedTensor.from_dense(torch.arange(3))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.one_of(FLAT, DEEP))
 def test_sparse_form_and_back(rows: list[Any]) -> None:
     ragged = ragged_of(rows)

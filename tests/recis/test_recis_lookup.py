@@ -42,7 +42,7 @@ def test_ragged_ids(combiner: str, weighted: bool) -> None:
     torch.testing.assert_close(output.detach(), expected)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 3), min_size=0, max_size=3),
     st.integers(1, 3),

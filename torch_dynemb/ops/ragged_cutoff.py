@@ -25,6 +25,7 @@ from torch_dynemb.ops.ragged_lists import (
     all_weights,
     check_weights_length,
     flags,
+    flat,
     gathered,
     given_weights,
     of_any_size,
