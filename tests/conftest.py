@@ -37,9 +37,7 @@ ANY_DEVICE = {
 }
 
 
-# how long an example takes says nothing on a busy machine
 hypothesis.settings.register_profile("any time")
-hypothesis.settings.load_profile("any time")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -430,5 +430,5 @@ def test_a_field_says_how_wide_it_is() -> None:
 def test_a_sequence_says_what_it_holds() -> None:
     truncate = SequenceTruncate(2, check_length=False, dtype=torch.int64)
     assert truncate(ragged([[1, 2, 3]])).values().tolist() == [2, 3]
-    with pytest.raises(TypeError, match="got values of torch.float32, expected one of int64"):
+    with pytest.raises(TypeError, match=r"got values of torch.float32, expected one of int64"):
         truncate(ragged([[1.0]], dtype=torch.float32))  # type: ignore[list-item]
