@@ -37,7 +37,20 @@ ANY_DEVICE = {
 }
 
 
-hypothesis.settings.register_profile("any time")
+hypothesis.settings.register_profile("any time", deadline=None)
+
+
+def load_hypothesis_profile() -> None:
+    """Without a deadline: how long an example takes says nothing on a busy machine."""
+    hypothesis.settings.load_profile("any time")
+
+
+def pytest_collectstart() -> None:
+    load_hypothesis_profile()  # torch.testing loads one of its own when it is imported
+
+
+def pytest_runtest_setup() -> None:
+    load_hypothesis_profile()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
