@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +14,25 @@ from torch_dynemb.recis import DynamicEmbedding, EmbeddingOption, HashTable, Rag
 
 
 def option(name: str = "item", **changes: object) -> EmbeddingOption:
-    """An option with rows that differ."""
-    arguments = {"embedding_dim": 4, "initializer": td.Normal(), "block_size": 8, **changes}
+    """An option with rows that differ, on the device of the tests."""
+    arguments = {
+        "embedding_dim": 4,
+        "initializer": td.Normal(),
+        "block_size": 8,
+        "device": torch.get_default_device(),
+        **changes,
+    }
     return EmbeddingOption(shared_name=name, **arguments)  # type: ignore[arg-type]
 
 
 def embedding(name: str = "item", **changes: object) -> DynamicEmbedding:
     """An embedding of such an option."""
     return DynamicEmbedding(option(name, **changes))
+
+
+def hash_table(embedding_shape: list[int], **arguments: Any) -> HashTable:
+    """A table on the device of the tests."""
+    return HashTable(embedding_shape, device=torch.get_default_device(), **arguments)
 
 
 def rows_of(table: HashTable, ids: Sequence[int] | Tensor, child: str | None = None) -> Tensor:

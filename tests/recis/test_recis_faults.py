@@ -19,7 +19,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from lookups import embedding, option, rows_of
+from lookups import embedding, hash_table, option, rows_of
 
 from torch_dynemb import ops
 from torch_dynemb.recis import (
@@ -27,7 +27,6 @@ from torch_dynemb.recis import (
     DynamicEmbedding,
     EmbeddingEngine,
     FilterHook,
-    HashTable,
     RaggedTensor,
     SparseAdam,
     filter_out_sparse_param,
@@ -204,7 +203,7 @@ def test_8_tables_with_one_name_are_refused() -> None:
     model = torch.nn.ModuleList([embedding("items"), embedding("items")])
     with pytest.raises(ValueError, match="two tables are named 'items'"):
         filter_out_sparse_param(model)
-    tables = {"a": HashTable([4], name="items"), "b": HashTable([4], name="items")}
+    tables = {"a": hash_table([4], name="items"), "b": hash_table([4], name="items")}
     with pytest.raises(ValueError, match="'a' and 'b' both have a child 'items'"):
         SparseAdam(tables)
 
@@ -322,7 +321,7 @@ def test_17_one_process_needs_no_group() -> None:
 
 
 def test_18_int8_rows_have_a_scale() -> None:
-    table = HashTable([6], dtype=torch.int8)
+    table = hash_table([6], dtype=torch.int8)
     rows = torch.randn(3, 6) * torch.tensor([[1e-4], [1.0], [1e4]])
     table.insert(torch.tensor([1, 2, 3]), rows)
     error = (table.embeddings() - rows).abs() / rows.abs().amax(1, keepdim=True)

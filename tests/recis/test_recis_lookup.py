@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lookups import bags, combined, embedding, option, rows_of
+from lookups import bags, combined, embedding, hash_table, option, rows_of
 
 import torch_dynemb as td
 from torch_dynemb.recis import (
@@ -18,7 +18,6 @@ from torch_dynemb.recis import (
     DynamicEmbedding,
     EmbeddingEngine,
     EmbeddingOption,
-    HashTable,
     RaggedTensor,
     SparseAdam,
     filter_out_sparse_param,
@@ -356,9 +355,11 @@ def test_compiled_steps_are_eager_ones(kind: str) -> None:
         torch.manual_seed(0)
         return EmbeddingEngine(features()) if kind == "engine" else embedding(combiner="mean")
 
+    names = list(features())
+
     def step(module: torch.nn.Module, data: dict[str, Any]) -> torch.Tensor:
         if kind == "engine":
-            return sum(module(data)[name].square().sum() for name in features())  # type: ignore[return-value]
+            return sum(module(data)[name].square().sum() for name in names)  # type: ignore[return-value]
         return module(data["clicked"]).square().sum()  # type: ignore[no-any-return]
 
     eager, compiled = make(), make()
@@ -395,7 +396,7 @@ def test_copies_are_equal_and_apart() -> None:
 
 
 def test_block_size_is_room_in_the_index() -> None:
-    small, large = (HashTable([4], block_size=n) for n in (5, 10_000))
+    small, large = (hash_table([4], block_size=n) for n in (5, 10_000))
     before = large.group.tables.clone()
     large.insert(torch.arange(10_000), torch.zeros(10_000, 4))
     assert torch.equal(large.group.tables[:, 0], before[:, 0])  # the number of buckets

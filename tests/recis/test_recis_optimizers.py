@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lookups import embedding, option, rows_of
+from lookups import embedding, hash_table, option, rows_of
 
 import torch_dynemb as td
 from torch_dynemb.recis import (
@@ -137,10 +137,10 @@ def test_what_is_no_table_is_refused() -> None:
         SparseAdam({"a": torch.nn.Linear(1, 1)})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"param_dict has \[\], expected a trainable table"):
         SparseAdam({})
-    optimizer = SparseAdam({"a": HashTable([4])})
+    optimizer = SparseAdam({"a": hash_table([4])})
     with pytest.raises(RuntimeError, match="the groups are those of the tables"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
-    table = HashTable([4])
+    table = hash_table([4])
     with pytest.raises(TypeError, match="expected one such as"):
         table.set_optimizer(3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="has no optimizer yet"):
@@ -188,7 +188,7 @@ def test_grad_scaler() -> None:
 
 
 def test_gradients_are_accepted_read_and_cleared() -> None:
-    table = HashTable([4], initializer=td.Normal(), children=["a", "b"], coalesced=True)
+    table = hash_table([4], initializer=td.Normal(), children=["a", "b"], coalesced=True)
     table.insert(torch.tensor([1, 2]), torch.zeros(2, 4), "a")
     table.insert(torch.tensor([1, 3]), torch.zeros(2, 4), "b")
     optimizer = SparseAdam({"t": table}, lr=0.1)
@@ -236,7 +236,7 @@ REFUSED: list[tuple[Callable[[HashTable], Any], type[Exception], str]] = [
 def test_wrong_calls_are_refused(
     call: Callable[[HashTable], Any], error: type[Exception], message: str
 ) -> None:
-    table = HashTable([4], children=["a", "b"], coalesced=True)
+    table = hash_table([4], children=["a", "b"], coalesced=True)
     with pytest.raises(error, match=message):
         call(table)
     assert table.sizes() == {"a": 0, "b": 0}
@@ -244,10 +244,10 @@ def test_wrong_calls_are_refused(
 
 def test_tables_that_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"embedding_shape is \[2, 2\], expected one size"):
-        HashTable([2, 2])
+        hash_table([2, 2])
     with pytest.raises(ValueError, match="coalesced is False"):
-        HashTable([2], children=["a", "b"])
-    frozen = HashTable([2], trainable=False)
+        hash_table([2], children=["a", "b"])
+    frozen = hash_table([2], trainable=False)
     for call in (
         lambda: frozen.set_optimizer(td.Adam()),
         lambda: frozen.accept_grad(torch.tensor([1]), torch.ones(1, 2)),
@@ -261,7 +261,7 @@ def test_tables_that_cannot_be() -> None:
 def test_a_slice_has_its_ids_only() -> None:
     from torch_dynemb import ops
 
-    parts = [HashTable([2], slice=gen_slice(part, 2), name="t") for part in range(2)]
+    parts = [hash_table([2], slice=gen_slice(part, 2), name="t") for part in range(2)]
     ids = torch.arange(20)
     owners = ops.id_owners(ids, parts=2)
     for part, table in enumerate(parts):
@@ -323,7 +323,7 @@ def test_filters_of_users_are_called() -> None:
 
     try:
         hook = FilterHook("SmallRows", {"norm": 1.0})
-        table = HashTable([2], filter_hook=hook, children=["a", "b"], coalesced=True)
+        table = hash_table([2], filter_hook=hook, children=["a", "b"], coalesced=True)
         optimizer = SparseAdam({"t": table}, lr=0.0)
         for child in ("a", "b"):
             table.insert(torch.tensor([1, 2]), torch.tensor([[0.1, 0.1], [3.0, 4.0]]), child)
