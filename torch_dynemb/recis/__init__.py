@@ -17,9 +17,7 @@ from torch_dynemb.recis.hash_table import (
     ChildrenInfo,
     HashTable,
     IdsMap,
-    Slice,
     filter_out_sparse_param,
-    gen_slice,
 )
 from torch_dynemb.recis.hooks import (
     READ_ONLY,
@@ -37,6 +35,7 @@ from torch_dynemb.recis.optimizers import (
 )
 from torch_dynemb.recis.options import EmbeddingOption
 from torch_dynemb.recis.ragged_tensor import RaggedTensor
+from torch_dynemb.recis.slices import Slice, gen_slice
 
 __all__ = [
     "READ_ONLY",

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from torch_dynemb.admission import AdmissionRule
 from torch_dynemb.recis.bags import Ids, bags_of
-from torch_dynemb.recis.hash_table import HashTable, gen_slice
+from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.hooks import READ_ONLY
 from torch_dynemb.recis.launch import Launch, Request, Runtime
 from torch_dynemb.recis.options import EmbeddingOption
 from torch_dynemb.recis.rank_group import RankGroup, common_seed, rank_group
+from torch_dynemb.recis.slices import gen_slice
 
 
 class PreparedLookup(NamedTuple):

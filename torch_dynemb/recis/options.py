@@ -19,7 +19,7 @@ COMBINERS = ("sum", "mean", "tile")
 GRAD_REDUCTIONS = ("worker", "id")
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class EmbeddingOption:
     """An embedding of one feature.
 

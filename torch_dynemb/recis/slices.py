@@ -1,0 +1,40 @@
+"""Which of several shards of a table has an id."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Slice(NamedTuple):
+    """The slots of ids that a table has: ``[slice_begin, slice_end)`` of ``slice_size``."""
+
+    slice_begin: int
+    slice_end: int
+    slice_size: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all ids."""
+        return (self.slice_begin, self.slice_end) == (0, self.slice_size)
+
+
+def gen_slice(shard_index: int = 0, shard_num: int = 1, slice_size: int = 65536) -> Slice:
+    """The slots of one of ``shard_num`` shards: contiguous, of equal numbers but for one.
+
+    Raises:
+        ValueError: ``shard_index`` is no shard, or there are more shards than slots.
+
+    Example:
+        >>> gen_slice(1, 3, 8)
+        Slice(slice_begin=3, slice_end=6, slice_size=8)
+    """
+    if not 1 <= shard_num <= slice_size:
+        raise ValueError(f"gen_slice: shard_num is {shard_num}, expected 1 to {slice_size}")
+    if not 0 <= shard_index < shard_num:
+        raise ValueError(f"gen_slice: shard_index is {shard_index}, expected 0 to {shard_num - 1}")
+    slots, longer = divmod(slice_size, shard_num)
+    begin = shard_index * slots + min(shard_index, longer)
+    return Slice(begin, begin + slots + (shard_index < longer), slice_size)
+
+
+__all__ = ["Slice", "gen_slice"]
