@@ -30,10 +30,26 @@ DYNEMB_DEFINE_OPS(m) {
   // Which shard owns an id, and which ids are the same.
   m.def("mix_ids(Tensor ids) -> Tensor");
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");
-  m.def("unique_ids(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor inverse)");
+  for (const char* name : {"unique_ids", "unique_ids_padded"}) {
+    m.def((std::string(name) +
+           "(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor inverse, "
+           "Tensor counts)")
+              .c_str());
+  }
+  m.def("id_owners(Tensor ids, int parts, int slots) -> Tensor");
+  m.def(
+      "ids_partition(Tensor ids, Tensor offsets, int parts, int slots) -> (Tensor ids, "
+      "Tensor lengths, Tensor inverse, Tensor counts)");
+  m.def("ids_encode(Tensor[] ids, int[] tables) -> Tensor");
 
   // Values of many features: lists have an entry for each.
   m.def("mod(Tensor[] values, int[] divisors) -> Tensor[]");
+  m.def("bucketize(Tensor[] values, Tensor[] boundaries) -> Tensor[]");
+  m.def(
+      "multi_hash(Tensor[] values, int[] multipliers, int[] primes, int[] buckets, int[] hashes) "
+      "-> Tensor[]");
+  m.def("farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]");
+  m.def("murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
 
   // Rows that lie in a plain tensor, such as those that come back from there.
   m.def(

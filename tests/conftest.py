@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import Ranks
 
 # Tests of the library that say nothing about the device; with --device cuda or emulated these run.
 ANY_DEVICE = {
@@ -79,3 +80,17 @@ def device_of_tests(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with emulated_cuda():
         yield
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    """Two nodes of two ranks."""
+    ranks = Ranks(4, local_size=2)
+    yield ranks
+    ranks.stop()

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 # Ops without a kernel of their own for CUDA tensors.
 HOST_ONLY = {"reserve", "release_", "available_memory", "simd_level", "set_simd_level"}
 # Made of torch's ops on CUDA tensors, which the emulator need not run.
-IN_PYTHON = {"unique_ids", "pool_rows", "pool_rows_grad"}
+IN_PYTHON = {"pool_rows", "pool_rows_grad"}
 # A sum over a row, by one order on the CPU's lanes and another on a GPU's.
 ROUNDED = (
     "rowwise_adagrad_",

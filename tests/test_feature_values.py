@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from torch_dynemb import ops
 
@@ -52,6 +53,94 @@ def test_mod_keeps_shapes_and_does_large_features_in_parts() -> None:
         ),
     ],
 )
-def test_mod_refuses(values: list[torch.Tensor], divisors: list[int], message: str) -> None:
+def test_mod_refuses(values: list[Tensor], divisors: list[int], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         ops.mod(values, divisors)
+
+
+numbers = st.one_of(
+    st.tuples(st.just(dtype), st.lists(of, max_size=12), st.lists(of, max_size=8))
+    for dtype, of in (
+        (torch.float32, st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, -0.0, 1.5])),
+        (torch.float64, st.floats(allow_nan=False) | st.integers(-3, 3).map(float)),
+        (torch.int32, st.integers(-(2**31), 2**31 - 1) | st.integers(-3, 3)),
+        (torch.int64, words | st.integers(-3, 3)),
+    )
+)
+
+
+@given(st.lists(numbers, min_size=1, max_size=5))
+def test_bucketize_counts_boundaries(features: list[tuple[torch.dtype, list, list]]) -> None:
+    values = [torch.tensor(given_values, dtype=dtype) for dtype, given_values, _ in features]
+    boundaries = [torch.tensor(sorted(bounds), dtype=dtype) for dtype, _, bounds in features]
+    results = ops.bucketize(values, boundaries)
+    for result, value, bounds in zip(results, values, boundaries, strict=True):
+        expected = [sum(b <= v for b in bounds.tolist()) for v in value.tolist()]
+        assert result.tolist() == expected
+        assert torch.equal(result, torch.bucketize(value, bounds, right=True))
+
+
+def test_bucketize_of_nan_and_shapes() -> None:
+    values = torch.tensor([[float("nan")], [float("-inf")], [float("inf")]])
+    bounds = torch.tensor([-1.0, 4.0])
+    assert ops.bucketize([values], [bounds])[0].tolist() == [[2], [0], [2]]
+    large = torch.rand(3, 5000)
+    bounds = torch.rand(100).sort().values
+    result = ops.bucketize([large, values], [bounds, bounds])[0]
+    assert torch.equal(result, torch.bucketize(large, bounds, right=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "boundaries", "message"),
+    [
+        (
+            [torch.ones(1)] * 2,
+            [torch.ones(1), torch.tensor([1.0, 3.0, 2.0])],
+            r"boundaries\[1\]\[2\] is 2, expected at least the one before, 3",
+        ),
+        ([torch.ones(1)], [torch.tensor([float("nan")])], r"boundaries\[0\]\[0\] is -?nan"),
+        (
+            [torch.ones(1)],
+            [torch.ones(1).double()],
+            r"boundaries\[0\] has dtype float64, expected float32, as values\[0\]",
+        ),
+        ([torch.ones(1)], [torch.ones(1, 1)], r"boundaries\[0\] has 2 dimensions, expected 1"),
+        ([torch.ones(1)], [], "boundaries has 0 entries, expected one for each of 1 features"),
+        ([torch.ones(1).bool()], [torch.ones(1)], r"values\[0\] has dtype bool, expected float32"),
+    ],
+)
+def test_bucketize_refuses(values: list[Tensor], boundaries: list[Tensor], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        ops.bucketize(values, boundaries)
+
+
+hash_lists = st.lists(st.tuples(words, divisors, divisors), max_size=4)
+
+
+@given(st.lists(st.tuples(st.lists(words, max_size=10), hash_lists), max_size=4))
+def test_multi_hash_is_its_formula(features: list[tuple[list[int], list]]) -> None:
+    values = [torch.tensor(given_values, dtype=torch.int64) for given_values, _ in features]
+    parts = [[[hash_[i] for hash_ in hashes] for _, hashes in features] for i in range(3)]
+    results = ops.multi_hash(values, *parts)
+    for (given_values, hashes), of_feature in zip(features, results, strict=True):
+        expected = [
+            [value * multiplier % 2**64 % prime % buckets for value in given_values]
+            for multiplier, prime, buckets in hashes
+        ]
+        assert [result.tolist() for result in of_feature] == expected
+
+
+def test_multi_hash_refuses() -> None:
+    values = [torch.tensor([1])]
+    with pytest.raises(RuntimeError, match=r"primes\[1\] is 0, expected at least 1"):
+        ops.multi_hash(values, [[1, 1]], [[5, 0]], [[1, 1]])
+    with pytest.raises(RuntimeError, match=r"buckets\[0\] is -1, expected at least 1"):
+        ops.multi_hash(values, [[1]], [[5]], [[-1]])
+    with pytest.raises(ValueError, match=r"primes has \[2\] entries.*expected \[1\]"):
+        ops.multi_hash(values, [[1]], [[5, 7]], [[1]])
+    with pytest.raises(ValueError, match="multipliers has 0 entries, expected one for each of 1"):
+        ops.multi_hash(values, [], [], [])
+
+
+def test_no_features_give_nothing() -> None:
+    assert ops.mod([], []) == ops.bucketize([], []) == ops.multi_hash([], [], [], []) == []

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.routing import sorted_unique_ids
 
 EXTREMES = [0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 ids_of_64_bits = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EXTREMES)
@@ -52,15 +51,17 @@ def test_multiples_are_spread_evenly() -> None:
     assert counts.max() / counts.mean() < 1.03
 
 
-def reference_unique(groups: list[list[int]]) -> tuple[list[int], list[int], list[int]]:
+def reference_unique(groups: list[list[int]]) -> tuple[list[int], list[int], list[int], list[int]]:
     ids: list[int] = []
+    counts: list[int] = []
     offsets, inverse = [0], []
     for group in groups:
         distinct = list(dict.fromkeys(group))
         inverse += [len(ids) + distinct.index(value) for value in group]
         ids += distinct
+        counts += [group.count(value) for value in distinct]
         offsets.append(len(ids))
-    return ids, offsets, inverse
+    return ids, offsets, inverse, counts
 
 
 def arguments(groups: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -74,18 +75,97 @@ small_groups = st.lists(st.lists(st.integers(-4, 4) | ids_of_64_bits, max_size=2
 
 @given(small_groups)
 def test_unique_ids_in_order_of_first_occurrence(groups: list[list[int]]) -> None:
-    expected = reference_unique(groups)
-    for unique in (ops.unique_ids(*arguments(groups)), sorted_unique_ids(*arguments(groups))):
-        assert tuple(tensor.tolist() for tensor in unique) == expected
+    ids, offsets, inverse, counts = reference_unique(groups)
+    unique = ops.unique_ids(*arguments(groups))
+    assert tuple(tensor.tolist() for tensor in unique) == (ids, offsets, inverse, counts)
+    padded = ops.unique_ids_padded(*arguments(groups))
+    rest = [0] * (len(inverse) - len(ids))
+    expected = (ids + rest, offsets, inverse, counts + rest)
+    assert tuple(tensor.tolist() for tensor in padded) == expected
 
 
 def test_unique_ids_of_a_large_batch() -> None:
     ids = torch.randint(0, 3000, (200_000,))
     offsets = torch.tensor([0, 150_000, 150_000, 200_000])
     unique = ops.unique_ids(ids, offsets)
-    for given_part, other in zip(unique, sorted_unique_ids(ids, offsets), strict=True):
-        assert torch.equal(given_part, other)
     assert torch.equal(unique.ids[unique.inverse], ids)
+    assert torch.equal(unique.counts, torch.bincount(unique.inverse))
+    first = torch.full_like(unique.ids, len(ids))
+    first = first.scatter_reduce(0, unique.inverse, torch.arange(len(ids)), "amin")
+    assert bool((first.diff() > 0).all())
+    sizes = [len(part.unique()) for part in ids.tensor_split(offsets[1:-1])]
+    assert unique.offsets.diff().tolist() == sizes
+
+
+def reference_owner(id: int, parts: int, slots: int) -> int:
+    bounds = [0]
+    for part in range(parts):
+        bounds.append(bounds[-1] + slots // parts + (part < slots % parts))
+    slot = reference_mix(id) % slots
+    return next(part for part in range(parts) if slot < bounds[part + 1])
+
+
+slots_and_parts = st.sampled_from([1, 2, 7, 100, 65536, 2**40]).flatmap(
+    lambda slots: st.tuples(st.just(slots), st.integers(1, min(slots, 40)))
+)
+
+
+@given(st.lists(ids_of_64_bits, max_size=30), slots_and_parts)
+def test_owners_have_contiguous_slots(values: list[int], sizes: tuple[int, int]) -> None:
+    slots, parts = sizes
+    ids = torch.tensor(values, dtype=torch.int64)
+    owners = ops.id_owners(ids, parts=parts, slots=slots).tolist()
+    assert owners == [reference_owner(value, parts, slots) for value in values]
+
+
+def test_owners_are_even() -> None:
+    counts = torch.bincount(ops.id_owners(torch.arange(300_000) * 4 - 600_000, parts=3)).double()
+    assert counts.max() / counts.mean() < 1.02
+
+
+@given(small_groups, slots_and_parts)
+def test_partition_is_unique_ids_by_owner(groups: list[list[int]], sizes: tuple[int, int]) -> None:
+    slots, parts = sizes
+    ids, offsets, inverse, counts = reference_unique(groups)
+    group_of = [g for g in range(len(groups)) for _ in range(offsets[g], offsets[g + 1])]
+    owner = [reference_owner(value, parts, slots) for value in ids]
+    order = sorted(range(len(ids)), key=lambda i: (owner[i], group_of[i], i))
+    place = {old: new for new, old in enumerate(order)}
+    partition = ops.ids_partition(*arguments(groups), parts=parts, slots=slots)
+    assert partition.ids.tolist() == [ids[i] for i in order]
+    assert partition.counts.tolist() == [counts[i] for i in order]
+    assert partition.inverse.tolist() == [place[i] for i in inverse]
+    assert partition.lengths.tolist() == [
+        [
+            sum(owner[i] == p and group_of[i] == g for i in range(len(ids)))
+            for g in range(len(groups))
+        ]
+        for p in range(parts)
+    ]
+
+
+def test_partition_of_a_large_batch() -> None:
+    ids = torch.randint(-3000, 3000, (100_000,))
+    offsets = torch.tensor([0, 60_000, 60_000, 100_000])
+    partition = ops.ids_partition(ids, offsets, parts=4)
+    assert torch.equal(partition.ids[partition.inverse], ids)
+    owners = ops.id_owners(partition.ids, parts=4)
+    assert torch.equal(owners, torch.arange(4).repeat_interleave(partition.lengths.sum(1)))
+    assert int(partition.counts.sum()) == len(ids)
+
+
+@given(
+    st.lists(st.tuples(st.lists(ids_of_64_bits, max_size=10), st.integers(-2, 2)), max_size=5),
+)
+def test_encoded_ids(features: list[tuple[list[int], int]]) -> None:
+    ids = [torch.tensor(values, dtype=torch.int64) for values, _ in features]
+    encoded = ops.ids_encode(ids, [table for _, table in features]).tolist()
+    pairs = [(table, value) for values, table in features for value in values]
+    mask = 2**64 - 1
+    assert encoded == [
+        signed(reference_mix((value & mask) ^ reference_mix(table))) for table, value in pairs
+    ]
+    assert len(set(encoded)) == len(set(pairs))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +196,26 @@ def test_unique_ids_of_a_large_batch() -> None:
         (
             lambda: ops.unique_ids(torch.zeros(0).long(), torch.zeros(0).long()),
             r"offsets is empty, expected \[groups \+ 1\]",
+        ),
+        (
+            lambda: ops.id_owners(torch.zeros(3).long(), parts=8, slots=7),
+            "id_owners: parts is 8, expected at most the number of slots, 7",
+        ),
+        (
+            lambda: ops.ids_partition(torch.zeros(1).long(), torch.tensor([0, 1]), parts=0),
+            "ids_partition: parts is 0, expected at least 1",
+        ),
+        (
+            lambda: ops.ids_partition(torch.zeros(3).long(), torch.tensor([0, 2]), parts=1),
+            "ids_partition: the last offset is 2, expected the number of ids, 3",
+        ),
+        (
+            lambda: ops.ids_encode([torch.zeros(2).long()], [1, 2]),
+            "ids_encode: tables has 2 entries, expected one for each of 1 features",
+        ),
+        (
+            lambda: ops.ids_encode([torch.zeros(2).long(), torch.zeros(2)], [1, 2]),
+            r"ids_encode: ids\[1\] has dtype float32, expected int64",
         ),
     ],
 )

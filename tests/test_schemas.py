@@ -79,12 +79,28 @@ dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids,
 
     def test_routing(self) -> None:
         self.assertExpectedInline(
-            listing("mix_ids", "unmix_ids", "unique_ids", "pool_rows", "pool_rows_grad"),
+            listing(
+                "mix_ids",
+                "unmix_ids",
+                "unique_ids",
+                "unique_ids_padded",
+                "id_owners",
+                "ids_partition",
+                "ids_encode",
+                "pool_rows",
+                "pool_rows_grad",
+            ),
             """\
 dynemb::mix_ids(Tensor ids) -> Tensor
 dynemb::unmix_ids(Tensor quotients, int parts, int part) -> Tensor
 dynemb::unique_ids(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets, Tensor
-    inverse)
+    inverse, Tensor counts)
+dynemb::unique_ids_padded(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor offsets,
+    Tensor inverse, Tensor counts)
+dynemb::id_owners(Tensor ids, int parts, int slots) -> Tensor
+dynemb::ids_partition(Tensor ids, Tensor offsets, int parts, int slots) -> (Tensor ids,
+    Tensor lengths, Tensor inverse, Tensor counts)
+dynemb::ids_encode(Tensor[] ids, int[] tables) -> Tensor
 dynemb::pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features) -> Tensor
 dynemb::pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int features, SymInt
     rows) -> Tensor""",
@@ -92,8 +108,14 @@ dynemb::pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int featur
 
     def test_values_of_features(self) -> None:
         self.assertExpectedInline(
-            listing("mod"),
-            """dynemb::mod(Tensor[] values, int[] divisors) -> Tensor[]""",
+            listing("mod", "bucketize", "multi_hash", "farmhash", "murmurhash"),
+            """\
+dynemb::mod(Tensor[] values, int[] divisors) -> Tensor[]
+dynemb::bucketize(Tensor[] values, Tensor[] boundaries) -> Tensor[]
+dynemb::multi_hash(Tensor[] values, int[] multipliers, int[] primes, int[] buckets, int[]
+    hashes) -> Tensor[]
+dynemb::farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]
+dynemb::murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]""",
         )
 
     def test_lookup(self) -> None:

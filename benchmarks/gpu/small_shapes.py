@@ -289,6 +289,16 @@ class Program:
         ids = self.tensor([5, -1, 2**63 - 1, 5, 0])
         mixed = ops.mix_ids(ids)
         unique = ops.unique_ids(ids, self.tensor([0, 2, 2, 5]))
+        many, bounds = self.tensor(range(3000)) ** 2 % 997 - 400, self.tensor([0, 1000, 3000])
+        for name, given in {
+            "few": (ids, self.tensor([0, 2, 2, 5])),
+            "many": (many, bounds),
+        }.items():
+            self.keep(f"unique {name}", *ops.unique_ids_padded(*given))
+            self.keep(f"partition {name}", *ops.ids_partition(*given, parts=3))
+        self.keep(
+            "owners", ops.id_owners(ids, parts=3, slots=7), ops.ids_encode([ids, many], [0, 1])
+        )
         self.keep("routing", mixed, ops.unmix_ids(mixed, parts=3, part=1), *unique)
         rows = torch.linspace(-1, 1, 12).reshape(3, 4).to(self.device).requires_grad_()
         offsets = self.tensor([0, 2, 2, 3, 5])
@@ -301,6 +311,16 @@ class Program:
     def _feature_values(self) -> None:
         values = [self.tensor([5, -1, 2**63 - 1]), self.tensor([[7], [8]])]
         self.keep("mod", *ops.mod(values, [7, 3]))
+        bounds = [self.tensor([0, 6]), self.tensor([8])]
+        self.keep("bucketize", *ops.bucketize(values, bounds))
+        floats = [torch.tensor([0.5, float("nan"), 3.0]).to(self.device)]
+        self.keep("bucketize floats", *ops.bucketize(floats, [floats[0][::2].contiguous()]))
+        for hashes in ops.multi_hash(values, [[1, 3], [5]], [[29, 47], [67]], [[9, 8], [7]]):
+            self.keep(f"multi_hash {len(hashes)}", *hashes)
+        text = (self.tensor(range(1300)) % 251).byte()
+        strings = self.tensor([*range(4), 20, 60, 160, 300, 1300])
+        self.keep("farmhash", *ops.farmhash([text, text[:0]], [strings, self.tensor([0, 0])]))
+        self.keep("murmurhash", *ops.murmurhash([text], [strings], seed=3))
 
     def _split_update(self) -> None:
         group = self.group

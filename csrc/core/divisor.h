@@ -1,4 +1,5 @@
-// Remainders of 64-bit words by a number that many words share: a multiplication, no division.
+// Quotients and remainders of 64-bit words by a number that many words share: a multiplication, no
+// division.
 #pragma once
 
 #include "core/hash.h"
@@ -11,6 +12,10 @@ struct Divisor {
   uint64_t value;  // at least 1
   uint64_t reciprocal;
 
+  DYNEMB_HD uint64_t quotient(uint64_t x) const {
+    const uint64_t low = multiply_high(x, reciprocal);
+    return x - low * value >= value ? low + 1 : low;
+  }
   DYNEMB_HD uint64_t remainder(uint64_t x) const {
     const uint64_t rest = x - multiply_high(x, reciprocal) * value;
     return rest >= value ? rest - value : rest;

@@ -4,7 +4,7 @@
 // shards.
 #pragma once
 
-#include "core/host_device.h"
+#include "core/divisor.h"
 
 namespace dynemb {
 
@@ -33,6 +33,31 @@ DYNEMB_HD uint64_t routed_id(uint64_t quotient, uint64_t parts, uint64_t part) {
 // The id of a pair of ids, from mix_id(x) and y: other pairs have it by chance only.
 DYNEMB_HD int64_t crossed_id(uint64_t mixed_x, uint64_t y) {
   return static_cast<int64_t>(mix_id(mixed_x + y));
+}
+
+// How slots are divided among parts: in contiguous ranges, the first `longer` of one slot more.
+struct SlotRanges {
+  Divisor slots;
+  Divisor length;  // of the shorter ranges
+  Divisor longer_length;
+  uint64_t longer;
+};
+DYNEMB_HD SlotRanges make_slot_ranges(uint64_t parts, uint64_t slots) {
+  const uint64_t length = slots / parts;
+  return {make_divisor(slots), make_divisor(length), make_divisor(length + 1), slots % parts};
+}
+
+// The part that owns an id.
+DYNEMB_HD uint64_t owner_of(uint64_t id, const SlotRanges& ranges) {
+  const uint64_t slot = ranges.slots.remainder(mix_id(id));
+  const uint64_t in_longer = ranges.longer * ranges.longer_length.value;
+  if (slot < in_longer) return ranges.longer_length.quotient(slot);
+  return ranges.longer + ranges.length.quotient(slot - in_longer);
+}
+
+// The id of a table as an id of all tables: for each table a bijection of the 64-bit words.
+DYNEMB_HD uint64_t encoded_id(uint64_t id, uint64_t mixed_table) {
+  return mix_id(id ^ mixed_table);
 }
 
 }  // namespace dynemb

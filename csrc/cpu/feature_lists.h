@@ -5,8 +5,17 @@
 #include <vector>
 
 #include "cpu/index_view.h"
+#include "feature_check.h"
 
 namespace dynemb::cpu {
+
+// Raises for a tensor that is not on the CPU.
+inline void check_on_cpu(const char* op, const char* name, const std::vector<Tensor>& list) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!list[i].is_cpu())
+      check_tensor(op, entry_name(name, i).c_str(), list[i], list[i].scalar_type());
+  }
+}
 
 // Raises unless the list has a contiguous CPU tensor of the dtype for each feature, of `dims`
 // dimensions (kAnyDims: any).
@@ -14,9 +23,7 @@ inline void check_list(const char* op, const char* name, const std::vector<Tenso
                        size_t features, ScalarType dtype, int64_t dims) {
   check_entries(op, name, list.size(), features);
   check_list_layout(op, name, list, dtype, dims);
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (!list[i].is_cpu()) check_tensor(op, entry_name(name, i).c_str(), list[i], dtype);
-  }
+  check_on_cpu(op, name, list);
 }
 
 // Raises unless the offsets of feature `f` ascend from 0 to `count`, the number of its values.
@@ -39,6 +46,16 @@ inline void check_list_offsets(const char* op, const char* name, size_t f, const
   }
   STD_TORCH_CHECK(offset[rows] == count, "dynemb::", op, ": ", entry, " ends with ", offset[rows],
                   ", expected the number of values, ", count);
+}
+
+// Tensors of the same shapes and of the dtype.
+inline std::vector<Tensor> empty_like_list(const std::vector<Tensor>& list, ScalarType dtype) {
+  std::vector<Tensor> result;
+  result.reserve(list.size());
+  for (const Tensor& tensor : list) {
+    result.push_back(empty_cpu(shape_of(tensor), dtype));
+  }
+  return result;
 }
 
 // Where the items of each feature begin among those of all [features + 1].

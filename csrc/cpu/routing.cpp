@@ -1,9 +1,9 @@
-// mix_ids, unmix_ids: ids on their way to the shard that owns them.
+// mix_ids, unmix_ids, id_owners, ids_encode: ids on their way to the shard that owns them.
 #include "core/routing.h"
 
 #include <torch/csrc/stable/library.h>
 
-#include "cpu/index_view.h"
+#include "cpu/feature_lists.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -37,10 +37,35 @@ Tensor unmix_ids(Tensor quotients, int64_t parts, int64_t part) {
   return mapped(quotients, [p, r](uint64_t quotient) { return routed_id(quotient, p, r); });
 }
 
+Tensor id_owners(Tensor ids, int64_t parts, int64_t slots) {
+  check_words("id_owners", "ids", ids);
+  check_slots("id_owners", parts, slots);
+  const SlotRanges ranges =
+      make_slot_ranges(static_cast<uint64_t>(parts), static_cast<uint64_t>(slots));
+  return mapped(ids, [ranges](uint64_t id) { return owner_of(id, ranges); });
+}
+
+Tensor ids_encode(std::vector<Tensor> ids, std::vector<int64_t> tables) {
+  const char* op = "ids_encode";
+  check_list(op, "ids", ids, ids.size(), ScalarType::Long, kAnyDims);
+  check_entries(op, "tables", tables.size(), ids.size());
+  const std::vector<int64_t> begin = element_begins(ids);
+  Tensor encoded = empty_cpu({begin.back()}, ScalarType::Long);
+  auto* to = static_cast<uint64_t*>(encoded.data_ptr());
+  for_each_range(begin, 1, [&](size_t f, int64_t first, int64_t last) {
+    const auto* from = static_cast<const uint64_t*>(ids[f].data_ptr());
+    const uint64_t table = mix_id(static_cast<uint64_t>(tables[f]));
+    for (int64_t i = first; i < last; ++i) to[begin[f] + i] = encoded_id(from[i], table);
+  });
+  return encoded;
+}
+
 }  // namespace
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("mix_ids", TORCH_BOX(&dynemb::cpu::mix_ids));
   m.impl("unmix_ids", TORCH_BOX(&dynemb::cpu::unmix_ids));
+  m.impl("id_owners", TORCH_BOX(&dynemb::cpu::id_owners));
+  m.impl("ids_encode", TORCH_BOX(&dynemb::cpu::ids_encode));
 }

@@ -15,6 +15,7 @@
 
 #include "cuda/device.cuh"
 #include "cuda/launch.h"
+#include "feature_check.h"
 
 namespace dynemb::cuda {
 
@@ -22,6 +23,11 @@ namespace dynemb::cuda {
 // the call, of `dims` dimensions (kAnyDims: any).
 void check_list(const Call& call, const char* name, const std::vector<Tensor>& list,
                 size_t features, ScalarType dtype, int64_t dims);
+// Raises for a tensor on another device than that of the call.
+void check_on_device(const Call& call, const char* name, const std::vector<Tensor>& list);
+// Tensors of the same shapes and of the dtype.
+std::vector<Tensor> empty_like_list(const Call& call, const std::vector<Tensor>& list,
+                                    ScalarType dtype);
 // The tensor that says on which device a call runs. Raises for an empty list.
 const Tensor& owner_of_list(const char* op, const std::vector<Tensor>& list);
 

@@ -1,4 +1,4 @@
-"""Process groups for tests of the TorchRec integration."""
+"""Tests of the TorchRec integration are skipped where there is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks import Ranks
 
 INSTALLED = importlib.util.find_spec("torchrec") is not None
 
@@ -24,18 +23,3 @@ def pytest_pycollect_makemodule(
 ) -> pytest.Collector | None:
     """Skips the whole directory where TorchRec is not installed."""
     return None if INSTALLED else _NotInstalled.from_parent(parent, path=module_path)
-
-
-@pytest.fixture(scope="session")
-def two_ranks() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="session")
-def four_ranks() -> Iterator[Ranks]:
-    """Two nodes of two ranks."""
-    ranks = Ranks(4, local_size=2)
-    yield ranks
-    ranks.stop()

@@ -7,7 +7,7 @@ from torch_dynemb._library import load_library
 
 load_library()
 
-from torch_dynemb.ops.feature_values import mod  # noqa: E402
+from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
@@ -57,8 +57,19 @@ from torch_dynemb.ops.ragged import (  # noqa: E402
     ragged_to_sparse,
     ragged_topk_index_cutoff,
 )
-from torch_dynemb.ops.routing import UniqueIds, mix_ids, unique_ids, unmix_ids  # noqa: E402
+from torch_dynemb.ops.routing import (  # noqa: E402
+    PartitionedIds,
+    UniqueIds,
+    id_owners,
+    ids_encode,
+    ids_partition,
+    mix_ids,
+    unique_ids,
+    unique_ids_padded,
+    unmix_ids,
+)
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
+from torch_dynemb.ops.strings import farmhash, murmurhash  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
@@ -68,6 +79,7 @@ __all__ = [
     "CutRagged3D",
     "ExportedBatch",
     "FoundIds",
+    "PartitionedIds",
     "PendingGradients",
     "Ragged",
     "ScoredIds",
@@ -76,6 +88,7 @@ __all__ = [
     "available_memory",
     "bag_weight_grad",
     "bind_group",
+    "bucketize",
     "dense_to_ragged",
     "embedding",
     "embedding_bag",
@@ -84,16 +97,22 @@ __all__ = [
     "end_step",
     "erase_",
     "export_batch",
+    "farmhash",
     "feature_cross_ragged",
     "find",
     "find_or_insert_",
     "get_scores",
     "grow_",
     "has_cuda_kernels",
+    "id_owners",
+    "ids_encode",
+    "ids_partition",
     "materialize_",
     "merge_grad_",
     "mix_ids",
     "mod",
+    "multi_hash",
+    "murmurhash",
     "pool_rows",
     "ragged_cutoff_2d",
     "ragged_cutoff_3d",
@@ -114,5 +133,6 @@ __all__ = [
     "shrink_",
     "simd_level",
     "unique_ids",
+    "unique_ids_padded",
     "unmix_ids",
 ]

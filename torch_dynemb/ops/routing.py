@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,11 +18,29 @@ class UniqueIds(NamedTuple):
         ids: int64 [n], distinct within a group, group after group in order of first occurrence.
         offsets: int64 [groups + 1], where groups begin in ``ids``.
         inverse: int64 [N], position of every given id in ``ids``.
+        counts: int64 [n], how often each of ``ids`` was given.
     """
 
     ids: Tensor
     offsets: Tensor
     inverse: Tensor
+    counts: Tensor
+
+
+class PartitionedIds(NamedTuple):
+    """Result of :func:`ids_partition`.
+
+    Attributes:
+        ids: int64 [n], distinct within a group, by owner, then group, then first occurrence.
+        lengths: int64 [parts, groups], how many of them each owner has of each group.
+        inverse: int64 [N], position of every given id in ``ids``.
+        counts: int64 [n], how often each of ``ids`` was given.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    inverse: Tensor
+    counts: Tensor
 
 
 def mix_ids(ids: Tensor) -> Tensor:
@@ -49,14 +68,113 @@ def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
 def unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
     """The distinct ids of each group.
 
+    On a GPU the host waits for their number; :func:`unique_ids_padded` does not.
+
     Args:
         ids: int64 [N], group after group.
         offsets: int64 [groups + 1], where groups begin in ``ids``.
 
     Raises:
         RuntimeError: dtypes or shapes do not match, or offsets are not ascending from 0 to N.
+
+    Example:
+        >>> unique_ids(torch.tensor([7, 5, 7, 7]), torch.tensor([0, 3, 4])).ids
+        tensor([7, 5, 7])
     """
     return UniqueIds(*torch.ops.dynemb.unique_ids(ids, offsets))
+
+
+def unique_ids_padded(ids: Tensor, offsets: Tensor) -> UniqueIds:
+    """:func:`unique_ids`, with ids and counts as long as the input: zeros after ``offsets[-1]``.
+
+    The host waits for nothing, and a CUDA graph can capture it.
+
+    Args:
+        ids: int64 [N], group after group.
+        offsets: int64 [groups + 1], where groups begin in ``ids``.
+
+    Raises:
+        RuntimeError: as :func:`unique_ids`.
+
+    Example:
+        >>> unique_ids_padded(torch.tensor([7, 5, 7, 7]), torch.tensor([0, 3, 4])).counts
+        tensor([2, 1, 1, 0])
+    """
+    return UniqueIds(*torch.ops.dynemb.unique_ids_padded(ids, offsets))
+
+
+def id_owners(ids: Tensor, *, parts: int, slots: int = 65536) -> Tensor:
+    """The part that owns each id, int64 [N].
+
+    The slot of an id is :func:`mix_ids` of it, unsigned, modulo ``slots``. Parts have contiguous
+    ranges of slots, the first ``slots % parts`` of them one more than the others. The same on CPU
+    and GPU, whatever the sign of an id.
+
+    Args:
+        ids: int64 [N].
+        parts: 1 to ``slots``.
+        slots: at least 1.
+
+    Raises:
+        RuntimeError: ids are not int64 of 1 dimension, or there are more parts than slots.
+
+    Example:
+        >>> id_owners(torch.tensor([1, 2, -3]), parts=2)
+        tensor([0, 0, 1])
+    """
+    owners: Tensor = torch.ops.dynemb.id_owners(ids, parts, slots)
+    return owners
+
+
+def ids_partition(
+    ids: Tensor, offsets: Tensor, *, parts: int, slots: int = 65536
+) -> PartitionedIds:
+    """The distinct ids of each group, ordered by the part that owns them (:func:`id_owners`).
+
+    ``result.ids[result.inverse]`` are the ids given. On a GPU the host waits for their number.
+
+    Args:
+        ids: int64 [N], group after group.
+        offsets: int64 [groups + 1], where groups begin in ``ids``.
+        parts: 1 to ``slots``.
+        slots: at least 1.
+
+    Raises:
+        RuntimeError: as :func:`unique_ids` and :func:`id_owners`.
+
+    Example:
+        >>> partition = ids_partition(torch.tensor([2, 1, 2, 3]), torch.tensor([0, 4]), parts=2)
+        >>> partition.ids, partition.lengths.tolist()
+        (tensor([2, 1, 3]), [[2], [1]])
+    """
+    return PartitionedIds(*torch.ops.dynemb.ids_partition(ids, offsets, parts, slots))
+
+
+def ids_encode(ids: Sequence[Tensor], tables: Sequence[int]) -> Tensor:
+    """Ids of several tables as ids of one, int64 [sum of N].
+
+    The id of a table becomes ``mix(id ^ mix(table))``, where mix is :func:`mix_ids`: a bijection of
+    all 64 bits. So ids of one table never meet. Those of two tables of n1 and n2 ids meet by chance
+    only, with a probability of about ``n1 * n2 / 2**64``.
+
+    Args:
+        ids: int64, of any shape, for each feature.
+        tables: a number of the table for each feature; features of a table have the same.
+
+    Raises:
+        RuntimeError: a dtype does not match, a tensor is not contiguous, or the lists differ in
+            length.
+
+    Example:
+        >>> ids = torch.tensor([5])
+        >>> in_one, again, in_two = ids_encode([ids, ids, ids], [1, 1, 2]).tolist()
+        >>> in_one == again, in_one == in_two
+        (True, False)
+    """
+    if not ids and not tables:
+        return torch.empty(0, dtype=torch.int64)
+    encoded: Tensor = torch.ops.dynemb.ids_encode(list(ids), list(tables))
+    return encoded
 
 
 @register_fake("mix_ids")
@@ -69,33 +187,33 @@ def _unmix_ids_fake(quotients: Tensor, parts: int, part: int) -> Tensor:
     return torch.empty_like(quotients)
 
 
+@register_fake("id_owners")
+def _id_owners_fake(ids: Tensor, parts: int, slots: int) -> Tensor:
+    return torch.empty_like(ids)
+
+
+@register_fake("ids_encode")
+def _ids_encode_fake(ids: list[Tensor], tables: list[int]) -> Tensor:
+    return ids[0].new_empty((sum(tensor.numel() for tensor in ids),))
+
+
 @register_fake("unique_ids")
-def _unique_ids_fake(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _unique_ids_fake(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     count = torch.library.get_ctx().new_dynamic_size()
-    return ids.new_empty((count,)), torch.empty_like(offsets), torch.empty_like(ids)
-
-
-def sorted_unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
-    """:func:`unique_ids` by sorting: what runs on a GPU. Offsets are not checked there."""
-    count = ids.shape[0]
-    by_id = torch.argsort(ids, stable=True)
-    group = torch.searchsorted(offsets[1:], by_id, right=True)
-    by_group = torch.argsort(group, stable=True)
-    order = by_id[by_group]  # by group, then id, then position
-    sorted_ids, sorted_group = ids[order], group[by_group]
-    begins = torch.ones(count, dtype=torch.bool, device=ids.device)
-    begins[1:] = (sorted_ids[1:] != sorted_ids[:-1]) | (sorted_group[1:] != sorted_group[:-1])
-    run = begins.cumsum(0) - 1
-    first = order[begins]  # first position of each distinct id, as sorting is stable
-    by_occurrence = torch.argsort(first)
-    rank = torch.empty_like(by_occurrence)
-    rank[by_occurrence] = torch.arange(first.shape[0], device=ids.device)
     inverse = torch.empty_like(ids)
-    inverse[order] = rank[run]
-    unique = ids[first[by_occurrence]]
-    bounds = torch.searchsorted(first[by_occurrence].contiguous(), offsets)
-    return UniqueIds(unique, bounds, inverse)
+    return ids.new_empty((count,)), torch.empty_like(offsets), inverse, ids.new_empty((count,))
 
 
-_cuda = torch.library.Library("dynemb", "IMPL")
-_cuda.impl("unique_ids", lambda ids, offsets: tuple(sorted_unique_ids(ids, offsets)), "CUDA")
+@register_fake("unique_ids_padded")
+def _unique_ids_padded_fake(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    inverse = torch.empty_like(ids)
+    return torch.empty_like(ids), torch.empty_like(offsets), inverse, torch.empty_like(ids)
+
+
+@register_fake("ids_partition")
+def _ids_partition_fake(
+    ids: Tensor, offsets: Tensor, parts: int, slots: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    count = torch.library.get_ctx().new_dynamic_size()
+    lengths = ids.new_empty((parts, offsets.shape[0] - 1))
+    return ids.new_empty((count,)), lengths, torch.empty_like(ids), ids.new_empty((count,))

@@ -101,6 +101,8 @@ class DynamicEmbedding(nn.Module):
         pg: process group; default: the option's, else the default group, if there is one.
 
     Example:
+        >>> import torch
+        >>> from torch_dynemb.recis import RaggedTensor
         >>> option = EmbeddingOption(embedding_dim=4, shared_name="item", combiner="mean")
         >>> items = DynamicEmbedding(option)
         >>> items(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape
@@ -235,6 +237,7 @@ class EmbeddingEngine(nn.Module):
         ValueError: features share a name, but their options are not those of one table.
 
     Example:
+        >>> import torch
         >>> engine = EmbeddingEngine({
         ...     "clicked": EmbeddingOption(embedding_dim=4, shared_name="item", combiner="mean"),
         ...     "candidate": EmbeddingOption(embedding_dim=4, shared_name="item"),

@@ -155,6 +155,9 @@ class SparseAdam(SparseOptimizer):
             bias correction counts the steps.
 
     Example:
+        >>> from torch_dynemb.recis import (
+        ...     DynamicEmbedding, EmbeddingOption, filter_out_sparse_param
+        ... )
         >>> option = EmbeddingOption(embedding_dim=4, shared_name="item")
         >>> items = DynamicEmbedding(option)
         >>> optimizer = SparseAdam(filter_out_sparse_param(items), lr=0.1)

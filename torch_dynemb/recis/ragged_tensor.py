@@ -378,13 +378,11 @@ class RaggedTensor:
             )
         sparse = sparse.coalesce()
         indices, sizes = sparse.indices(), sparse.shape[: sparse.sparse_dim()]
-        row = torch.zeros_like(indices[0])
-        rows = 1
+        row, rows = indices[0], sizes[0]
         offsets: list[Tensor] = []
-        for dimension, size in zip(indices[:-1], sizes[:-1], strict=True):
-            if rows > 1 or offsets:
-                offsets.append(torch.arange(rows + 1, device=row.device) * size)
-            row, rows = row * size + dimension, rows * size
+        for index, size in zip(indices[1:-1], sizes[1:-1], strict=True):
+            offsets.append(torch.arange(rows + 1, device=row.device) * size)
+            row, rows = row * size + index, rows * size
         lengths = torch.zeros(rows, dtype=torch.int64, device=row.device)
         lengths.scatter_add_(0, row, torch.ones_like(row))
         offsets.append(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))

@@ -92,7 +92,7 @@ def distinct(features: KeyedJaggedTensor, groups: DedupGroups) -> DistinctFeatur
     lengths[torch.tensor(groups.first, device=offsets.device)] = unique.offsets.diff()
     counts = None
     if groups.counted:
-        counts = torch.bincount(unique.inverse, minlength=unique.ids.shape[0]).to(torch.float32)
+        counts = unique.counts.to(torch.float32)
     sent = KeyedJaggedTensor(
         keys=features.keys(), values=unique.ids, weights=counts, lengths=lengths, stride=1
     )

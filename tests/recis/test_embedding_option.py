@@ -1,0 +1,167 @@
+"""EmbeddingOption and hooks: what they say and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import torch_dynemb as td
+from torch_dynemb.recis import (
+    READ_ONLY,
+    AdmitHook,
+    EmbeddingOption,
+    FilterHook,
+    RowFilter,
+    Slice,
+    gen_slice,
+    register_admit_hook,
+    register_filter_hook,
+)
+from torch_dynemb.recis import hooks as hooks_module
+
+
+def test_defaults_are_recis_s() -> None:
+    option = EmbeddingOption()
+    assert option.embedding_dim == 16
+    assert option.block_size == 10240
+    assert option.dtype == torch.float32
+    assert option.device == torch.device("cpu")
+    assert option.max_partition_num == 65536
+    assert (option.shared_name, option.children) == ("embedding", ["embedding"])
+    assert option.initializer == td.Constant(0.0)
+    assert (option.combiner, option.grad_reduce_by) == ("sum", "worker")
+    assert option.trainable
+    assert option.use_weight
+    assert not option.coalesced
+    assert not option.fp16_enabled
+
+
+def test_infos_say_what_is_shared() -> None:
+    option = EmbeddingOption(
+        filter_hook=FilterHook("GlobalStepFilter", {"filter_step": 3}),
+        admit_hook=AdmitHook("ReadOnly"),
+    )
+    coalesced, runtime = json.loads(option.coalesced_info()), json.loads(option.runtime_info())
+    assert list(coalesced) == [
+        "dim",
+        "dtype",
+        "device",
+        "initializer",
+        "grad_reduce_by",
+        "filter_hook",
+    ]
+    assert list(runtime) == ["combiner", "use_weight", "trainable", "admit_hook", "fp16_enabled"]
+    for change in (
+        {"embedding_dim": 8},
+        {"dtype": torch.bfloat16},
+        {"initializer": td.Normal()},
+        {"grad_reduce_by": "id"},
+        {"filter_hook": FilterHook("GlobalStepFilter", {"filter_step": 4})},
+    ):
+        assert EmbeddingOption(**change).coalesced_info() != EmbeddingOption().coalesced_info()  # type: ignore[arg-type]
+        assert EmbeddingOption(**change).runtime_info() == EmbeddingOption().runtime_info()  # type: ignore[arg-type]
+    for change in (
+        {"combiner": "mean"},
+        {"use_weight": False},
+        {"trainable": False},
+        {"admit_hook": AdmitHook("ReadOnly")},
+    ):
+        assert EmbeddingOption(**change).runtime_info() != EmbeddingOption().runtime_info()  # type: ignore[arg-type]
+        assert EmbeddingOption(**change).coalesced_info() == EmbeddingOption().coalesced_info()  # type: ignore[arg-type]
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"embedding_dim": 0}, ValueError, "embedding_dim is 0, expected at least 1"),
+    ({"embedding_dim": 4.0}, TypeError, "embedding_dim is 4.0, expected int"),
+    ({"block_size": 0}, ValueError, "block_size is 0"),
+    ({"max_partition_num": -1}, ValueError, "max_partition_num is -1"),
+    ({"dtype": torch.int64}, ValueError, "dtype is torch.int64"),
+    ({"combiner": "max"}, ValueError, "combiner is 'max', expected one of"),
+    ({"combiner": "tile"}, ValueError, "combiner_kwargs is None, expected {'tile_len': n}"),
+    (
+        {"combiner": "tile", "combiner_kwargs": {"tile_len": -2}},
+        ValueError,
+        r"combiner_kwargs is {'tile_len': -2}, expected {'tile_len': n} with n of at least 1",
+    ),
+    ({"combiner": "tile", "combiner_kwargs": {"tile_len": 2, "x": 1}}, ValueError, "'x': 1"),
+    ({"combiner_kwargs": {"tile_len": 2}}, ValueError, "combiner 'sum' takes none"),
+    ({"fp16_enabled": True}, ValueError, "fp16_enabled is True with dtype torch.float32"),
+    ({"grad_reduce_by": "rank"}, ValueError, "grad_reduce_by is 'rank'"),
+    ({"shared_name": ""}, ValueError, "shared_name is ''"),
+    ({"children": ["a", "b"]}, ValueError, "coalesced is False"),
+    ({"children": ["a", "a"], "coalesced": True}, ValueError, "expected every name once"),
+    ({"initializer": 0.0}, TypeError, "initializer is 0.0"),
+    ({"filter_hook": "GlobalStepFilter"}, TypeError, "filter_hook is 'GlobalStepFilter'"),
+    (
+        {"admit_hook": FilterHook("GlobalStepFilter", {"filter_step": 1})},
+        TypeError,
+        "admit_hook is",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), WRONG)
+def test_wrong_options_are_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        EmbeddingOption(**arguments)
+
+
+def test_fp16_is_for_rows_of_8_bits() -> None:
+    assert EmbeddingOption(dtype=torch.int8, fp16_enabled=True).fp16_enabled
+
+
+def test_hooks_of_other_names_and_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match="name is 'Steps', expected one of .*GlobalStepFilter"):
+        FilterHook("Steps")
+    with pytest.raises(ValueError, match="name is 'Some', expected one of .*ReadOnly"):
+        AdmitHook("Some")
+    with pytest.raises(ValueError, match="FilterHook 'GlobalStepFilter': params is {'steps': 1}"):
+        FilterHook("GlobalStepFilter", {"steps": 1})
+    with pytest.raises(ValueError, match="filter_step is 0, expected at least 1"):
+        FilterHook("GlobalStepFilter", {"filter_step": 0})
+    with pytest.raises(ValueError, match="AdmitHook 'ReadOnly': params is {'a': 1}"):
+        AdmitHook("ReadOnly", {"a": 1})
+    assert AdmitHook("ReadOnly").make() == READ_ONLY
+    assert AdmitHook("Frequency", {"threshold": 3}).make() == td.AdmitFrequent(3)
+    assert AdmitHook("Probability", {"probability": 0.5}).make() == td.AdmitByChance(0.5)
+
+
+def test_users_add_hooks() -> None:
+    register_admit_hook("Twice")(lambda: td.AdmitFrequent(2))
+
+    @register_filter_hook("Never")
+    class Never(RowFilter):
+        interval = 7
+
+    try:
+        assert AdmitHook("Twice").make() == td.AdmitFrequent(2)
+        assert FilterHook("Never").make().interval == 7
+        with pytest.raises(NotImplementedError, match="Never does not define remove"):
+            FilterHook("Never").make().remove(None, 0)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="'Never' is registered already"):
+            register_filter_hook("Never")(Never)
+    finally:
+        del hooks_module._ADMISSIONS["Twice"], hooks_module._FILTERS["Never"]
+
+
+@pytest.mark.parametrize(("parts", "slots"), [(1, 8), (3, 8), (8, 8), (7, 65536)])
+def test_slices_divide_the_slots(parts: int, slots: int) -> None:
+    slices = [gen_slice(part, parts, slots) for part in range(parts)]
+    assert [s.slice_begin for s in slices] == [0, *(s.slice_end for s in slices[:-1])]
+    assert slices[-1].slice_end == slots
+    sizes = [end - begin for begin, end, _ in slices]
+    assert max(sizes) - min(sizes) <= 1
+    assert Slice(0, slots, slots).whole
+    assert [s.whole for s in slices] == [parts == 1] * parts
+
+
+def test_slices_that_are_none() -> None:
+    with pytest.raises(ValueError, match="shard_num is 9, expected 1 to 8"):
+        gen_slice(0, 9, 8)
+    with pytest.raises(ValueError, match="shard_index is 2, expected 0 to 1"):
+        gen_slice(2, 2)

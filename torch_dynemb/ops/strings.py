@@ -1,0 +1,77 @@
+"""Hashes of byte strings of many features: a list has an entry for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb._library import register_fake
+
+
+def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor]:
+    """FarmHash Fingerprint64 of strings.
+
+    It is ``farmhashna::Hash64`` of Google's FarmHash, which is what TensorFlow's
+    ``tf.strings.to_hash_bucket_fast`` takes modulo the number of buckets, and what
+    ``FARM_FINGERPRINT`` of BigQuery gives.
+
+    Args:
+        values: uint8 or int8 [bytes] for each feature, string after string.
+        offsets: int64 [n + 1] for each feature, where strings begin in ``values``.
+
+    Returns:
+        int64 [n] for each feature: the 64 bits as a signed number.
+
+    Raises:
+        RuntimeError: a dtype or shape does not match, the lists differ in length, a tensor is not
+            contiguous, or offsets are not ascending from 0 to the number of bytes. A GPU reports
+            wrong offsets in a later call, and reads what they hold of the bytes.
+
+    Example:
+        >>> text = torch.tensor(list(b"foobar"), dtype=torch.uint8)
+        >>> farmhash([text], [torch.tensor([0, 3, 6])])
+        [tensor([6150913649986995171,  -98778129085727977])]
+    """
+    if not values and not offsets:
+        return []
+    hashes: list[Tensor] = torch.ops.dynemb.farmhash(list(values), list(offsets))
+    return hashes
+
+
+def murmurhash(
+    values: Sequence[Tensor], offsets: Sequence[Tensor], *, seed: int = 0
+) -> list[Tensor]:
+    """The first 64 bits of MurmurHash3_x64_128 of strings (Appleby, SMHasher).
+
+    Args:
+        values: uint8 or int8 [bytes] for each feature, string after string.
+        offsets: int64 [n + 1] for each feature, where strings begin in ``values``.
+        seed: 0 to 2^32 - 1.
+
+    Returns:
+        int64 [n] for each feature: the 64 bits as a signed number.
+
+    Raises:
+        RuntimeError: as :func:`farmhash`, or the seed is out of range.
+
+    Example:
+        >>> text = torch.tensor(list(b"foo"), dtype=torch.uint8)
+        >>> murmurhash([text], [torch.tensor([0, 3])])
+        [tensor([-2129773440516405919])]
+    """
+    if not values and not offsets:
+        return []
+    hashes: list[Tensor] = torch.ops.dynemb.murmurhash(list(values), list(offsets), seed)
+    return hashes
+
+
+@register_fake("farmhash")
+def _farmhash_fake(values: list[Tensor], offsets: list[Tensor]) -> list[Tensor]:
+    return [offset.new_empty((offset.shape[0] - 1,)) for offset in offsets]
+
+
+@register_fake("murmurhash")
+def _murmurhash_fake(values: list[Tensor], offsets: list[Tensor], seed: int) -> list[Tensor]:
+    return [offset.new_empty((offset.shape[0] - 1,)) for offset in offsets]
