@@ -28,6 +28,7 @@ BENCHMARKS = (
     "lifecycle",
     "optimizers",
     "torchrec_step",
+    "ragged",
 )
 
 

@@ -39,6 +39,7 @@ SMALL = {
         *("--tables", "2", "--rows", "500", "--batch", "8", "--dim", "8", "--bags", "2"),
         *("--only", "SGD L=2, dynamic", "--only", "row_wise SGD L=2, 1 %"),
     ],
+    "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
 }
 
 
@@ -96,7 +97,7 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
-    expected += ", optimizers, torchrec_step"
+    expected += ", optimizers, torchrec_step, ragged"
     assert expected in capsys.readouterr().err
 
 

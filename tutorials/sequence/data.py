@@ -17,6 +17,7 @@ _ITEMS = 600  # on sale at a time
 _NEW_ITEMS = 2  # of a step; as many leave
 _USERS_PER_SAMPLE = 3  # active users, by the samples of a batch
 _NEW_USERS = 0.03  # by the samples of a batch; as many leave
+_FIRST_CLICKS = 3  # at most, of a new user
 _HALF_LIFE = 20.0  # steps after which a click weighs one half
 _LOGIT = (-3.0, 6.0)  # of a click: without and with an item of the same kind just before
 _BIAS = 0.5  # standard deviation of what users and items have of their own
@@ -137,12 +138,16 @@ class ClickStream:
         self._begins = np.searchsorted(np.sort(on_sale), np.arange(_CATEGORIES + 1))
 
     def _add_users(self, places: np.ndarray) -> None:
-        """New users in the place of others, each with a first click."""
+        """New users in the place of others, who have clicked a few of all items."""
         self._users[places] = self._known_users + np.arange(len(places))
         self._known_users += len(places)
         self._user_bias[places] = self._random.normal(scale=_BIAS, size=len(places))
         self._lengths[places] = 0
-        self._click(places, self._first + self._random.integers(_ITEMS, size=len(places)))
+        first_clicks = self._random.integers(1, _FIRST_CLICKS + 1, size=len(places))
+        for number in range(_FIRST_CLICKS):
+            clicking = places[first_clicks > number]
+            any_item = self._first + self._random.integers(_ITEMS, size=len(clicking))
+            self._click(clicking, any_item)
 
     def _shown(self, users: np.ndarray) -> np.ndarray:
         """Items: for half of the users of the kind of one of their last 5 clicks."""
