@@ -19,7 +19,7 @@ KEYS = [
     *("auc", "baseline_auc", "best_auc", "history", "ids"),
     *("steps", "samples", "seconds", "world_size", "compiled"),
 ]
-SMALL = "--steps 12 --batch-size 64 --embedding-dim 4 --log-every 1".split()
+SMALL = ["--steps", "12", "--batch-size", "64", "--embedding-dim", "4", "--log-every", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -44,12 +44,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict:
 
 
 def test_history_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    learning = "--steps 160 --batch-size 384 --embedding-dim 8 --lr 0.03".split()
+    learning = ["--steps", "160", "--batch-size", "384", "--embedding-dim", "8", "--lr", "0.03"]
     result = run(capsys, *learning, "--out", tmp_path)
     assert list(result) == KEYS
     assert 0.53 < result["baseline_auc"] < 0.68
     assert result["baseline_auc"] + 0.05 < result["auc"] < result["best_auc"] < 0.95
-    assert 600 < result["ids"]["item"] <= 600 + 2 * 160
+    assert 300 < result["ids"]["item"] <= 300 + 160 + 30
     assert result["samples"] == 160 * 384
     assert (result["world_size"], result["compiled"]) == (1, False)
     assert [path.name for path in tmp_path.iterdir()] == ["training.png"]
@@ -101,8 +101,8 @@ def test_default_run(nproc: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     sequence_model.main(["--nproc", nproc, "--out", str(tmp_path)])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["world_size"] == int(nproc)
-    assert result["auc"] == pytest.approx(0.7924, abs=2e-3)
-    assert result["baseline_auc"] == pytest.approx(0.6145, abs=2e-3)
+    assert result["auc"] == pytest.approx(0.7825, abs=2e-3)
+    assert result["baseline_auc"] == pytest.approx(0.6244, abs=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ LONGEST = 50
 
 _CATEGORIES = 20
 _LATENT_DIM = 8
-_ITEMS = 600  # on sale at a time
-_NEW_ITEMS = 2  # of a step; as many leave
+_ITEMS = 300  # on sale at a time
+_NEW_ITEMS = 1  # of a step; as many leave
 _USERS_PER_SAMPLE = 3  # active users, by the samples of a batch
 _NEW_USERS = 0.03  # by the samples of a batch; as many leave
 _FIRST_CLICKS = 3  # at most, of a new user

@@ -19,7 +19,8 @@ and users and items come and go all the time. Ids are any 64-bit numbers; rows a
 
 All embeddings are in one torch_dynemb.recis.EmbeddingEngine. The candidate and the history share
 the table of items. The history is ragged and comes twice: row by row (combiner "tile") for the
-attention, and as a mean weighted by recency. SparseAdam updates the rows, torch.optim.Adam the rest.
+attention, and as a mean weighted by recency. SparseAdam updates the rows, torch.optim.Adam the
+network.
 
 The later steps are held out for the AUC. Then the same model is trained without the history. The
 last line of the output is a JSON object: auc, baseline_auc (without the history), best_auc (of the
@@ -65,16 +66,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--steps", type=_count, default=400, metavar="N", help="training steps")
     add("--batch-size", type=_count, default=512, metavar="B", help="samples of a step")
     add("--embedding-dim", type=_count, default=16, metavar="D", help="columns of a row")
-    add("--lr", type=_positive, default=0.01, help="learning rate of the rows")
+    add("--lr", type=_positive, default=0.02, help="learning rate of the rows")
     add("--dense-lr", type=_positive, default=0.003, help="learning rate of the network")
     add("--seed", type=int, default=0, help="of the generated clicks and of initial values")
-    add(
-        "--threads",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="CPU threads of a process",
-    )
+    add("--threads", type=_count, default=1, metavar="N", help="CPU threads of a process")
     add(
         "--no-history",
         dest="history",

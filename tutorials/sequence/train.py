@@ -20,6 +20,7 @@ from tutorials.sequence.options import Options
 
 HELD_OUT_STEPS = 30
 _HALF_LIFE = 20  # steps, of the running AUC
+_EPS = 1e-6  # of SparseAdam: small beside gradients of a mean over a batch, large beside rounding
 
 
 class Point(NamedTuple):
@@ -67,7 +68,7 @@ def train(options: Options, name: str, *, history: bool) -> Trained:
     torch.manual_seed(options.seed)
     model = SequenceModel(options.embedding_dim, history=history)
     # Rows are no parameters: the two optimizers know nothing of each other.
-    row_optimizer = SparseAdam(filter_out_sparse_param(model), lr=options.lr)
+    row_optimizer = SparseAdam(filter_out_sparse_param(model), lr=options.lr, eps=_EPS)
     network_optimizer = torch.optim.Adam(model.network.parameters(), lr=options.dense_lr)
     if world_size() > 1:
         model.network = DistributedDataParallel(model.network)  # the tables are not part of it
