@@ -29,6 +29,7 @@ BENCHMARKS = (
     "optimizers",
     "torchrec_step",
     "feature_ops",
+    "ragged",
 )
 
 

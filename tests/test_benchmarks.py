@@ -40,6 +40,7 @@ SMALL = {
         *("--only", "SGD L=2, dynamic", "--only", "row_wise SGD L=2, 1 %"),
     ],
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
+    "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
 }
 
 
@@ -97,7 +98,7 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
-    expected += ", optimizers, torchrec_step, feature_ops"
+    expected += ", optimizers, torchrec_step, feature_ops, ragged"
     assert expected in capsys.readouterr().err
 
 
