@@ -108,7 +108,7 @@ int64_t merge(const char* op, const Pending& pending) {
   const int64_t count = *pending.count;
   if (*pending.sections <= 1) return 0;
   const int position_bits = bits_for(static_cast<uint64_t>(count));
-  std::vector<uint64_t> sorted(static_cast<size_t>(count));
+  Scratch<uint64_t> sorted(static_cast<size_t>(count));
   uint64_t highest = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t handle = pending.entries.handle[i];

@@ -134,6 +134,40 @@ GradientSource gradient_source(const char* op, const Lookup& lookup, const Tenso
   return source;
 }
 
+namespace {
+
+// Features in the order in which their occurrences are sorted, and where each table begins.
+struct SortOrder {
+  std::vector<size_t> feature;
+  std::vector<size_t> table;  // positions in `feature`, and their number at the end
+};
+
+// By table where there is so much to sort that the caches would not hold it: no row is of two
+// tables. Otherwise all features are sorted as if they were of one.
+SortOrder sort_order(const Lookup& lookup, const std::vector<TableRows>& tables, int64_t slab) {
+  constexpr int64_t kOccurrences = 1 << 16;
+  const std::vector<int64_t>& table_of = lookup.features.table;
+  SortOrder order;
+  int64_t occurrences = 0;
+  for (size_t f = 0; f < table_of.size(); ++f) {
+    if (tables[table_of[f]].slab != slab) continue;
+    order.feature.push_back(f);
+    occurrences += lookup.features.begin[f + 1] - lookup.features.begin[f];
+  }
+  order.table.push_back(0);
+  if (occurrences >= kOccurrences) {
+    std::stable_sort(order.feature.begin(), order.feature.end(),
+                     [&](size_t a, size_t b) { return table_of[a] < table_of[b]; });
+    for (size_t k = 1; k < order.feature.size(); ++k) {
+      if (table_of[order.feature[k]] != table_of[order.feature[k - 1]]) order.table.push_back(k);
+    }
+  }
+  order.table.push_back(order.feature.size());
+  return order;
+}
+
+}  // namespace
+
 GradientRuns gradient_runs(const char* op, const Lookup& lookup,
                            const std::vector<TableRows>& tables, int64_t slab, int64_t dim) {
   GradientRuns runs;
@@ -141,34 +175,43 @@ GradientRuns gradient_runs(const char* op, const Lookup& lookup,
   runs.dim = dim;
   runs.position_bits = bits_for(static_cast<uint64_t>(lookup.features.count));
   runs.sorted.resize(lookup.features.count);
+  const SortOrder order = sort_order(lookup, tables, slab);
   uint64_t highest = 0;
   size_t with_row = 0;
-  for (size_t f = 0; f < lookup.features.table.size(); ++f) {
-    if (tables[lookup.features.table[f]].slab != slab) continue;
-    for (int64_t i = lookup.features.begin[f]; i < lookup.features.begin[f + 1]; ++i) {
-      const int64_t handle = lookup.handles[i];
-      const uint64_t row = static_cast<uint64_t>(handle_row(handle));
-      runs.sorted[with_row] = (row << runs.position_bits) | static_cast<uint64_t>(i);
-      with_row += handle >= 0;
-      highest = std::max(highest, handle >= 0 ? row : 0);
+  std::vector<size_t> part = {0};  // what is sorted by itself
+  for (size_t t = 0; t + 1 < order.table.size(); ++t) {
+    for (size_t k = order.table[t]; k < order.table[t + 1]; ++k) {
+      const size_t f = order.feature[k];
+      for (int64_t i = lookup.features.begin[f]; i < lookup.features.begin[f + 1]; ++i) {
+        const int64_t handle = lookup.handles[i];
+        const uint64_t row = static_cast<uint64_t>(handle_row(handle));
+        runs.sorted[with_row] = (row << runs.position_bits) | static_cast<uint64_t>(i);
+        with_row += handle >= 0;
+        highest = std::max(highest, handle >= 0 ? row : 0);
+      }
     }
+    part.push_back(with_row);
   }
   runs.sorted.resize(with_row);
   const int row_bits = bits_for(highest + 1);
   STD_TORCH_CHECK(row_bits + runs.position_bits <= 64, "dynemb::", op, ": ", lookup.features.count,
                   " ids into ", highest + 1,
                   " rows are too many for one backward: split the batch");
-  radix_sort(runs.sorted, runs.position_bits, runs.position_bits + row_bits);
+  radix_sort_parts(runs.sorted, part, runs.position_bits, runs.position_bits + row_bits);
   const int64_t count = static_cast<int64_t>(runs.sorted.size());
-  runs.run.resize(count + 1);
+  const auto is_last = [&](int64_t i) {
+    return i + 1 == count ||
+           (runs.sorted[i] >> runs.position_bits) != (runs.sorted[i + 1] >> runs.position_bits);
+  };
   int64_t heads = 0;
+  for (int64_t i = 0; i < count; ++i) heads += is_last(i);
+  runs.run.resize(heads + 1);
+  heads = 0;
   for (int64_t i = 0; i < count; ++i) {
     runs.run[heads] = i;
-    heads += i + 1 == count ||
-             (runs.sorted[i] >> runs.position_bits) != (runs.sorted[i + 1] >> runs.position_bits);
+    heads += is_last(i);
   }
   // run[r] is now the last occurrence of run r; the run after it begins one later.
-  runs.run.resize(heads + 1);
   for (int64_t r = heads; r > 0; --r) runs.run[r] = runs.run[r - 1] + 1;
   runs.run[0] = 0;
   return runs;

@@ -9,6 +9,7 @@
 
 #include "core/summation.h"
 #include "cpu/rows_view.h"
+#include "cpu/scratch.h"
 
 namespace dynemb::cpu {
 
@@ -16,7 +17,7 @@ namespace dynemb::cpu {
 struct GradientSource {
   const float* gradient;  // [batch or ids, columns]
   const Lookup* lookup;
-  std::vector<int32_t> bag;  // bag of each occurrence; empty without pooling
+  Scratch<int32_t> bag;      // bag of each occurrence; empty without pooling
   std::vector<float> scale;  // factor of each bag under mean pooling; empty otherwise
 
   int64_t feature_of(int64_t position) const {
@@ -30,9 +31,9 @@ GradientSource gradient_source(const char* op, const Lookup& lookup, const Tenso
 
 // Occurrences of one slab's rows. Run r is the sorted occurrences [run[r], run[r + 1]).
 struct GradientRuns {
-  std::vector<uint64_t> sorted;  // row << position_bits | position
+  Scratch<uint64_t> sorted;  // row << position_bits | position
   int position_bits;
-  std::vector<int64_t> run;
+  Scratch<int64_t> run;
   int64_t slab;
   int64_t dim;
 
@@ -42,7 +43,8 @@ struct GradientRuns {
   }
 };
 
-// Leaves out occurrences without a row (missing and padding ids).
+// Leaves out occurrences without a row (missing and padding ids). Runs ascend by row; of many
+// occurrences, by table and then by row.
 GradientRuns gradient_runs(const char* op, const Lookup& lookup,
                            const std::vector<TableRows>& tables, int64_t slab, int64_t dim);
 
@@ -74,7 +76,7 @@ struct ReducedEntries {
   int64_t* table;
   float* gradient;  // [entries, dim]
 };
-// An entry for each run, ascending by row.
+// An entry for each run, in their order.
 void reduce_runs(const GradientSource& source, const GradientRuns& runs,
                  const ReducedEntries& entries);
 

@@ -99,14 +99,18 @@ struct UpdateCall {
 
   bool updates(int64_t table) const { return updated_[table]; }
 
-  // Whether a NaN or infinity in a gradient is an error.
+  // Whether a NaN or infinity in a gradient is an error, in a table or in any.
+  bool raises(int64_t table) const {
+    return steps[table].non_finite == NonFinite::kRaise && !steps[table].skip;
+  }
   bool raises() const {
-    return std::any_of(steps.begin(), steps.end(), [](const OptimizerStep& step) {
-      return step.non_finite == NonFinite::kRaise && !step.skip;
-    });
+    for (size_t t = 0; t < steps.size(); ++t) {
+      if (raises(static_cast<int64_t>(t))) return true;
+    }
+    return false;
   }
   void check_finite(const RowUpdate& row) const {
-    if (steps[row.table].non_finite != NonFinite::kRaise || steps[row.table].skip) return;
+    if (!raises(row.table)) return;
     STD_TORCH_CHECK(!has_non_finite(row.gradient, tables[row.table].dim), "dynemb::", op,
                     ": the gradient of id ", row.id, " of table ", row.table,
                     " has NaN or infinity, and non_finite is 'raise': no row has been updated");
@@ -262,7 +266,13 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
   check_size(op, "counts", counts, 0, static_cast<int64_t>(slabs));
   const auto* count = static_cast<const int64_t*>(counts.data_ptr());
   const int64_t table_count = static_cast<int64_t>(call.tables.size());
-  std::vector<std::vector<RowUpdate>> rows(slabs);
+  // not made for all entries at once: they may be millions
+  const auto entry = [&](size_t s, int64_t u) -> RowUpdate {
+    return {static_cast<const int64_t*>(handles[s].data_ptr())[u],
+            static_cast<const int64_t*>(ids[s].data_ptr())[u],
+            static_cast<const int64_t*>(tables[s].data_ptr())[u],
+            static_cast<const float*>(gradients[s].data_ptr()) + u * weights[s].size(1)};
+  };
   for (size_t s = 0; s < slabs; ++s) {
     check_tensor(op, "handles", handles[s], ScalarType::Long);
     check_tensor(op, "ids", ids[s], ScalarType::Long);
@@ -274,9 +284,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
                     "dynemb::", op, ": counts[", s, "] is ", count[s],
                     ", more than handles, ids, tables or gradients hold");
     const auto* handle = static_cast<const int64_t*>(handles[s].data_ptr());
-    const auto* id = static_cast<const int64_t*>(ids[s].data_ptr());
     const auto* table = static_cast<const int64_t*>(tables[s].data_ptr());
-    const auto* gradient = static_cast<const float*>(gradients[s].data_ptr());
     for (int64_t u = 0; u < count[s]; ++u) {
       STD_TORCH_CHECK(handle[u] >= 0 && handle_row(handle[u]) < weights[s].size(0) &&
                           table[u] >= 0 && table[u] < table_count &&
@@ -287,26 +295,32 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
                       " belongs to table ", table[u],
                       ", which updated_tables lacks: give all "
                       "tables of the lookup");
-      rows[s].push_back({handle[u], id[u], table[u], gradient + u * weights[s].size(1)});
-      call.check_finite(rows[s].back());
+      if (call.raises(table[u])) call.check_finite(entry(s, u));
     }
   }
   call.advance();
   for (size_t s = 0; s < slabs; ++s) {
-    const int64_t total = static_cast<int64_t>(rows[s].size());
+    const int64_t total = count[s];
     const int64_t chunks = (total + kRowsPerChunk - 1) / kRowsPerChunk;
     Dropped dropped(chunks);
     parallel_units(chunks, total, [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(static_cast<size_t>(kScratchRows * weights[s].size(1)));
       RowUpdateJob job = call.job(static_cast<int64_t>(s), scratch.data());
+      std::vector<RowUpdate> rows;
+      std::vector<RowUpdate> next;
+      const auto collect = [&](int64_t chunk, std::vector<RowUpdate>* to) {
+        to->clear();
+        const int64_t last = chunk < end ? std::min((chunk + 1) * kRowsPerChunk, total) : 0;
+        for (int64_t u = chunk * kRowsPerChunk; u < last; ++u) to->push_back(entry(s, u));
+      };
+      collect(begin, &next);
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        const auto size_of = [&](int64_t c) {
-          return c < end ? std::min(kRowsPerChunk, total - c * kRowsPerChunk) : int64_t{0};
-        };
-        job.rows = rows[s].data() + chunk * kRowsPerChunk;
-        job.count = size_of(chunk);
-        job.next = job.rows + job.count;
-        job.next_count = size_of(chunk + 1);
+        rows.swap(next);
+        collect(chunk + 1, &next);
+        job.rows = rows.data();
+        job.count = static_cast<int64_t>(rows.size());
+        job.next = next.data();
+        job.next_count = static_cast<int64_t>(next.size());
         call.kernels.update_rows(job);
         dropped.take(chunk, &job);
       }

@@ -17,7 +17,7 @@ constexpr int64_t kAhead = 16;  // ids whose slot is fetched before it is needed
 // Distinct ids of one group, how often each is there, and where each id stands among them. Linear
 // probing, at most half full. `number` is scratch.
 int64_t unique_of(const int64_t* ids, int64_t count, int64_t* unique, int64_t* counts,
-                  int64_t* inverse, std::vector<int32_t>& number) {
+                  int64_t* inverse, Scratch<int32_t>& number) {
   int shift = 63;
   while (shift > 0 && (int64_t{1} << (64 - shift)) < 2 * count) --shift;
   const int64_t slots = int64_t{1} << (64 - shift);
@@ -64,8 +64,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> unique(const char* op, const Tensor& 
   auto* times = static_cast<int64_t*>(counts.data_ptr());
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
     for (int64_t g = first; g < last; ++g) {
-      std::copy_n(distinct.ids.get() + begin[g], distinct.sizes[g], to + unique_begin[g]);
-      std::copy_n(distinct.counts.get() + begin[g], distinct.sizes[g], times + unique_begin[g]);
+      std::copy_n(distinct.ids.data() + begin[g], distinct.sizes[g], to + unique_begin[g]);
+      std::copy_n(distinct.counts.data() + begin[g], distinct.sizes[g], times + unique_begin[g]);
       for (int64_t i = begin[g]; i < begin[g + 1]; ++i) position[i] += unique_begin[g];
     }
   });
@@ -102,15 +102,14 @@ GroupedIds grouped_ids(const char* op, const Tensor& ids, const Tensor& offsets)
 
 GroupedUnique unique_of_groups(const GroupedIds& given, int64_t* inverse) {
   const auto count = static_cast<size_t>(given.count);
-  GroupedUnique result{std::unique_ptr<int64_t[]>(new int64_t[count]),
-                       std::unique_ptr<int64_t[]>(new int64_t[count]),
+  GroupedUnique result{Scratch<int64_t>(count), Scratch<int64_t>(count),
                        std::vector<int64_t>(static_cast<size_t>(given.groups))};
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
-    std::vector<int32_t> number;
+    Scratch<int32_t> number;
     for (int64_t g = first; g < last; ++g) {
       const int64_t at = given.begin[g];
-      result.sizes[g] = unique_of(given.ids + at, given.begin[g + 1] - at, result.ids.get() + at,
-                                  result.counts.get() + at, inverse + at, number);
+      result.sizes[g] = unique_of(given.ids + at, given.begin[g + 1] - at, result.ids.data() + at,
+                                  result.counts.data() + at, inverse + at, number);
     }
   });
   return result;

@@ -1,10 +1,10 @@
 // Distinct ids of groups, before it is known where they go.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "cpu/index_view.h"
+#include "cpu/scratch.h"
 
 namespace dynemb::cpu {
 
@@ -20,8 +20,8 @@ GroupedIds grouped_ids(const char* op, const Tensor& ids, const Tensor& offsets)
 // The distinct ids of group g are ids[begin[g] ..] and as many after it as sizes[g] says, in order
 // of first occurrence; counts likewise.
 struct GroupedUnique {
-  std::unique_ptr<int64_t[]> ids;  // not cleared: mostly unused where ids repeat
-  std::unique_ptr<int64_t[]> counts;
+  Scratch<int64_t> ids;
+  Scratch<int64_t> counts;
   std::vector<int64_t> sizes;
 };
 // Writes for each id its number among the distinct ids of its group.
