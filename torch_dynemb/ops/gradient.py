@@ -15,7 +15,8 @@ class ReducedGradients(NamedTuple):
     """Result of :func:`reduce_grad`; each list has one tensor per slab, with room for N entries.
 
     Attributes:
-        handles, ids, tables: int64 [N] each; what the row belongs to, ascending by row.
+        handles, ids, tables: int64 [N] each; what the row belongs to, ascending by row; of
+            many occurrences on the CPU, by table and then by row.
         gradients: float32 [N, dim]; sum of the gradients of the row's occurrences.
         counts: int64 [slabs]; how many entries are set; the others are zeros.
     """

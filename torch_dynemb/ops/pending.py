@@ -44,8 +44,8 @@ class PendingGradients(NamedTuple):
 def merge_grad_(pending: PendingGradients, row_clock: Tensor) -> None:
     """Sums the pending gradients of each row, in the order in which they came.
 
-    Afterwards entries are of distinct rows, ascending. Those of rows that were given away meanwhile
-    are dropped and counted in ``row_clock``.
+    Afterwards entries are of distinct rows. Those of rows that were given away meanwhile are
+    dropped and counted in ``row_clock``.
     """
     torch.ops.dynemb.merge_grad_(*pending, row_clock)
 

@@ -26,12 +26,18 @@ class _ScaledGradient(torch.autograd.Function):
         return grad * factor, None
 
 
-def _sizes(lengths: Tensor) -> list[int]:
-    """Ids by rank, from lengths [ranks, groups]: numbers that the host must know."""
+def _sizes(lengths: Tensor, total: int | None = None) -> list[int]:
+    """Ids by rank, from lengths [ranks, groups]: numbers that the host must know.
+
+    Args:
+        total: what they add up to, where that is known.
+    """
     sizes = lengths.sum(1).tolist()
     if torch.compiler.is_compiling():
         for size in sizes:
             torch._check(size >= 0)
+        if total is not None:
+            torch._check(sum(sizes) == total)
     result: list[int] = sizes
     return result
 
@@ -58,7 +64,7 @@ class IdExchange:
         equal = [1] * group.size
         with torch.no_grad():
             self._received_lengths = arrived(all_to_all(distinct.lengths, equal, equal, group))
-            self._sent = _sizes(distinct.lengths)
+            self._sent = _sizes(distinct.lengths, distinct.ids.shape[0])
             self._received = _sizes(self._received_lengths)
             self._ids = all_to_all(distinct.ids, self._received, self._sent, group)
             self._counts = None
