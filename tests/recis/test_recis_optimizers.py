@@ -245,6 +245,8 @@ def test_wrong_calls_are_refused(
 def test_tables_that_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"embedding_shape is \[2, 2\], expected one size"):
         hash_table([2, 2])
+    with pytest.raises(ValueError, match="grad_reduce_by is 'rank'"):
+        hash_table([2], grad_reduce_by="rank")
     with pytest.raises(ValueError, match="coalesced is False"):
         hash_table([2], children=["a", "b"])
     frozen = hash_table([2], trainable=False)

@@ -23,6 +23,8 @@ from torch_dynemb.table_config import TableConfig
 from torch_dynemb.table_content import TableContent, read_content
 from torch_dynemb.waiting_gradients import WaitingGradients, add_waiting, read_waiting
 
+GRAD_REDUCTIONS = ("worker", "id")
+
 # Gathers gradients until there is an optimizer, which takes them over; it never makes a step.
 _NO_OPTIMIZER_YET = SGD(lr=0.0)
 
@@ -106,6 +108,11 @@ class HashTable(TableModule):
         if len(names) > 1 and not coalesced:
             raise ValueError(
                 f"HashTable: children are {names}, but coalesced is False: one table has one child"
+            )
+        if grad_reduce_by not in GRAD_REDUCTIONS:
+            raise ValueError(
+                f"HashTable: grad_reduce_by is {grad_reduce_by!r}, expected one of "
+                f"{GRAD_REDUCTIONS}"
             )
         packed = dtype == torch.int8
         row_filter = None if filter_hook is None else filter_hook.make()

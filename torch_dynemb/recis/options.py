@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from torch_dynemb.initializers import Constant, Initializer
+from torch_dynemb.recis.hash_table import GRAD_REDUCTIONS
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.table_config import ROW_DTYPES
 
 Combiner = Literal["sum", "mean", "tile"]
 COMBINERS = ("sum", "mean", "tile")
-GRAD_REDUCTIONS = ("worker", "id")
 
 
 @dataclass(eq=False)
