@@ -173,7 +173,7 @@ def test_a_deleted_group_gives_its_memory_back() -> None:
     after = resident()
     assert size_during - size_before > 1 << 30  # address space for far more rows than there are
     assert process_bytes("VmSize") - size_before < (size_during - size_before) // 100
-    assert during - before > 40 * MIB
+    assert during - before > 36 * MIB  # 38.4 are rows and state
     assert after - before < 4 * MIB
 
 

@@ -102,10 +102,32 @@ DYNEMB_INLINE void merge_runs_body(const MergeJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(merge_runs, (const MergeJob& job), (job))
 
+// Whether entries are of distinct rows already, as lookups of different tables leave them: each
+// table is one stretch of ascending rows. Asked of many entries, whose sort would cost more.
+bool is_merged(const Pending& pending) {
+  constexpr int64_t kEntries = 1 << 16;
+  const int64_t count = *pending.count;
+  if (count < kEntries) return false;
+  const ReducedEntries& entries = pending.entries;
+  std::vector<bool> seen;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto table = static_cast<size_t>(entries.table[i]);
+    if (i > 0 && entries.table[i] == entries.table[i - 1]) {
+      if (handle_row(entries.handle[i]) <= handle_row(entries.handle[i - 1])) return false;
+      continue;
+    }
+    if (table >= seen.size()) seen.resize(table + 1);
+    if (seen[table]) return false;
+    seen[table] = true;
+  }
+  return true;
+}
+
 // Sums the entries of each row in the order in which they came; ascending by row afterwards. Where
 // a row got a new owner meanwhile, the entries of the old one are dropped; returns for how many.
 int64_t merge(const char* op, const Pending& pending) {
   const int64_t count = *pending.count;
+  if (*pending.sections > 1 && is_merged(pending)) *pending.sections = 1;
   if (*pending.sections <= 1) return 0;
   const int position_bits = bits_for(static_cast<uint64_t>(count));
   Scratch<uint64_t> sorted(static_cast<size_t>(count));

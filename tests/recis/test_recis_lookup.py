@@ -21,6 +21,7 @@ from torch_dynemb.recis import (
     RaggedTensor,
     SparseAdam,
     filter_out_sparse_param,
+    launch,
 )
 
 CLICKS = RaggedTensor(torch.tensor([5, 6, 5, 7, -1]), torch.tensor([0, 3, 3, 5]))
@@ -402,3 +403,39 @@ def test_block_size_is_room_in_the_index() -> None:
     assert torch.equal(large.group.tables[:, 0], before[:, 0])  # the number of buckets
     small.insert(torch.arange(10_000), torch.zeros(10_000, 4))
     assert td.TableGroup.size(small.group, 0) == 10_000
+
+
+def test_many_ids_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU; the result is that of one call."""
+
+    def trained() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        engine = EmbeddingEngine(features())
+        optimizer = SparseAdam(filter_out_sparse_param(engine), lr=0.1)
+        outputs = []
+        for _ in range(2):
+            output = engine(batch())
+            outputs += [output[name].detach() for name in features()]
+            torch.stack([output[name].square().sum() for name in features()]).sum().backward()
+            optimizer.step()
+        return outputs
+
+    whole = trained()
+    monkeypatch.setattr(launch, "_IDS_OF_CALL", 4)
+    assert all(torch.equal(a, b) for a, b in zip(whole, trained(), strict=True))
+
+
+@pytest.mark.parametrize("order", ["ab", "aba", "ba"])
+def test_many_gradients_of_several_children_wait(order: str) -> None:
+    torch.manual_seed(0)
+    together = hash_table([2], children=["a", "b"], coalesced=True, initializer=td.Normal())
+    apart = {c: hash_table([2], name=c, initializer=td.Normal()) for c in "ab"}
+    for optimized in ({"t": together}, apart):
+        optimizer = SparseAdam(optimized, lr=0.1)
+        for child in order:
+            ids = torch.arange(40_000) * 7 % 50_000
+            rows = together(ids, child=child) if optimized is not apart else apart[child](ids)
+            rows.square().sum().backward()
+        optimizer.step()
+    for child, table in apart.items():
+        assert torch.equal(table.embeddings(), together.embeddings(child))

@@ -18,6 +18,7 @@ from torch_dynemb.recis.options import EmbeddingOption
 from torch_dynemb.recis.packed_rows import unpack_rows
 from torch_dynemb.recis.rank_group import RankGroup
 
+_IDS_OF_CALL = 1 << 18
 _POOLING = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "tile": Pooling.NONE}
 
 
@@ -100,7 +101,8 @@ class Launch:
         direct = runtime.pooling != Pooling.NONE and not table.packed
         if self._exchange is None and direct:
             for part in by_bags.values():
-                results |= zip(part, self._pooled(part), strict=True)
+                for piece in self._pieces(part):
+                    results |= zip(piece, self._pooled(piece), strict=True)
         else:
             rows, positions = self._distinct_rows()
             for part in by_bags.values():
@@ -114,6 +116,27 @@ class Launch:
                 result = result.to(runtime.output_dtype)
             placed[place] = result
         return [placed[place] for place in range(len(placed))]
+
+    def _pieces(self, part: list[int]) -> list[list[int]]:
+        """Requests of calls: all in one, but on the CPU so few that memory is used again.
+
+        malloc returns larger blocks to the system, and new pages cost more than a call. Requests of
+        one child stay together: their gradients need not be merged then.
+        """
+        first = self._requests[part[0]].bags.ids
+        if first.device.type != "cpu" or torch.compiler.is_compiling():
+            return [part]
+        pieces: list[list[int]] = []
+        ids = 0
+        for _, same_child in itertools.groupby(part, key=lambda r: self._requests[r].child):
+            chosen = list(same_child)
+            size = sum(self._requests[r].bags.ids.shape[0] for r in chosen)
+            if not pieces or ids + size > _IDS_OF_CALL:
+                pieces.append([])
+                ids = 0
+            pieces[-1] += chosen
+            ids += size
+        return pieces
 
     def _pooled(self, part: list[int]) -> Sequence[Tensor]:
         """Results of requests with one number of bags, in one call of the table."""
