@@ -1,6 +1,6 @@
 """Ops on ragged values of 40 features: one call for all against one a feature and plain PyTorch.
 
-Large: 2048 rows of 1 to 200 values a feature. Small: 64 rows of 1 to 3.
+Large: 256 rows of 1 to 200 values a feature. Small: 64 rows of 1 to 3.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def measure(
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--features", type=positive, default=40, help="(default 40)")
-    arguments.add_argument("--rows", type=positive, help="rows of the large case (default 2048)")
+    arguments.add_argument("--rows", type=positive, help="rows of the large case (default 256)")
     arguments.add_argument("--calls", type=positive, help="small calls a round (default 30)")
     arguments.add_argument("--threads", type=positive, help="of the large case (default torch's)")
     options = arguments.parse_args()
@@ -334,7 +334,7 @@ def main() -> None:
     with torch.no_grad():
         for item in measure(
             features=options.features,
-            rows=options.rows or (128 if options.quick else 2048),
+            rows=options.rows or (64 if options.quick else 256),
             rounds=options.rounds,
             calls=options.calls or (5 if options.quick else 30),
             threads=options.threads or torch.get_num_threads(),
