@@ -12,10 +12,14 @@ import torch_dynemb as td
 from torch_dynemb.recis import (
     READ_ONLY,
     AdmitHook,
+    ConstantInitializer,
     EmbeddingOption,
     FilterHook,
+    NormalInitializer,
     RowFilter,
     Slice,
+    TruncNormalInitializer,
+    UniformInitializer,
     gen_slice,
     register_admit_hook,
     register_filter_hook,
@@ -37,6 +41,15 @@ def test_defaults_are_recis_s() -> None:
     assert option.use_weight
     assert not option.coalesced
     assert not option.fp16_enabled
+
+
+def test_initializers_by_recis_s_names() -> None:
+    assert ConstantInitializer(init_val=2.0) == td.Constant(2.0)
+    assert UniformInitializer(a=-1.0, b=3.0) == td.Uniform(-1.0, 3.0)
+    assert NormalInitializer(mean=1.0, std=2.0) == td.Normal(1.0, 2.0)
+    truncated = TruncNormalInitializer(mean=1.0, std=2.0, a=-1.0, b=3.0)
+    assert truncated == td.TruncatedNormal(1.0, 2.0, -1.0, 7.0)
+    assert EmbeddingOption(initializer=truncated).initializer is truncated
 
 
 def test_infos_say_what_is_shared() -> None:

@@ -27,6 +27,12 @@ from torch_dynemb.recis.hooks import (
     register_admit_hook,
     register_filter_hook,
 )
+from torch_dynemb.recis.initializers import (
+    ConstantInitializer,
+    NormalInitializer,
+    TruncNormalInitializer,
+    UniformInitializer,
+)
 from torch_dynemb.recis.optimizers import (
     SparseAdam,
     SparseAdamW,
@@ -42,6 +48,7 @@ __all__ = [
     "AdmitHook",
     "Bucketize",
     "ChildrenInfo",
+    "ConstantInitializer",
     "DynamicEmbedding",
     "EmbeddingEngine",
     "EmbeddingOption",
@@ -55,6 +62,7 @@ __all__ = [
     "IDMultiHash",
     "IdsMap",
     "Mod",
+    "NormalInitializer",
     "PreparedLookup",
     "RaggedTensor",
     "RowFilter",
@@ -66,6 +74,8 @@ __all__ = [
     "SparseAdamW",
     "SparseAdamWTF",
     "SparseOptimizer",
+    "TruncNormalInitializer",
+    "UniformInitializer",
     "filter_out_sparse_param",
     "gen_slice",
     "register_admit_hook",
