@@ -1,7 +1,7 @@
 """RecIS's names of initializers.
 
-They have no ``generator``: a row's initial value follows from the seed, the table's name, the id and
-the column, so that it does not matter when and on which rank an id comes.
+They have no ``generator``: a row's initial value follows from seed, table, id and
+the column, whenever and on whichever rank an id comes.
 """
 
 from __future__ import annotations
