@@ -345,6 +345,11 @@ def test_exchange_and_lookup_may_be_apart() -> None:
     output, expected = engine(prepared), other(data)
     for name in features():
         assert torch.equal(output[name], expected[name])
+    module = embedding()
+    prepared = module.exchange_ids(torch.tensor([[1, 2]]), torch.tensor([[0.5, 2.0]]))
+    with pytest.raises(ValueError, match="input_weights is given with what exchange_ids"):
+        module(prepared, torch.ones(1, 2))
+    assert module(prepared).shape == (1, 4)
 
 
 # -- compile, copies -------------------------------------------------------------------------------

@@ -194,6 +194,11 @@ class DynamicEmbedding(nn.Module):
         """
         if not isinstance(input_ids, PreparedLookup):
             input_ids = self.exchange_ids(input_ids, input_weights)
+        elif input_weights is not None:
+            raise ValueError(
+                "DynamicEmbedding: input_weights is given with what exchange_ids() gave, expected "
+                "there"
+            )
         results = _finished(input_ids)
         if len(self.emb_opt.children) == 1:
             only: Tensor = results[self.emb_opt.children[0]]
