@@ -162,7 +162,7 @@ def test_a_deleted_group_gives_its_memory_back() -> None:
     def use() -> tuple[int, int]:
         module = td.DynamicEmbedding(64, optimizer=td.Adam(lr=0.1))
         for _ in range(2):
-            module(torch.arange(50_000)).sum().backward()
+            module(torch.arange(60_000)).sum().backward()
         module.state_dict()
         return process_bytes("VmSize"), resident()
 
@@ -173,7 +173,7 @@ def test_a_deleted_group_gives_its_memory_back() -> None:
     after = resident()
     assert size_during - size_before > 1 << 30  # address space for far more rows than there are
     assert process_bytes("VmSize") - size_before < (size_during - size_before) // 100
-    assert during - before > 36 * MIB  # 38.4 are rows and state
+    assert during - before > 43 * MIB  # rows and state are 43.9
     assert after - before < 4 * MIB
 
 

@@ -134,7 +134,6 @@ def whole(data, tmp_path_factory) -> tuple[dict[str, Any], dict[str, Any]]:
     return result, state
 
 
-@pytest.mark.long
 def test_killed_five_times(data, whole, tmp_path):
     whole_result, whole_state = whole
     path = tmp_path / "checkpoint.pt"

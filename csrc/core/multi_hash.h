@@ -11,7 +11,7 @@ struct ModularHash {
   Divisor buckets;
 
   // The product is modulo 2^64.
-  DYNEMB_HD uint64_t operator()(uint64_t x) const {
+  DYNEMB_HD uint64_t modular_bucket(uint64_t x) const {
     return buckets.remainder(prime.remainder(x * multiplier));
   }
 };

@@ -99,7 +99,7 @@ std::vector<Tensor> multi_hash(std::vector<Tensor> values, std::vector<int64_t> 
                              make_divisor(static_cast<uint64_t>(primes[h])),
                              make_divisor(static_cast<uint64_t>(buckets[h]))};
       auto* to = static_cast<uint64_t*>(results[h].data_ptr());
-      for (int64_t i = first; i < last; ++i) to[i] = hash(from[i]);
+      for (int64_t i = first; i < last; ++i) to[i] = hash.modular_bucket(from[i]);
     }
   });
   return results;

@@ -139,7 +139,7 @@ __global__ void hash_values(MultiHashJob job) {
   for (int64_t h = job.first_hash[item.feature]; h < job.first_hash[item.feature + 1]; ++h) {
     const ModularHash hash{static_cast<uint64_t>(job.multipliers[h]), divisor_at(job.primes, h),
                            divisor_at(job.buckets, h)};
-    job.results[h][item.index] = hash(value);
+    job.results[h][item.index] = hash.modular_bucket(value);
   }
 }
 

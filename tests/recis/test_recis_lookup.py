@@ -308,6 +308,7 @@ def test_children_keep_all_64_bits() -> None:
         assert torch.unique(rows, dim=0).shape[0] == 6
     assert not torch.equal(output["a"], output["b"])
     assert module.hashtable.children_info().is_coalesce
+    assert not embedding().hashtable.children_info().is_coalesce
     with pytest.raises(TypeError, match="expected a dict of ids by child"):
         module(high)
     with pytest.raises(KeyError, match="expected the children"):

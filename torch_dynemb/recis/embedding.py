@@ -59,6 +59,8 @@ def _hash_table(
     options: Mapping[str, EmbeddingOption],
     pg: dist.ProcessGroup | None,
     group: RankGroup | None,
+    *,
+    coalesced: bool,
 ) -> HashTable:
     """The physical table of options that agree on what a table is."""
     first = next(iter(options.values()))
@@ -73,7 +75,7 @@ def _hash_table(
         block_size=max(option.block_size for option in options.values()),
         dtype=first.dtype,
         device=first.device,
-        coalesced=True,
+        coalesced=coalesced,
         children=children,
         slice=gen_slice(
             0 if group is None else group.rank,
@@ -123,6 +125,7 @@ class DynamicEmbedding(nn.Module):
             {emb_opt.shared_name: emb_opt},
             pg,
             self._group,
+            coalesced=emb_opt.coalesced,
         )
         self._runtime = Runtime.of(emb_opt)
 
@@ -291,17 +294,19 @@ class EmbeddingEngine(nn.Module):
         for table, options in by_table.items():
             children = list(dict.fromkeys(option.shared_name for option in options.values()))
             self.tables[table] = _hash_table(
-                table, children, options, groups[table], self._groups[table]
+                table, children, options, groups[table], self._groups[table], coalesced=True
             )
             for name, option in options.items():
                 child = children.index(option.shared_name)
                 self._features[name] = _Feature(table, child, replace(option, pg=None))
         # launches in the order of the options, the same on all ranks
         self._launched: dict[tuple[str, str], list[str]] = {}
+        self._runtimes: dict[tuple[str, str], Runtime] = {}
         for name in emb_options:
             feature = self._features[name]
             key = (feature.table, feature.option.runtime_info())
             self._launched.setdefault(key, []).append(name)
+            self._runtimes[key] = Runtime.of(feature.option)
 
     def exchange_ids(self, input_features: Mapping[str, Any]) -> PreparedLookup:
         """Sends ids to the ranks that have their rows; give the result to :meth:`forward`.
@@ -317,7 +322,8 @@ class EmbeddingEngine(nn.Module):
                 f"EmbeddingEngine: input_features lacks {missing}; it has {list(input_features)}"
             )
         launches = []
-        for (table, _), names in self._launched.items():
+        for key, names in self._launched.items():
+            table, _ = key
             requests = []
             for name in names:
                 _, child, option = self._features[name]
@@ -330,8 +336,8 @@ class EmbeddingEngine(nn.Module):
                 requests.append(Request(child, bags, option.tile_len))
             hash_table = self.tables[table]
             assert isinstance(hash_table, HashTable)
-            runtime = Runtime.of(self._features[names[0]].option)
-            launches.append((names, Launch(hash_table, runtime, requests, self._groups[table])))
+            launch = Launch(hash_table, self._runtimes[key], requests, self._groups[table])
+            launches.append((names, launch))
         passed = {k: v for k, v in input_features.items() if k not in self._features}
         return PreparedLookup(launches, passed)
 
