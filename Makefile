@@ -7,6 +7,9 @@ ARGS ?=
 DATA ?=
 PART ?= all
 GPU_PYTHON ?= python3
+# 1 compiles the CUDA kernels on any machine, 0 nowhere; unset: where torch has CUDA (setup.py)
+DYNEMB_CUDA ?=
+export DYNEMB_CUDA
 # beside the one in constraints.txt, with whose torch and FBGEMM they run
 TORCHREC_VERSIONS := 1.6.1 1.9.2
 SPACE := $(subst ,, )
@@ -17,6 +20,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 LIBRARY := torch_dynemb/_C.abi3.so
 KERNEL_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+# what the library was last compiled with; the other ones are gone
+CUDA_FLAG := $(STAMPS)/cuda-$(or $(DYNEMB_CUDA),unset)
 # directories too: their times change when a file is removed
 KERNEL_DIRECTORIES := $(shell find csrc -type d)
 CXX_FILES = $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
@@ -27,13 +32,14 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test test-long test-torchrec-versions lint format bench bench-peers gpu-check wheel clean
+.PHONY: help build train test test-long test-torchrec-versions test-oldest-torch lint format bench bench-peers gpu-check wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
 	@awk -F ':.*##  *' '/^[a-z-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12 for a new .venv; CONSTRAINTS=file for other versions than'
-	@echo 'constraints.txt; PIP_INDEX_URL for a package index with, say, CPU builds of torch.'
+	@echo 'constraints.txt; PIP_INDEX_URL for a package index with, say, CPU builds of torch;'
+	@echo 'DYNEMB_CUDA=1 to compile the CUDA kernels also where torch has no CUDA.'
 
 build: $(LIBRARY) $(STAMPS)/package  ## compile the kernels and install torch_dynemb into .venv, editable
 
@@ -41,6 +47,7 @@ train: build $(STAMPS)/train $(if $(findstring --torchrec,$(ARGS)),$(STAMPS)/tor
 	$(VENV)/bin/python -m tutorials.dlrm.train $(DATA) $(ARGS)
 
 test: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take seconds each
+	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build  # a test that did it might take too long
 	$(VENV)/bin/python -m pytest tests -m "not long" $(ARGS)
 
 test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes each
@@ -49,6 +56,13 @@ test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes e
 test-torchrec-versions: build $(STAMPS)/test $(TORCHREC_VERSIONS:%=build/torchrec-%/installed)  ## the oldest and newest TorchRec
 	DYNEMB_TORCHREC_VERSIONS=$(subst $(SPACE),:,$(TORCHREC_VERSIONS:%=$(CURDIR)/build/torchrec-%)) \
 	    $(VENV)/bin/python -m pytest tests/sharding/test_versions.py $(ARGS)
+
+# outside of the repository, because a download of half a gigabyte should serve all clones
+OLDEST_TORCH := 2.11.0
+TORCH_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/torch_dynemb
+
+test-oldest-torch: build  ## the sources against the headers of torch $(OLDEST_TORCH), and the library in it
+	$(VENV)/bin/python tests/tools/oldest_torch.py $(OLDEST_TORCH) --cache '$(TORCH_CACHE)' $(ARGS)
 
 lint: $(STAMPS)/lint  ## ruff, mypy --strict on the package, clang-format
 	$(VENV)/bin/ruff check .
@@ -68,7 +82,8 @@ bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they comp
 gpu-check:  ## on a machine with a GPU: PART=build, test, sanitize, bench or all
 	PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu/check.py $(PART) $(ARGS)
 
-wheel: $(STAMPS)/tools  ## dist/torch_dynemb-*.whl
+wheel: export DYNEMB_CUDA = 1
+wheel: $(STAMPS)/tools  ## dist/torch_dynemb-*.whl, with CUDA kernels for all architectures
 	rm -rf build/lib.* build/bdist.*
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
@@ -90,7 +105,11 @@ $(STAMPS)/tools: $(CONSTRAINTS) | $(VENV)/bin/pip
 	$(PIP_INSTALL) 'pip>=25.1' torch numpy setuptools ninja
 	@touch $@
 
-$(LIBRARY): setup.py $(KERNEL_SOURCES) $(KERNEL_DIRECTORIES) $(STAMPS)/tools
+$(CUDA_FLAG): | $(STAMPS)/tools
+	@rm -f $(STAMPS)/cuda-*
+	@touch $@
+
+$(LIBRARY): setup.py $(KERNEL_SOURCES) $(KERNEL_DIRECTORIES) $(STAMPS)/tools $(CUDA_FLAG)
 	@command -v $${CXX:-c++} >/dev/null || \
 	    { echo "no C++ compiler $${CXX:-c++}: install g++ (Debian, Ubuntu: apt-get install g++) or set CXX" >&2; exit 1; }
 	$(VENV)/bin/python setup.py --quiet build_ext --inplace

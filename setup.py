@@ -1,13 +1,20 @@
 """Builds ``torch_dynemb._C``, the library of C++ and CUDA kernels behind ``torch.ops.dynemb``.
 
 The library uses LibTorch's stable ABI and no Python symbol, so one build serves every CPython from
-3.10 and every torch from 2.11, with or without CUDA. CUDA sources are compiled wherever nvcc is
-found; neither a GPU nor a CUDA build of torch is needed.
+3.10 and every torch from 2.11, with or without CUDA. Compiling the CUDA sources takes minutes and is
+of no use where torch has no CUDA, so they are left out there; neither a GPU nor a CUDA build of torch
+is needed to compile them.
 
 Environment read here:
+    ``DYNEMB_CUDA``: 1 compiles the CUDA sources on any machine, for all ARCHITECTURES; 0 leaves
+        them out; unset, they are compiled where torch is a CUDA build and nvcc is found, for the
+        GPUs of this machine if there are any.
     ``CUDA_HOME``: where nvcc is; otherwise it is looked for on ``PATH`` and in the usual place.
-    ``TORCH_CUDA_ARCH_LIST``: GPU architectures; default, those of ARCHITECTURES that nvcc knows.
+    ``TORCH_CUDA_ARCH_LIST``: GPU architectures, instead of those.
     ``MAX_JOBS``: compilations at a time; default, one a core.
+
+Compilers run through ccache where it is installed; a clone in another directory finds what the first
+one has compiled.
 """
 
 from __future__ import annotations
@@ -16,11 +23,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
+import torch
 from setuptools import Extension, setup
 from torch.utils import cpp_extension
 
@@ -117,6 +125,37 @@ def find_cuda_root(environ: Mapping[str, str], *, system_cuda: Path = SYSTEM_CUD
     return None
 
 
+def wanted_cuda_root(environ: Mapping[str, str], torch_cuda: str | None) -> Path | None:
+    """The toolkit to compile the CUDA sources with.
+
+    Args:
+        environ: environment variables; ``DYNEMB_CUDA`` and those of :func:`find_cuda_root`.
+        torch_cuda: ``torch.version.cuda``.
+
+    Returns:
+        The directory that holds ``bin/nvcc``, or None where CUDA is not wanted, or not asked for
+        and without nvcc.
+
+    Raises:
+        RuntimeError: ``DYNEMB_CUDA`` is neither 0 nor 1, or is 1 where there is no nvcc.
+    """
+    asked = environ.get("DYNEMB_CUDA", "")
+    if asked not in ("", "0", "1"):
+        raise RuntimeError(
+            f"DYNEMB_CUDA={asked!r} should be 1 to compile the CUDA kernels, 0 to leave them out, "
+            "or unset"
+        )
+    if asked == "0" or (asked == "" and torch_cuda is None):
+        return None
+    root = find_cuda_root(environ)
+    if asked == "1" and root is None:
+        raise RuntimeError(
+            f"DYNEMB_CUDA=1, but there is no nvcc in CUDA_HOME, on PATH or in {SYSTEM_CUDA}. "
+            "Install the CUDA toolkit, or unset DYNEMB_CUDA."
+        )
+    return root
+
+
 def cudart_directory(cuda_root: Path) -> Path:
     """The directory of ``libcudart_static.a`` in a toolkit.
 
@@ -133,6 +172,14 @@ def cudart_directory(cuda_root: Path) -> Path:
         f"{cuda_root} has nvcc but no libcudart_static.a (looked in {looked}). "
         "Install the toolkit's cudart development files, or point CUDA_HOME at a whole toolkit."
     )
+
+
+def present_architectures() -> str:
+    """Architectures of this machine's GPUs, as ``TORCH_CUDA_ARCH_LIST`` has them; "" if none."""
+    if not torch.cuda.is_available():
+        return ""
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return ";".join(f"{major}.{minor}" for major, minor in sorted(found))
 
 
 def default_architectures(cuda_root: Path) -> str:
@@ -199,7 +246,7 @@ def kernel_library(cuda_root: Path | None) -> Extension:
 
 
 class BuildKernels(cpp_extension.BuildExtension):
-    """torch's build command; it says when CUDA files are left out, and minds their headers.
+    """torch's build command; it minds the headers of CUDA files.
 
     torch tells ninja which headers a ``.cu`` file includes only where torch has CUDA itself, so an
     object file older than any header is removed here first.
@@ -214,13 +261,6 @@ class BuildKernels(cpp_extension.BuildExtension):
     def build_extensions(self) -> None:
         newest = max((Path(header).stat().st_mtime for header in header_files()), default=0.0)
         compiled = {source for extension in self.extensions for source in extension.sources}
-        left_out = [source for source in cuda_files() if source not in compiled]
-        if left_out:
-            warnings.warn(
-                f"no nvcc in CUDA_HOME, on PATH or in {SYSTEM_CUDA}: {len(left_out)} CUDA source "
-                "files are left out, and torch_dynemb will run on the CPU only",
-                stacklevel=1,
-            )
         for source in compiled.intersection(cuda_files()):
             built = Path(self.build_temp, source).with_suffix(".o")
             if built.is_file() and built.stat().st_mtime < newest:
@@ -228,12 +268,47 @@ class BuildKernels(cpp_extension.BuildExtension):
         super().build_extensions()
 
 
+def use_ccache(environ: MutableMapping[str, str], cuda_root: Path | None) -> None:
+    """Has the compilers run through ccache where it is installed, with paths from the root on."""
+    if shutil.which("ccache", path=environ.get("PATH")) is None:
+        return
+    environ.setdefault("CCACHE_BASEDIR", str(ROOT))
+    environ.setdefault("CCACHE_NOHASHDIR", "1")
+    if hasattr(cpp_extension, "_wrap_compiler"):  # torch 2.13 and later do the rest
+        return
+    if "ccache" not in environ.get("CXX", ""):
+        environ["CXX"] = "ccache " + environ.get("CXX", "c++")
+    if cuda_root is not None:
+        environ.setdefault("PYTORCH_NVCC", f"ccache {cuda_root / 'bin' / 'nvcc'}")
+
+
+def said_of_cuda(environ: Mapping[str, str], cuda_root: Path | None) -> str:
+    """The line that says what becomes of the CUDA sources, and how to get something else."""
+    if cuda_root is not None:
+        return f"CUDA kernels are compiled for {environ['TORCH_CUDA_ARCH_LIST']} with {cuda_root}"
+    if environ.get("DYNEMB_CUDA") == "0":
+        return "CUDA kernels are left out: DYNEMB_CUDA=0"
+    if torch.version.cuda is None:
+        return (
+            f"CUDA kernels are left out, because torch {torch.__version__} has no CUDA: set "
+            "DYNEMB_CUDA=1 to compile them nevertheless"
+        )
+    return (
+        f"CUDA kernels are left out, because there is no nvcc in CUDA_HOME, on PATH or in "
+        f"{SYSTEM_CUDA}: install the CUDA toolkit, or torch_dynemb will run on the CPU only"
+    )
+
+
 def main() -> None:
     os.chdir(ROOT)
-    cuda_root = find_cuda_root(os.environ)
+    cuda_root = wanted_cuda_root(os.environ, torch.version.cuda)
     if cuda_root is not None:
         cpp_extension.CUDA_HOME = str(cuda_root)  # torch's CPU wheel sets it to None
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_architectures(cuda_root))
+        here = "" if os.environ.get("DYNEMB_CUDA") == "1" else present_architectures()
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", here or default_architectures(cuda_root))
+    if "build_ext" in sys.argv:  # make and gpu-check; pip shows nothing of what is printed here
+        print(said_of_cuda(os.environ, cuda_root), file=sys.stderr)
+    use_ccache(os.environ, cuda_root)
     # ninja is started from PATH, which lacks the scripts of an environment that is not activated
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))

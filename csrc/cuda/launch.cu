@@ -229,7 +229,7 @@ Call::Call(const char* op_name, int32_t device_index)
   STD_TORCH_CHECK(&aoti_torch_get_current_cuda_stream != nullptr, "dynemb::", op,
                   ": this torch has no CUDA: install a CUDA build of torch");
   void* current = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &current));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &current));
   stream = static_cast<cudaStream_t>(current);
 #endif
   DeviceState& state = device_state(op, device);

@@ -2,6 +2,7 @@
 
 ``build()`` makes the library behind ``torch.ops.dynemb_emulated``. Only what has changed is
 compiled again. ``CXX`` names another compiler, ``MAX_JOBS`` another number of jobs than one a core.
+The compiler runs through ccache where it is installed, as in setup.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -63,7 +65,13 @@ def run_compiler(arguments: Sequence[str]) -> None:
         RuntimeError: with what the compiler printed.
     """
     command = [*shlex.split(os.environ.get("CXX", "c++")), *arguments]
-    reply = subprocess.run(command, capture_output=True, text=True, check=False)
+    if shutil.which("ccache") is not None and "ccache" not in command[0]:
+        command.insert(0, "ccache")
+    # paths from the root on, so that another clone finds in the cache what this one has compiled
+    environ = {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1", **os.environ}
+    reply = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environ
+    )
     if reply.returncode != 0:
         raise RuntimeError(f"{shlex.join(command)}\n{reply.stdout}{reply.stderr}")
     if reply.stderr:
@@ -78,7 +86,7 @@ def is_current(object_file: Path) -> bool:
     made = object_file.stat().st_mtime
     # "object: file file \ file"; the compiler writes \\\n at line ends and "\ " for spaces
     text = dependencies.read_text().replace("\\\n", " ").split(":", 1)[1]
-    files = [Path(name) for name in shlex.split(text)]
+    files = [ROOT / name for name in shlex.split(text)]
     return all(file.is_file() and file.stat().st_mtime <= made for file in [*files, Path(__file__)])
 
 

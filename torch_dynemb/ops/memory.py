@@ -51,7 +51,7 @@ def available_memory() -> int:
 
 
 def has_cuda_kernels() -> bool:
-    """Whether the library was built where there was an nvcc."""
+    """Whether the library was built with its CUDA kernels."""
     has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
         "dynemb::reserve_cuda", "CompositeExplicitAutograd"
     )
@@ -61,8 +61,8 @@ def has_cuda_kernels() -> bool:
 def _check_cuda_kernels(op: str) -> None:
     if not has_cuda_kernels():
         raise RuntimeError(
-            f"{op}: this torch_dynemb was built without CUDA kernels: build it where nvcc is on "
-            "PATH or in CUDA_HOME"
+            f"{op}: this torch_dynemb was built without CUDA kernels: build it with "
+            "DYNEMB_CUDA=1, where nvcc is on PATH or in CUDA_HOME"
         )
 
 
