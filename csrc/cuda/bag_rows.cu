@@ -4,34 +4,34 @@ namespace dynemb::cuda {
 namespace {
 
 // A group of lanes per run of one row: 4 * dim random bytes a position, in order; 4 * dim written.
-template <int kWidth, int kLanes>
-__global__ void sum_terms(Terms terms, const uint32_t* positions, const int32_t* begin,
+template <class Group>
+__global__ void sum_terms(Group group, Terms terms, const uint32_t* positions, const int32_t* begin,
                           const int64_t* head, int64_t dim, float* sums) {
-  using Group = LaneGroup<kLanes>;
+  constexpr int kWidth = Group::kWidth;
   constexpr int kInFlight = 4;
   const int64_t runs = head[kRunCount];
-  for (int64_t r = thread_number() / kLanes; r < runs; r += thread_total() / kLanes) {
+  for (int64_t r = group.number(); r < runs; r += group.total()) {
     const int64_t first = begin[r];
     const int64_t end = begin[r + 1];
     float* to = sums + terms.key[positions[first]] * dim;
-    for (int64_t base = 0; base < dim; base += kLanes * kWidth) {
-      const int64_t column = base + Group::lane() * kWidth;
+    for (int64_t base = 0; base < dim; base += group.size() * kWidth) {
+      const int64_t column = base + group.lane() * kWidth;
       Floats<kWidth> sum = zero_floats<kWidth>();
-      for (int64_t i = first; i < end; i += kLanes) {
-        const int64_t own = i + Group::lane();
+      for (int64_t i = first; i < end; i += group.size()) {
+        const int64_t own = i + group.lane();
         const uint32_t position = own < end ? positions[own] : positions[first];
         const auto from = reinterpret_cast<intptr_t>(terms.from[position]);
         const float own_factor = terms.factor[position];
-        const int count = static_cast<int>(min(static_cast<int64_t>(kLanes), end - i));
+        const int count = static_cast<int>(min(static_cast<int64_t>(group.size()), end - i));
         for (int j = 0; j < count; j += kInFlight) {
           Floats<kWidth> values[kInFlight];
           float factor[kInFlight];
 #pragma unroll
           for (int u = 0; u < kInFlight; ++u) {
             const int lane = j + u < count ? j + u : count - 1;
-            const auto* row = reinterpret_cast<const float*>(
-                Group::broadcast(static_cast<long long>(from), lane));
-            factor[u] = Group::broadcast(own_factor, lane);
+            const auto* row =
+                reinterpret_cast<const float*>(group.broadcast(static_cast<long long>(from), lane));
+            factor[u] = group.broadcast(own_factor, lane);
             values[u] = j + u < count && column < dim ? load_floats<kWidth>(row + column)
                                                       : zero_floats<kWidth>();
           }
@@ -47,23 +47,6 @@ __global__ void sum_terms(Terms terms, const uint32_t* positions, const int32_t*
     }
   }
 }
-
-struct LaunchSum {
-  const Call& call;
-  const Terms& terms;
-  const uint32_t* positions;
-  const int32_t* begin;
-  const int64_t* head;
-  int64_t count;
-  int64_t dim;
-  float* sums;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch_strided(sum_terms<kWidth, kLanes>, count * kLanes, terms, positions, begin, head,
-                        dim, sums);
-  }
-};
 
 }  // namespace
 
@@ -129,9 +112,10 @@ Tensor RowTerms::sum(const Call& call, bool aligned) const {
   call.fill(scratch.get(head), 0, kRunHeadWords * 8);
   sort_.find(call, terms_.missing, scratch.get(positions), scratch.get(begin), scratch.get(head));
   auto* to = static_cast<float*>(sums.data_ptr());
-  with_lanes(dim_, aligned && is_aligned(to),
-             LaunchSum{call, terms_, scratch.get(positions), scratch.get(begin), scratch.get(head),
-                       count_, dim_, to});
+  with_lanes(dim_, aligned && is_aligned(to), [&](auto group) {
+    call.launch_strided(sum_terms<decltype(group)>, count_ * group.size(), group, terms_,
+                        scratch.get(positions), scratch.get(begin), scratch.get(head), dim_, to);
+  });
   return sums;
 }
 

@@ -61,38 +61,68 @@ __device__ __forceinline__ void count_in_block(bool flag, int64_t key, int64_t* 
   }
 }
 
-// A power of two of neighbouring lanes that work on one row together.
-template <int kLanes>
+// A power of two of neighbouring lanes that work on one row together, each on kWidth consecutive
+// columns at a time. kMostLanes is 32, all of a warp, or 16: then the group is as large as `log2`
+// says, so that one kernel serves all small rows. A kernel takes its group as an argument.
+template <int kColumns, int kMostLanes>
 struct LaneGroup {
-  static __device__ __forceinline__ int lane() {
-    return static_cast<int>(threadIdx.x) & (kLanes - 1);
+  static_assert(kMostLanes == 16 || kMostLanes == 32, "groups of 32 lanes, or of at most 16");
+  static constexpr int kWidth = kColumns;
+  // odd rows, whose lanes have one column at a time, are taken in chunks as wide as others
+  static constexpr int kSweeps = kWidth == 1 && kMostLanes == 32 ? 4 : 1;
+  static constexpr int kValues = kWidth * kSweeps;  // of a lane, in a chunk of a row
+  static constexpr int kMostColumns = kMostLanes * kValues;
+
+  int log2;
+
+  __host__ __device__ __forceinline__ int size_log2() const {
+    if constexpr (kMostLanes == 32) {
+      return 5;
+    } else {
+      return log2;
+    }
   }
-  static __device__ __forceinline__ unsigned mask() {
-    if constexpr (kLanes == 32) {
+  __host__ __device__ __forceinline__ int size() const { return 1 << size_log2(); }
+  // Columns that all lanes take at a time where they need all tensors of the row at once.
+  __device__ __forceinline__ int64_t chunk() const { return size() * kValues; }
+
+  // The number of the group in the grid, and the number of groups.
+  __device__ __forceinline__ int64_t number() const { return thread_number() >> size_log2(); }
+  __device__ __forceinline__ int64_t total() const { return thread_total() >> size_log2(); }
+
+  __device__ __forceinline__ int lane() const {
+    return static_cast<int>(threadIdx.x) & (size() - 1);
+  }
+  // The lane's first column of the chunk, or sweep of a chunk, that begins at column `first`.
+  __device__ __forceinline__ int64_t column(int64_t first, int sweep = 0) const {
+    return first + (sweep * size() + lane()) * kWidth;
+  }
+  __device__ __forceinline__ unsigned mask() const {
+    if constexpr (kMostLanes == 32) {
       return 0xffffffffu;
     } else {
-      const unsigned first = (threadIdx.x & 31u) & ~static_cast<unsigned>(kLanes - 1);
-      return ((1u << kLanes) - 1u) << first;
+      const unsigned first = (threadIdx.x & 31u) & ~static_cast<unsigned>(size() - 1);
+      return ((1u << size()) - 1u) << first;
     }
   }
   template <class T>
-  static __device__ __forceinline__ T broadcast(T value, int from) {
-    return __shfl_sync(mask(), value, from, kLanes);
+  __device__ __forceinline__ T broadcast(T value, int from) const {
+    return __shfl_sync(mask(), value, from, size());
   }
-  static __device__ __forceinline__ bool any(bool flag) { return __ballot_sync(mask(), flag) != 0; }
+  __device__ __forceinline__ bool any(bool flag) const { return __ballot_sync(mask(), flag) != 0; }
   // Sum over the lanes, in a fixed order, to all of them.
-  static __device__ __forceinline__ float sum(float value) {
+  __device__ __forceinline__ float sum(float value) const {
 #pragma unroll
-    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-      value += __shfl_xor_sync(mask(), value, distance, kLanes);
+    for (int distance = size() / 2; distance > 0; distance /= 2) {
+      value += __shfl_xor_sync(mask(), value, distance, size());
     }
     return value;
   }
   // The largest of all lanes, to all of them.
-  static __device__ __forceinline__ uint32_t largest(uint32_t value) {
+  __device__ __forceinline__ uint32_t largest(uint32_t value) const {
 #pragma unroll
-    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-      const uint32_t other = __shfl_xor_sync(mask(), value, distance, kLanes);
+    for (int distance = size() / 2; distance > 0; distance /= 2) {
+      const uint32_t other = __shfl_xor_sync(mask(), value, distance, size());
       value = other > value ? other : value;
     }
     return value;
@@ -137,34 +167,22 @@ __device__ __forceinline__ Floats<kWidth> zero_floats() {
   return result;
 }
 
-// kSweeps times kWidth consecutive floats of a row, kLanes * kWidth apart; 0 beyond `dim` columns.
-template <int kWidth, int kLanes, int kSweeps>
-__device__ __forceinline__ Floats<kWidth * kSweeps> load_sweeps(const float* row, int64_t column,
-                                                                int64_t dim) {
+// A lane's columns of kSweeps sweeps from `column` on; 0 beyond `dim` columns.
+template <int kSweeps, class Group>
+__device__ __forceinline__ Floats<Group::kWidth * kSweeps> load_sweeps(const Group& group,
+                                                                       const float* row,
+                                                                       int64_t column,
+                                                                       int64_t dim) {
+  constexpr int kWidth = Group::kWidth;
   Floats<kWidth * kSweeps> result;
 #pragma unroll
   for (int sweep = 0; sweep < kSweeps; ++sweep) {
-    const int64_t at = column + sweep * kLanes * kWidth;
+    const int64_t at = column + sweep * group.size() * kWidth;
     const Floats<kWidth> part = at < dim ? load_floats<kWidth>(row + at) : zero_floats<kWidth>();
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) result.value[sweep * kWidth + i] = part.value[i];
   }
   return result;
 }
-
-// The columns of a row that a group of lanes takes at a time, where it needs all tensors of the row
-// at once: kSweeps times kWidth consecutive ones for each lane.
-template <int kWidth, int kLanes>
-struct Chunk {
-  // odd rows, whose lanes have one column at a time, are taken in chunks as wide as others
-  static constexpr int kSweeps = kWidth == 1 && kLanes == 32 ? 4 : 1;
-  static constexpr int kValues = kWidth * kSweeps;
-  static constexpr int64_t kColumns = kLanes * kValues;
-
-  // The first column of a lane's sweep.
-  static __device__ __forceinline__ int64_t column(int64_t first, int sweep) {
-    return first + (sweep * kLanes + LaneGroup<kLanes>::lane()) * kWidth;
-  }
-};
 
 }  // namespace dynemb::cuda

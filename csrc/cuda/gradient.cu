@@ -9,19 +9,20 @@ namespace dynemb::cuda {
 namespace {
 
 // A group of lanes per run: 4 * dim bytes read an occurrence, 4 * dim + 24 written a run.
-template <int kWidth, int kLanes>
-__global__ void write_reduced(GradientArgs gradients, GradientRuns runs, int64_t slab, int64_t dim,
-                              ReducedOutput output) {
+template <class Group>
+__global__ void write_reduced(Group group, GradientArgs gradients, GradientRuns runs, int64_t slab,
+                              int64_t dim, ReducedOutput output) {
+  constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = gradients.lookup;
   const FeatureArgs& features = lookup.features;
-  const int lane = LaneGroup<kLanes>::lane();
+  const int lane = group.lane();
   const int64_t first_run = runs.slab_first[slab];
   const int64_t count = runs.slab_first[slab + 1] - first_run;
   if (output.count != nullptr && thread_number() == 0) *output.count = count;
   const int64_t before = output.before == nullptr ? 0 : *output.before;
   if (before < 0) return;
-  const int64_t stride = thread_total() / kLanes;
-  for (int64_t r = thread_number() / kLanes; r < count; r += stride) {
+  const int64_t stride = group.total();
+  for (int64_t r = group.number(); r < count; r += stride) {
     const int64_t position = runs.positions[runs.begin[first_run + r]];
     const int64_t entry = before + r;
     if (lane == 0) {
@@ -30,29 +31,13 @@ __global__ void write_reduced(GradientArgs gradients, GradientRuns runs, int64_t
       output.tables[entry] =
           features.table[features.features == 1 ? 0 : features.feature_of(position)];
     }
-    for (int64_t first = 0; first < dim; first += kLanes * kWidth) {
+    for (int64_t first = 0; first < dim; first += group.size() * kWidth) {
       const int64_t column = first + lane * kWidth;
-      const Floats<kWidth> sum =
-          sum_run<kWidth, kLanes, 1>(gradients, runs, first_run + r, column, dim);
+      const Floats<kWidth> sum = sum_run<1>(group, gradients, runs, first_run + r, column, dim);
       if (column < dim) store_floats<kWidth>(output.gradients + entry * dim + column, sum);
     }
   }
 }
-
-struct LaunchReduced {
-  const Call& call;
-  const GradientSort& sort;
-  int64_t slab;
-  int64_t dim;
-  int64_t most_runs;
-  const ReducedOutput& output;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch_strided(write_reduced<kWidth, kLanes>, most_runs * kLanes, sort.args(), sort.runs(),
-                        slab, dim, output);
-  }
-};
 
 // Per slab: handle, id and table of each distinct row, and the sum of its gradients, in the order
 // of rows. The tensors have room for every id of the call; counts says how many entries are set,
@@ -106,34 +91,34 @@ struct WeightGradJob {
 
 // d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
 // A group of lanes per bag: bytes as in pool_bags (lookup.cu), and 4 * dim of gradient a bag.
-template <int kWidth, int kLanes>
-__global__ void grad_of_weights(WeightGradJob job) {
-  using Group = LaneGroup<kLanes>;
+template <class Group>
+__global__ void grad_of_weights(Group group, WeightGradJob job) {
+  constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
   const FeatureArgs& features = lookup.features;
-  const int64_t group = thread_number() / kLanes;
-  if (group >= job.slab_feature_count * features.batch) return;
-  const int64_t feature = job.slab_features[group / features.batch];
-  const int64_t b = group % features.batch;
+  const int64_t number = group.number();
+  if (number >= job.slab_feature_count * features.batch) return;
+  const int64_t feature = job.slab_features[number / features.batch];
+  const int64_t b = number % features.batch;
   const int64_t begin = features.offset(feature * features.batch + b);
   const int64_t end = features.offset(feature * features.batch + b + 1);
   if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
   const TableInit init = table_init(job.rows, features.table[feature]);
-  const int lane = Group::lane();
+  const int lane = group.lane();
   const float* gradient = job.gradient + b * lookup.columns + lookup.column[feature];
   float along_output = 0.0f;
   float total_weight = 0.0f;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t source = value_source(job.slab, lookup.handles[i], job.errors);
     float product = 0.0f;
-    for (int64_t column = lane * kWidth; column < job.slab.dim; column += kLanes * kWidth) {
+    for (int64_t column = lane * kWidth; column < job.slab.dim; column += group.size() * kWidth) {
       const Floats<kWidth> g = load_floats<kWidth>(gradient + column);
       const Floats<kWidth> value =
           source_floats<kWidth>(job.slab, init, source, features.ids[i], column);
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) product += g.value[k] * value.value[k];
     }
-    product = Group::sum(product);
+    product = group.sum(product);
     if (source == kFromPadding || source == kFromZeros) product = 0.0f;
     along_output += lookup.id_weights[i] * product;
     if (source != kFromPadding) total_weight += lookup.id_weights[i];
@@ -141,23 +126,12 @@ __global__ void grad_of_weights(WeightGradJob job) {
   }
   if (lookup.pooling != kPoolMean) return;
   const float scale = total_weight == 0.0f ? 0.0f : 1.0f / total_weight;
-  __syncwarp(Group::mask());  // lane 0 has written the products
-  for (int64_t i = begin + lane; i < end; i += kLanes) {
+  __syncwarp(group.mask());  // lane 0 has written the products
+  for (int64_t i = begin + lane; i < end; i += group.size()) {
     job.output[i] =
         lookup.handles[i] == kPaddingHandle ? 0.0f : (job.output[i] - along_output * scale) * scale;
   }
 }
-
-struct LaunchWeightGrad {
-  const Call& call;
-  const WeightGradJob& job;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    const int64_t groups = job.slab_feature_count * job.lookup.features.batch;
-    if (groups > 0) call.launch(grad_of_weights<kWidth, kLanes>, groups * kLanes, 0, job);
-  }
-};
 
 // Must run before the update of the same backward: it reads the rows of the forward.
 Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
@@ -192,8 +166,11 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
                             static_cast<int64_t>(lookup.slab_features[s].size()),
                             gradient,
                             static_cast<float*>(result.data_ptr())};
-    with_lanes(rows.slabs[s].dim, lookup.slab_aligned[s] && is_aligned(gradient),
-               LaunchWeightGrad{call, job});
+    const int64_t groups = job.slab_feature_count * lookup.args.features.batch;
+    if (groups == 0) continue;
+    with_lanes(rows.slabs[s].dim, lookup.slab_aligned[s] && is_aligned(gradient), [&](auto group) {
+      call.launch(grad_of_weights<decltype(group)>, groups * group.size(), 0, group, job);
+    });
   }
   return result;
 }
@@ -202,8 +179,10 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
 
 void write_reduced_rows(const Call& call, const GradientSort& sort, size_t slab, int64_t dim,
                         int64_t most_runs, const ReducedOutput& output) {
-  with_lanes(dim, sort.aligned(slab),
-             LaunchReduced{call, sort, static_cast<int64_t>(slab), dim, most_runs, output});
+  with_lanes(dim, sort.aligned(slab), [&](auto group) {
+    call.launch_strided(write_reduced<decltype(group)>, most_runs * group.size(), group,
+                        sort.args(), sort.runs(), static_cast<int64_t>(slab), dim, output);
+  });
 }
 
 }  // namespace dynemb::cuda

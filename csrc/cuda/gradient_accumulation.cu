@@ -95,13 +95,14 @@ struct EntryRuns {
 
 // A group of lanes per row: 4 * dim bytes read an entry, 4 * dim + 24 written. Where a row got a
 // new owner meanwhile, the entries of the old one are dropped and counted.
-template <int kWidth, int kLanes>
-__global__ void sum_entries(Pending pending, EntryRuns runs, int64_t* stale) {
-  const int lane = LaneGroup<kLanes>::lane();
+template <class Group>
+__global__ void sum_entries(Group group, Pending pending, EntryRuns runs, int64_t* stale) {
+  constexpr int kWidth = Group::kWidth;
+  const int lane = group.lane();
   const int64_t dim = pending.dim;
   const int64_t count = runs.head[kRunCount];
-  const int64_t stride = thread_total() / kLanes;
-  for (int64_t r = thread_number() / kLanes; r < count; r += stride) {
+  const int64_t stride = group.total();
+  for (int64_t r = group.number(); r < count; r += stride) {
     const int64_t begin = runs.begin[r];
     const int64_t end = runs.begin[r + 1];
     const int64_t last = runs.positions[end - 1];
@@ -124,7 +125,7 @@ __global__ void sum_entries(Pending pending, EntryRuns runs, int64_t* stale) {
       runs.sums.ids[r] = pending.ids[last];
       runs.sums.tables[r] = pending.tables[last];
     }
-    for (int64_t column = lane * kWidth; column < dim; column += kLanes * kWidth) {
+    for (int64_t column = lane * kWidth; column < dim; column += group.size() * kWidth) {
       Floats<kWidth> sum =
           load_floats<kWidth>(pending.gradients + runs.positions[from] * dim + column);
       for (int64_t i = from + 1; i < end; ++i) {
@@ -139,19 +140,20 @@ __global__ void sum_entries(Pending pending, EntryRuns runs, int64_t* stale) {
 }
 
 // A group of lanes per sum: 4 * dim + 24 bytes read and written, in order.
-template <int kWidth, int kLanes>
-__global__ void write_merged(Pending pending, EntryRuns runs) {
-  const int lane = LaneGroup<kLanes>::lane();
+template <class Group>
+__global__ void write_merged(Group group, Pending pending, EntryRuns runs) {
+  constexpr int kWidth = Group::kWidth;
+  const int lane = group.lane();
   const int64_t dim = pending.dim;
   const int64_t count = runs.head[kRunCount];
-  const int64_t stride = thread_total() / kLanes;
-  for (int64_t r = thread_number() / kLanes; r < count; r += stride) {
+  const int64_t stride = group.total();
+  for (int64_t r = group.number(); r < count; r += stride) {
     if (lane == 0) {
       pending.handles[r] = runs.sums.handles[r];
       pending.ids[r] = runs.sums.ids[r];
       pending.tables[r] = runs.sums.tables[r];
     }
-    for (int64_t column = lane * kWidth; column < dim; column += kLanes * kWidth) {
+    for (int64_t column = lane * kWidth; column < dim; column += group.size() * kWidth) {
       store_floats<kWidth>(pending.gradients + r * dim + column,
                            load_floats<kWidth>(runs.sums.gradients + r * dim + column));
     }
@@ -161,20 +163,6 @@ __global__ void write_merged(Pending pending, EntryRuns runs) {
     pending.counts[kSections] = 1;
   }
 }
-
-struct LaunchMerge {
-  const Call& call;
-  const Pending& pending;
-  const EntryRuns& runs;
-  int64_t items;
-  int64_t* stale;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch_strided(sum_entries<kWidth, kLanes>, items * kLanes, pending, runs, stale);
-    call.launch_strided(write_merged<kWidth, kLanes>, items * kLanes, pending, runs);
-  }
-};
 
 // Sums the entries of each row in the order in which they came; ascending by row afterwards.
 // `items`: at least their number. `incoming`: see must_merge.
@@ -206,8 +194,11 @@ void merge(const Call& call, const Pending& pending, int64_t items, int64_t rows
   sums.gradients = scratch.get(sum_part);
   const EntryRuns runs{scratch.get(position_part), scratch.get(begin_part), scratch.get(head_part),
                        sums};
-  with_lanes(pending.dim, is_aligned(pending.gradients),
-             LaunchMerge{call, pending, runs, items, extra + kRowClockStale});
+  with_lanes(pending.dim, is_aligned(pending.gradients), [&](auto group) {
+    call.launch_strided(sum_entries<decltype(group)>, items * group.size(), group, pending, runs,
+                        extra + kRowClockStale);
+    call.launch_strided(write_merged<decltype(group)>, items * group.size(), group, pending, runs);
+  });
 }
 
 std::vector<Pending> pending_slabs(const Call& call, const std::vector<Tensor>& handles,

@@ -101,61 +101,91 @@ __global__ void find_slabs(const Key* keys, const int32_t* begin, const int64_t*
   slab_first[s] = low;
 }
 
-// A thread per run: long ones are cut into pieces. Where in the list a run's pieces lie depends on
-// the order of the threads; what is summed does not.
+// A thread per run; long ones are cut into pieces, whose list a warp writes together: one id may be
+// the whole batch. Where in the list a run's pieces lie depends on the order of the threads; what
+// is summed does not.
 __global__ void cut_runs(const int32_t* begin, int64_t* head, int32_t* piece, int32_t* piece_run,
                          int32_t* piece_from) {
   const int64_t runs = head[kRunCount];
-  for (int64_t r = thread_number(); r < runs; r += thread_total()) {
-    const int64_t length = begin[r + 1] - begin[r];
-    if (length <= kPieceLength) {
-      piece[r] = -1;
-      continue;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  for (int64_t base = thread_number() - lane; base < runs; base += thread_total()) {
+    const int64_t r = base + lane;
+    int pieces = 0;
+    int first = -1;
+    if (r < runs) {
+      const int64_t length = begin[r + 1] - begin[r];
+      if (length > kPieceLength) {
+        pieces = static_cast<int>((length + kPieceLength - 1) / kPieceLength);
+        first = static_cast<int>(atomicAdd(reinterpret_cast<unsigned long long*>(head + kRunPieces),
+                                           static_cast<unsigned long long>(pieces)));
+      }
+      piece[r] = first;
     }
-    const int64_t pieces = (length + kPieceLength - 1) / kPieceLength;
-    const auto first =
-        static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long*>(head + kRunPieces),
-                                       static_cast<unsigned long long>(pieces)));
-    piece[r] = static_cast<int32_t>(first);
-    for (int64_t p = 0; p < pieces; ++p) {
-      piece_run[first + p] = static_cast<int32_t>(r);
-      piece_from[first + p] = static_cast<int32_t>(begin[r] + p * kPieceLength);
+    for (unsigned cut = __ballot_sync(0xffffffffu, pieces > 0); cut != 0; cut &= cut - 1) {
+      const int from = __ffs(static_cast<int>(cut)) - 1;
+      const int count = __shfl_sync(0xffffffffu, pieces, from);
+      const int to = __shfl_sync(0xffffffffu, first, from);
+      for (int p = lane; p < count; p += 32) {
+        piece_run[to + p] = static_cast<int32_t>(base + from);
+        piece_from[to + p] = static_cast<int32_t>(begin[base + from] + p * kPieceLength);
+      }
     }
   }
 }
 
 // A group of lanes per piece: kPieceLength random gradients of 4 * dim bytes.
-template <int kWidth, int kLanes>
-__global__ void sum_pieces(GradientArgs args, GradientRuns runs, int64_t slab, int64_t dim) {
+template <class Group>
+__global__ void sum_pieces(Group group, GradientArgs args, GradientRuns runs, int64_t slab,
+                           int64_t dim) {
+  constexpr int kWidth = Group::kWidth;
   const int64_t pieces = *runs.piece_count;
-  const int lane = LaneGroup<kLanes>::lane();
-  for (int64_t p = thread_number() / kLanes; p < pieces; p += thread_total() / kLanes) {
+  const int lane = group.lane();
+  for (int64_t p = group.number(); p < pieces; p += group.total()) {
     const int64_t run = runs.piece_run[p];
     if (run < runs.slab_first[slab] || run >= runs.slab_first[slab + 1]) continue;
     const int64_t from = runs.piece_from[p];
     const int64_t end = min(from + kPieceLength, static_cast<int64_t>(runs.begin[run + 1]));
-    for (int64_t first = 0; first < dim; first += kLanes * kWidth) {
+    for (int64_t first = 0; first < dim; first += group.size() * kWidth) {
       const int64_t column = first + lane * kWidth;
       const Floats<kWidth> sum =
-          sum_occurrences<kWidth, kLanes, 1>(args, runs.positions, from, end, column, dim);
+          sum_occurrences<1>(group, args, runs.positions, from, end, column, dim);
       if (column < dim) store_floats<kWidth>(runs.piece_sums + p * runs.piece_width + column, sum);
     }
   }
 }
 
-struct LaunchPieces {
-  const Call& call;
-  const GradientArgs& args;
-  const GradientRuns& runs;
-  int64_t slab;
-  int64_t dim;
-  int64_t most_pieces;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch_strided(sum_pieces<kWidth, kLanes>, most_pieces * kLanes, args, runs, slab, dim);
+// A warp per 32 columns of a run that was cut: adds its pieces in order, so that the bits are those
+// of one thread, with many loads on their way. The first piece then holds the sum of the run. Per
+// piece 8 bytes to find the first ones, and 4 * dim bytes.
+__global__ void add_pieces(GradientRuns runs, int64_t slab, int64_t dim) {
+  constexpr int kInFlight = 32;
+  const int64_t blocks = (dim + 31) / 32;
+  const int64_t work = *runs.piece_count * blocks;
+  for (int64_t w = thread_number() / 32; w < work; w += thread_total() / 32) {
+    const int64_t p = w / blocks;
+    const int64_t run = runs.piece_run[p];
+    if (runs.piece[run] != p) continue;
+    if (run < runs.slab_first[slab] || run >= runs.slab_first[slab + 1]) continue;
+    const int64_t column = w % blocks * 32 + (static_cast<int64_t>(threadIdx.x) & 31);
+    if (column >= dim) continue;
+    const int64_t length = runs.begin[run + 1] - runs.begin[run];
+    const int64_t pieces = (length + kPieceLength - 1) / kPieceLength;
+    float* sums = runs.piece_sums + p * runs.piece_width + column;
+    float sum = sums[0];
+    for (int64_t q = 1; q < pieces; q += kInFlight) {
+      float part[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        part[u] = q + u < pieces ? sums[(q + u) * runs.piece_width] : 0.0f;
+      }
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        if (q + u < pieces) sum += part[u];
+      }
+    }
+    sums[0] = sum;
   }
-};
+}
 
 }  // namespace
 
@@ -245,9 +275,12 @@ GradientSort::GradientSort(const Call& call, const GroupRows& rows, LookupCall* 
   if (count > kPieceLength) {
     for (size_t s = 0; s < rows.slabs.size(); ++s) {
       if (lookup->slab_features[s].empty()) continue;
-      with_lanes(rows.slabs[s].dim, aligned_[s],
-                 LaunchPieces{call, args_, runs_, static_cast<int64_t>(s), rows.slabs[s].dim,
-                              most_pieces});
+      with_lanes(rows.slabs[s].dim, aligned_[s], [&](auto group) {
+        call.launch_strided(sum_pieces<decltype(group)>, most_pieces * group.size(), group, args_,
+                            runs_, static_cast<int64_t>(s), rows.slabs[s].dim);
+      });
+      call.launch_strided(add_pieces, most_pieces * ((rows.slabs[s].dim + 31) / 32) * 32, runs_,
+                          static_cast<int64_t>(s), rows.slabs[s].dim);
     }
   }
 }

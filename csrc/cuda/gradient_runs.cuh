@@ -46,30 +46,28 @@ struct GradientRuns {
 
 // Sum of occurrences [begin, end) in the columns of load_sweeps, by a group of lanes. All lanes of
 // the group must call it.
-template <int kWidth, int kLanes, int kSweeps>
-__device__ __forceinline__ Floats<kWidth * kSweeps> sum_occurrences(const GradientArgs& args,
-                                                                    const uint32_t* positions,
-                                                                    int64_t begin, int64_t end,
-                                                                    int64_t column, int64_t dim) {
-  using Group = LaneGroup<kLanes>;
+template <int kSweeps, class Group>
+__device__ __forceinline__ auto sum_occurrences(const Group& group, const GradientArgs& args,
+                                                const uint32_t* positions, int64_t begin,
+                                                int64_t end, int64_t column, int64_t dim) {
   constexpr int kInFlight = 4;
-  constexpr int kValues = kWidth * kSweeps;
+  constexpr int kValues = Group::kWidth * kSweeps;
   Floats<kValues> sum = zero_floats<kValues>();
-  for (int64_t i = begin; i < end; i += kLanes) {
-    const int64_t own_index = i + Group::lane();
+  for (int64_t i = begin; i < end; i += group.size()) {
+    const int64_t own_index = i + group.lane();
     Occurrence own{0, 0.0f};
     if (own_index < end) own = occurrence(args, positions[own_index]);
-    const int count = static_cast<int>(min(static_cast<int64_t>(kLanes), end - i));
+    const int count = static_cast<int>(min(static_cast<int64_t>(group.size()), end - i));
     for (int j = 0; j < count; j += kInFlight) {
       Floats<kValues> values[kInFlight];
       float factor[kInFlight];
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         const int from = j + u < count ? j + u : count - 1;
-        const int64_t offset = Group::broadcast(static_cast<long long>(own.offset), from);
-        factor[u] = Group::broadcast(own.factor, from);
-        values[u] = load_sweeps<kWidth, kLanes, kSweeps>(args.gradient + offset, column,
-                                                         j + u < count ? dim : 0);
+        const int64_t offset = group.broadcast(static_cast<long long>(own.offset), from);
+        factor[u] = group.broadcast(own.factor, from);
+        values[u] =
+            load_sweeps<kSweeps>(group, args.gradient + offset, column, j + u < count ? dim : 0);
       }
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
@@ -86,27 +84,17 @@ __device__ __forceinline__ Floats<kWidth * kSweeps> sum_occurrences(const Gradie
   return sum;
 }
 
-// The sum of a run; its pieces must have been summed.
-template <int kWidth, int kLanes, int kSweeps>
-__device__ __forceinline__ Floats<kWidth * kSweeps> sum_run(const GradientArgs& args,
-                                                            const GradientRuns& runs, int64_t run,
-                                                            int64_t column, int64_t dim) {
-  const int64_t begin = runs.begin[run];
-  const int64_t end = runs.begin[run + 1];
+// The sum of a run; where it was cut, add_pieces has left it in its first piece.
+template <int kSweeps, class Group>
+__device__ __forceinline__ auto sum_run(const Group& group, const GradientArgs& args,
+                                        const GradientRuns& runs, int64_t run, int64_t column,
+                                        int64_t dim) {
   const int64_t piece = runs.piece[run];
-  if (piece < 0) {
-    return sum_occurrences<kWidth, kLanes, kSweeps>(args, runs.positions, begin, end, column, dim);
+  if (piece >= 0) {
+    return load_sweeps<kSweeps>(group, runs.piece_sums + piece * runs.piece_width, column, dim);
   }
-  const float* sums = runs.piece_sums + piece * runs.piece_width;
-  Floats<kWidth * kSweeps> sum = load_sweeps<kWidth, kLanes, kSweeps>(sums, column, dim);
-  const int64_t pieces = (end - begin + kPieceLength - 1) / kPieceLength;
-  for (int64_t p = 1; p < pieces; ++p) {
-    const Floats<kWidth * kSweeps> next =
-        load_sweeps<kWidth, kLanes, kSweeps>(sums + p * runs.piece_width, column, dim);
-#pragma unroll
-    for (int k = 0; k < kWidth * kSweeps; ++k) sum.value[k] += next.value[k];
-  }
-  return sum;
+  return sum_occurrences<kSweeps>(group, args, runs.positions, runs.begin[run], runs.begin[run + 1],
+                                  column, dim);
 }
 
 }  // namespace dynemb::cuda

@@ -30,21 +30,21 @@ __device__ __forceinline__ void check_feature(const SlabLookup& job, int64_t fea
 }
 
 // The ids of a bag that the lanes of a group have resolved, one each.
-template <int kLanes>
+template <class Group>
 struct ResolvedIds {
   int64_t source;  // ValueSource
   int64_t id;      // set where the value has to be computed from it
   float weight;
   int count;  // of the group's lanes
 
-  __device__ __forceinline__ int64_t source_at(int lane) const {
-    return LaneGroup<kLanes>::broadcast(static_cast<long long>(source), lane);
+  __device__ __forceinline__ int64_t source_at(const Group& group, int lane) const {
+    return group.broadcast(static_cast<long long>(source), lane);
   }
-  __device__ __forceinline__ int64_t id_at(int lane) const {
-    return LaneGroup<kLanes>::broadcast(static_cast<long long>(id), lane);
+  __device__ __forceinline__ int64_t id_at(const Group& group, int lane) const {
+    return group.broadcast(static_cast<long long>(id), lane);
   }
-  __device__ __forceinline__ float weight_at(int lane) const {
-    return LaneGroup<kLanes>::broadcast(weight, lane);
+  __device__ __forceinline__ float weight_at(const Group& group, int lane) const {
+    return group.broadcast(weight, lane);
   }
 };
 
@@ -63,18 +63,20 @@ struct BagSum {
 };
 
 // Rows that are stored, several loads in flight.
-template <int kWidth, int kLanes>
-__device__ __forceinline__ void add_stored(const SlabRows& slab, const ResolvedIds<kLanes>& ids,
-                                           int64_t column, bool active, BagSum<kWidth>* sum) {
+template <class Group>
+__device__ __forceinline__ void add_stored(const Group& group, const SlabRows& slab,
+                                           const ResolvedIds<Group>& ids, int64_t column,
+                                           bool active, BagSum<Group::kWidth>* sum) {
   for (int j = 0; j < ids.count; j += kRowsInFlight) {
+    constexpr int kWidth = Group::kWidth;
     Stored<kWidth> values[kRowsInFlight];
     int64_t source[kRowsInFlight];
     float weight[kRowsInFlight];
 #pragma unroll
     for (int u = 0; u < kRowsInFlight; ++u) {
       const int from = j + u < ids.count ? j + u : ids.count - 1;
-      source[u] = ids.source_at(from);
-      weight[u] = ids.weight_at(from);
+      source[u] = ids.source_at(group, from);
+      weight[u] = ids.weight_at(group, from);
       values[u] = j + u < ids.count && active && source[u] >= 0
                       ? load_stored<kWidth>(slab.storage, slab.row(source[u]), column)
                       : Stored<kWidth>{};
@@ -89,15 +91,16 @@ __device__ __forceinline__ void add_stored(const SlabRows& slab, const ResolvedI
 }
 
 // Rows some of which must be computed: rare once ids have been trained, so not worth registers.
-template <int kWidth, int kLanes>
-__device__ __forceinline__ void add_any(const SlabRows& slab, const TableInit& init,
-                                        const ResolvedIds<kLanes>& ids, int64_t column, bool active,
-                                        BagSum<kWidth>* sum) {
+template <class Group>
+__device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab,
+                                        const TableInit& init, const ResolvedIds<Group>& ids,
+                                        int64_t column, bool active, BagSum<Group::kWidth>* sum) {
+  constexpr int kWidth = Group::kWidth;
 #pragma unroll 1
   for (int j = 0; j < ids.count; ++j) {
-    const int64_t source = ids.source_at(j);
-    const int64_t id = ids.id_at(j);
-    const float weight = ids.weight_at(j);
+    const int64_t source = ids.source_at(group, j);
+    const int64_t id = ids.id_at(group, j);
+    const float weight = ids.weight_at(group, j);
     const Floats<kWidth> value =
         active ? source_floats<kWidth>(slab, init, source, id, column) : zero_floats<kWidth>();
     sum->add(source, weight, value);
@@ -108,33 +111,33 @@ __device__ __forceinline__ void add_any(const SlabRows& slab, const TableInit& i
 // together. Per id: 8 bytes of handle in order, a random 4-byte generation and a random row of
 // 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes
 // written. Rows of 2-byte values are half as long.
-template <int kWidth, int kLanes>
-__global__ void pool_bags(SlabLookup job) {
-  using Group = LaneGroup<kLanes>;
+template <class Group>
+__global__ void pool_bags(Group group, SlabLookup job) {
+  constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
   const FeatureArgs& features = lookup.features;
-  const int64_t group = thread_number() / kLanes;
-  if (group >= job.slab_feature_count * features.batch) return;
-  const int64_t feature = job.slab_features[group / features.batch];
-  const int64_t b = group % features.batch;
+  const int64_t number = group.number();
+  if (number >= job.slab_feature_count * features.batch) return;
+  const int64_t feature = job.slab_features[number / features.batch];
+  const int64_t b = number % features.batch;
   const int64_t begin = features.offset(feature * features.batch + b);
   const int64_t end = features.offset(feature * features.batch + b + 1);
   const TableInit init = table_init(job.rows, features.table[feature]);
-  const int lane = Group::lane();
+  const int lane = group.lane();
   if (lane == 0) {
     check_offset(features, job.errors, feature * features.batch + b);
     if (b == 0) check_feature(job, feature);
   }
   if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
   float* output = job.output + b * lookup.columns + lookup.column[feature];
-  for (int64_t first = 0; first < job.slab.dim; first += kLanes * kWidth) {
+  for (int64_t first = 0; first < job.slab.dim; first += group.size() * kWidth) {
     const int64_t column = first + lane * kWidth;
     const bool active = column < job.slab.dim;
     BagSum<kWidth> sum{zero_floats<kWidth>(), 0.0f};
-    for (int64_t i = begin; i < end; i += kLanes) {
+    for (int64_t i = begin; i < end; i += group.size()) {
       const int64_t own = i + lane;
-      ResolvedIds<kLanes> ids{kFromZeros, 0, 1.0f,
-                              static_cast<int>(min(static_cast<int64_t>(kLanes), end - i))};
+      ResolvedIds<Group> ids{kFromZeros, 0, 1.0f,
+                             static_cast<int>(min(static_cast<int64_t>(group.size()), end - i))};
       bool computed = false;
       if (own < end) {
         ids.source = value_source(job.slab, lookup.handles[own], job.errors);
@@ -142,10 +145,10 @@ __global__ void pool_bags(SlabLookup job) {
         if (computed) ids.id = features.ids[own];
         if (lookup.id_weights != nullptr) ids.weight = lookup.id_weights[own];
       }
-      if (Group::any(computed)) {
-        add_any<kWidth, kLanes>(job.slab, init, ids, column, active, &sum);
+      if (group.any(computed)) {
+        add_any(group, job.slab, init, ids, column, active, &sum);
       } else {
-        add_stored<kWidth, kLanes>(job.slab, ids, column, active, &sum);
+        add_stored(group, job.slab, ids, column, active, &sum);
       }
     }
     if (lookup.pooling == kPoolMean) {
@@ -158,12 +161,13 @@ __global__ void pool_bags(SlabLookup job) {
 }
 
 // A group of lanes per id. Bytes as above, and 4 * dim written for every id.
-template <int kWidth, int kLanes>
-__global__ void gather_rows(SlabLookup job) {
+template <class Group>
+__global__ void gather_rows(Group group, SlabLookup job) {
+  constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
   const FeatureArgs& features = lookup.features;
-  const int64_t i = thread_number() / kLanes;
-  const int lane = LaneGroup<kLanes>::lane();
+  const int64_t i = group.number();
+  const int lane = group.lane();
   const int64_t bags = features.features * features.batch;
   if (lane == 0 && i < max(bags, static_cast<int64_t>(1))) check_offset(features, job.errors, i);
   if (i >= features.count) return;
@@ -178,27 +182,11 @@ __global__ void gather_rows(SlabLookup job) {
     id = features.ids[i];
   }
   float* output = job.output + i * job.slab.dim;
-  for (int64_t column = lane * kWidth; column < job.slab.dim; column += kLanes * kWidth) {
+  for (int64_t column = lane * kWidth; column < job.slab.dim; column += group.size() * kWidth) {
     store_floats<kWidth>(output + column,
                          source_floats<kWidth>(job.slab, init, source, id, column));
   }
 }
-
-struct LaunchLookup {
-  const Call& call;
-  const SlabLookup& job;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    const FeatureArgs& features = job.lookup.features;
-    if (job.lookup.pooling == kPoolNone) {
-      call.launch(gather_rows<kWidth, kLanes>, features.threads() * kLanes, 0, job);
-    } else {
-      const int64_t groups = job.slab_feature_count * features.batch;
-      if (groups > 0) call.launch(pool_bags<kWidth, kLanes>, groups * kLanes, 0, job);
-    }
-  }
-};
 
 Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
   Tensor output = call.empty({lookup.output_rows, lookup.output_columns}, ScalarType::Float);
@@ -217,7 +205,16 @@ Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
                          uploaded.slab_features[s],
                          static_cast<int64_t>(lookup.slab_features[s].size()),
                          out};
-    with_lanes(rows.slabs[s].dim, lookup.slab_aligned[s], LaunchLookup{call, job});
+    const FeatureArgs& features = lookup.args.features;
+    const int64_t bags = job.slab_feature_count * features.batch;
+    with_lanes(rows.slabs[s].dim, lookup.slab_aligned[s], [&](auto group) {
+      using Group = decltype(group);
+      if (lookup.args.pooling == kPoolNone) {
+        call.launch(gather_rows<Group>, features.threads() * group.size(), 0, group, job);
+      } else if (bags > 0) {
+        call.launch(pool_bags<Group>, bags * group.size(), 0, group, job);
+      }
+    });
   }
   return output;
 }

@@ -19,25 +19,26 @@ __device__ __forceinline__ float scale_of(const BagArgs& args, int64_t begin, in
 
 // A group of lanes per bag: 8 to 12 bytes a position in order and a random row of 4 * dim bytes;
 // 4 * dim written a bag.
-template <int kWidth, int kLanes>
-__global__ void pool_plain_bags(BagArgs args, const float* rows, bool mean, float* output) {
-  using Group = LaneGroup<kLanes>;
-  const int64_t bag = thread_number() / kLanes;
+template <class Group>
+__global__ void pool_plain_bags(Group group, BagArgs args, const float* rows, bool mean,
+                                float* output) {
+  constexpr int kWidth = Group::kWidth;
+  const int64_t bag = group.number();
   if (bag >= args.bags.rows) return;
-  if (Group::lane() == 0) args.check(bag);
+  if (group.lane() == 0) args.check(bag);
   const int64_t begin = args.bags.begin(bag);
   const int64_t end = args.bags.end(bag);
   const int64_t feature = bag / args.batch;
   const int64_t b = bag - feature * args.batch;
   float* to = output + (b * args.features + feature) * args.dim;
-  for (int64_t base = 0; base < args.dim; base += kLanes * kWidth) {
-    const int64_t column = base + Group::lane() * kWidth;
+  for (int64_t base = 0; base < args.dim; base += group.size() * kWidth) {
+    const int64_t column = base + group.lane() * kWidth;
     Floats<kWidth> sum = zero_floats<kWidth>();
-    for (int64_t i = begin; i < end; i += kLanes) {
-      const int64_t own = i + Group::lane();
+    for (int64_t i = begin; i < end; i += group.size()) {
+      const int64_t own = i + group.lane();
       const int64_t own_row = own < end ? args.row_at(own) : -1;
       const float own_weight = own < end ? args.weight_at(own) : 0.0f;
-      const int count = static_cast<int>(min(static_cast<int64_t>(kLanes), end - i));
+      const int count = static_cast<int>(min(static_cast<int64_t>(group.size()), end - i));
       for (int j = 0; j < count; j += kRowsInFlight) {
         Floats<kWidth> values[kRowsInFlight];
         float weight[kRowsInFlight];
@@ -45,8 +46,8 @@ __global__ void pool_plain_bags(BagArgs args, const float* rows, bool mean, floa
 #pragma unroll
         for (int u = 0; u < kRowsInFlight; ++u) {
           const int lane = j + u < count ? j + u : count - 1;
-          const int64_t row = Group::broadcast(static_cast<long long>(own_row), lane);
-          weight[u] = Group::broadcast(own_weight, lane);
+          const int64_t row = group.broadcast(static_cast<long long>(own_row), lane);
+          weight[u] = group.broadcast(own_weight, lane);
           known[u] = j + u < count && row >= 0;
           values[u] = known[u] && column < args.dim
                           ? load_floats<kWidth>(rows + row * args.dim + column)
@@ -98,13 +99,13 @@ __global__ void make_pool_terms(BagArgs args, const float* grad, const float* sc
 // d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
 // A group of lanes per bag: bytes as in pool_plain_bags, and 4 * dim of gradient a position, from
 // the caches.
-template <int kWidth, int kLanes>
-__global__ void grad_of_plain_weights(BagArgs args, const float* grad, const float* rows, bool mean,
-                                      float* output) {
-  using Group = LaneGroup<kLanes>;
-  const int64_t bag = thread_number() / kLanes;
+template <class Group>
+__global__ void grad_of_plain_weights(Group group, BagArgs args, const float* grad,
+                                      const float* rows, bool mean, float* output) {
+  constexpr int kWidth = Group::kWidth;
+  const int64_t bag = group.number();
   if (bag >= args.bags.rows) return;
-  if (Group::lane() == 0) args.check(bag);
+  if (group.lane() == 0) args.check(bag);
   const int64_t begin = args.bags.begin(bag);
   const int64_t end = args.bags.end(bag);
   const int64_t feature = bag / args.batch;
@@ -114,53 +115,24 @@ __global__ void grad_of_plain_weights(BagArgs args, const float* grad, const flo
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = args.row_at(i);
     float product = 0.0f;
-    for (int64_t column = Group::lane() * kWidth; row >= 0 && column < args.dim;
-         column += kLanes * kWidth) {
+    for (int64_t column = group.lane() * kWidth; row >= 0 && column < args.dim;
+         column += group.size() * kWidth) {
       const Floats<kWidth> g = load_floats<kWidth>(gradient + column);
       const Floats<kWidth> value = load_floats<kWidth>(rows + row * args.dim + column);
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) product += g.value[k] * value.value[k];
     }
-    product = Group::sum(product);
+    product = group.sum(product);
     along_output += args.weight_at(i) * product;
-    if (Group::lane() == 0) output[i] = product;
+    if (group.lane() == 0) output[i] = product;
   }
   if (!mean) return;
   const float scale = scale_of(args, begin, end);
-  __syncwarp(Group::mask());  // lane 0 has written the products
-  for (int64_t i = begin + Group::lane(); i < end; i += kLanes) {
+  __syncwarp(group.mask());  // lane 0 has written the products
+  for (int64_t i = begin + group.lane(); i < end; i += group.size()) {
     output[i] = (output[i] - along_output * scale) * scale;
   }
 }
-
-struct LaunchPool {
-  const Call& call;
-  const BagArgs& args;
-  const float* rows;
-  bool mean;
-  float* output;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch(pool_plain_bags<kWidth, kLanes>, args.bag_total() * kLanes, 0, args, rows, mean,
-                output);
-  }
-};
-
-struct LaunchWeightGrad {
-  const Call& call;
-  const BagArgs& args;
-  const float* grad;
-  const float* rows;
-  bool mean;
-  float* output;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch(grad_of_plain_weights<kWidth, kLanes>, args.bag_total() * kLanes, 0, args, grad,
-                rows, mean, output);
-  }
-};
 
 void check_pooling(const Call& call, int64_t pooling) {
   STD_TORCH_CHECK(pooling == kPoolSum || pooling == kPoolMean, "dynemb::", call.op, ": pooling is ",
@@ -178,8 +150,10 @@ Tensor pool_rows(Tensor rows, Tensor positions, Tensor offsets, int64_t features
   const auto* from = static_cast<const float*>(rows.data_ptr());
   auto* to = static_cast<float*>(output.data_ptr());
   if (args.bag_total() == 0) return output;
-  with_lanes(args.dim, is_aligned(from) && is_aligned(to),
-             LaunchPool{call, args, from, pooling == kPoolMean, to});
+  with_lanes(args.dim, is_aligned(from) && is_aligned(to), [&](auto group) {
+    call.launch(pool_plain_bags<decltype(group)>, args.bag_total() * group.size(), 0, group, args,
+                from, pooling == kPoolMean, to);
+  });
   return output;
 }
 
@@ -228,9 +202,10 @@ Tensor pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor 
   if (args.bag_total() == 0) return result;
   const auto* g = static_cast<const float*>(grad.data_ptr());
   const auto* r = static_cast<const float*>(rows.data_ptr());
-  with_lanes(args.dim, is_aligned(g) && is_aligned(r),
-             LaunchWeightGrad{call, args, g, r, pooling == kPoolMean,
-                              static_cast<float*>(result.data_ptr())});
+  with_lanes(args.dim, is_aligned(g) && is_aligned(r), [&](auto group) {
+    call.launch(grad_of_plain_weights<decltype(group)>, args.bag_total() * group.size(), 0, group,
+                args, g, r, pooling == kPoolMean, static_cast<float*>(result.data_ptr()));
+  });
   return result;
 }
 

@@ -34,11 +34,12 @@ __device__ __forceinline__ float* place_of(const BagArgs& args, const Tiles& til
 
 // A group of lanes per row of a tile; `slots` are those of all features. 8 to 12 bytes and a random
 // row of 4 * dim bytes read, 4 * dim written.
-template <int kWidth, int kLanes>
-__global__ void write_tiles(BagArgs args, FeatureItems slots, Tiles tiles, const float* rows) {
-  using Group = LaneGroup<kLanes>;
-  const int64_t number = thread_number() / kLanes;
-  if (Group::lane() == 0 && number < args.bags.rows) args.check(number);
+template <class Group>
+__global__ void write_tiles(Group group, BagArgs args, FeatureItems slots, Tiles tiles,
+                            const float* rows) {
+  constexpr int kWidth = Group::kWidth;
+  const int64_t number = group.number();
+  if (group.lane() == 0 && number < args.bags.rows) args.check(number);
   if (number >= slots.count) return;
   const FeatureItem item = slots.at(number);
   const int64_t len = tiles.len[item.feature];
@@ -49,7 +50,7 @@ __global__ void write_tiles(BagArgs args, FeatureItems slots, Tiles tiles, const
   const int64_t row = j >= 0 && j < length ? args.row_at(begin + j) : -1;
   const float weight = row >= 0 ? args.weight_at(begin + j) : 0.0f;
   float* to = tiles.data[item.feature] + item.index * args.dim;
-  for (int64_t column = Group::lane() * kWidth; column < args.dim; column += kLanes * kWidth) {
+  for (int64_t column = group.lane() * kWidth; column < args.dim; column += group.size() * kWidth) {
     Floats<kWidth> value = zero_floats<kWidth>();
     if (row >= 0) {
       value = load_floats<kWidth>(rows + row * args.dim + column);
@@ -74,54 +75,26 @@ __global__ void make_tile_terms(BagArgs args, Tiles grads, Terms terms) {
 }
 
 // A group of lanes per position: 4 * dim bytes of a random row and 4 * dim of gradient.
-template <int kWidth, int kLanes>
-__global__ void grad_of_tile_weights(BagArgs args, Tiles grads, const float* rows, float* output) {
-  using Group = LaneGroup<kLanes>;
-  const int64_t i = thread_number() / kLanes;
-  if (Group::lane() == 0 && i < args.bags.rows) args.check(i);
+template <class Group>
+__global__ void grad_of_tile_weights(Group group, BagArgs args, Tiles grads, const float* rows,
+                                     float* output) {
+  constexpr int kWidth = Group::kWidth;
+  const int64_t i = group.number();
+  if (group.lane() == 0 && i < args.bags.rows) args.check(i);
   if (i >= args.bags.count) return;
   const float* grad = place_of(args, grads, i);
   const int64_t row = grad == nullptr ? -1 : args.row_at(i);
   float product = 0.0f;
-  for (int64_t column = Group::lane() * kWidth; row >= 0 && column < args.dim;
-       column += kLanes * kWidth) {
+  for (int64_t column = group.lane() * kWidth; row >= 0 && column < args.dim;
+       column += group.size() * kWidth) {
     const Floats<kWidth> g = load_floats<kWidth>(grad + column);
     const Floats<kWidth> value = load_floats<kWidth>(rows + row * args.dim + column);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) product += g.value[k] * value.value[k];
   }
-  product = Group::sum(product);
-  if (Group::lane() == 0) output[i] = product;
+  product = group.sum(product);
+  if (group.lane() == 0) output[i] = product;
 }
-
-struct LaunchTiles {
-  const Call& call;
-  const BagArgs& args;
-  FeatureItems slots;
-  Tiles tiles;
-  const float* rows;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    const int64_t groups = std::max(slots.count, args.bag_total());
-    call.launch(write_tiles<kWidth, kLanes>, groups * kLanes, 0, args, slots, tiles, rows);
-  }
-};
-
-struct LaunchWeightGrad {
-  const Call& call;
-  const BagArgs& args;
-  Tiles grads;
-  const float* rows;
-  float* output;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    const int64_t groups = std::max(args.count(), args.bag_total());
-    call.launch(grad_of_tile_weights<kWidth, kLanes>, groups * kLanes, 0, args, grads, rows,
-                output);
-  }
-};
 
 bool all_aligned(const std::vector<Tensor>& list) {
   bool aligned = true;
@@ -150,9 +123,12 @@ std::vector<Tensor> ragged_tile(Tensor rows, Tensor positions, Tensor offsets,
   const auto left = words.add(pad_left);
   words.upload(call);
   const auto* from = static_cast<const float*>(rows.data_ptr());
-  with_lanes(args.dim, is_aligned(from) && all_aligned(tiles),
-             LaunchTiles{call, args, words.items(begin),
-                         Tiles{words.get(data), words.get(lens), words.get(left)}, from});
+  const FeatureItems slots = words.items(begin);
+  const int64_t groups = std::max(slots.count, args.bag_total());
+  with_lanes(args.dim, is_aligned(from) && all_aligned(tiles), [&](auto group) {
+    call.launch(write_tiles<decltype(group)>, groups * group.size(), 0, group, args, slots,
+                Tiles{words.get(data), words.get(lens), words.get(left)}, from);
+  });
   return tiles;
 }
 
@@ -203,9 +179,11 @@ Tensor ragged_tile_weight_grad(std::vector<Tensor> grads, Tensor rows, Tensor po
   check_size(call.op, "rows", rows, 1, given.args.dim);
   Tensor result = call.empty({given.args.count()}, ScalarType::Float);
   const auto* from = static_cast<const float*>(rows.data_ptr());
-  with_lanes(given.args.dim, given.aligned && is_aligned(from),
-             LaunchWeightGrad{call, given.args, given.tiles, from,
-                              static_cast<float*>(result.data_ptr())});
+  const int64_t groups = std::max(given.args.count(), given.args.bag_total());
+  with_lanes(given.args.dim, given.aligned && is_aligned(from), [&](auto group) {
+    call.launch(grad_of_tile_weights<decltype(group)>, groups * group.size(), 0, group, given.args,
+                given.tiles, from, static_cast<float*>(result.data_ptr()));
+  });
   return result;
 }
 

@@ -8,17 +8,16 @@
 namespace dynemb::cuda {
 
 // The sum of a run in a lane's columns of a chunk.
-template <int kWidth, int kLanes>
-__device__ __forceinline__ auto run_chunk(const GradientArgs& gradients, const GradientRuns& runs,
-                                          int64_t run, int64_t first, int64_t dim) {
-  using Columns = Chunk<kWidth, kLanes>;
-  return sum_run<kWidth, kLanes, Columns::kSweeps>(gradients, runs, run, Columns::column(first, 0),
-                                                   dim);
+template <class Group>
+__device__ __forceinline__ auto run_chunk(const Group& group, const GradientArgs& gradients,
+                                          const GradientRuns& runs, int64_t run, int64_t first,
+                                          int64_t dim) {
+  return sum_run<Group::kSweeps>(group, gradients, runs, run, group.column(first), dim);
 }
-template <int kWidth, int kLanes>
-__device__ __forceinline__ auto float_chunk(const float* row, int64_t first, int64_t dim) {
-  using Columns = Chunk<kWidth, kLanes>;
-  return load_sweeps<kWidth, kLanes, Columns::kSweeps>(row, Columns::column(first, 0), dim);
+template <class Group>
+__device__ __forceinline__ auto float_chunk(const Group& group, const float* row, int64_t first,
+                                            int64_t dim) {
+  return load_sweeps<Group::kSweeps>(group, row, group.column(first), dim);
 }
 
 template <int kValues>

@@ -99,14 +99,14 @@ __device__ __forceinline__ void store_rounded(Storage storage, const Rounding& r
 // -- chunks of a row, which a group of lanes takes together --------------------------------------
 
 // Values of a lane's columns of the chunk that begins at column `first`; 0 beyond the row.
-template <int kWidth, int kLanes>
-__device__ __forceinline__ auto load_chunk(Storage storage, const char* row, int64_t first,
-                                           int64_t dim) {
-  using Columns = Chunk<kWidth, kLanes>;
-  Floats<Columns::kValues> values = {};
+template <class Group>
+__device__ __forceinline__ auto load_chunk(const Group& group, Storage storage, const char* row,
+                                           int64_t first, int64_t dim) {
+  constexpr int kWidth = Group::kWidth;
+  Floats<Group::kValues> values = {};
 #pragma unroll
-  for (int sweep = 0; sweep < Columns::kSweeps; ++sweep) {
-    const int64_t column = Columns::column(first, sweep);
+  for (int sweep = 0; sweep < Group::kSweeps; ++sweep) {
+    const int64_t column = group.column(first, sweep);
     if (column >= dim) continue;
     const Floats<kWidth> part =
         to_floats<kWidth>(storage, load_stored<kWidth>(storage, row, column));
@@ -115,14 +115,15 @@ __device__ __forceinline__ auto load_chunk(Storage storage, const char* row, int
   }
   return values;
 }
-template <int kWidth, int kLanes>
-__device__ __forceinline__ void store_chunk(Storage storage, const Rounding& rounding, int tensor,
-                                            char* row, int64_t first, int64_t dim,
-                                            const Floats<Chunk<kWidth, kLanes>::kValues>& values) {
-  using Columns = Chunk<kWidth, kLanes>;
+template <class Group>
+__device__ __forceinline__ void store_chunk(const Group& group, Storage storage,
+                                            const Rounding& rounding, int tensor, char* row,
+                                            int64_t first, int64_t dim,
+                                            const Floats<Group::kValues>& values) {
+  constexpr int kWidth = Group::kWidth;
 #pragma unroll
-  for (int sweep = 0; sweep < Columns::kSweeps; ++sweep) {
-    const int64_t column = Columns::column(first, sweep);
+  for (int sweep = 0; sweep < Group::kSweeps; ++sweep) {
+    const int64_t column = group.column(first, sweep);
     if (column >= dim) continue;
     Floats<kWidth> part;
 #pragma unroll
@@ -133,16 +134,17 @@ __device__ __forceinline__ void store_chunk(Storage storage, const Rounding& rou
 
 // -- 8-bit state: a chunk lies in one block ------------------------------------------------------
 
-template <int kWidth, int kLanes, bool kUnsigned>
-__device__ __forceinline__ auto load_block_chunk(const char* row, int64_t first, int64_t dim) {
-  using Columns = Chunk<kWidth, kLanes>;
-  static_assert(kBlockColumns % Columns::kColumns == 0, "a chunk must not lie in two blocks");
+template <bool kUnsigned, class Group>
+__device__ __forceinline__ auto load_block_chunk(const Group& group, const char* row, int64_t first,
+                                                 int64_t dim) {
+  constexpr int kWidth = Group::kWidth;
+  static_assert(kBlockColumns % Group::kMostColumns == 0, "a chunk must not lie in two blocks");
   const float scale =
       *reinterpret_cast<const float*>(row + block_codes_bytes(dim) + first / kBlockColumns * 4);
-  Floats<Columns::kValues> values = {};
+  Floats<Group::kValues> values = {};
 #pragma unroll
-  for (int sweep = 0; sweep < Columns::kSweeps; ++sweep) {
-    const int64_t column = Columns::column(first, sweep);
+  for (int sweep = 0; sweep < Group::kSweeps; ++sweep) {
+    const int64_t column = group.column(first, sweep);
     if (column >= dim) continue;
     uint32_t codes;
     if constexpr (kWidth == 4) {
@@ -160,26 +162,25 @@ __device__ __forceinline__ auto load_block_chunk(const char* row, int64_t first,
   return values;
 }
 // All lanes of the group must call it; they have all loaded the chunk before.
-template <int kWidth, int kLanes, bool kUnsigned>
-__device__ __forceinline__ void store_block_chunk(
-    uint64_t key, char* row, int64_t first, int64_t dim,
-    const Floats<Chunk<kWidth, kLanes>::kValues>& values) {
-  using Columns = Chunk<kWidth, kLanes>;
-  using Group = LaneGroup<kLanes>;
+template <bool kUnsigned, class Group>
+__device__ __forceinline__ void store_block_chunk(const Group& group, uint64_t key, char* row,
+                                                  int64_t first, int64_t dim,
+                                                  const Floats<Group::kValues>& values) {
+  constexpr int kWidth = Group::kWidth;
   uint32_t most = 0;  // as bits: the order of magnitudes
 #pragma unroll
-  for (int i = 0; i < Columns::kValues; ++i) {
+  for (int i = 0; i < Group::kValues; ++i) {
     const uint32_t magnitude = float_bits(values.value[i]) & 0x7fffffffu;
-    if (Columns::column(first, i / kWidth) < dim && magnitude > most) most = magnitude;
+    if (group.column(first, i / kWidth) < dim && magnitude > most) most = magnitude;
   }
-  const float scale = block_scale(float_from_bits(Group::largest(most)));
+  const float scale = block_scale(float_from_bits(group.largest(most)));
   const float inverse = block_inverse(scale);
-  if (Group::lane() == 0) {
+  if (group.lane() == 0) {
     *reinterpret_cast<float*>(row + block_codes_bytes(dim) + first / kBlockColumns * 4) = scale;
   }
 #pragma unroll
-  for (int sweep = 0; sweep < Columns::kSweeps; ++sweep) {
-    const int64_t column = Columns::column(first, sweep);
+  for (int sweep = 0; sweep < Group::kSweeps; ++sweep) {
+    const int64_t column = group.column(first, sweep);
     if (column >= dim) continue;
     uint32_t codes = 0;
 #pragma unroll
@@ -200,22 +201,23 @@ __device__ __forceinline__ void store_block_chunk(
 
 // -- state of a value per weight -----------------------------------------------------------------
 
-template <int kWidth, int kLanes, bool kUnsigned>
-__device__ __forceinline__ auto load_state(Storage storage, const char* row, int64_t first,
-                                           int64_t dim) {
+template <bool kUnsigned, class Group>
+__device__ __forceinline__ auto load_state(const Group& group, Storage storage, const char* row,
+                                           int64_t first, int64_t dim) {
   if (storage == Storage::kBlockFloat8) {
-    return load_block_chunk<kWidth, kLanes, kUnsigned>(row, first, dim);
+    return load_block_chunk<kUnsigned>(group, row, first, dim);
   }
-  return load_chunk<kWidth, kLanes>(storage, row, first, dim);
+  return load_chunk(group, storage, row, first, dim);
 }
-template <int kWidth, int kLanes, bool kUnsigned>
-__device__ __forceinline__ void store_state(Storage storage, const Rounding& rounding, int tensor,
-                                            char* row, int64_t first, int64_t dim,
-                                            const Floats<Chunk<kWidth, kLanes>::kValues>& values) {
+template <bool kUnsigned, class Group>
+__device__ __forceinline__ void store_state(const Group& group, Storage storage,
+                                            const Rounding& rounding, int tensor, char* row,
+                                            int64_t first, int64_t dim,
+                                            const Floats<Group::kValues>& values) {
   if (storage == Storage::kBlockFloat8) {
-    store_block_chunk<kWidth, kLanes, kUnsigned>(rounding.key(tensor), row, first, dim, values);
+    store_block_chunk<kUnsigned>(group, rounding.key(tensor), row, first, dim, values);
   } else {
-    store_chunk<kWidth, kLanes>(storage, rounding, tensor, row, first, dim, values);
+    store_chunk(group, storage, rounding, tensor, row, first, dim, values);
   }
 }
 

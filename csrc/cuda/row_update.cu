@@ -41,22 +41,22 @@ __global__ void begin_update(int64_t* clock, int64_t table_count, const double* 
 
 // A group of lanes per run of a table that raises: bytes as in sum_run. Nothing where no table
 // does.
-template <int kWidth, int kLanes>
-__global__ void check_run_gradients(FiniteCheck check, GradientArgs gradients, GradientRuns runs) {
+template <class Group>
+__global__ void check_run_gradients(Group group, FiniteCheck check, GradientArgs gradients,
+                                    GradientRuns runs) {
   if (*check.raises == 0) return;
   const FeatureArgs& features = gradients.lookup.features;
   const int64_t dim = check.slab.dim;
   const int64_t last = runs.slab_first[check.slab_number + 1];
-  const int64_t stride = thread_total() / kLanes;
-  for (int64_t r = runs.slab_first[check.slab_number] + thread_number() / kLanes; r < last;
-       r += stride) {
+  const int64_t stride = group.total();
+  for (int64_t r = runs.slab_first[check.slab_number] + group.number(); r < last; r += stride) {
     const int64_t position = runs.positions[runs.begin[r]];
     const int64_t table =
         features.table[features.features == 1 ? 0 : features.feature_of(position)];
     if (!check.raises_for(table)) continue;
     bool finite = true;
-    for (int64_t first = 0; first < dim; first += Chunk<kWidth, kLanes>::kColumns) {
-      const auto sum = run_chunk<kWidth, kLanes>(gradients, runs, r, first, dim);
+    for (int64_t first = 0; first < dim; first += group.chunk()) {
+      const auto sum = run_chunk(group, gradients, runs, r, first, dim);
       finite = finite && all_finite(sum);
     }
     if (!finite) check.refuse(table);
@@ -64,50 +64,24 @@ __global__ void check_run_gradients(FiniteCheck check, GradientArgs gradients, G
 }
 
 // A group of lanes per entry of a table that raises: 4 * dim bytes each.
-template <int kWidth, int kLanes>
-__global__ void check_entry_gradients(FiniteCheck check, ReducedRows entries) {
+template <class Group>
+__global__ void check_entry_gradients(Group group, FiniteCheck check, ReducedRows entries) {
   if (*check.raises == 0) return;
   const int64_t dim = check.slab.dim;
   const int64_t count = *entries.count;
   if (count < 0 || count > entries.capacity) return;  // update_entries reports it
-  const int64_t stride = thread_total() / kLanes;
-  for (int64_t e = thread_number() / kLanes; e < count; e += stride) {
+  const int64_t stride = group.total();
+  for (int64_t e = group.number(); e < count; e += stride) {
     if (!entries.is_known(check.slab, check.slab_number, check.rows, e)) continue;
     const int64_t table = entries.tables[e];
     if (!check.raises_for(table)) continue;
     bool finite = true;
-    for (int64_t first = 0; first < dim; first += Chunk<kWidth, kLanes>::kColumns) {
-      finite = finite &&
-               all_finite(float_chunk<kWidth, kLanes>(entries.gradients + e * dim, first, dim));
+    for (int64_t first = 0; first < dim; first += group.chunk()) {
+      finite = finite && all_finite(float_chunk(group, entries.gradients + e * dim, first, dim));
     }
     if (!finite) check.refuse(table);
   }
 }
-
-struct LaunchRunCheck {
-  const Call& call;
-  const FiniteCheck& check;
-  const GradientSort& sort;
-  int64_t most_runs;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch_strided(check_run_gradients<kWidth, kLanes>, most_runs * kLanes, check, sort.args(),
-                        sort.runs());
-  }
-};
-
-struct LaunchEntryCheck {
-  const Call& call;
-  const FiniteCheck& check;
-  const ReducedRows& entries;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch_strided(check_entry_gradients<kWidth, kLanes>, entries.capacity * kLanes, check,
-                        entries);
-  }
-};
 
 }  // namespace
 
@@ -174,14 +148,19 @@ FiniteCheck UpdateCall::finite_check(const Call& call, const GroupRows& rows, si
 void UpdateCall::check_runs(const Call& call, const GroupRows& rows, size_t s,
                             const GradientSort& sort, int64_t most_runs) const {
   const FiniteCheck check = finite_check(call, rows, s);
-  with_lanes(rows.slabs[s].dim, sort.aligned(s), LaunchRunCheck{call, check, sort, most_runs});
+  with_lanes(rows.slabs[s].dim, sort.aligned(s), [&](auto group) {
+    call.launch_strided(check_run_gradients<decltype(group)>, most_runs * group.size(), group,
+                        check, sort.args(), sort.runs());
+  });
 }
 
 void UpdateCall::check_entries(const Call& call, const GroupRows& rows, size_t s,
                                const ReducedRows& entries) const {
   const FiniteCheck check = finite_check(call, rows, s);
-  with_lanes(rows.slabs[s].dim, entries.aligned(rows.slabs[s]),
-             LaunchEntryCheck{call, check, entries});
+  with_lanes(rows.slabs[s].dim, entries.aligned(rows.slabs[s]), [&](auto group) {
+    call.launch_strided(check_entry_gradients<decltype(group)>, entries.capacity * group.size(),
+                        group, check, entries);
+  });
 }
 
 UpdateArgs UpdateCall::slab(const Call& call, const GroupRows& rows, size_t s) const {

@@ -28,16 +28,16 @@ struct UpdateArgs {
 };
 
 // Weights of a chunk of a row: stored, or initial where the row has not been written yet.
-template <int kWidth, int kLanes>
-__device__ __forceinline__ auto row_weights(const SlabRows& slab, const TableInit& init,
-                                            bool unwritten, int64_t row, int64_t id,
-                                            int64_t first) {
-  using Columns = Chunk<kWidth, kLanes>;
-  if (!unwritten) return load_chunk<kWidth, kLanes>(slab.storage, slab.row(row), first, slab.dim);
-  Floats<Columns::kValues> weights = {};
+template <class Group>
+__device__ __forceinline__ auto row_weights(const Group& group, const SlabRows& slab,
+                                            const TableInit& init, bool unwritten, int64_t row,
+                                            int64_t id, int64_t first) {
+  constexpr int kWidth = Group::kWidth;
+  if (!unwritten) return load_chunk(group, slab.storage, slab.row(row), first, slab.dim);
+  Floats<Group::kValues> weights = {};
 #pragma unroll
-  for (int sweep = 0; sweep < Columns::kSweeps; ++sweep) {
-    const int64_t column = Columns::column(first, sweep);
+  for (int sweep = 0; sweep < Group::kSweeps; ++sweep) {
+    const int64_t column = group.column(first, sweep);
     if (column >= slab.dim) continue;
     const Floats<kWidth> part =
         initial_floats<kWidth>(slab.storage, init, init.init_begin, init.init_count, id, column);
@@ -51,34 +51,33 @@ template <class Optimizer, int kState>
 constexpr bool kUnsignedState = (Optimizer::kUnsignedStates >> kState & 1u) != 0;
 
 // Element states of a chunk of a row, fresh where the row has not been written yet.
-template <class Optimizer, int kWidth, int kLanes, int kState = 0, class States>
-__device__ __forceinline__ void load_states(const SlabState& slab, const OptimizerStep& step,
-                                            bool unwritten, int64_t row, int64_t first, int64_t dim,
-                                            States& state) {
+template <class Optimizer, int kState = 0, class Group, class States>
+__device__ __forceinline__ void load_states(const Group& group, const SlabState& slab,
+                                            const OptimizerStep& step, bool unwritten, int64_t row,
+                                            int64_t first, int64_t dim, States& state) {
   if constexpr (kState < Optimizer::kElementStates) {
     const Storage storage = slab.storage[kState];
     if (unwritten) {
       const float fresh = kState == 0 ? rounded(storage, step.initial_state) : 0.0f;
 #pragma unroll
-      for (int j = 0; j < Chunk<kWidth, kLanes>::kValues; ++j) state[kState].value[j] = fresh;
+      for (int j = 0; j < Group::kValues; ++j) state[kState].value[j] = fresh;
     } else {
-      state[kState] = load_state<kWidth, kLanes, kUnsignedState<Optimizer, kState>>(
-          storage, slab.element[kState] + row * slab.row_bytes[kState], first, dim);
+      state[kState] = load_state<kUnsignedState<Optimizer, kState>>(
+          group, storage, slab.element[kState] + row * slab.row_bytes[kState], first, dim);
     }
-    load_states<Optimizer, kWidth, kLanes, kState + 1>(slab, step, unwritten, row, first, dim,
-                                                       state);
+    load_states<Optimizer, kState + 1>(group, slab, step, unwritten, row, first, dim, state);
   }
 }
 // All lanes of the group must call it.
-template <class Optimizer, int kWidth, int kLanes, int kState = 0, class States>
-__device__ __forceinline__ void store_states(const SlabState& slab, const Rounding& rounding,
-                                             int64_t row, int64_t first, int64_t dim,
-                                             const States& state) {
+template <class Optimizer, int kState = 0, class Group, class States>
+__device__ __forceinline__ void store_states(const Group& group, const SlabState& slab,
+                                             const Rounding& rounding, int64_t row, int64_t first,
+                                             int64_t dim, const States& state) {
   if constexpr (kState < Optimizer::kElementStates) {
-    store_state<kWidth, kLanes, kUnsignedState<Optimizer, kState>>(
-        slab.storage[kState], rounding, 1 + kState,
+    store_state<kUnsignedState<Optimizer, kState>>(
+        group, slab.storage[kState], rounding, 1 + kState,
         slab.element[kState] + row * slab.row_bytes[kState], first, dim, state[kState]);
-    store_states<Optimizer, kWidth, kLanes, kState + 1>(slab, rounding, row, first, dim, state);
+    store_states<Optimizer, kState + 1>(group, slab, rounding, row, first, dim, state);
   }
 }
 
@@ -94,15 +93,14 @@ enum RowPass : int {
 // gradient in a lane's columns of a chunk; all lanes call it. Reads and writes the row and each
 // state tensor once (but a row wider than a chunk is read in every pass), 4 bytes of generation at
 // random.
-template <class Optimizer, int kWidth, int kLanes, class Gradient>
-__device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handle, int64_t id,
-                                           int64_t table, const Gradient& gradient) {
-  using Group = LaneGroup<kLanes>;
-  using Columns = Chunk<kWidth, kLanes>;
-  constexpr int kValues = Columns::kValues;
+template <class Optimizer, class Group, class Gradient>
+__device__ __forceinline__ void update_row(const Group& group, const UpdateArgs& args,
+                                           int64_t handle, int64_t id, int64_t table,
+                                           const Gradient& gradient) {
+  constexpr int kValues = Group::kValues;
   constexpr int kStates = Optimizer::kElementStates;
   constexpr int kSums = Optimizer::kSums;
-  const int lane = Group::lane();
+  const int lane = group.lane();
   const int64_t row = handle_row(handle);
   const int64_t dim = args.slab.dim;
   const SlabState& slab = args.state;
@@ -135,7 +133,7 @@ __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handl
     const float fresh = k == 0 && kStates == 0 ? step.initial_state : 0.0f;
     row_state[k] = unwritten ? fresh : slab.of_row[k][row];
   }
-  const bool whole = dim <= Columns::kColumns;  // stays in registers from pass to pass
+  const bool whole = dim <= group.chunk();  // stays in registers from pass to pass
   bool loaded = false;
   Floats<kValues> g = zero_floats<kValues>();
   Floats<kValues> w = zero_floats<kValues>();
@@ -153,13 +151,13 @@ __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handl
       numbers = Optimizer::row(step, sums, static_cast<float>(dim), row_state);
     }
 #pragma unroll 1
-    for (int64_t first = 0; first < dim; first += Columns::kColumns) {
+    for (int64_t first = 0; first < dim; first += group.chunk()) {
       if (!loaded) {
         loaded = whole;
         g = gradient(first);
         if (pass != kMeasurePass || whole) {
-          w = row_weights<kWidth, kLanes>(args.slab, init, unwritten, row, id, first);
-          load_states<Optimizer, kWidth, kLanes>(slab, step, unwritten, row, first, dim, state);
+          w = row_weights(group, args.slab, init, unwritten, row, id, first);
+          load_states<Optimizer>(group, slab, step, unwritten, row, first, dim, state);
         }
         if (pass == kMeasurePass) finite = finite && all_finite<kValues>(g);
         if (step.scales) {
@@ -176,7 +174,7 @@ __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handl
         if constexpr (kSums > 0) {
 #pragma unroll
           for (int j = 0; j < kValues; ++j) {
-            if (Columns::column(first, j / kWidth) >= dim) continue;
+            if (group.column(first, j / Group::kWidth) >= dim) continue;
             float values[kMaxStates] = {};
 #pragma unroll
             for (int k = 0; k < kStates; ++k) values[k] = state[k].value[j];
@@ -194,24 +192,23 @@ __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handl
 #pragma unroll
         for (int k = 0; k < kStates; ++k) state[k].value[j] = values[k];
       }
-      store_chunk<kWidth, kLanes>(args.slab.storage, rounding, 0, args.slab.row(row), first, dim,
-                                  w);
-      store_states<Optimizer, kWidth, kLanes>(slab, rounding, row, first, dim, state);
+      store_chunk(group, args.slab.storage, rounding, 0, args.slab.row(row), first, dim, w);
+      store_states<Optimizer>(group, slab, rounding, row, first, dim, state);
     }
     if (pass == kMeasurePass) {
-      if (step.non_finite != NonFinite::kPropagate && Group::any(!finite)) {
+      if (step.non_finite != NonFinite::kPropagate && group.any(!finite)) {
         if (lane == 0) args.count(kRowClockNonFinite);
         return;
       }
       if (step.skip) return;
-      factor = norm_factor(step, Group::sum(squares));
+      factor = norm_factor(step, group.sum(squares));
     }
     if (pass == kSumPass) {
 #pragma unroll
-      for (int k = 0; k < kSums; ++k) sums[k] = Group::sum(sums[k]);
+      for (int k = 0; k < kSums; ++k) sums[k] = group.sum(sums[k]);
     }
   }
-  __syncwarp(Group::mask());  // all lanes have read generation, state and steps of the row
+  __syncwarp(group.mask());  // all lanes have read generation, state and steps of the row
   if (lane != 0) return;
 #pragma unroll
   for (int k = 0; k < Optimizer::kRowStates; ++k) slab.of_row[k][row] = row_state[k];
@@ -221,48 +218,57 @@ __device__ __forceinline__ void update_row(const UpdateArgs& args, int64_t handl
   if (unwritten) args.slab.generations[row] = handle_generation(handle);
 }
 
-// A group of lanes per run: sums its gradients (4 * dim bytes an occurrence) and updates its row.
-template <class Optimizer, int kWidth, int kLanes>
-__global__ void update_runs(UpdateArgs args, GradientArgs gradients, GradientRuns runs) {
-  if (*args.refused != 0) return;
-  const LookupArgs& lookup = gradients.lookup;
-  const FeatureArgs& features = lookup.features;
-  const int64_t last = runs.slab_first[args.slab_number + 1];
-  const int64_t stride = thread_total() / kLanes;
-  for (int64_t r = runs.slab_first[args.slab_number] + thread_number() / kLanes; r < last;
-       r += stride) {
-    const int64_t position = runs.positions[runs.begin[r]];
-    const int64_t table =
-        features.table[features.features == 1 ? 0 : features.feature_of(position)];
-    update_row<Optimizer, kWidth, kLanes>(
-        args, lookup.handles[position], features.ids[position], table, [&](int64_t first) {
-          return run_chunk<kWidth, kLanes>(gradients, runs, r, first, args.slab.dim);
-        });
-  }
-}
+// The reduced gradients of an update: runs of occurrences, which are summed on the way, or entries
+// that reduce_grad or accumulate_grad_ has written.
+struct UpdateGradients {
+  GradientArgs gradients;
+  GradientRuns runs;
+  ReducedRows entries;
+  bool reduced;  // entries
+};
 
-// A group of lanes per entry.
-template <class Optimizer, int kWidth, int kLanes>
-__global__ void update_entries(UpdateArgs args, ReducedRows entries) {
+// A group of lanes per row. Runs: 4 * dim bytes an occurrence, at random; entries: 4 * dim bytes in
+// order. One kernel for both, and for all small dims: there is one for each optimizer, and they
+// dominate the library's compile time and size.
+template <class Optimizer, class Group>
+__global__ void update_rows(Group group, UpdateArgs args, UpdateGradients from) {
   if (*args.refused != 0) return;
-  const int lane = LaneGroup<kLanes>::lane();
-  const int64_t count = *entries.count;
-  if (count < 0 || count > entries.capacity) {
-    if (thread_number() == 0) args.errors.report(kErrorCount, args.slab_number);
-    return;
-  }
-  const int64_t stride = thread_total() / kLanes;
-  for (int64_t e = thread_number() / kLanes; e < count; e += stride) {
-    const int64_t handle = entries.handles[e];
-    const int64_t table = entries.tables[e];
-    const bool known = entries.is_known(args.slab, args.slab_number, args.rows, e);
-    if (!known || entries.updated[table] == 0) {
-      if (lane == 0) args.errors.report(known ? kErrorTableUpdated : kErrorEntry, e);
-      continue;
+  const LookupArgs& lookup = from.gradients.lookup;
+  const FeatureArgs& features = lookup.features;
+  const ReducedRows& entries = from.entries;
+  int64_t first = 0;
+  int64_t last;
+  if (from.reduced) {
+    last = *entries.count;
+    if (last < 0 || last > entries.capacity) {
+      if (thread_number() == 0) args.errors.report(kErrorCount, args.slab_number);
+      return;
     }
-    const float* gradient = entries.gradients + e * args.slab.dim;
-    update_row<Optimizer, kWidth, kLanes>(args, handle, entries.ids[e], table, [&](int64_t first) {
-      return float_chunk<kWidth, kLanes>(gradient, first, args.slab.dim);
+  } else {
+    first = from.runs.slab_first[args.slab_number];
+    last = from.runs.slab_first[args.slab_number + 1];
+  }
+  for (int64_t r = first + group.number(); r < last; r += group.total()) {
+    int64_t handle, id, table;
+    if (from.reduced) {
+      handle = entries.handles[r];
+      id = entries.ids[r];
+      table = entries.tables[r];
+      const bool known = entries.is_known(args.slab, args.slab_number, args.rows, r);
+      if (!known || entries.updated[table] == 0) {
+        if (group.lane() == 0) args.errors.report(known ? kErrorTableUpdated : kErrorEntry, r);
+        continue;
+      }
+    } else {
+      const int64_t position = from.runs.positions[from.runs.begin[r]];
+      handle = lookup.handles[position];
+      id = features.ids[position];
+      table = features.table[features.features == 1 ? 0 : features.feature_of(position)];
+    }
+    update_row<Optimizer>(group, args, handle, id, table, [&](int64_t column) {
+      const int64_t dim = args.slab.dim;
+      return from.reduced ? float_chunk(group, entries.gradients + r * dim, column, dim)
+                          : run_chunk(group, from.gradients, from.runs, r, column, dim);
     });
   }
 }
@@ -315,31 +321,13 @@ std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
                                       const std::vector<Tensor>& gradients, const Tensor& counts);
 
 template <class Optimizer>
-struct LaunchRuns {
-  const Call& call;
-  const UpdateArgs& args;
-  const GradientSort& sort;
-  int64_t most_runs;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch_strided(update_runs<Optimizer, kWidth, kLanes>, most_runs * kLanes, args,
-                        sort.args(), sort.runs());
-  }
-};
-
-template <class Optimizer>
-struct LaunchEntries {
-  const Call& call;
-  const UpdateArgs& args;
-  const ReducedRows& entries;
-
-  template <int kWidth, int kLanes>
-  void run() const {
-    call.launch_strided(update_entries<Optimizer, kWidth, kLanes>, entries.capacity * kLanes, args,
-                        entries);
-  }
-};
+void launch_update(const Call& call, const UpdateArgs& args, const UpdateGradients& from,
+                   bool aligned, int64_t most_rows) {
+  with_lanes(args.slab.dim, aligned, [&](auto group) {
+    call.launch_strided(update_rows<Optimizer, decltype(group)>, most_rows * group.size(), group,
+                        args, from);
+  });
+}
 
 template <class Optimizer>
 void backward(const char* op, const std::vector<Tensor>& weights,
@@ -366,7 +354,8 @@ void backward(const char* op, const std::vector<Tensor>& weights,
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
     if (!is_touched(s)) continue;
     const UpdateArgs args = update.slab(call, rows, s);
-    with_lanes(rows.slabs[s].dim, sort.aligned(s), LaunchRuns<Optimizer>{call, args, sort, count});
+    launch_update<Optimizer>(call, args, {sort.args(), sort.runs(), {}, false}, sort.aligned(s),
+                             count);
   }
 }
 
@@ -388,8 +377,8 @@ void update(const char* op, const std::vector<Tensor>& weights,
   for (size_t s = 0; s < reduced.size(); ++s) update.check_entries(call, rows, s, reduced[s]);
   for (size_t s = 0; s < reduced.size(); ++s) {
     const UpdateArgs args = update.slab(call, rows, s);
-    with_lanes(rows.slabs[s].dim, reduced[s].aligned(rows.slabs[s]),
-               LaunchEntries<Optimizer>{call, args, reduced[s]});
+    launch_update<Optimizer>(call, args, {{}, {}, reduced[s], true},
+                             reduced[s].aligned(rows.slabs[s]), reduced[s].capacity);
   }
 }
 

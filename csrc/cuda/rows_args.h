@@ -49,19 +49,18 @@ struct LookupWords {
 };
 LookupWords upload_lookup(const Call& call, LookupCall* lookup, int64_t* to);
 
-// Picks the shape of the groups of lanes that work on a row of `dim` floats and calls
-// f.template run<kWidth, kLanes>(). `aligned`: 16-byte accesses are possible.
+// Picks the groups of lanes that work on rows of `dim` floats and calls launch(group). `aligned`:
+// 16-byte accesses are possible.
 template <class F>
-void with_lanes(int64_t dim, bool aligned, const F& f) {
+void with_lanes(int64_t dim, bool aligned, const F& launch) {
   if (aligned && dim % 4 == 0) {
-    if (dim <= 8) return f.template run<4, 2>();
-    if (dim <= 16) return f.template run<4, 4>();
-    if (dim <= 32) return f.template run<4, 8>();
-    if (dim <= 64) return f.template run<4, 16>();
-    return f.template run<4, 32>();
+    if (dim > 64) return launch(LaneGroup<4, 32>{5});
+    int log2 = 1;
+    while (int64_t{4} << log2 < dim) ++log2;
+    return launch(LaneGroup<4, 16>{log2});
   }
-  if (dim <= 8) return f.template run<1, 8>();
-  return f.template run<1, 32>();
+  if (dim <= 8) return launch(LaneGroup<1, 16>{3});
+  return launch(LaneGroup<1, 32>{5});
 }
 
 inline bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
