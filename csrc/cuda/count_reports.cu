@@ -5,7 +5,6 @@
 #include "core/columns.h"
 #include "cuda/count_reports.h"
 #include "cuda/device.cuh"
-#include "cuda/reservation.h"
 #include "cuda/table_memory.h"
 
 namespace dynemb::cuda {
@@ -68,26 +67,12 @@ std::tuple<Tensor, Tensor> reported_counts(Tensor buckets, Tensor tables, Tensor
 
 }  // namespace
 
-CountReports::CountReports(const char* op, int64_t table_words, int64_t clock_words)
-    : table_words_(table_words), clock_words_(clock_words) {
-  const RelaxedCapture relaxed(op);
-  const int64_t words = kReportHead + 2 * (table_words + clock_words);
-  void* host = nullptr;
-  void* mapped = nullptr;
-  check_cuda(op, "allocating the reported counts",
-             cudaHostAlloc(&host, static_cast<size_t>(words) * 8,
-                           cudaHostAllocMapped | cudaHostAllocPortable));
-  host_ = static_cast<volatile int64_t*>(host);
-  for (int64_t i = 0; i < words; ++i) host_[i] = 0;
-  check_cuda(op, "mapping the reported counts", cudaHostGetDevicePointer(&mapped, host, 0));
-  device_ = static_cast<volatile int64_t*>(mapped);
-}
+CountReports::CountReports(const char* op, int32_t device, int64_t table_words, int64_t clock_words)
+    : table_words_(table_words),
+      clock_words_(clock_words),
+      words_(op, device, kReportHead + 2 * (table_words + clock_words)) {}
 
-CountReports::~CountReports() {
-  if (cudaFreeHost(const_cast<int64_t*>(host_)) != cudaSuccess) cudaGetLastError();
-}
-
-void CountReports::forget() { forgotten_ = host_[kReportCount]; }
+void CountReports::forget() { forgotten_ = words_.host()[kReportCount]; }
 
 void CountReports::write(const Call& call, const Tensor& tables, const Tensor& row_clock) const {
   STD_TORCH_CHECK(tables.numel() <= table_words_ && row_clock.numel() <= clock_words_,
@@ -95,21 +80,23 @@ void CountReports::write(const Call& call, const Tensor& tables, const Tensor& r
                   row_clock.numel(), ", more than the group has tables for");
   call.launch(report_counts, 1024, 1024, static_cast<const int64_t*>(tables.data_ptr()),
               tables.numel(), static_cast<const int64_t*>(row_clock.data_ptr()), row_clock.numel(),
-              device_, table_words_, clock_words_);
+              words_.device(), table_words_, clock_words_);
 }
 
 bool CountReports::read(std::vector<int64_t>* tables, std::vector<int64_t>* row_clock) const {
   for (;;) {
-    const int64_t number = host_[kReportCount];
+    const int64_t number = words_.host()[kReportCount];
     if (number == forgotten_) return false;
     std::atomic_thread_fence(std::memory_order_acquire);
-    const volatile int64_t* from = host_ + kReportHead + number % 2 * (table_words_ + clock_words_);
+    const volatile int64_t* from =
+        words_.host() + kReportHead + number % 2 * (table_words_ + clock_words_);
     for (size_t i = 0; i < tables->size(); ++i) (*tables)[i] = from[i];
     for (size_t i = 0; i < row_clock->size(); ++i) {
       (*row_clock)[i] = from[table_words_ + static_cast<int64_t>(i)];
     }
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (host_[kReportCount] == number) return true;  // else it may have been overwritten meanwhile
+    if (words_.host()[kReportCount] == number)
+      return true;  // else it may have been overwritten meanwhile
   }
 }
 

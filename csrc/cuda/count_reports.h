@@ -6,15 +6,14 @@
 #include <vector>
 
 #include "cuda/launch.h"
+#include "cuda/reservation.h"
 
 namespace dynemb::cuda {
 
 class CountReports {
  public:
   // Room for tensors of at most so many elements.
-  CountReports(const char* op, int64_t table_words, int64_t clock_words);
-  ~CountReports();
-  CountReports(const CountReports&) = delete;
+  CountReports(const char* op, int32_t device, int64_t table_words, int64_t clock_words);
 
   // What has been reported so far is out of date; the stream has been waited for.
   void forget();
@@ -27,8 +26,7 @@ class CountReports {
   int64_t table_words_;
   int64_t clock_words_;
   int64_t forgotten_ = 0;  // reports before the last forget()
-  volatile int64_t* host_ = nullptr;
-  volatile int64_t* device_ = nullptr;
+  PinnedWords words_;
 };
 
 }  // namespace dynemb::cuda

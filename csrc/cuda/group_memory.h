@@ -2,11 +2,13 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "core/bucket.h"
 #include "core/columns.h"
@@ -18,8 +20,19 @@
 
 namespace dynemb::cuda {
 
-// Replays of a captured step that the host may be ahead of what the device has confirmed.
-constexpr int64_t kReplaysAhead = 8;
+// Replays of a captured step that the host may be ahead of what the device has confirmed: each
+// takes memory, and a device that has two of them to do is not idle.
+constexpr int64_t kReplaysAhead = 2;
+
+// Unfinished insertions that the host is content to reserve memory for. Where one more would need
+// memory that is not mapped yet, the host waits until no more are left: rows that calls might need
+// but do not are memory that nobody uses, and again a device that has two calls to do is not idle.
+constexpr size_t kCallsAhead = 1;
+
+// What calls needed in so many steps stays mapped; more is given back.
+constexpr int64_t kStepsToRemember = 64;
+// Less than this is not worth giving back.
+constexpr int64_t kLeastRelease = int64_t{64} << 20;
 
 // Rows and buckets are mapped beyond the bound by an eighth and at most this many bytes a tensor.
 constexpr int64_t kStepBytes = int64_t{64} << 20;
@@ -41,6 +54,9 @@ struct Growing {
   std::vector<RowMemory> memory;
   int64_t capacity = 0;
   int64_t mapped = 0;
+  int64_t kept = 0;    // not given back: asked for by name, or held when the group was bound
+  int64_t needed = 0;  // the most that a call needed in this period of kStepsToRemember steps
+  int64_t needed_before = 0;  // and in the one before
 
   bool map(const char* op, int64_t rows, cudaStream_t stream) {
     rows = std::min(rows, capacity);
@@ -61,15 +77,31 @@ struct Growing {
     }
     return false;
   }
-  // Gives memory beyond so many rows back, but for the entry of `memory` at `kept`.
-  void release(const char* op, int64_t rows, size_t kept) {
+  // Gives memory beyond so many rows back, but for the entry of `memory` at `spared`.
+  void release(const char* op, int64_t rows, size_t spared) {
     if (rows >= mapped) return;
     for (size_t i = 0; i < memory.size(); ++i) {
       const RowMemory& m = memory[i];
-      if (i == kept) continue;
+      if (i == spared) continue;
       m.reservation->unmap(op, m.begin + rows * m.row_bytes, m.begin + capacity * m.row_bytes);
     }
     mapped = rows;
+  }
+  void need(int64_t rows) { needed = std::max(needed, rows); }
+  void keep() { kept = needed = needed_before = mapped; }
+  // Rows beyond these have been of no use for a period; `held` are in use now.
+  int64_t useful(int64_t held) const {
+    const int64_t rows = std::max({held, kept, needed, needed_before, int64_t{1}});
+    return std::min(mapped, rows + rows / 8);
+  }
+  void begin_period() {
+    needed_before = needed;
+    needed = 0;
+  }
+  int64_t row_bytes() const {
+    int64_t total = 0;
+    for (const RowMemory& m : memory) total += m.row_bytes;
+    return total;
   }
   int64_t bytes(int64_t rows) const {
     int64_t total = 0;
@@ -85,6 +117,21 @@ struct PendingMemory {
   int64_t lookups = 0;       // that appended entries since they were merged
   int64_t captured_now = 0;  // ids of the capture that is going on
   int64_t captured = 0;      // ids that a replay of a captured step may append
+};
+
+// What captured calls may bring a table in one replay.
+struct CapturedIds {
+  int64_t ids = 0;  // if all of the calls' ids are the table's
+  int64_t calls = 0;
+
+  void add(int64_t of_call) {
+    ids += of_call;
+    ++calls;
+  }
+  void cover(const CapturedIds& other) {
+    ids = std::max(ids, other.ids);
+    calls = std::max(calls, other.calls);
+  }
 };
 
 // The most buckets that a table of `ids` ids can have got by growing (decide_growth).
@@ -104,29 +151,24 @@ class GroupMemory {
         slab_of_table_(std::move(slab_of_table)),
         slabs_(std::move(slabs)),
         waiting_(pending.size()),
-        reports_(call.op, index.table_count * kTableColumns, index.table_count + kRowClockExtra) {
+        words_(call.op, call.device,
+               kSharedHeadWords + static_cast<int64_t>(tables_.size()) * kSharedTableWords +
+                   static_cast<int64_t>(slabs_.size()) * kSharedSlabWords),
+        reports_(call.op, call.device, index.table_count * kTableColumns,
+                 index.table_count + kRowClockExtra) {
     for (size_t s = 0; s < pending.size(); ++s) waiting_[s].memory = std::move(pending[s]);
-    const RelaxedCapture relaxed(call.op);
-    const size_t words =
-        kSharedHeadWords + tables_.size() * kSharedTableWords + slabs_.size() * kSharedSlabWords;
-    void* host = nullptr;
-    void* mapped = nullptr;
-    check_cuda(call.op, "allocating the shared counts",
-               cudaHostAlloc(&host, words * 8, cudaHostAllocMapped | cudaHostAllocPortable));
-    host_.words = static_cast<volatile int64_t*>(host);
-    for (size_t i = 0; i < words; ++i) host_.words[i] = 0;
-    check_cuda(call.op, "mapping the shared counts", cudaHostGetDevicePointer(&mapped, host, 0));
-    host_.table_count = static_cast<int64_t>(tables_.size());
-    device_words_ = {static_cast<volatile int64_t*>(mapped), host_.table_count};
+    host_ = {words_.host(), static_cast<int64_t>(tables_.size())};
+    device_words_ = {words_.device(), host_.table_count};
   }
   ~GroupMemory() {
+    const DeviceWait waited(device_);
     for (cudaEvent_t event : step_events_) {
       if (event != nullptr && cudaEventDestroy(event) != cudaSuccess) cudaGetLastError();
     }
-    if (cudaFreeHost(const_cast<int64_t*>(host_.words)) != cudaSuccess) cudaGetLastError();
   }
   GroupMemory(const GroupMemory&) = delete;
 
+  int32_t device() const { return device_; }
   SharedWords device_words() const { return device_words_; }
   const CountReports& reports() const { return reports_; }
 
@@ -158,6 +200,8 @@ class GroupMemory {
     erasures_.clear();
     reports_.forget();
     map_or_raise(call, need_buckets, need_rows, "the table needs");
+    for (Growing& table : tables_) table.keep();
+    for (Growing& slab : slabs_) slab.keep();
     if (pending_counts == nullptr) return;
     const std::vector<int64_t> counts = read(call, *pending_counts);
     std::vector<int64_t> need_entries;
@@ -174,49 +218,28 @@ class GroupMemory {
     const std::lock_guard<std::mutex> lock(mutex_);
     const std::vector<bool> touched =
         policies_.touched(tables_.size(), feature_tables, feature_policies);
-    const bool capturing = call.capturing();
-    if (capturing) {
-      captured_now_ += ids;
+    if (call.capturing()) {
       for (size_t t = 0; t < touched.size(); ++t) {
-        if (touched[t]) captured_tables_[t] = true;
+        if (touched[t]) captured_now_[t].add(ids);
       }
-      make_headroom(call.on_stream(side_stream(call.op, device_)), captured_now_);
+      captured_ids_now_ += ids;
+      make_headroom(call.on_stream(side_stream(call.op, device_)), captured_now_,
+                    captured_ids_now_);
       return replay_room(touched);
     }
     end_capture();
     confirm();
-    InsertionRoom room{true, false, 0, ++launched_};
-    std::vector<int64_t> need_buckets(tables_.size(), 0);
-    std::vector<int64_t> need_rows(slabs_.size(), 0);
-    for (size_t t = 0; t < tables_.size(); ++t) {
-      if (!touched[t]) continue;
-      const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
-      const int64_t size = shared[kSharedSize];
-      const int64_t pending = pending_ids(t);
-      const int64_t before = policies_.size_bound(t, size, pending);
-      const int64_t after = policies_.size_bound(t, size, pending + ids);
-      const int64_t count = shared[kSharedBucketCount];
-      const int64_t most_now =
-          pending == 0 ? count
-                       : std::min(std::max(count, bucket_bound(before)), tables_[t].capacity);
-      need_buckets[t] = std::max(most_now, bucket_bound(after));
-      // a new id takes a slot, or leaves a tombstone where it replaces another
-      const int64_t tombstones = shared[kSharedTombstones] + erased_ids();
-      const int64_t used = size + pending + ids + tombstones;
-      const bool has_tombstones = tombstones > 0 || (policies_.replaces(t) && pending > 0);
-      const bool fills = used * 100 > count * kBucketWidth * kMaxUsedPercent;
-      if (after > max_ids(count) || (has_tombstones && fills)) {
-        room.growth = true;
-        room.old_buckets += most_now;
-      }
+    InsertionNeeds needs = needs_of(touched, ids);
+    while (!is_mapped(needs) && pending_.size() > kCallsAhead && wait_for_oldest(call)) {
+      needs = needs_of(touched, ids);
     }
-    Pending entry{room.call_number, ids, touched, touched_slabs(touched)};
-    for (size_t s = 0; s < slabs_.size(); ++s) {
-      if (entry.slabs[s]) need_rows[s] = rows_needed(s, touched, ids);
-    }
-    room.mapped = map(call, need_buckets, need_rows);
-    pending_.push_back(std::move(entry));
-    return room;
+    for (size_t t = 0; t < tables_.size(); ++t) tables_[t].need(needs.buckets[t]);
+    for (size_t s = 0; s < slabs_.size(); ++s) slabs_[s].need(needs.rows[s]);
+    needs.room.call_number = ++launched_;
+    most_ids_ = std::max(most_ids_, ids);
+    needs.room.mapped = map(call, needs.buckets, needs.rows);
+    pending_.push_back({needs.room.call_number, ids, touched, touched_slabs(touched)});
+    return needs.room;
   }
 
   void map_exactly(const Call& call, const NewIdCounts& new_ids) {
@@ -254,6 +277,7 @@ class GroupMemory {
     need_buckets[static_cast<size_t>(table)] = buckets;
     map_or_raise(call, need_buckets, std::vector<int64_t>(slabs_.size(), 0),
                  "the index must grow by");
+    tables_[static_cast<size_t>(table)].keep();
   }
 
   // See table_memory.h.
@@ -348,7 +372,10 @@ class GroupMemory {
       for (PendingMemory& waiting : waiting_) waiting.entries = waiting.lookups = 0;
       applied_ = false;
     }
-    if (captured_ids_ == 0) return;
+    if (captured_ids_ == 0) {
+      give_back(call);
+      return;
+    }
     cudaEvent_t& event = step_events_[static_cast<size_t>(steps_++) % step_events_.size()];
     if (event == nullptr) {
       check_cuda(call.op, "creating an event",
@@ -357,7 +384,7 @@ class GroupMemory {
       check_cuda(call.op, "waiting for an earlier step", cudaEventSynchronize(event));
     }
     check_cuda(call.op, "recording an event", cudaEventRecord(event, call.stream));
-    make_headroom(call, captured_ids_);
+    make_headroom(call, captured_, captured_ids_);
   }
 
   void note_erasure(int64_t ids) {
@@ -394,9 +421,134 @@ class GroupMemory {
     return ids;
   }
 
+  // What an insertion needs if all its ids, and those of the calls before it, are new.
+  struct InsertionNeeds {
+    std::vector<int64_t> buckets;
+    std::vector<int64_t> rows;
+    InsertionRoom room;
+  };
+
+  InsertionNeeds needs_of(const std::vector<bool>& touched, int64_t ids) const {
+    InsertionNeeds needs{std::vector<int64_t>(tables_.size(), 0),
+                         std::vector<int64_t>(slabs_.size(), 0),
+                         {true, false, false, 0, 0}};
+    std::vector<int64_t> incoming(tables_.size(), 0);
+    const std::vector<bool> slabs = touched_slabs(touched);
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      if (!touched[t]) continue;
+      incoming[t] = ids;
+      const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
+      const int64_t size = shared[kSharedSize];
+      const int64_t pending = pending_ids(t);
+      const int64_t count = shared[kSharedBucketCount];
+      const int64_t before = policies_.size_bound(t, size, pending);
+      const int64_t after = policies_.size_bound(t, size, pending + ids);
+      const int64_t most_now =
+          pending == 0 ? count
+                       : std::min(std::max(count, bucket_bound(before)), tables_[t].capacity);
+      needs.buckets[t] = std::max(most_now, bucket_bound(after));
+      if (!may_grow(t, pending + ids, pending > 0)) continue;
+      needs.room.growth = true;
+      needs.room.old_buckets += most_now;
+      // the batch is of many tables: this one will hardly get all of it
+      needs.room.expected =
+          needs.room.expected || may_grow(t, own_pending_ids(t) + own_ids(t, ids), pending > 0);
+    }
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      if (slabs[s]) needs.rows[s] = rows_needed(s, incoming, ids);
+    }
+    return needs;
+  }
+
+  // Whether an index may grow, or drop its tombstones, in a call after which so many ids have come.
+  bool may_grow(size_t t, int64_t incoming, bool calls_before) const {
+    const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
+    const int64_t size = shared[kSharedSize];
+    const int64_t count = shared[kSharedBucketCount];
+    // a new id takes a slot, or leaves a tombstone where it replaces another
+    const int64_t tombstones = shared[kSharedTombstones] + erased_ids();
+    const bool has_tombstones = tombstones > 0 || (policies_.replaces(t) && calls_before);
+    const bool fills =
+        (size + incoming + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
+    return policies_.size_bound(t, size, incoming) > max_ids(count) || (has_tombstones && fills);
+  }
+
+  // Ids of a call that are probably the table's: as many as the most that a call has had of it,
+  // where calls are not larger than they were.
+  int64_t own_ids(size_t t, int64_t ids) const {
+    const int64_t most = host_.table(static_cast<int64_t>(t))[kSharedMostIds];
+    if (most == 0 || policies_.counts(t) || most_ids_ == 0) return ids;
+    return std::min(ids, most * ((ids + most_ids_ - 1) / most_ids_));
+  }
+  int64_t own_pending_ids(size_t t) const {
+    int64_t ids = 0;
+    for (const Pending& p : pending_) ids += p.tables[t] ? own_ids(t, p.ids) : 0;
+    return ids;
+  }
+
+  bool is_mapped(const InsertionNeeds& needs) const {
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      if (std::min(needs.buckets[t], tables_[t].capacity) > tables_[t].mapped) return false;
+    }
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      if (std::min(needs.rows[s], slabs_[s].capacity) > slabs_[s].mapped) return false;
+    }
+    return true;
+  }
+
+  // Waits until the device has done the oldest call. false: the stream is idle without it, because
+  // the call failed before it was launched or is on another stream.
+  bool wait_for_oldest(const Call& call) {
+    const size_t unfinished = pending_.size();
+    const RelaxedCapture relaxed(call.op);
+    for (bool idle = false;; std::this_thread::yield()) {
+      confirm();
+      if (pending_.size() < unfinished) return true;
+      if (idle) return false;
+      const cudaError_t status = cudaStreamQuery(call.stream);
+      idle = status == cudaSuccess;  // it may have finished the call just now: look once more
+      if (status == cudaErrorNotReady) {
+        cudaGetLastError();
+      } else {
+        check_cuda(call.op, "waiting for an earlier call", status);
+      }
+    }
+  }
+
+  // Gives back what calls have not needed for a while, such as rows for ids that were not new after
+  // all. Only where nothing is under way that might take them.
+  void give_back(const Call& call) {
+    confirm();
+    if (++steps_of_period_ >= kStepsToRemember && pending_.empty() && !call.capturing()) {
+      steps_of_period_ = 0;
+      const auto shrink = [&](Growing* growing, size_t spared, int64_t held,
+                              volatile int64_t* limit) {
+        const int64_t rows = growing->useful(held);
+        if ((growing->mapped - rows) * growing->row_bytes() >= kLeastRelease) {
+          *limit = rows;
+          growing->release(call.op, rows, spared);
+        }
+        growing->begin_period();
+      };
+      for (size_t t = 0; t < tables_.size(); ++t) {
+        volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
+        shrink(&tables_[t], tables_[t].memory.size(), shared[kSharedBucketCount],
+               shared + kSharedBucketLimit);
+      }
+      for (size_t s = 0; s < slabs_.size(); ++s) {
+        volatile int64_t* shared = host_.slab(static_cast<int64_t>(s));
+        shrink(&slabs_[s], kGenerationMemory, shared[kSharedNextRow], shared + kSharedRowLimit);
+      }
+    }
+  }
+
   // Drops the calls that the device has finished.
   void confirm() {
-    const int64_t finished = host_.words[kSharedCalls];
+    int64_t finished = host_.words[kSharedCalls];
+#if defined(DYNEMB_EMULATED)
+    finished -= emulator_calls_behind();
+#endif
+    std::atomic_thread_fence(std::memory_order_acquire);  // the counts were written before it
     while (!erasures_.empty() && erasures_.front().before_call <= finished) erasures_.pop_front();
     while (!pending_.empty() && pending_.front().call <= finished) pending_.pop_front();
   }
@@ -415,23 +567,26 @@ class GroupMemory {
     return slabs;
   }
 
-  // Rows of a slab once the pending calls and one of `ids` ids for these tables have been done, if
-  // all their ids are new.
-  int64_t rows_needed(size_t slab, const std::vector<bool>& tables, int64_t ids) const {
-    int64_t incoming = ids;
-    for (const Pending& p : pending_) incoming += p.slabs[slab] ? p.ids : 0;
+  // Rows of a slab once the pending calls and new ones have been done, if all their ids are new:
+  // `incoming` by table, `together` of all tables.
+  int64_t rows_needed(size_t slab, const std::vector<int64_t>& incoming, int64_t together) const {
+    for (const Pending& p : pending_) together += p.slabs[slab] ? p.ids : 0;
     int64_t added = 0;
     for (size_t t = 0; t < tables_.size(); ++t) {
       if (static_cast<size_t>(slab_of_table_[t]) != slab || policies_.counts(t)) continue;
       const int64_t size = host_.table(static_cast<int64_t>(t))[kSharedSize];
-      added += policies_.size_bound(t, size, pending_ids(t) + (tables[t] ? ids : 0)) - size;
+      added += policies_.size_bound(t, size, pending_ids(t) + incoming[t]) - size;
     }
-    return host_.slab(static_cast<int64_t>(slab))[kSharedNextRow] + std::min(incoming, added);
+    return host_.slab(static_cast<int64_t>(slab))[kSharedNextRow] + std::min(together, added);
   }
 
   void end_capture() {
-    captured_ids_ = std::max(captured_ids_, captured_now_);
-    captured_now_ = 0;
+    captured_ids_ = std::max(captured_ids_, captured_ids_now_);
+    captured_ids_now_ = 0;
+    for (size_t t = 0; t < captured_.size(); ++t) {
+      captured_[t].cover(captured_now_[t]);
+      captured_now_[t] = {};
+    }
     for (PendingMemory& waiting : waiting_) {
       waiting.captured = std::max(waiting.captured, waiting.captured_now);
       waiting.captured_now = 0;
@@ -521,7 +676,7 @@ class GroupMemory {
   // What a captured call must know: replays rehash only tables whose ids replace each other,
   // because their size is known beforehand.
   InsertionRoom replay_room(const std::vector<bool>& touched) const {
-    InsertionRoom room{true, false, 0, 0};
+    InsertionRoom room{true, false, true, 0, 0};
     for (size_t t = 0; t < tables_.size(); ++t) {
       if (!touched[t] || !policies_.is_bounded(t)) continue;
       const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
@@ -533,21 +688,31 @@ class GroupMemory {
     return room;
   }
 
-  // Memory and buckets for kReplaysAhead + 1 more batches of `ids` ids in every captured table: for
-  // new ids, and for tombstones where a replay cannot rehash.
-  void make_headroom(const Call& call, int64_t ids) {
+  // Ids that a replay probably brings a table.
+  int64_t own_captured_ids(size_t t, const CapturedIds& captured) const {
+    const int64_t of_call = (captured.ids + captured.calls - 1) / captured.calls;
+    return std::min(captured.ids, own_ids(t, of_call) * captured.calls);
+  }
+
+  // Memory and buckets for kReplaysAhead + 1 more replays of captured calls: for new ids, and for
+  // tombstones where a replay cannot rehash. Each table has room for as many ids of its own as it
+  // has had in a call, which all replays together exceed only if several bring it more than ever.
+  void make_headroom(const Call& call, const std::vector<CapturedIds>& captured, int64_t ids) {
     confirm();
     std::vector<int64_t> need_buckets(tables_.size(), 0);
     std::vector<int64_t> need_rows(slabs_.size(), 0);
     std::vector<int64_t> wanted(tables_.size(), 0);
-    const int64_t batches = (kReplaysAhead + 1) * ids;
+    std::vector<int64_t> batches(tables_.size(), 0);
+    std::vector<bool> touched(tables_.size(), false);
     for (size_t t = 0; t < tables_.size(); ++t) {
-      if (!captured_tables_[t]) continue;
+      if (captured[t].calls == 0) continue;
+      touched[t] = true;
+      batches[t] = (kReplaysAhead + 1) * own_captured_ids(t, captured[t]);
       const volatile int64_t* shared = host_.table(static_cast<int64_t>(t));
       const int64_t count = shared[kSharedBucketCount];
       const int64_t tombstones = shared[kSharedTombstones];
       const int64_t size = shared[kSharedSize];
-      const int64_t incoming = pending_ids(t) + batches;
+      const int64_t incoming = pending_ids(t) + batches[t];
       const bool bounded = policies_.is_bounded(t);
       const int64_t most = bounded ? policies_.size_bound(t, size, incoming) : size + incoming;
       const bool fills = (most + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
@@ -556,9 +721,9 @@ class GroupMemory {
       if (wanted[t] <= count) wanted[t] = compact ? count : 0;
       need_buckets[t] = std::max(wanted[t], count);
     }
-    const std::vector<bool> slabs = touched_slabs(captured_tables_);
+    const std::vector<bool> slabs = touched_slabs(touched);
     for (size_t s = 0; s < slabs_.size(); ++s) {
-      if (slabs[s]) need_rows[s] = rows_needed(s, captured_tables_, batches);
+      if (slabs[s]) need_rows[s] = rows_needed(s, batches, (kReplaysAhead + 1) * ids);
     }
     map_or_raise(call, need_buckets, need_rows, "room for the replays of a captured step takes");
     const RelaxedCapture relaxed(call.op);
@@ -580,6 +745,7 @@ class GroupMemory {
   std::vector<Growing> slabs_;
   std::vector<PendingMemory> waiting_;  // by slab; none: the backward updates the rows
   bool applied_ = false;                // since the last lookup appended gradients
+  PinnedWords words_;
   CountReports reports_;
   PolicyBounds policies_;
   SharedWords host_;
@@ -587,9 +753,12 @@ class GroupMemory {
   std::deque<Pending> pending_;
   std::deque<Erasure> erasures_;
   int64_t launched_ = 0;
-  int64_t captured_now_ = 0;
-  int64_t captured_ids_ = 0;
-  std::vector<bool> captured_tables_ = std::vector<bool>(tables_.size(), false);
+  int64_t most_ids_ = 0;          // of an eager call
+  int64_t steps_of_period_ = 0;   // since memory was last given back
+  int64_t captured_ids_now_ = 0;  // of the capture that is going on
+  int64_t captured_ids_ = 0;      // of a replay
+  std::vector<CapturedIds> captured_now_ = std::vector<CapturedIds>(tables_.size());
+  std::vector<CapturedIds> captured_ = std::vector<CapturedIds>(tables_.size());
   std::array<cudaEvent_t, kReplaysAhead> step_events_{};
   int64_t steps_ = 0;
 };

@@ -6,6 +6,8 @@
 namespace dynemb::cuda {
 namespace {
 
+constexpr int kOneBlock = 512;
+
 // The table of a bucket among all that are rehashed.
 __device__ __forceinline__ int64_t old_table(const IndexArgs& index, const Plan& plan,
                                              int64_t bucket) {
@@ -45,7 +47,8 @@ __device__ __forceinline__ OldEntries old_entries(const IndexArgs& index, const 
 
 // A thread per 16 bytes of a line. Reads and writes each old line once and clears it, and likewise
 // its scores: 192 bytes a bucket and 96 for each score word, in order; the floor is bandwidth.
-__global__ void take_out(IndexArgs index, Plan plan, OldIndex old) {
+__device__ __forceinline__ void take_out_lines(const IndexArgs& index, const Plan& plan,
+                                               const OldIndex& old) {
   const int64_t total = plan.head[kPlanRehash] * kBucketWidth;
   const longlong2 zero = make_longlong2(0, 0);
   for (int64_t i = thread_number(); i < total; i += thread_total()) {
@@ -68,7 +71,8 @@ __global__ void take_out(IndexArgs index, Plan plan, OldIndex old) {
 
 // A thread per old slot. Reads the old line in order and makes one random atomic (64-byte line) for
 // most entries, about 1.2 on average; those are the floor.
-__global__ void claim_moved(IndexArgs index, Plan plan, OldIndex old) {
+__device__ __forceinline__ void claim_places(const IndexArgs& index, const Plan& plan,
+                                             const OldIndex& old) {
   const int64_t total = plan.head[kPlanRehash] * kBucketWidth;
   for (int64_t i = thread_number(); i < total; i += thread_total()) {
     const int64_t bucket = i / kBucketWidth;
@@ -83,7 +87,8 @@ __global__ void claim_moved(IndexArgs index, Plan plan, OldIndex old) {
 
 // A thread per old slot. As above, with reads and three writes to the random line instead of
 // atomics.
-__global__ void settle_moved(IndexArgs index, Plan plan, OldIndex old) {
+__device__ __forceinline__ void settle_entries(const IndexArgs& index, const Plan& plan,
+                                               const OldIndex& old) {
   const int64_t total = plan.head[kPlanRehash] * kBucketWidth;
   for (int64_t i = thread_number(); i < total; i += thread_total()) {
     const int64_t bucket = i / kBucketWidth;
@@ -97,6 +102,27 @@ __global__ void settle_moved(IndexArgs index, Plan plan, OldIndex old) {
     settle_claim(old_entries(index, plan, old, t)(order), order, stored,
                  [&](int64_t word) { return scores[word * kBucketWidth]; });
   }
+}
+
+__global__ void take_out(IndexArgs index, Plan plan, OldIndex old) {
+  take_out_lines(index, plan, old);
+}
+__global__ void claim_moved(IndexArgs index, Plan plan, OldIndex old) {
+  claim_places(index, plan, old);
+}
+__global__ void settle_moved(IndexArgs index, Plan plan, OldIndex old) {
+  settle_entries(index, plan, old);
+}
+
+// One block: the three, where the host does not expect that there is anything to move.
+__global__ void __launch_bounds__(kOneBlock)
+    grow_in_one_block(IndexArgs index, Plan plan, OldIndex old) {
+  if (plan.head[kPlanRehash] == 0) return;
+  take_out_lines(index, plan, old);
+  __syncthreads();
+  claim_places(index, plan, old);
+  __syncthreads();
+  settle_entries(index, plan, old);
 }
 
 // One thread: what grow_ or shrink_ does to the table's descriptor, if it does anything.
@@ -167,8 +193,12 @@ OldIndexParts add_old_index(Scratch* scratch, int64_t buckets, int64_t score_wor
 }
 
 void rehash(const Call& call, const IndexArgs& index, const Plan& plan, const Scratch& scratch,
-            const OldIndexParts& parts, int64_t buckets) {
+            const OldIndexParts& parts, int64_t buckets, bool expected) {
   const OldIndex old{scratch.get(parts.lines), parts.scored ? scratch.get(parts.scores) : nullptr};
+  if (!expected) {
+    call.launch(grow_in_one_block, kOneBlock, kOneBlock, index, plan, old);
+    return;
+  }
   const int64_t work = buckets * kBucketWidth;
   call.launch_strided(take_out, work, index, plan, old);
   call.launch_strided(claim_moved, work, index, plan, old);
@@ -185,7 +215,7 @@ void rehash_table(const Call& call, const IndexArgs& index, const SharedWords& s
   const Plan plan = make_plan(scratch.get(plan_part), 0, index.table_count, 0);
   call.fill(scratch.get(plan_part), 0, words * 8);
   call.launch(plan_growth, 1, 1, index, plan, shared, error_sink(call), table, wanted, when);
-  rehash(call, index, plan, scratch, parts, most);
+  rehash(call, index, plan, scratch, parts, most, true);
 }
 
 }  // namespace dynemb::cuda

@@ -20,8 +20,10 @@ struct OldIndexParts {
 OldIndexParts add_old_index(Scratch* scratch, int64_t buckets, int64_t score_words);
 
 // Runs the rehashes of a plan, of at most `buckets` buckets; does nothing where the plan has none.
+// `expected`: probably there are some, so all of the device works on them; otherwise a single
+// block, which is launched in less time than a grid is, and slow if there are some after all.
 void rehash(const Call& call, const IndexArgs& index, const Plan& plan, const Scratch& scratch,
-            const OldIndexParts& parts, int64_t buckets);
+            const OldIndexParts& parts, int64_t buckets, bool expected);
 
 enum class Rehash {
   kGrow,     // if the table has fewer buckets than wanted

@@ -293,13 +293,17 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
                            scratch.get(parts->placed_occurrences)};
     // before the counters are rehashed: it is known where they lay
     give_admitted_rows(call, slab_args, planned, new_ids, cells, handle, placed_counts, placed);
-    if (room.growth) rehash(call, index, plan, old_scratch, old_parts, room.old_buckets);
+    if (room.growth) {
+      rehash(call, index, plan, old_scratch, old_parts, room.old_buckets, room.expected);
+    }
     evict(call, planned, {static_cast<int64_t*>(evicted.data_ptr()), evicted.size(0) - 1}, placed,
           scratch.get(parts->victims), handle);
     call.launch_strided(claim_new<PlacedIds>, features.count, placed, plan);
     call.launch_strided(settle_new<PlacedIds>, features.count, placed, plan);
   } else {
-    if (room.growth) rehash(call, index, plan, old_scratch, old_parts, room.old_buckets);
+    if (room.growth) {
+      rehash(call, index, plan, old_scratch, old_parts, room.old_buckets, room.expected);
+    }
     call.launch(give_rows, rank_threads, kRankBlock, index, features, slab_args, dedupe, plan,
                 planned.block_counts, handle, new_positions);
     const NewEntries entries{index, features, new_positions, handle, policies.clock};

@@ -148,23 +148,26 @@ __device__ bool plan_slab(const PlanJob& job, int64_t s) {
   return true;
 }
 
+// Ids of a table in the call, padding among them.
+__device__ int64_t ids_of_table(const FeatureArgs& features, int64_t t) {
+  int64_t ids = 0;
+  for (int64_t f = 0; f < features.features; ++f) {
+    if (features.table[f] != t) continue;
+    ids += features.offsets[(f + 1) * features.batch] - features.offsets[f * features.batch];
+  }
+  return ids;
+}
+
 // The counts of a table after the call, but for what evictions change later.
 __device__ void advance_table(const PlanJob& job, int64_t t) {
   const Plan& plan = job.plan;
-  const FeatureArgs& features = job.features;
   int64_t* row = job.index.table_row(t);
   row[kTableSize] += plan.added[t] + plan.counted[t] - plan.admitted[t];
   row[kTableInserted] += plan.added[t] + plan.counted[t];
   row[kTableErased] += plan.admitted[t];
   row[kTableRejected] += plan.rejected[t];
   row[kTableNotAdmitted] += plan.not_admitted[t];
-  int64_t occurrences = 0;
-  for (int64_t f = 0; f < features.features; ++f) {
-    if (features.table[f] != t) continue;
-    occurrences +=
-        features.offsets[(f + 1) * features.batch] - features.offsets[f * features.batch];
-  }
-  row[kTableFound] += occurrences - plan.missed[t] - plan.padding[t];
+  row[kTableFound] += ids_of_table(job.features, t) - plan.missed[t] - plan.padding[t];
   row[kTableMissed] += plan.missed[t];
   if (plan.old_buckets[t] > 0) {
     row[kTableBucketCount] = plan.old_begin[t];
@@ -193,6 +196,8 @@ __device__ void write_mirror(const PlanJob& job) {
     shared.table(t)[kSharedBucketCount] = row[kTableBucketCount];
     shared.table(t)[kSharedTombstones] =
         row[kTableTombstones] + job.plan.evicted[t] + job.plan.admitted[t];
+    const int64_t ids = job.plan.head[kPlanInvalid] == 0 ? ids_of_table(job.features, t) : 0;
+    if (ids > shared.table(t)[kSharedMostIds]) shared.table(t)[kSharedMostIds] = ids;
   }
   for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) {
     shared.slab(s)[kSharedNextRow] = job.slabs.slabs[s * kSlabColumns + kSlabNextRow];

@@ -1,5 +1,7 @@
 #include <cuda.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -7,6 +9,10 @@
 #include "cuda/reservation.h"
 #include "cuda/table_memory.h"
 #include "reserved_layout.h"
+
+#if !defined(DYNEMB_EMULATED)
+#pragma weak aoti_torch_get_current_cuda_stream
+#endif
 
 namespace dynemb::cuda {
 namespace {
@@ -69,6 +75,36 @@ CUmemAllocationProp allocation_properties(int32_t device) {
   return properties;
 }
 
+constexpr int64_t kPieceBytes = int64_t{64} << 20;
+
+struct Retired {
+  int32_t device;
+  std::shared_ptr<void> ended;
+};
+std::mutex retired_mutex;
+std::vector<Retired>& retired() {
+  static auto* list = new std::vector<Retired>();
+  return *list;
+}
+
+// Whether the device's current stream is being captured. No exception: destructors ask.
+bool is_capturing(int32_t device) {
+  cudaStream_t stream = nullptr;
+#if !defined(DYNEMB_EMULATED)
+  void* current = nullptr;
+  if (&aoti_torch_get_current_cuda_stream == nullptr ||
+      aoti_torch_get_current_cuda_stream(device, &current) != 0) {
+    return false;
+  }
+  stream = static_cast<cudaStream_t>(current);
+#else
+  static_cast<void>(device);
+#endif
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
+
 std::mutex registry_mutex;
 std::map<uintptr_t, std::shared_ptr<Reservation>>& registry() {
   static auto* map = new std::map<uintptr_t, std::shared_ptr<Reservation>>();  // outlives tensors
@@ -82,6 +118,7 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
   const ReservedLayout layout = reserved_layout(op, size, dtype);
   const auto device_index = static_cast<int32_t>(device);
   const CurrentDevice guard(device_index);
+  drop_retired();
 #if defined(DYNEMB_EMULATED)
   const torch::stable::Device where(torch::headeronly::DeviceType::CPU);
 #else
@@ -106,11 +143,15 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
       reservation->base(), size, layout.strides, where, layout.dtype, [](void* data) {
         forget_group(data);
         std::shared_ptr<Reservation> ended;
-        const std::lock_guard<std::mutex> lock(registry_mutex);
-        const auto entry = registry().find(reinterpret_cast<uintptr_t>(data));
-        if (entry == registry().end()) return;
-        ended = entry->second;
-        registry().erase(entry);
+        {
+          const std::lock_guard<std::mutex> lock(registry_mutex);
+          const auto entry = registry().find(reinterpret_cast<uintptr_t>(data));
+          if (entry == registry().end()) return;
+          ended = std::move(entry->second);
+          registry().erase(entry);
+        }
+        const int32_t of_device = ended->device();
+        retire(of_device, std::move(ended));
       });
 }
 
@@ -135,18 +176,21 @@ Reservation::Reservation(const char* op, int64_t bytes, int32_t device) : device
   page_ = static_cast<int64_t>(page);
   bytes_ = (bytes + page_ - 1) / page_ * page_;
   CUdeviceptr base = 0;
-  check_driver(op, "reserving addresses",
-               d.reserve(&base, static_cast<size_t>(bytes_), page, 0, 0));
+  const CUresult reserved = d.reserve(&base, static_cast<size_t>(bytes_), page, 0, 0);
+  STD_TORCH_CHECK(reserved != CUDA_ERROR_OUT_OF_MEMORY, "dynemb::", op, ": the GPU has no ",
+                  bytes_ >> 20,
+                  " MiB of addresses left (addresses, not memory: a tensor takes as "
+                  "many as it may ever need). Give tables max_rows or a capacity, or put them into "
+                  "one collection");
+  check_driver(op, "reserving addresses", reserved);
   base_ = reinterpret_cast<char*>(base);
 }
 
 Reservation::~Reservation() {
-  // Kernels that use the memory may still run. Where waiting is not possible, as in a capture or at
-  // the end of the process, the addresses are left to the process.
-  if (cudaDeviceSynchronize() != cudaSuccess) {
-    cudaGetLastError();
-    return;
-  }
+  // Kernels that use the memory may still run. Where waiting is not possible, the addresses are
+  // left to the process.
+  const DeviceWait waited(device_);
+  if (!waited) return;
   const Driver& d = driver("reserve_cuda");
   const auto base = reinterpret_cast<CUdeviceptr>(base_);
   for (const auto& [offset, piece] : pieces_) {
@@ -172,7 +216,9 @@ bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_
         continue;
       }
     }
-    const int64_t stop = next == pieces_.end() ? end : std::min(end, next->first);
+    // not more at a time than is worth giving back
+    const int64_t most = std::min(end, at + kPieceBytes);
+    const int64_t stop = next == pieces_.end() ? most : std::min(most, next->first);
     const auto size = static_cast<size_t>(stop - at);
     const CUmemAllocationProp properties = allocation_properties(device_);
     CUmemGenericAllocationHandle handle = 0;
@@ -216,6 +262,56 @@ void Reservation::unmap(const char* op, int64_t begin, int64_t end) {
     piece = pieces_.erase(piece);
   }
   mapped_end_ = pieces_.empty() ? 0 : pieces_.rbegin()->first + pieces_.rbegin()->second.size;
+}
+
+DeviceWait::DeviceWait(int32_t device) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  waited_ = cudaGetDevice(&before_) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
+            cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+  if (waited_) {
+    waited_ = cudaDeviceSynchronize() == cudaSuccess;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+  }
+  if (!waited_) cudaGetLastError();
+}
+DeviceWait::~DeviceWait() {
+  if (before_ >= 0 && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();
+}
+
+PinnedWords::PinnedWords(const char* op, int32_t device, int64_t count) : device_(device) {
+  const RelaxedCapture relaxed(op);
+  void* host = nullptr;
+  void* mapped = nullptr;
+  check_cuda(op, "allocating words of host memory",
+             cudaHostAlloc(&host, static_cast<size_t>(count) * 8,
+                           cudaHostAllocMapped | cudaHostAllocPortable));
+  host_ = static_cast<volatile int64_t*>(host);
+  for (int64_t i = 0; i < count; ++i) host_[i] = 0;
+  check_cuda(op, "mapping words of host memory", cudaHostGetDevicePointer(&mapped, host, 0));
+  device_words_ = static_cast<volatile int64_t*>(mapped);
+}
+PinnedWords::~PinnedWords() {
+  const DeviceWait waited(device_);
+  if (!waited) return;
+  if (cudaFreeHost(const_cast<int64_t*>(host_)) != cudaSuccess) cudaGetLastError();
+}
+
+void retire(int32_t device, std::shared_ptr<void> ended) {
+  {
+    const std::lock_guard<std::mutex> lock(retired_mutex);
+    retired().push_back({device, std::move(ended)});
+  }
+  drop_retired();
+}
+
+void drop_retired() {
+  std::vector<Retired> ended;  // destroyed at the end, without the lock
+  const std::lock_guard<std::mutex> lock(retired_mutex);
+  auto& all = retired();
+  const auto waits = [](const Retired& one) { return is_capturing(one.device); };
+  const auto first = std::stable_partition(all.begin(), all.end(), waits);
+  std::move(first, all.end(), std::back_inserter(ended));
+  all.erase(first, all.end());
 }
 
 std::shared_ptr<Reservation> find_reservation(const void* data) {

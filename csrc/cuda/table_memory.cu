@@ -130,6 +130,7 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("end_step", "buckets", buckets);
   call.check("tables", tables, ScalarType::Long);
   call.check("row_clock", row_clock, ScalarType::Long);
+  drop_retired();
   const auto group = group_memory(call, buckets);
   if (group != nullptr) group->end_step(call, tables, row_clock);
 }
@@ -150,14 +151,18 @@ void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
 
 void forget_group(void* buckets) {
   std::shared_ptr<GroupMemory> ended;
-  const std::lock_guard<std::mutex> lock(groups_mutex);
-  const auto entry = groups().find(reinterpret_cast<uintptr_t>(buckets));
-  if (entry == groups().end()) return;
-  ended = entry->second;
-  groups().erase(entry);
-  for (auto of = groups_of_pending().begin(); of != groups_of_pending().end();) {
-    of = of->second.lock() == ended ? groups_of_pending().erase(of) : std::next(of);
+  {
+    const std::lock_guard<std::mutex> lock(groups_mutex);
+    const auto entry = groups().find(reinterpret_cast<uintptr_t>(buckets));
+    if (entry == groups().end()) return;
+    ended = std::move(entry->second);
+    groups().erase(entry);
+    for (auto of = groups_of_pending().begin(); of != groups_of_pending().end();) {
+      of = of->second.lock() == ended ? groups_of_pending().erase(of) : std::next(of);
+    }
   }
+  const int32_t device = ended->device();
+  retire(device, std::move(ended));
 }
 
 std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& buckets) {

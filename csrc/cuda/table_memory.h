@@ -26,7 +26,8 @@ enum SharedTableWord : int {
   kSharedBucketCount = 1,
   kSharedTombstones = 2,
   kSharedBucketLimit = 3,
-  kSharedTableWords = 4
+  kSharedMostIds = 4,  // of the table in one call so far
+  kSharedTableWords = 5
 };
 enum SharedSlabWord : int {
   kSharedNextRow = 0,
@@ -61,6 +62,7 @@ void forget_group(void* buckets);
 struct InsertionRoom {
   bool mapped = true;       // false: memory for the bound is not to be had; count first
   bool growth = true;       // an index may have to grow in this call
+  bool expected = true;     // and will, if tables get no more ids than they have had in a call
   int64_t old_buckets = 0;  // at most so many buckets are rehashed
   int64_t call_number = 0;  // what the device reports when it has done the call; 0: nothing
 };

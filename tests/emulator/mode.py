@@ -26,13 +26,17 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.emulator_set_seed.argtypes = [ctypes.c_ulonglong]
     loaded.emulator_set_memory_limit.argtypes = [ctypes.c_longlong]
     loaded.emulator_set_capturing.argtypes = [ctypes.c_int]
+    loaded.emulator_set_calls_behind.argtypes = [ctypes.c_longlong]
     for function in (
+        loaded.emulator_set_calls_behind,
         loaded.emulator_set_seed,
         loaded.emulator_set_memory_limit,
         loaded.emulator_set_capturing,
     ):
         function.restype = None
     loaded.emulator_created_bytes.restype = ctypes.c_longlong
+    loaded.emulator_forbidden_calls.restype = ctypes.c_longlong
+    loaded.emulator_calls_behind.restype = ctypes.c_longlong
     loaded.emulator_launches.restype = ctypes.c_longlong
     return loaded
 
@@ -55,6 +59,21 @@ def created_bytes() -> int:
 def set_capturing(on: bool) -> None:
     """Whether the default stream says that it is being captured."""
     library().emulator_set_capturing(int(on))
+
+
+def forbidden_calls() -> int:
+    """Number of calls so far that would have invalidated a capture."""
+    return int(library().emulator_forbidden_calls())
+
+
+def set_calls_behind(calls: int) -> None:
+    """How many insertions the device seems not to have done yet; each look at the stream does one."""
+    library().emulator_set_calls_behind(calls)
+
+
+def calls_behind() -> int:
+    """How many insertions the device still seems to have to do."""
+    return int(library().emulator_calls_behind())
 
 
 def launches() -> int:

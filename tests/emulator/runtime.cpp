@@ -28,6 +28,8 @@ constexpr int kGarbageByte = 0xA5;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 std::atomic<bool> capturing{false};
+std::atomic<long long> forbidden_calls{0};  // each would have invalidated the capture
+std::atomic<long long> calls_behind{0};     // insertions that the device still has to do
 
 cudaError_t returned(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -36,6 +38,7 @@ cudaError_t returned(cudaError_t error) {
 // For calls that a capture by this thread forbids, unless it has asked for the relaxed mode.
 cudaError_t unless_captured() {
   const bool forbidden = capturing && capture_mode != cudaStreamCaptureModeRelaxed;
+  if (forbidden) ++forbidden_calls;
   return returned(forbidden ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
 
@@ -170,6 +173,9 @@ using namespace emulator;
 extern "C" {
 
 void emulator_set_capturing(int on) { capturing = on != 0; }
+long long emulator_forbidden_calls() { return forbidden_calls; }
+void emulator_set_calls_behind(long long calls) { calls_behind = calls; }
+long long emulator_calls_behind() { return calls_behind; }
 void emulator_set_memory_limit(long long bytes) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   memory_limit = bytes;
@@ -236,6 +242,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return returned(cudaErrorInvalidValue);
 }
 cudaError_t cudaDeviceSynchronize() {
+  if (capturing) ++forbidden_calls;
   return returned(capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
@@ -292,6 +299,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (capturing && stream == nullptr) return returned(cudaErrorStreamCaptureUnsupported);
+  return unless_captured();
+}
+cudaError_t cudaStreamQuery(cudaStream_t) {
+  if (calls_behind > 0) {
+    --calls_behind;
+    return returned(cudaErrorNotReady);
+  }
   return unless_captured();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
