@@ -5,7 +5,7 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
 DATA ?=
-PART ?= all
+PART ?= first
 GPU_PYTHON ?= python3
 # 1 compiles the CUDA kernels on any machine, 0 nowhere; unset: where torch has CUDA (setup.py)
 DYNEMB_CUDA ?=
@@ -79,8 +79,8 @@ bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they comp
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
 
 # no .venv and no pip: for a machine with a GPU and no network, whose python3 has torch with CUDA
-gpu-check:  ## on a machine with a GPU: PART=build, test, sanitize, bench or all
-	PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu/check.py $(PART) $(ARGS)
+gpu-check:  ## on a machine with a GPU: PART=first, suite or rest
+	$(GPU_PYTHON) benchmarks/gpu/check.py $(PART) $(ARGS)
 
 wheel: export DYNEMB_CUDA = 1
 wheel: $(STAMPS)/tools  ## dist/torch_dynemb-*.whl, with CUDA kernels for all architectures

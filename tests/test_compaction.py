@@ -80,6 +80,7 @@ def test_memory_is_given_back_and_nothing_else_changes() -> None:
     assert group.stale_gradients() == 0
 
 
+@pytest.mark.alone
 def test_pages_go_back_to_the_system() -> None:
     table = td.TableConfig("large", 128)
     group = td.TableGroup([table], optimizer=td.Adam(lr=0.1), seed=1)

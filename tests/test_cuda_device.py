@@ -256,6 +256,7 @@ def flat_call_on_gpu(group: td.TableGroup, ids: Tensor) -> Call:
     return bags_of(group, ids, 1)
 
 
+@pytest.mark.alone
 def test_out_of_memory_leaves_the_table_usable() -> None:
     group = make_group(dim=128)
     group.insert(0, torch.arange(1000, device="cuda"))

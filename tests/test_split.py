@@ -499,6 +499,7 @@ def test_pooled_gradients_wait_per_lookup_not_per_occurrence() -> None:
     assert group.row_clock[-4 + RowClock.UPDATES] == 0
 
 
+@pytest.mark.alone
 def test_compact_gives_the_room_of_gradients_back() -> None:
     module = td.DynamicEmbedding(256, optimizer=td.SGD(lr=1.0), split=True)
     ids = torch.arange(40_000)

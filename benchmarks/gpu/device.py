@@ -6,12 +6,15 @@ import datetime
 import json
 import os
 import platform
-import re
 import subprocess
+import sys
+from pathlib import Path
 
 import torch
 
 from benchmarks import machine
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def driver_version() -> str:
@@ -24,14 +27,28 @@ def driver_version() -> str:
     return reply.splitlines()[0].strip()
 
 
+class CommitUnknownError(Exception):
+    """A result that names no commit says nothing."""
+
+
 def commit() -> str:
-    """The commit that is checked out; in a copy without git, that of the environment's COMMIT."""
+    """The commit that is checked out; in a copy without git, that of the environment's COMMIT.
+
+    Raises:
+        CommitUnknownError: neither says it.
+    """
+    reason = "there is no .git"
+    if (ROOT / ".git").exists():
+        try:
+            return machine.commit()
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = f"git does not say it ({error})"
     if given := os.environ.get("COMMIT"):
         return given
-    try:
-        return machine.commit()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    raise CommitUnknownError(
+        f"the commit is unknown: {reason} in {ROOT}. Set the environment variable COMMIT to the "
+        "output of `git rev-parse HEAD`"
+    )
 
 
 def description() -> dict[str, object]:
@@ -53,10 +70,16 @@ def description() -> dict[str, object]:
     }
 
 
-def slug(name: str) -> str:
-    """A device's name for file names, such as ``nvidia-h200``."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def main() -> None:
+    if torch.version.cuda is None:
+        sys.exit(f"torch {torch.__version__} has no CUDA")
+    if not torch.cuda.is_available():
+        sys.exit(f"torch {torch.__version__} finds no GPU")
+    try:
+        print(json.dumps(description()))
+    except CommitUnknownError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
-    print(json.dumps(description()))
+    main()

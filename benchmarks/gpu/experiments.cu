@@ -174,6 +174,37 @@ void bandwidth(const Memory& memory, uint32_t* sink) {
   print("read in order", "kernel, 16 bytes a thread", read, 1.0 * half, "GB/s", size);
 }
 
+// All multiprocessors read the same memory again and again, past their own caches, which together
+// could hold it; each pass begins elsewhere, so that none keeps to its part of the L2.
+__global__ void read_cached(const uint4* from, int vectors, int passes, uint32_t* sink) {
+  uint32_t sum = 0;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int begin =
+        static_cast<int>(below(mix(static_cast<uint64_t>(pass) + 1), vectors)) / 8 * 8;
+#pragma unroll 4
+    for (int i = static_cast<int>(thread_number()); i < vectors;
+         i += static_cast<int>(thread_total())) {
+      const int at = i + begin;
+      const uint4 v = __ldcg(from + (at < vectors ? at : at - vectors));
+      sum += v.x ^ v.y ^ v.z ^ v.w;
+    }
+  }
+  if (sum == 0x12345678u) *sink = sum;
+}
+
+void l2_bandwidth(const Memory& memory, uint32_t* sink) {
+  constexpr int kPasses = 64;
+  for (const int64_t megabytes : {8, 16, 24}) {
+    const int64_t footprint = megabytes * kMegabyte;
+    const Time time = measure([&] {
+      read_cached<<<grid(), kBlock>>>(memory.as<uint4>(), static_cast<int>(footprint / 16), kPasses,
+                                      sink);
+    });
+    print("L2 read", "16 bytes a thread", time, 1.0 * kPasses * footprint, "GB/s",
+          field("footprint", static_cast<double>(footprint)));
+  }
+}
+
 // -- random access ------------------------------------------------------------------------------
 
 // Groups of kLanes threads read lines of kBytes, 16 bytes a load; four lines are independent.
@@ -722,6 +753,7 @@ int main(int argc, char** argv) {
     fill_random<<<grid(), kBlock>>>(memory.as<uint64_t>(), memory.bytes / 8);
     CHECK(cudaDeviceSynchronize());
     bandwidth(memory, sink.as<uint32_t>());
+    l2_bandwidth(memory, sink.as<uint32_t>());
     random_access(memory, quick, sink.as<uint32_t>());
   }
   probes(quick);

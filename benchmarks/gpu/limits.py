@@ -1,5 +1,8 @@
 """How fast an op can be at best: the bytes and random accesses that it needs, on this GPU.
 
+Three things take time, and the slowest is the op's limit: bytes to and from memory, random accesses
+to memory, and bytes between the L2 cache and the multiprocessors.
+
 Counted as in the comments of the kernels in csrc/cuda, with what no implementation could leave
 out:
 
@@ -8,7 +11,11 @@ out:
 * every id, handle, gradient and output is read or written once;
 * a random access moves at least a sector of 32 bytes;
 * a random access counts once, however many bytes it moves, and a row that is read and written back
-  counts once.
+  counts once;
+* bucket line, generation and row of every occurrence cross from L2 to a multiprocessor, also where
+  the batch repeats its ids and memory is read once; so does, in the backward, a gradient for every
+  occurrence. Whatever else crosses memory crosses there too. What a multiprocessor's own cache
+  keeps of that is not counted.
 
 Left out because they are ways of doing it, not needs: second probes, dedupe tables, the sort by row
 in the backward (:func:`gradient_sort` says what it adds), and state that stays in the cache.
@@ -57,38 +64,63 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """Bytes to move, and random accesses to make."""
+    """What a call needs.
+
+    Attributes:
+        bytes: to and from memory.
+        accesses: random ones, to memory.
+        l2_bytes: between L2 and the multiprocessors, in both directions.
+    """
 
     bytes: float
     accesses: float
+    l2_bytes: float
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.bytes + other.bytes, self.accesses + other.accesses)
+        return Work(
+            self.bytes + other.bytes,
+            self.accesses + other.accesses,
+            self.l2_bytes + other.l2_bytes,
+        )
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the GPU was measured to do.
+    """What the GPU can do.
 
     Attributes:
         gb_per_s: copy bandwidth, bytes read and written, in 10^9.
         g_accesses_per_s: random 64-byte reads, in 10^9.
+        l2_gb_per_s: bytes read from L2 by all multiprocessors, in 10^9.
+        measured: by experiments.cu in the same run; False: assumed.
     """
 
     gb_per_s: float
     g_accesses_per_s: float
+    l2_gb_per_s: float
+    measured: bool = True
+
+    def times_ms(self, work: Work) -> dict[str, float]:
+        """What each of the three takes at least."""
+        return {
+            "bytes": work.bytes / self.gb_per_s / 1e6,
+            "accesses": work.accesses / self.g_accesses_per_s / 1e6,
+            "L2 bytes": work.l2_bytes / self.l2_gb_per_s / 1e6,
+        }
 
     def ms(self, work: Work) -> float:
-        """The larger of the two times that a piece of work takes at least."""
-        return max(
-            work.bytes / self.gb_per_s / 1e6,
-            work.accesses / self.g_accesses_per_s / 1e6,
-        )
+        """The longest of the three."""
+        return max(self.times_ms(work).values())
 
     def limited_by(self, work: Work) -> str:
-        """``bytes`` or ``accesses``, whichever takes longer."""
-        by_bytes = work.bytes / self.gb_per_s >= work.accesses / self.g_accesses_per_s
-        return "bytes" if by_bytes else "accesses"
+        """``bytes``, ``accesses`` or ``L2 bytes``, whichever takes longest."""
+        times = self.times_ms(work)
+        return max(times, key=lambda name: times[name])
+
+
+# Until experiments.cu has run on one: a copy was measured; the other two are guesses, that for L2
+# from what reads of an H100's reach (5.5 to 7 TB/s).
+ASSUMED_H200 = Ceilings(gb_per_s=4300.0, g_accesses_per_s=29.0, l2_gb_per_s=5500.0, measured=False)
 
 
 def _row_bytes(dim: int) -> int:
@@ -101,32 +133,52 @@ def _offsets(shape: Shape) -> int:
 
 
 def find(shape: Shape) -> Work:
-    """N (id + handle) + U lines; an access per line."""
-    return Work(shape.ids * (ID + HANDLE) + shape.unique * BUCKET_LINE, shape.unique)
+    """N (id + handle) + U lines; an access per line. L2: N lines instead."""
+    in_order = shape.ids * (ID + HANDLE)
+    return Work(
+        in_order + shape.unique * BUCKET_LINE, shape.unique, in_order + shape.ids * BUCKET_LINE
+    )
 
 
 def find_or_insert(shape: Shape, *, scored: bool = False) -> Work:
-    """All ids are there: as :func:`find`; with scores, U more accesses that write a sector."""
+    """All ids are there: as :func:`find`; with scores, U more accesses that write a sector.
+
+    L2: a sector for each occurrence.
+    """
     work = find(shape)
-    return work + Work(shape.unique * SECTOR, shape.unique) if scored else work
+    if not scored:
+        return work
+    return work + Work(shape.unique * SECTOR, shape.unique, shape.ids * SECTOR)
 
 
 def lookup_rows(shape: Shape) -> Work:
-    """embedding_bag and embedding: N handles, offsets, outputs of 4 D, U generations and rows."""
+    """embedding_bag and embedding: N handles, offsets, outputs of 4 D, U generations and rows.
+
+    L2: N generations and rows instead.
+    """
     in_order = shape.ids * HANDLE + _offsets(shape) + shape.outputs * 4 * shape.dim
-    return Work(in_order + shape.unique * (SECTOR + _row_bytes(shape.dim)), 2 * shape.unique)
+    looked_up = SECTOR + _row_bytes(shape.dim)
+    return Work(
+        in_order + shape.unique * looked_up, 2 * shape.unique, in_order + shape.ids * looked_up
+    )
 
 
 def backward(shape: Shape, optimizer: str) -> Work:
     """N handles, offsets, gradients of 4 D; U generations; U rows and states, read and written.
 
-    Accesses: generation, row and each state tensor, U each.
+    Accesses: generation, row and each state tensor, U each. L2: N gradients of 4 D, also where bags
+    share one.
     """
     element_states, row_states = STATES[optimizer]
-    in_order = shape.ids * HANDLE + _offsets(shape) + shape.outputs * 4 * shape.dim
+    handles = shape.ids * HANDLE + _offsets(shape)
     row = 2 * (1 + element_states) * _row_bytes(shape.dim) + 2 * row_states * SECTOR
+    updated = shape.unique * (SECTOR + row)
     accesses = 2 + element_states + row_states
-    return Work(in_order + shape.unique * (SECTOR + row), accesses * shape.unique)
+    return Work(
+        handles + shape.outputs * 4 * shape.dim + updated,
+        accesses * shape.unique,
+        handles + shape.ids * 4 * shape.dim + updated,
+    )
 
 
 def gradient_sort(shape: Shape, rows: int) -> Work:
@@ -136,7 +188,8 @@ def gradient_sort(shape: Shape, rows: int) -> Work:
     histogram, 16 read and written a pass), and turned into runs (24 bytes).
     """
     passes = math.ceil(max(math.ceil(math.log2(rows + 1)), 1) / 8)
-    return Work(shape.ids * (12 + 4 + 16 * passes + 24), 0)
+    moved = shape.ids * (12 + 4 + 16 * passes + 24)
+    return Work(moved, 0, moved)
 
 
 def lookup_parts(shape: Shape) -> list[Work]:
@@ -151,7 +204,7 @@ def step_parts(shape: Shape, optimizer: str) -> list[Work]:
 
 def total(parts: list[Work]) -> Work:
     """The sum of works."""
-    return sum(parts, Work(0, 0))
+    return sum(parts, Work(0, 0, 0))
 
 
 def limit_ms(parts: list[Work], ceilings: Ceilings) -> float:

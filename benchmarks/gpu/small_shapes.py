@@ -7,7 +7,12 @@ new, repeated, erased and padding ids, growth of the index, runs long enough to 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import contextlib
+import json
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dynemb as td
+from benchmarks.gpu.launches import recorded_launches
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
@@ -76,9 +82,10 @@ class Program:
     Args:
         device: of the tables.
         optimizer: a key of OPTIMIZERS.
+        results: gets the results.
     """
 
-    def __init__(self, device: torch.device, optimizer: str) -> None:
+    def __init__(self, device: torch.device, optimizer: str, results: dict[str, Tensor]) -> None:
         self.device = device
         self.optimizer = optimizer
         policy = td.Policy(score="step")
@@ -94,7 +101,7 @@ class Program:
             seed=2,
             device=device,
         )
-        self.results: dict[str, Tensor] = {}
+        self.results = results
 
     def keep(self, name: str, *tensors: Tensor) -> None:
         """Notes results."""
@@ -114,8 +121,21 @@ class Program:
         ids = self.tensor([id for bag in bags for id in bag])
         return ids, self.tensor(lengths).cumsum(0), [0, 1, 2], [8, 3, 8]
 
-    def run(self) -> None:
-        """All ops but those of other optimizers."""
+    def parts(self) -> list[Callable[[], None]]:
+        """What to run, one after the other."""
+        return [
+            self._insertion,
+            self._pooled,
+            self._sequence,
+            self._routing,
+            self._feature_values,
+            self._split_update,
+            self._export,
+            self._policies,
+            self._split_mode,
+        ]
+
+    def _insertion(self) -> None:
         group = self.group
         for table in range(3):
             group.clock[0] += 1
@@ -126,11 +146,9 @@ class Program:
         group.set_score(0, scored, self.tensor([70, 1, 8]))
         self.keep("scores", *group.get_score(0, self.tensor([1, 2, 900, 12345])))
         group.reserve(2, 3000)
-        self._pooled()
-        self._sequence()
-        self._routing()
-        self._feature_values()
-        self._split_update()
+
+    def _export(self) -> None:
+        group = self.group
         self.keep("materialize_", torch.tensor(group.materialize()))
         for table in range(3):
             for number, batch in enumerate(group.export(table, batch_size=256)):
@@ -138,7 +156,7 @@ class Program:
         self.keep("tables", group.tables, group.slabs, group.row_clock)
         group.end_step()
 
-    def run_policies(self) -> None:
+    def _policies(self) -> None:
         """Counted and full tables: admission, eviction, refusal, compaction."""
         rules: list[td.admission.AdmissionRule | None] = [
             None,
@@ -175,7 +193,7 @@ class Program:
         self.keep("reported", torch.tensor(group.stats(wait=True)["t0"].evicted))
         group.stats()
 
-    def run_split(self) -> None:
+    def _split_mode(self) -> None:
         """Rows and state below float32, gradients that wait, NaN among them."""
         config = OPTIMIZERS[self.optimizer]
         config = replace(config, clip_norm=10.0, non_finite="skip", stochastic_rounding=False)
@@ -409,20 +427,55 @@ class Program:
         update(*group.rows.updated, *reduced, updates, tables)
 
 
-def run(device: torch.device, optimizers: list[str]) -> tuple[dict[str, Tensor], set[str]]:
-    """Runs the program for some optimizers; returns its results and the names of the ops."""
-    results: dict[str, Tensor] = {}
-    with Recorder() as recorder:
-        for optimizer in optimizers:
-            program = Program(device, optimizer)
-            program.run()
-            program.run_policies()
-            program.run_split()
-            results |= program.results
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        ops.raise_device_errors(torch.cuda.current_device())
-    return results, recorder.names
+@dataclass(frozen=True)
+class Run:
+    """What came of a program on a device.
+
+    Attributes:
+        results: by optimizer and name.
+        ops: names of the ops that ran.
+        kernels: by optimizer, names of the kernels that were launched; empty unless recorded.
+        failures: what raised an error.
+    """
+
+    results: dict[str, Tensor]
+    ops: set[str]
+    kernels: dict[str, set[str]]
+    failures: list[str]
+
+
+def run(device: torch.device, optimizers: list[str], *, record: bool = False) -> Run:
+    """Runs the program for some optimizers; an error ends one part of it, and the others go on."""
+    done = Run({}, set(), {}, [])
+    for optimizer in optimizers:
+        with Recorder() as recorder, contextlib.ExitStack() as stack:
+            launched = stack.enter_context(recorded_launches()) if record else set()
+            done.failures.extend(run_parts(device, optimizer, done.results))
+        done.ops.update(recorder.names)
+        done.kernels[optimizer] = launched
+        print(f"{device}: {optimizer}", flush=True)
+    return done
+
+
+def run_parts(device: torch.device, optimizer: str, results: dict[str, Tensor]) -> list[str]:
+    """Runs the parts of a program, adds their results, and returns what raised an error."""
+    failures = []
+    try:
+        program = Program(device, optimizer, results)
+    except Exception as error:
+        traceback.print_exc()
+        return [f"{optimizer}: making tables: {type(error).__name__}: {error}"]
+    for part in program.parts():
+        try:
+            part()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                ops.raise_device_errors(torch.cuda.current_device())
+        except Exception as error:
+            traceback.print_exc()
+            name = part.__name__.strip("_")
+            failures.append(f"{optimizer}: {name}: {type(error).__name__}: {error}")
+    return failures
 
 
 def differences(expected: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
@@ -446,18 +499,30 @@ def main() -> None:
     arguments.add_argument(
         "--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS)
     )
+    arguments.add_argument("--kernels", type=Path, help="file for the kernels that ran correctly")
     options = arguments.parse_args()
     device = torch.device(options.device)
-    given, names = run(device, options.optimizers)
-    expected, _ = run(torch.device("cpu"), options.optimizers)
+    record = options.kernels is not None and device.type == "cuda"
+    given = run(device, options.optimizers, record=record)
+    expected = run(torch.device("cpu"), options.optimizers)
+    wrong = differences(expected.results, given.results)
+    if options.kernels is not None:
+        bad = {text.split(":", 1)[0] for text in [*wrong, *given.failures]}
+        right = {
+            name: sorted(given.kernels[name]) for name in options.optimizers if name not in bad
+        }
+        options.kernels.write_text(json.dumps(right) + "\n")
     wanted = op_names() - HOST_OPS - (set() if device.type == "cuda" else GPU_MEMORY_OPS)
     if len(options.optimizers) < len(OPTIMIZERS):
         wanted = {name for name in wanted if not name.endswith(("_update_", "_backward_"))}
-    if not_run := sorted(wanted - names):
-        raise SystemExit(f"ops that were not run: {', '.join(not_run)}")
-    if wrong := differences(expected, given):
+    if given.failures:
+        print("\n".join(given.failures))
+        raise SystemExit(f"{len(given.failures)} parts failed: {given.failures[0][:200]}")
+    if wrong:
         raise SystemExit(f"{len(wrong)} results differ from the CPU's: {', '.join(wrong[:20])}")
-    print(f"{len(names)} ops ran on {device}, {len(given)} results equal the CPU's")
+    if not_run := sorted(wanted - given.ops):
+        raise SystemExit(f"ops that were not run: {', '.join(not_run)}")
+    print(f"{len(given.ops)} ops ran on {device}, {len(given.results)} results equal the CPU's")
 
 
 if __name__ == "__main__":

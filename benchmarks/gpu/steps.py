@@ -23,6 +23,7 @@ from torch import Tensor
 import torch_dynemb as td
 from benchmarks.gpu import limits
 from benchmarks.gpu.experiments import read_ceilings
+from benchmarks.gpu.launches import recorded_launches
 from benchmarks.gpu.limits import Ceilings, Shape, Work
 from benchmarks.gpu.measure import (
     Candidate,
@@ -109,6 +110,7 @@ def against_limit(
         "g_ids_per_s": shape.ids / timing.median_ms / 1e6,
         "bytes": work.bytes,
         "accesses": work.accesses,
+        "l2_bytes": work.l2_bytes,
     }
     if settings.ceilings is not None:
         limit = limits.limit_ms(parts, settings.ceilings)
@@ -116,6 +118,7 @@ def against_limit(
         result |= {
             "limit_ms": limit,
             "limited_by": settings.ceilings.limited_by(work),
+            "ceilings": "measured" if settings.ceilings.measured else "assumed",
             "fraction": fraction,
             "fraction_target": fraction_target(shape.dim),
             "fraction_met": fraction >= fraction_target(shape.dim),
@@ -178,6 +181,16 @@ class Candidates:
 
         self.all[name] = Candidate(replay, len(self._batches))
 
+    def both(
+        self,
+        name: str,
+        run: Callable[[int, Batch], object],
+        end: Callable[[], object] | None = None,
+    ) -> None:
+        """A candidate that is replayed, and one that takes the same batches eagerly."""
+        self.eager(f"{name}, eager", run)
+        self.replayed(name, run, end)
+
     def peer(self, name: str, run: Callable[[int, Batch], object]) -> None:
         """A peer, which may be much slower: it takes the first batches only."""
         batches = self._batches[: self._settings.peer_calls]
@@ -186,6 +199,17 @@ class Candidates:
     def time(self) -> dict[str, Timing]:
         """Timings of one call."""
         return interleave(self.all, self._settings.device, rounds=self._settings.rounds)
+
+    def launched(self, case: str) -> Iterator[Row]:
+        """A row that names our kernels in all that was timed, where torch's profiler sees them."""
+        if not self._settings.cuda:
+            return
+        with recorded_launches() as kernels:
+            for candidate in self.all.values():
+                candidate.run()
+        yield {"bench": "gpu_kernels", "case": case, "ours_ms": None, "valid": True} | {
+            "kernels": sorted(kernels)
+        }
 
 
 def random_gradient(rows: int, dim: int, device: torch.device) -> Tensor:
@@ -336,13 +360,17 @@ def measure_share(
         timings["RowWiseAdagrad step"],
         target=ADAM_AGAINST_ROWWISE,
     )
+    yield from candidates.launched(suffix)
 
 
 # -- the published case -------------------------------------------------------------------------
 
 
 def measure_published(settings: Settings) -> Iterator[Row]:
-    """Ten tables, D=128, power law 1.05, a vector per id: DynamicEmb's own benchmark."""
+    """Ten tables, D=128, power law 1.05, a vector per id: DynamicEmb's own benchmark.
+
+    The tables are reserved, so that no growth is in the times.
+    """
     tables, dim, device = settings.published_tables, 128, settings.device
     rows, ids = settings.published_rows, settings.published_ids // settings.published_tables
     law = PowerLaw(rows, generator_of(device, 11))
@@ -360,7 +388,7 @@ def measure_published(settings: Settings) -> Iterator[Row]:
             dim=dim,
             spare=shape.ids,
             bags=False,
-            reserved=False,
+            reserved=True,
             device=device,
         )
         handles = [ours.find(batch) for batch in batches]
@@ -369,7 +397,7 @@ def measure_published(settings: Settings) -> Iterator[Row]:
             def lookup(n: int, batch: Batch, ours: Ours = ours) -> None:
                 ours.lookup(batch)
 
-            candidates.eager("lookup", lookup)
+            candidates.both("lookup", lookup)
 
         def forward(n: int, batch: Batch, ours: Ours = ours) -> None:
             ours.forward(batch)
@@ -385,9 +413,9 @@ def measure_published(settings: Settings) -> Iterator[Row]:
         def peer_step(n: int, batch: Batch, name: str = name) -> None:
             static.step(batch, grad, name)
 
-        candidates.eager(f"{name} step", step)
-        candidates.eager(f"{name} forward", forward)
-        candidates.eager(f"{name} backward", backward)
+        candidates.both(f"{name} forward", forward, ours.group.end_step)
+        candidates.both(f"{name} backward", backward)
+        candidates.both(f"{name} step", step, ours.group.end_step)
         candidates.peer(f"{STATIC} {name}", peer_step)
     timings = candidates.time()
     check_device(settings)
@@ -396,32 +424,31 @@ def measure_published(settings: Settings) -> Iterator[Row]:
         parts[f"{name} step"] = limits.step_parts(shape, name)
         parts[f"{name} forward"] = limits.step_parts(shape, name)[:2]
         parts[f"{name} backward"] = [limits.backward(shape, name)]
-    for op in parts:
-        timing = timings[op]
-        extra = against_limit(settings, parts[op], timing, shape) | {"op": op, "tables": tables}
-        case = f"{op}, {tables} tables, D={dim}, power law 1.05"
-        if op == "lookup":
-            yield compare("gpu_published", case, timing, STATIC, timings[STATIC], **extra)
-        elif op.endswith("step"):
-            name = op.removesuffix(" step")
-            label = f"{STATIC} {PEER_OPTIMIZERS[name]}"
-            yield compare(
-                "gpu_published", case, timing, label, timings[f"{STATIC} {name}"], **extra
-            )
-        else:
-            yield compare("gpu_published", case, timing, None, None, **extra)
-        if op in PUBLISHED:
-            theirs, tbe = PUBLISHED[op]
-            yield compare(
-                "gpu_published",
-                case,
-                timing,
-                "static TBE, published for an H100",
-                Timing((tbe,)),
-                target=1.0 if op == "Adam step" else None,
-                dynamicemb_ms=theirs,
-                published=True,
-            )
+    for op, works in parts.items():
+        for timed in (op, f"{op}, eager"):
+            timing = timings[timed]
+            case = f"{timed}, {tables} tables, D={dim}, power law 1.05"
+            extra = against_limit(settings, works, timing, shape) | {"op": op, "tables": tables}
+            peer, label = None, None
+            if op == "lookup":
+                peer, label = timings[STATIC], STATIC
+            elif op.endswith("step"):
+                name = op.removesuffix(" step")
+                peer, label = timings[f"{STATIC} {name}"], f"{STATIC} {PEER_OPTIMIZERS[name]}"
+            yield compare("gpu_published", case, timing, label, peer, **extra)
+            if op in PUBLISHED:
+                theirs, tbe = PUBLISHED[op]
+                yield compare(
+                    "gpu_published",
+                    case,
+                    timing,
+                    "static TBE, published for an H100",
+                    Timing((tbe,)),
+                    target=1.0 if op == "Adam step" else None,
+                    dynamicemb_ms=theirs,
+                    published=True,
+                )
+    yield from candidates.launched("published")
 
 
 # -- host ---------------------------------------------------------------------------------------
@@ -595,7 +622,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
     quick = options.quick
     return Settings(
         device=torch.device(options.device),
-        ceilings=read_ceilings(options.ceilings),
+        ceilings=limits.ASSUMED_H200
+        if options.assume_ceilings
+        else read_ceilings(options.ceilings),
         rounds=options.rounds,
         # those with targets first, should time run out
         dims=tuple(options.dims or ((8, 64) if quick else (128, 64, 256, 32, 8))),
@@ -624,7 +653,11 @@ def main() -> None:
         "--stages", nargs="+", choices=STAGES, default=list(STAGES), help="default: all"
     )
     arguments.add_argument("--rows", type=Path, help="file for the rows, a JSON line each")
-    arguments.add_argument("--ceilings", type=Path, help="rows of experiments.py")
+    ceilings = arguments.add_mutually_exclusive_group()
+    ceilings.add_argument("--ceilings", type=Path, help="rows of experiments.py")
+    ceilings.add_argument(
+        "--assume-ceilings", action="store_true", help="an H200's, as limits.py guesses them"
+    )
     options = arguments.parse_args()
     torch.manual_seed(0)
     if not run_stages(settings_of(options), options.stages, RowFile(options.rows)):
