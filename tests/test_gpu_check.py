@@ -273,20 +273,23 @@ def test_first_does_the_most_worthy_steps_in_order(
     part = Planned(tmp_path)
     by_optimizer = {"adam": ["find_ids"], "sgd": ["find_ids", "pool_bags"]}
     (tmp_path / "small-shapes.json").write_text(json.dumps(by_optimizer))
-    rows = [
+    timed = {"bench": "gpu_published", "case": "lookup", "valid": True, "ours_ms": 1.0}
+    (tmp_path / "published-case.jsonl").write_text(json.dumps(timed) + '\n{"half a li')
+    launched = [
         {"bench": "gpu_kernels", "case": "published", "kernels": ["gather_rows"]},
-        {"bench": "gpu_host", "case": "waits", "valid": True, "ours_ms": None, "value": 0},
+        {"bench": "gpu_kernels", "case": "dims", "kernels": ["pool_bags"]},  # was not timed
     ]
-    (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"half a li')
+    (tmp_path / "launches.jsonl").write_text("\n".join(map(json.dumps, launched)))
     checks.first(part, MACHINE, None, [])
     assert list(part.commands) == [
         "small shapes",
         "device tests",
         "device tests alone",
         "memcheck",
-        "timed steps",
+        "published case",
         "ncu",
         "ncu table",
+        "launches",
     ]
     assert part.commands["memcheck"][:3] == ["/tools/compute-sanitizer", "--tool", "memcheck"]
     assert part.commands["memcheck"][-2:] == ["--optimizers", "adam"]
@@ -296,7 +299,7 @@ def test_first_does_the_most_worthy_steps_in_order(
         "timed": ["gather_rows"],
     }
     results = json.loads((tmp_path / "nvidia-h200-2026-01-02-first.json").read_text())
-    assert (results["machine"], results["rows"]) == (MACHINE, rows)
+    assert (results["machine"], results["rows"]) == (MACHINE, [timed])
 
 
 def test_nothing_is_claimed_of_kernels_that_were_not_seen(
@@ -330,12 +333,9 @@ def test_rest_measures_ceilings_before_it_divides_by_them(
     monkeypatch.setattr(checks, "find_tool", lambda name, root: None)
     part = Planned(tmp_path)
     checks.rest(part, MACHINE, None, ["--quick"])
-    assert list(part.commands) == ["experiments", "timed steps"]
-    assert part.commands["timed steps"][-3:] == [
-        "--ceilings",
-        part.commands["experiments"][-2],
-        "--quick",
-    ]
+    assert list(part.commands) == ["experiments", "host", "widths", "launches"]
+    ceilings = part.commands["experiments"][-2]
+    assert part.commands["widths"][-3:] == ["--ceilings", ceilings, "--quick"]
     assert sorted(part.notes) == ["initcheck", "racecheck"]
 
 
@@ -561,10 +561,6 @@ def test_the_program_for_nsight_compute_runs(
     monkeypatch.setattr(sys, "argv", ["hot_kernels", *arguments])
     module("hot_kernels").main()
     assert "two steps of 320 ids" in capsys.readouterr().out
-
-
-def test_half_a_line_is_no_row(tmp_path: Path) -> None:
-    assert module("check").complete_lines('{"a": 1}\n{"a": 2}\n{"a"') == ['{"a": 1}', '{"a": 2}']
 
 
 def test_every_op_runs_in_the_program_for_the_sanitizer(

@@ -6,7 +6,7 @@ pytest and matplotlib. Parts, each within --seconds; what does not fit is cut fr
   first  every op on small shapes against the CPU, the tests of the device, memcheck with Adam, the
          published case eager and replayed, Nsight Compute on the hot kernels
   suite  the test suite on the GPU: four processes, then alone what takes all memory
-  rest   ceilings of the GPU, racecheck, initcheck, host, all widths; JSON and a plot
+  rest   ceilings of the GPU, waits of the host, all widths, racecheck, initcheck; JSON and a plot
 
 torch_dynemb/_C.abi3.so is taken if it works on this GPU, else built for it alone, by nvcc. The
 directory in the environment variable OUT (or build/gpu-check) gets gpu-check-<part>.json, what
@@ -17,6 +17,7 @@ Results name the commit; in a copy without git, set the environment variable COM
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -54,10 +55,11 @@ SECONDS = 570.0  # ten minutes, less what it takes to begin and to end
 WORK = ROOT / "build" / "gpu-check"
 PYTEST = [
     *(sys.executable, "-m", "pytest", "tests", "--device", "cuda", "-v", "--durations=20"),
-    *("--timeout", "300", "--continue-on-collection-errors", "-p", "no:cacheprovider"),
+    *("--timeout", "300", "--continue-on-collection-errors"),
 ]
 PROCESSES = 4
 ALONE_SECONDS = 100.0
+STAGES = {"gpu_published": "published", "gpu_ops": "dims"}  # by benchmark in a row
 RACECHECK, INITCHECK = ("adam", "rowwise_adagrad"), ("adam",)
 
 
@@ -99,7 +101,7 @@ def find_toolkit() -> Path | None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=environment(),
+        env=environment({"DYNEMB_CUDA": "1"}),
         check=False,
     )
     if reply.returncode != 0:
@@ -124,18 +126,6 @@ def read_json(path: Path) -> dict[str, Any]:
     """A file of a step; empty where the step did not come to write it."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return found
-
-
-def complete_lines(text: str) -> list[str]:
-    """Lines that are whole JSON: a program that was killed may have left half a line."""
-    lines = []
-    for line in text.splitlines():
-        try:
-            json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        lines.append(line)
-    return lines
 
 
 # -- steps --------------------------------------------------------------------------------------
@@ -205,32 +195,58 @@ def profile_hot_kernels(part: Part, cuda_root: Path | None) -> None:
         part.run("ncu table", table, seconds=60, judge=ncu_table_verdict)
 
 
-def time_steps(part: Part, machine: dict[str, Any], *arguments: object, seconds: float) -> None:
+def time_steps(part: Part, step: str, *arguments: object, seconds: float) -> None:
     """Lookups and training steps; whatever has been measured is kept, also where one fails."""
-    rows = part.work / "steps.jsonl"
-    part.run("timed steps", module("steps", "--rows", rows, *arguments), seconds=seconds)
-    write_results(part, machine)
+    rows = part.work / f"{step.replace(' ', '-')}.jsonl"
+    part.run(step, module("steps", "--rows", rows, *arguments), seconds=seconds)
+
+
+def note_timed_kernels(part: Part, *stages: str) -> None:
+    """Notes the kernels of stages that have been timed.
+
+    The launches are looked at in another process, at small sizes, because a profiler slows down
+    what is timed after it.
+    """
+    files = ("published-case.jsonl", "widths.jsonl")
+    timed = {STAGES[row["bench"]] for row in read_rows(part, *files) if row["bench"] in STAGES}
+    rows = part.work / "launches.jsonl"
+    small = ("--quick", "--rounds", "1", "--launches", "--rows", rows)
+    part.run("launches", module("steps", "--stages", *stages, *small), seconds=60)
+    launched = [
+        row["kernels"]
+        for row in read_rows(part, rows.name)
+        if row["bench"] == "gpu_kernels" and row["case"] in timed
+    ]
+    part.summary["kernels"]["timed"] = sorted(set().union(*launched))
+    part.save()
+
+
+def read_rows(part: Part, *names: str) -> list[dict[str, Any]]:
+    """Rows of steps, in order; a program that was killed may have left half a line."""
+    rows = []
+    for file in (part.work / name for name in names):
+        for line in file.read_text().splitlines() if file.is_file() else ():
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+    return rows
 
 
 def write_results(part: Part, machine: dict[str, Any]) -> None:
     """One JSON of all rows, the plot, and a summary for reading."""
-    files = [part.work / "experiments.jsonl", part.work / "steps.jsonl"]
-    lines = [line for file in files if file.is_file() for line in complete_lines(file.read_text())]
-    rows = [json.loads(line) for line in lines]
-    launched = [row["kernels"] for row in rows if row["bench"] == "gpu_kernels"]
-    part.summary["kernels"]["timed"] = sorted(set().union(*launched))
+    names = ("experiments.jsonl", "host.jsonl", "published-case.jsonl", "widths.jsonl")
+    rows = read_rows(part, *names)
     stem = f"{slug(machine['device'])}-{machine['date'][:10]}-{part.name}"
-    text = ",\n".join(f"  {line}" for line in lines)
+    text = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     (part.work / f"{stem}.json").write_text(
         f'{{"machine": {json.dumps(machine, indent=1)},\n"rows": [\n{text}\n]}}\n'
     )
-    summary = summary_of(rows)
+    summary = lines_of(rows)
     (part.work / "results.txt").write_text("\n".join(summary) + "\n")
     # of what is timed twice, eagerly and by replay, the screen gets the replays
     print("\n".join(line for line in summary if ", eager " not in line), flush=True)
     if any("share" in row and "limit_ms" in row for row in rows):
         image = part.work / f"{stem}.png"
-        plot = module("roofline", files[1], image, "--title", machine["device"])
+        plot = module("roofline", part.work / "widths.jsonl", image, "--title", machine["device"])
         part.run("plot", plot, seconds=60)
     part.save()
 
@@ -240,7 +256,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def summary_of(rows: list[dict[str, Any]]) -> list[str]:
+def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     """A short line per row of steps.py, misses marked."""
     lines = []
     for row in rows:
@@ -270,8 +286,11 @@ def first(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: li
     compare_small_shapes(part)
     run_tests(part, "device tests", "cuda", seconds=150)
     sanitize(part, "memcheck", ("adam",), cuda_root, seconds=150)
-    time_steps(part, machine, "--stages", "published", "--assume-ceilings", *quick, seconds=120)
+    published = ("--stages", "published", "--assume-ceilings")
+    time_steps(part, "published case", *published, *quick, seconds=120)
     profile_hot_kernels(part, cuda_root)
+    note_timed_kernels(part, "published")
+    write_results(part, machine)
 
 
 def suite(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: list[str]) -> None:
@@ -281,9 +300,12 @@ def suite(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: li
 def rest(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: list[str]) -> None:
     ceilings = part.work / "experiments.jsonl"
     part.run("experiments", module("experiments", "--rows", ceilings, *quick), seconds=150)
+    time_steps(part, "host", "--stages", "host", *quick, seconds=60)  # it profiles: by itself
+    time_steps(*(part, "widths", "--stages", "dims", "--ceilings", ceilings, *quick), seconds=240)
+    note_timed_kernels(part, "dims")
+    write_results(part, machine)
     sanitize(part, "racecheck", RACECHECK, cuda_root, seconds=100)
     sanitize(part, "initcheck", INITCHECK, cuda_root, seconds=80)
-    time_steps(part, machine, "--ceilings", ceilings, *quick, seconds=SECONDS)
 
 
 PARTS: dict[str, Callable[[Part, dict[str, Any], Path | None, list[str]], None]] = {

@@ -17,6 +17,7 @@ HOT_KERNELS = ("gather_rows", "pool_bags", "update_runs", "find_or_claim")
 NCU_SECTIONS = (
     "SpeedOfLight",
     "MemoryWorkloadAnalysis",
+    "MemoryWorkloadAnalysis_Tables",
     "Occupancy",
     "LaunchStats",
     "WarpStateStats",

@@ -448,8 +448,8 @@ def run(device: torch.device, optimizers: list[str], *, record: bool = False) ->
     """Runs the program for some optimizers; an error ends one part of it, and the others go on."""
     done = Run({}, set(), {}, [])
     for optimizer in optimizers:
-        with Recorder() as recorder, contextlib.ExitStack() as stack:
-            launched = stack.enter_context(recorded_launches()) if record else set()
+        launches = recorded_launches() if record else contextlib.nullcontext(set[str]())
+        with launches as launched, Recorder() as recorder:
             done.failures.extend(run_parts(device, optimizer, done.results))
         done.ops.update(recorder.names)
         done.kernels[optimizer] = launched

@@ -87,6 +87,7 @@ class Settings:
     published_tables: int
     published_ids: int
     published_rows: int
+    launches: bool
 
     @property
     def cuda(self) -> bool:
@@ -200,16 +201,15 @@ class Candidates:
         """Timings of one call."""
         return interleave(self.all, self._settings.device, rounds=self._settings.rounds)
 
-    def launched(self, case: str) -> Iterator[Row]:
-        """A row that names our kernels in all that was timed, where torch's profiler sees them."""
-        if not self._settings.cuda:
+    def launched(self, stage: str) -> Iterator[Row]:
+        """With --launches, a row that names our kernels in all that was timed."""
+        if not self._settings.launches:
             return
         with recorded_launches() as kernels:
             for candidate in self.all.values():
                 candidate.run()
-        yield {"bench": "gpu_kernels", "case": case, "ours_ms": None, "valid": True} | {
-            "kernels": sorted(kernels)
-        }
+        row: Row = {"bench": "gpu_kernels", "case": stage, "ours_ms": None, "valid": True}
+        yield row | {"kernels": sorted(kernels)}
 
 
 def random_gradient(rows: int, dim: int, device: torch.device) -> Tensor:
@@ -360,7 +360,7 @@ def measure_share(
         timings["RowWiseAdagrad step"],
         target=ADAM_AGAINST_ROWWISE,
     )
-    yield from candidates.launched(suffix)
+    yield from candidates.launched("dims")
 
 
 # -- the published case -------------------------------------------------------------------------
@@ -638,6 +638,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         published_tables=10,
         published_ids=1000 if quick else 1_048_570,
         published_rows=1000 if quick else 1_000_000,
+        launches=options.launches,
     )
 
 
@@ -651,6 +652,11 @@ def main() -> None:
     arguments.add_argument("--dims", type=int, nargs="+", help="columns (default 8 to 256)")
     arguments.add_argument(
         "--stages", nargs="+", choices=STAGES, default=list(STAGES), help="default: all"
+    )
+    arguments.add_argument(
+        "--launches",
+        action="store_true",
+        help="also note which kernels are launched; the profiler may slow down what is timed later",
     )
     arguments.add_argument("--rows", type=Path, help="file for the rows, a JSON line each")
     ceilings = arguments.add_mutually_exclusive_group()
