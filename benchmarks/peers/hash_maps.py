@@ -7,9 +7,8 @@ import functools
 import time
 
 import torch
-from torch import Tensor
-
 from peers.build import build
+from torch import Tensor
 
 # name -> million lookups a second and core where the targets were set (36 M keys, all found);
 # absl::flat_hash_map by the figure of the other SwissTable there, prefetched

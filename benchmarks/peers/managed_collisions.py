@@ -6,9 +6,8 @@ import importlib.util
 import warnings
 
 import torch
-from torch import Tensor
-
 from peers.static_tables import MissingPackageError
+from torch import Tensor
 
 FEATURE = "ids"
 

@@ -8,9 +8,8 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
-
 from peers.build import build
+from torch import Tensor
 
 LEARNING_RATE = 0.01
 Step = Callable[[Tensor], object]  # numbers of rows, int64 [batch, bag size] -> one training step
