@@ -78,6 +78,15 @@ def test_the_ledger_has_every_kernel() -> None:
             assert commit is None or commit in whole["runs"]
 
 
+def test_the_table_of_launches_names_kernels() -> None:
+    text = (ROOT / "csrc" / "README.md").read_text()
+    section = text[text.index("## Launches of a training step") :]
+    rows = [line.split("|") for line in section.split("\n## ")[0].splitlines() if line[:1] == "|"]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
+    assert len(named) > 10
+    assert named <= module("ledger").kernels_of_sources().keys()
+
+
 @pytest.mark.parametrize("readme", ["README.md", "benchmarks/README.md"])
 def test_readmes_say_how_many_kernels_have_run(readme: str) -> None:
     ledger = module("ledger")
@@ -333,7 +342,7 @@ def test_rest_measures_ceilings_before_it_divides_by_them(
     monkeypatch.setattr(checks, "find_tool", lambda name, root: None)
     part = Planned(tmp_path)
     checks.rest(part, MACHINE, None, ["--quick"])
-    assert list(part.commands) == ["experiments", "host", "widths", "launches"]
+    assert list(part.commands) == ["experiments", "host", "widths"]  # small sizes: no launches
     ceilings = part.commands["experiments"][-2]
     assert part.commands["widths"][-3:] == ["--ceilings", ceilings, "--quick"]
     assert sorted(part.notes) == ["initcheck", "racecheck"]
@@ -526,7 +535,7 @@ def test_a_sanitizers_output_is_understood(status: int, text: str, result: str) 
         (0, "==PROF== Profiling gather_rows\n==PROF== Report: hot-kernels.ncu-rep\n", "passed"),
         (0, "==PROF== Disconnected\n==WARNING== No kernels were profiled.\n", "failed"),
         (1, "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "not run"),
-        (1, "Traceback\nRuntimeError: oh\n", "failed"),
+        (1, "RuntimeError: oh\n==ERROR== The application returned an error code (1).\n", "failed"),
     ],
 )
 def test_what_nsight_compute_says_is_understood(status: int, text: str, result: str) -> None:

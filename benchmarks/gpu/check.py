@@ -288,9 +288,10 @@ def first(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: li
     sanitize(part, "memcheck", ("adam",), cuda_root, seconds=150)
     published = ("--stages", "published", "--assume-ceilings")
     time_steps(part, "published case", *published, *quick, seconds=120)
-    profile_hot_kernels(part, cuda_root)
-    note_timed_kernels(part, "published")
     write_results(part, machine)
+    profile_hot_kernels(part, cuda_root)
+    if not quick:
+        note_timed_kernels(part, "published")
 
 
 def suite(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: list[str]) -> None:
@@ -302,8 +303,9 @@ def rest(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: lis
     part.run("experiments", module("experiments", "--rows", ceilings, *quick), seconds=150)
     time_steps(part, "host", "--stages", "host", *quick, seconds=60)  # it profiles: by itself
     time_steps(*(part, "widths", "--stages", "dims", "--ceilings", ceilings, *quick), seconds=240)
-    note_timed_kernels(part, "dims")
     write_results(part, machine)
+    if not quick:
+        note_timed_kernels(part, "dims")
     sanitize(part, "racecheck", RACECHECK, cuda_root, seconds=100)
     sanitize(part, "initcheck", INITCHECK, cuda_root, seconds=80)
 

@@ -69,7 +69,7 @@ def sanitizer_verdict(status: int, text: str) -> Outcome:
         return Outcome(FINDINGS, f"{max(map(int, summaries))} reported")
     if status != 0:
         return Outcome(FAILED, f"the program ended with status {status}")
-    return Outcome(PASSED)
+    return Outcome(PASSED, "nothing was reported")
 
 
 def ncu_command(program: str, report: Path) -> list[str]:
@@ -87,7 +87,8 @@ def ncu_command(program: str, report: Path) -> list[str]:
 
 def ncu_verdict(status: int, text: str) -> Outcome:
     """What a run of Nsight Compute means: where counters may not be read, it has not run."""
-    if found := re.search(r"^==ERROR== .*", text, re.MULTILINE):
+    found = re.search(r"^==ERROR== (?!The application returned).*", text, re.MULTILINE)
+    if found is not None:
         return Outcome(NOT_RUN, found.group(0)[:300])
     if status != 0:
         return Outcome(FAILED, f"status {status}: {last_line(text)}")
