@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,39 @@ def test_merging_from_the_command_line(tmp_path: Path) -> None:
 )
 def test_launches_are_known_by_name(launched: str, kernel: str | None) -> None:
     assert module("ledger").kernel_of(launched, ["gather_rows", "find_ids"]) == kernel
+
+
+class FakeProfiler:
+    """Stands for torch's, which needs a GPU."""
+
+    def __init__(self, *, activities: list[Any]) -> None:
+        self.names: list[str] = []
+
+    def start(self) -> None:
+        self.names = ["cudaLaunchKernel", "dynemb::cuda::(anonymous namespace)::find_ids(int)"]
+
+    def stop(self) -> None:
+        self.names.append("void dynemb::cuda::(anonymous namespace)::pool_bags<4, 32>(int)")
+
+    def events(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.names]
+
+
+def test_launches_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = module("launches")
+    monkeypatch.setattr(launches, "profile", FakeProfiler)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with launches.recorded_launches() as names:
+        assert names == set()
+    assert names == {"find_ids", "pool_bags"}
+
+    def refuse(self: Any) -> None:
+        raise RuntimeError("CUPTI is not there")
+
+    monkeypatch.setattr(FakeProfiler, "start", refuse)
+    with launches.recorded_launches() as names:
+        pass
+    assert names == set()
 
 
 # -- parts, steps, the record -------------------------------------------------------------------
@@ -321,6 +355,7 @@ def test_nothing_is_claimed_of_kernels_that_were_not_seen(
     checks.first(part, MACHINE, None, [])
     assert part.summary["kernels"] == {"ran": [], "timed": []}
     assert part.notes["ncu"].result == "not run"
+    assert part.notes["kernels that ran"].result == "not run"
 
 
 def test_suite_runs_some_tests_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def row_of(line: dict[str, object]) -> Row:
 
 
 def ceilings(rows: list[Row]) -> Ceilings | None:
-    """The best copy, the best reads from L2, and of random 64-byte reads over most memory the best.
+    """The best copy, reads from L2, and random 64-byte reads over the largest footprint.
 
     Args:
         rows: of :func:`row_of`.

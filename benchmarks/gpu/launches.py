@@ -17,7 +17,7 @@ def recorded_launches() -> Iterator[set[str]]:
     """Fills a set with the names of our kernels that are launched within.
 
     CUDA's own record of launches is read, so that replays of graphs are seen too. The set stays
-    empty where the profiler does not work, which is said on stderr: no launch is ever guessed.
+    empty where the profiler does not work, which is said on stderr: no launch is guessed.
     """
     names: set[str] = set()
     profiler = profile(activities=[ProfilerActivity.CUDA])

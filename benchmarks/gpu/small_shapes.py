@@ -448,11 +448,15 @@ def run(device: torch.device, optimizers: list[str], *, record: bool = False) ->
     """Runs the program for some optimizers; an error ends one part of it, and the others go on."""
     done = Run({}, set(), {}, [])
     for optimizer in optimizers:
+        recorder = Recorder()
         launches = recorded_launches() if record else contextlib.nullcontext(set[str]())
-        with launches as launched, Recorder() as recorder:
-            done.failures.extend(run_parts(device, optimizer, done.results))
+        try:
+            with launches as launched, recorder:
+                done.failures.extend(run_parts(device, optimizer, done.results))
+            done.kernels[optimizer] = launched
+        except RuntimeError as error:  # the GPU does not answer any more
+            done.failures.append(f"{optimizer}: recording launches: {error}")
         done.ops.update(recorder.names)
-        done.kernels[optimizer] = launched
         print(f"{device}: {optimizer}", flush=True)
     return done
 
@@ -508,9 +512,7 @@ def main() -> None:
     wrong = differences(expected.results, given.results)
     if options.kernels is not None:
         bad = {text.split(":", 1)[0] for text in [*wrong, *given.failures]}
-        right = {
-            name: sorted(given.kernels[name]) for name in options.optimizers if name not in bad
-        }
+        right = {name: sorted(of) for name, of in given.kernels.items() if name not in bad}
         options.kernels.write_text(json.dumps(right) + "\n")
     wanted = op_names() - HOST_OPS - (set() if device.type == "cuda" else GPU_MEMORY_OPS)
     if len(options.optimizers) < len(OPTIMIZERS):

@@ -254,8 +254,16 @@ class Static:
         chosen.step()
 
 
-def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Captures a function in a CUDA graph, after running it once on a stream of its own."""
+def capture(run: Callable[[], object], pool: tuple[int, int] | None = None) -> torch.cuda.CUDAGraph:
+    """Captures a function in a CUDA graph, after running it once on a stream of its own.
+
+    Args:
+        run: the function.
+        pool: memory that graphs share which are replayed one after another.
+
+    Returns:
+        The graph.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -263,7 +271,7 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         run()
     return graph
 
