@@ -6,7 +6,8 @@ pytest and matplotlib. Parts, each within --seconds; what does not fit is cut fr
   first  every op on small shapes against the CPU, the tests of the device, memcheck with Adam, the
          published case eager and replayed, Nsight Compute on the hot kernels
   suite  the test suite on the GPU: four processes, then alone what takes all memory
-  rest   ceilings of the GPU, waits of the host, all widths, racecheck, initcheck; JSON and a plot
+  rest   ceilings of the GPU, waits of the host, the published case and all widths, racecheck,
+         initcheck; JSON and a plot
 
 torch_dynemb/_C.abi3.so is taken if it works on this GPU, else built for it alone, by nvcc. The
 directory in the environment variable OUT (or build/gpu-check) gets gpu-check-<part>.json, what
@@ -211,7 +212,7 @@ def note_timed_kernels(part: Part, *stages: str) -> None:
     The launches are looked at in another process, at small sizes, because a profiler slows down
     what is timed after it.
     """
-    files = ("published-case.jsonl", "widths.jsonl")
+    files = ("published-case.jsonl", "steps.jsonl")
     timed = {STAGES[row["bench"]] for row in read_rows(part, *files) if row["bench"] in STAGES}
     rows = part.work / "launches.jsonl"
     small = ("--quick", "--rounds", "1", "--launches", "--rows", rows)
@@ -237,7 +238,7 @@ def read_rows(part: Part, *names: str) -> list[dict[str, Any]]:
 
 def write_results(part: Part, machine: dict[str, Any]) -> None:
     """One JSON of all rows, the plot, and a summary for reading."""
-    names = ("experiments.jsonl", "host.jsonl", "published-case.jsonl", "widths.jsonl")
+    names = ("experiments.jsonl", "host.jsonl", "published-case.jsonl", "steps.jsonl")
     rows = read_rows(part, *names)
     stem = f"{slug(machine['device'])}-{machine['date'][:10]}-{part.name}"
     text = ",\n".join(f"  {json.dumps(row)}" for row in rows)
@@ -250,7 +251,7 @@ def write_results(part: Part, machine: dict[str, Any]) -> None:
     print("\n".join(line for line in summary if ", eager " not in line), flush=True)
     if any("share" in row and "limit_ms" in row for row in rows):
         image = part.work / f"{stem}.png"
-        plot = module("roofline", part.work / "widths.jsonl", image, "--title", machine["device"])
+        plot = module("roofline", part.work / "steps.jsonl", image, "--title", machine["device"])
         part.run("plot", plot, seconds=60)
     part.save()
 
@@ -306,10 +307,11 @@ def rest(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: lis
     ceilings = part.work / "experiments.jsonl"
     part.run("experiments", module("experiments", "--rows", ceilings, *quick), seconds=150)
     time_steps(part, "host", "--stages", "host", *quick, seconds=60)  # it profiles: by itself
-    time_steps(*(part, "widths", "--stages", "dims", "--ceilings", ceilings, *quick), seconds=240)
+    both = ("--stages", "published", "dims", "--ceilings", ceilings)
+    time_steps(part, "steps", *both, *quick, seconds=240)
     write_results(part, machine)
     if not quick:
-        note_timed_kernels(part, "dims")
+        note_timed_kernels(part, "published", "dims")
     sanitize(part, "racecheck", RACECHECK, cuda_root, seconds=100)
     sanitize(part, "initcheck", INITCHECK, cuda_root, seconds=80)
 
