@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.part import PASSED, ROOT, Outcome, Part
+from benchmarks.gpu.part import FAILED, NOT_RUN, PASSED, ROOT, Outcome, Part
 
 LIBRARY = ROOT / "torch_dynemb" / "_C.abi3.so"
 BUILT = ROOT / "build" / "gpu-check" / "built.json"
@@ -86,10 +86,10 @@ def provide(part: Part, machine: dict[str, Any], cuda_root: Path | None, *, rebu
             return True
         why = f"the library that is there does not work: {found.reason}"
         # it is replaced, so this is no failure of the part
-        part.record("library found", Outcome("not run", found.reason))
+        part.record("library found", Outcome(NOT_RUN, found.reason))
     if cuda_root is None:
         reason = "no nvcc in CUDA_HOME, on PATH or in /usr/local/cuda: install the CUDA toolkit"
-        part.record("library", Outcome("failed", f"{why}, and there is {reason}"))
+        part.record("library", Outcome(FAILED, f"{why}, and there is {reason}"))
         return False
     built = part.run(
         "build",
@@ -105,7 +105,7 @@ def provide(part: Part, machine: dict[str, Any], cuda_root: Path | None, *, rebu
     if built.result == PASSED:
         built = part.run("library built", attempt, seconds=TRY_SECONDS)
     if built.result != PASSED:
-        part.record("library", Outcome("failed", f"built because {why}; {built.reason}"))
+        part.record("library", Outcome(FAILED, f"built because {why}; {built.reason}"))
         return False
     BUILT.write_text(json.dumps({"library": digest(LIBRARY), "sources": source_digest()}))
     part.record("library", Outcome(PASSED, f"built for {machine['capability']} because {why}"))
