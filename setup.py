@@ -1,9 +1,9 @@
 """Builds ``torch_dynemb._C``, the library of C++ and CUDA kernels behind ``torch.ops.dynemb``.
 
 The library uses LibTorch's stable ABI and no Python symbol, so one build serves every CPython from
-3.10 and every torch from 2.11, with or without CUDA. Compiling the CUDA sources takes minutes and is
-of no use where torch has no CUDA, so they are left out there; neither a GPU nor a CUDA build of torch
-is needed to compile them.
+3.10 and every torch from 2.11, with or without CUDA. Compiling the CUDA sources takes minutes and
+is of no use where torch has no CUDA, so they are left out there; neither a GPU nor a CUDA build of
+torch is needed to compile them.
 
 Environment read here:
     ``DYNEMB_CUDA``: 1 compiles the CUDA sources on any machine, for all ARCHITECTURES; 0 leaves
@@ -13,8 +13,8 @@ Environment read here:
     ``TORCH_CUDA_ARCH_LIST``: GPU architectures, instead of those.
     ``MAX_JOBS``: compilations at a time; default, one a core.
 
-Compilers run through ccache where it is installed; a clone in another directory finds what the first
-one has compiled.
+Compilers run through ccache where it is installed; a clone in another directory finds what the
+first one has compiled.
 """
 
 from __future__ import annotations

@@ -26,6 +26,10 @@ def build_script() -> ModuleType:
     return module
 
 
+# of the make that runs the tests
+MAKE_VARIABLES = {"MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS", "DATA", "DYNEMB_CUDA"}
+
+
 def write_script(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/sh\n" + text)
@@ -83,6 +87,77 @@ def test_nvcc_that_does_not_work_is_an_error(build_script: ModuleType, tmp_path:
     lying = write_script(tmp_path / "lying", f"echo '#$ TOP={tmp_path}/nowhere'\n")
     with pytest.raises(RuntimeError, match=r"nowhere/bin/nvcc does not exist"):
         build_script.cuda_root_of(str(lying))
+
+
+@pytest.mark.parametrize(
+    ("flag", "torch_cuda", "nvcc", "compiled"),
+    [
+        (None, None, True, False),  # of no use where torch has no CUDA
+        (None, "13.0", True, True),
+        (None, "13.0", False, False),
+        ("1", None, True, True),
+        ("0", "13.0", True, False),
+        ("", None, True, False),  # make exports the variable in any case
+    ],
+)
+def test_cuda_is_compiled_where_torch_has_it_or_on_request(
+    build_script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str | None,
+    torch_cuda: str | None,
+    nvcc: bool,
+    compiled: bool,
+) -> None:
+    toolkit = Path("/toolkit") if nvcc else None
+    monkeypatch.setattr(build_script, "find_cuda_root", lambda environ: toolkit)
+    environ = {} if flag is None else {"DYNEMB_CUDA": flag}
+    root = build_script.wanted_cuda_root(environ, torch_cuda)
+    assert (root is not None) == compiled
+    said = build_script.said_of_cuda({**environ, "TORCH_CUDA_ARCH_LIST": "9.0"}, root)
+    assert said.startswith("CUDA kernels are compiled" if compiled else "CUDA kernels are left out")
+
+
+def test_a_wrong_request_for_cuda_is_an_error(
+    build_script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError, match="DYNEMB_CUDA='yes' should be 1"):
+        build_script.wanted_cuda_root({"DYNEMB_CUDA": "yes"}, None)
+    monkeypatch.setattr(build_script, "find_cuda_root", lambda environ: None)
+    with pytest.raises(RuntimeError, match="DYNEMB_CUDA=1, but there is no nvcc"):
+        build_script.wanted_cuda_root({"DYNEMB_CUDA": "1"}, "13.0")
+
+
+def test_another_request_for_cuda_builds_the_library_again() -> None:
+    """The flag is part of make's stamp, in both directions."""
+
+    def built(flag: str) -> bool:
+        environ = {k: v for k, v in os.environ.items() if k not in MAKE_VARIABLES}
+        command = ["make", "--no-print-directory", "--dry-run", "build", f"DYNEMB_CUDA={flag}"]
+        reply = subprocess.run(
+            command, cwd=ROOT, env=environ, check=True, capture_output=True, text=True
+        )
+        return "build_ext" in reply.stdout
+
+    stamps = list((ROOT / ".venv" / "stamps").glob("cuda-*"))
+    if len(stamps) != 1:
+        pytest.skip("the library was not built by make")
+    was = stamps[0].name.removeprefix("cuda-")
+    assert built("1" if was != "1" else "0")
+
+
+def test_compilers_run_through_ccache_where_torch_does_not_see_to_it(
+    build_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"PATH": str(tmp_path)}
+    build_script.use_ccache(environ, None)
+    assert environ == {"PATH": str(tmp_path)}
+    write_script(tmp_path / "ccache", "")
+    monkeypatch.delattr(build_script.cpp_extension, "_wrap_compiler", raising=False)
+    build_script.use_ccache(environ, tmp_path / "cuda")
+    build_script.use_ccache(environ, tmp_path / "cuda")  # a build in a build
+    assert environ["CXX"] == "ccache c++"
+    assert environ["PYTORCH_NVCC"] == f"ccache {tmp_path}/cuda/bin/nvcc"
+    assert environ["CCACHE_BASEDIR"] == str(ROOT)
 
 
 def test_architectures_are_those_that_nvcc_knows(build_script: ModuleType, tmp_path: Path) -> None:
@@ -188,14 +263,7 @@ def test_import_needs_torch_alone() -> None:
     ],
 )
 def test_make_passes_arguments_on(arguments: list[str], expected: str) -> None:
-    inherited = {
-        "MAKEFLAGS",
-        "MAKEOVERRIDES",
-        "MAKELEVEL",
-        "ARGS",
-        "DATA",
-    }  # of the make that runs the tests
-    environ = {name: value for name, value in os.environ.items() if name not in inherited}
+    environ = {name: value for name, value in os.environ.items() if name not in MAKE_VARIABLES}
     reply = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", *arguments],
         cwd=ROOT,

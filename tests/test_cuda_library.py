@@ -27,7 +27,8 @@ HOST_ONLY = {"reserve", "release_", "available_memory", "simd_level", "set_simd_
 DEVICELESS = {"reserve_cuda", "available_cuda_memory", "raise_device_errors"}
 
 needs_kernels = pytest.mark.skipif(
-    not ops.has_cuda_kernels(), reason="the library was built without CUDA kernels: DYNEMB_CUDA=1 compiles them"
+    not ops.has_cuda_kernels(),
+    reason="the library was built without CUDA kernels: DYNEMB_CUDA=1 compiles them",
 )
 
 

@@ -114,7 +114,7 @@ def test_out_of_memory_in_growth_changes_nothing() -> None:
         before = counts(group)
         set_memory_limit(created_bytes() + 24 * MIB)
         message = r"find_or_insert_: out of GPU memory: .* no id was inserted. Call torch.cuda"
-        with pytest.raises(RuntimeError, match=message):
+        with pytest.raises(torch.OutOfMemoryError, match=message):
             group.insert(0, torch.arange(500, 200_000))
         assert all(torch.equal(a, b) for a, b in zip(before, counts(group), strict=True))
         assert bool(group.contains(0, torch.arange(1000)).all())
@@ -124,6 +124,14 @@ def test_out_of_memory_in_growth_changes_nothing() -> None:
         set_memory_limit(None)
         group.insert(0, torch.arange(500, 100_000))
     assert group.size(0) == 100_000
+
+
+def test_results_that_do_not_fit_into_memory_are_out_of_memory_too() -> None:
+    """2^48 bytes: torch's own allocator refuses them, on the CPU as on a GPU."""
+    rows, positions, offsets = torch.ones(1, 4), torch.tensor([0]), torch.tensor([0, 1])
+    message = r"ragged_tile: out of GPU memory: the call needs 268435457 MiB .*empty_cache"
+    with emulated_cuda(), pytest.raises(torch.OutOfMemoryError, match=message):
+        ops.ragged_tile(rows, positions, offsets, features=1, tile_lens=[2**44])
 
 
 def test_reserving_more_than_the_region_is_refused_at_once() -> None:
@@ -314,7 +322,8 @@ def test_a_captured_call_without_memory_for_replays_is_refused() -> None:
         group.insert(0, torch.arange(1000))
         set_memory_limit(created_bytes() + 24 * MIB)
         set_capturing(True)
-        with pytest.raises(RuntimeError, match="room for the replays of a captured step takes"):
+        message = "room for the replays of a captured step takes"
+        with pytest.raises(torch.OutOfMemoryError, match=message):
             group.insert(0, torch.arange(1000, 30_000))
         set_capturing(False)
         assert group.size(0) == 1000

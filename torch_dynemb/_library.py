@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 _FILE = "_C.abi3.so"
+_OUT_OF_MEMORY = "out of GPU memory"  # in launch.cu, reservation.cu, group_memory.h
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,6 +28,27 @@ def load_library() -> None:
             "build` or `pip install --no-build-isolation -e .`"
         )
     torch.ops.load_library(str(path))
+
+
+def raises_out_of_memory(function: Function) -> Function:
+    """Gives a function that calls ops the exception that torch's own functions raise.
+
+    The library says "out of GPU memory" with the bytes and what to do, but cannot raise
+    ``torch.OutOfMemoryError``: that class is not part of LibTorch's stable ABI. Code that
+    ``torch.compile`` has compiled calls ops without these functions and gets the same words in a
+    ``RuntimeError``.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY not in str(error):
+                raise
+            raise torch.OutOfMemoryError(str(error)) from None
+
+    return cast(Function, wrapped)
 
 
 def register_fake(op: str) -> Callable[[Function], Function]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,20 +36,51 @@ if TYPE_CHECKING:
     from torch_dynemb.table_memory import TableMemory
 
 _MIN_BUCKETS = 64 // BUCKET_WIDTH
+# Addresses of a process, and of a GPU, in bytes. Groups that exist get parts of them of which any
+# number fits: 1 / 8 (n + 8) for the n-th, since the sum of these is below 1 up to 24,000 groups.
+_ADDRESS_SPACE = 1 << 47
+_live: weakref.WeakSet[TableGroup] = weakref.WeakSet()
 
 
 def allocate(group: TableGroup, memory: TableMemory) -> None:
     """Sets the tensors of a group. None of them ever changes its shape or address."""
-    rows = [_slab_rows(group, memory, slab) for slab in group.slab_configs]
+    rows = _reserved_rows(group, memory)
+    _live.add(group)
     buckets = _describe_tables(group, rows, memory)
     _allocate_index(group, memory, rows, buckets)
     _allocate_rows(group, memory, rows)
     memory.bind(group, [], [])
 
 
-def _slab_rows(group: TableGroup, memory: TableMemory, slab: SlabConfig) -> int:
-    """Rows to reserve for a slab: what its tables may hold, or what would fill the memory."""
-    most = max(1, min(MAX_ROWS, memory.total_bytes() // (slab.dtype.itemsize * slab.dim)))
+def _reserved_rows(group: TableGroup, memory: TableMemory) -> list[int]:
+    """Rows to reserve by slab: what its tables may hold, or what would fill the memory.
+
+    Addresses are cheap but not endless, so groups without a bound get fewer where many exist.
+    """
+    share = _ADDRESS_SPACE // (8 * (len(_live) + 9))
+    tables = [
+        sum(table.slab == slab for table in group.tables_config) for slab in group.slab_configs
+    ]
+    of_id = [_addresses_of_row(group, slab, 1) for slab in group.slab_configs]
+    most = [max(1, min(MAX_ROWS, memory.total_bytes() // size)) for size in of_id]
+    wanted = sum(
+        n * _addresses_of_row(group, slab, count)
+        for n, slab, count in zip(most, group.slab_configs, tables, strict=True)
+    )
+    if wanted > share:
+        most = [max(1, n * share // wanted) for n in most]
+    return [_slab_rows(group, slab, n) for slab, n in zip(group.slab_configs, most, strict=True)]
+
+
+def _addresses_of_row(group: TableGroup, slab: SlabConfig, tables: int) -> int:
+    """Bytes of addresses that a row of a slab takes, whose ids may be of any of so many tables."""
+    slots = 100 / MAX_LOAD_PERCENT
+    index = 8 * (BUCKET_WORDS / BUCKET_WIDTH + len(group.layout.score_words)) * slots
+    waiting = 2 * (3 * 8 + 4 * slab.dim) if group.split else 0
+    return group.row_bytes(slab) + 8 + waiting + int(tables * index)
+
+
+def _slab_rows(group: TableGroup, slab: SlabConfig, most: int) -> int:
     most = most if group.max_rows is None else group.max_rows
     bounds = [
         group.capacity_bound(t) for t, table in enumerate(group.tables_config) if table.slab == slab
@@ -101,7 +133,9 @@ def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) ->
         region_begin += region
     # counters lie in the same index, and take no rows
     region = _region_buckets(
-        memory.total_bytes() // (16 * BUCKET_WIDTH) if group.max_rows is None else 4 * max(rows)
+        min(memory.total_bytes(), _ADDRESS_SPACE // (16 * (len(_live) + 8))) // (16 * BUCKET_WIDTH)
+        if group.max_rows is None
+        else 4 * max(rows)
     )
     for number, t in enumerate(counted):
         row = meta[len(group.tables_config) + number]

@@ -134,8 +134,8 @@ def check_device(owner: str, device: torch.device) -> None:
     if not ops.has_cuda_kernels():
         raise RuntimeError(
             f"{owner}: device is {device}, but this torch_dynemb was built without CUDA kernels: "
-            "build it with DYNEMB_CUDA=1, where nvcc is on PATH or in CUDA_HOME, or keep the table on "
-            "the CPU"
+            "build it with DYNEMB_CUDA=1, where nvcc is on PATH or in CUDA_HOME, or keep the table "
+            "on the CPU"
         )
     if not torch.cuda.is_available():
         raise RuntimeError(

@@ -12,7 +12,7 @@ FOUND_SOMETHING = 86  # exit status of a sanitizer that found something
 # What a sanitizer says, in lines of its own, where the machine does not let it work.
 REFUSALS = ("device not supported", "not supported on", "unable to", "internal sanitizer error")
 # Where a step of the table's life passes most of its time; see csrc/README.md, "Launches".
-HOT_KERNELS = ("gather_rows", "pool_bags", "update_runs", "find_or_claim")
+HOT_KERNELS = ("gather_rows", "pool_bags", "update_rows", "find_or_claim")
 # Sections, because names of single metrics differ from GPU to GPU.
 NCU_SECTIONS = (
     "SpeedOfLight",

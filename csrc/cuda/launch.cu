@@ -269,7 +269,22 @@ Tensor Call::empty(const std::vector<int64_t>& size, ScalarType dtype) const {
 #else
   const torch::stable::Device where(torch::headeronly::DeviceType::CUDA, device);
 #endif
-  return torch::stable::empty(size, dtype, std::nullopt, where);
+  try {
+    return torch::stable::empty(size, dtype, std::nullopt, where);
+  } catch (const std::exception&) {
+    // what torch said has not come through its C interface
+    int64_t bytes = dtype == ScalarType::Byte || dtype == ScalarType::Bool ? 1
+                    : dtype == ScalarType::Long                            ? 8
+                                                                           : 4;
+    for (const int64_t n : size) bytes *= n;
+    size_t free_bytes = 0;
+    size_t total = 0;
+    check_cuda(op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
+    STD_TORCH_CHECK(false, "dynemb::", op, ": out of GPU memory: the call needs ",
+                    (bytes >> 20) + 1, " MiB for its results or scratch memory, but the device has ",
+                    free_bytes >> 20, " MiB left. Use smaller batches, call "
+                    "torch.cuda.empty_cache(), or use a GPU with more memory");
+  }
 }
 
 void Call::fill(void* data, int value, int64_t bytes) const {

@@ -69,7 +69,7 @@ __global__ void check_entry_gradients(Group group, FiniteCheck check, ReducedRow
   if (*check.raises == 0) return;
   const int64_t dim = check.slab.dim;
   const int64_t count = *entries.count;
-  if (count < 0 || count > entries.capacity) return;  // update_entries reports it
+  if (count < 0 || count > entries.capacity) return;  // update_rows reports it
   const int64_t stride = group.total();
   for (int64_t e = group.number(); e < count; e += stride) {
     if (!entries.is_known(check.slab, check.slab_number, check.rows, e)) continue;

@@ -67,7 +67,7 @@ def forbidden_calls() -> int:
 
 
 def set_calls_behind(calls: int) -> None:
-    """How many insertions the device seems not to have done yet; each look at the stream does one."""
+    """How many insertions the device seems to be behind; each look at the stream does one."""
     library().emulator_set_calls_behind(calls)
 
 

@@ -2,10 +2,10 @@
 
 The wheel of that torch is installed once, into a cache outside of the repository. Then
 
-* every C++ source, and the host side of every CUDA source, is checked against its headers, which lack
-  what later ones have (the CUDA runtime is declared by the emulator's headers, so no nvcc is needed);
-* the compiled library is loaded into it, and some of the tests run there. Where pip finds the wheel but
-  not what it depends on, this is left out, and the last line says so.
+* every C++ source, and the host side of every CUDA source, is checked against its headers, which
+  lack what later ones have (the emulator's headers declare the CUDA runtime: no nvcc is needed);
+* the compiled library is loaded into it, and some of the tests run there. Where pip finds the wheel
+  but not what it depends on, this is left out, and the last line says so.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def main() -> None:
         raise SystemExit("\n".join(errors))
     if not importable:
         print(
-            f"WARNING: THE LIBRARY WAS NOT LOADED INTO TORCH {options.version}: pip could not install "
-            "what it depends on. Its headers were checked."
+            f"WARNING: THE LIBRARY WAS NOT LOADED INTO TORCH {options.version}: pip could not "
+            "install what it depends on. Its headers were checked."
         )
         return
     if run_tests(options.version, directory) != 0:

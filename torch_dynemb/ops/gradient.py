@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library import raises_out_of_memory, register_fake
 
 
 class ReducedGradients(NamedTuple):
@@ -28,6 +28,7 @@ class ReducedGradients(NamedTuple):
     counts: Tensor
 
 
+@raises_out_of_memory
 def reduce_grad(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
@@ -67,6 +68,7 @@ def reduce_grad(
     )
 
 
+@raises_out_of_memory
 def bag_weight_grad(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],

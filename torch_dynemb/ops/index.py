@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.columns import BUCKET_WIDTH
 
 
@@ -80,6 +80,7 @@ def check_ids(op: str, buckets: Tensor, ids: Tensor, offsets: Tensor) -> None:
         )
 
 
+@raises_out_of_memory
 def find(
     buckets: Tensor,
     tables: Tensor,
@@ -107,6 +108,7 @@ def find(
     return FoundIds(handles, missing)
 
 
+@raises_out_of_memory
 def find_or_insert_(
     buckets: Tensor,
     scores: Tensor,
@@ -181,6 +183,7 @@ def find_or_insert_(
     return handles
 
 
+@raises_out_of_memory
 def erase_(
     buckets: Tensor,
     scores: Tensor,
@@ -204,6 +207,7 @@ def erase_(
     return erased
 
 
+@raises_out_of_memory
 def grow_(
     buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
 ) -> None:
@@ -211,6 +215,7 @@ def grow_(
     torch.ops.dynemb.grow_(buckets, scores, tables, meta, table, ids)
 
 
+@raises_out_of_memory
 def shrink_(
     buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
 ) -> None:
@@ -218,6 +223,7 @@ def shrink_(
     torch.ops.dynemb.shrink_(buckets, scores, tables, meta, table, ids)
 
 
+@raises_out_of_memory
 def set_handles_(
     buckets: Tensor,
     tables: Tensor,
@@ -243,6 +249,7 @@ def set_handles_(
     return found
 
 
+@raises_out_of_memory
 def export_batch(
     buckets: Tensor,
     scores: Tensor,
@@ -259,6 +266,7 @@ def export_batch(
     )
 
 
+@raises_out_of_memory
 def get_scores(
     buckets: Tensor,
     scores: Tensor,
@@ -284,6 +292,7 @@ def get_scores(
     )
 
 
+@raises_out_of_memory
 def set_scores_(
     buckets: Tensor,
     scores: Tensor,

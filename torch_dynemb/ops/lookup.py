@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.pending import PendingGradients
@@ -66,6 +66,7 @@ def _check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
         )
 
 
+@raises_out_of_memory
 def embedding_bag(
     rows: Rows,
     ids: Tensor,
@@ -114,6 +115,7 @@ def embedding_bag(
     return result
 
 
+@raises_out_of_memory
 def embedding(
     rows: Rows,
     ids: Tensor,
@@ -133,6 +135,7 @@ def embedding(
     return result
 
 
+@raises_out_of_memory
 def embedding_bag_inference(
     rows: Rows,
     ids: Tensor,
@@ -163,6 +166,7 @@ def embedding_bag_inference(
     return output
 
 
+@raises_out_of_memory
 def embedding_inference(
     rows: Rows,
     ids: Tensor,
@@ -295,6 +299,7 @@ def _checked_lookup(
     return _Lookup(rows, optimizer, tables, dims, pooling)
 
 
+@raises_out_of_memory
 def _update_rows(
     lookup: _Lookup,
     grad_output: Tensor,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library import raises_out_of_memory, register_fake
 
 _DTYPE_CODES = {
     torch.float32: 0,
@@ -66,6 +66,7 @@ def _check_cuda_kernels(op: str) -> None:
         )
 
 
+@raises_out_of_memory
 def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor:
     """A CUDA tensor of reserved addresses.
 
@@ -95,6 +96,7 @@ def available_cuda_memory(device: int) -> int:
     return available
 
 
+@raises_out_of_memory
 def bind_group(
     buckets: Tensor,
     scores: Tensor,
@@ -141,6 +143,7 @@ def bind_group(
     )
 
 
+@raises_out_of_memory
 def end_step(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> None:
     """What ``optimizer.step()`` does on a GPU.
 
@@ -165,6 +168,7 @@ def release_(tensor: Tensor, begin: int, end: int) -> None:
     torch.ops.dynemb.release_(tensor, begin, end)
 
 
+@raises_out_of_memory
 def release_group(buckets: Tensor, table_buckets: Sequence[int], slab_rows: Sequence[int]) -> None:
     """Gives memory of a group on a GPU back; generations of rows stay. Waits for the device.
 

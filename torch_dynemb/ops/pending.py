@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library import raises_out_of_memory, register_fake
 
 
 class PendingGradients(NamedTuple):
@@ -41,6 +41,7 @@ class PendingGradients(NamedTuple):
         return [*self.handles, *self.ids, *self.tables, *self.gradients, self.counts]
 
 
+@raises_out_of_memory
 def merge_grad_(pending: PendingGradients, row_clock: Tensor) -> None:
     """Sums the pending gradients of each row, in the order in which they came.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.autograd import (
     Tensors,
     below_autograd,
@@ -19,6 +19,7 @@ from torch_dynemb.ops.autograd import (
 from torch_dynemb.ops.columns import Pooling
 
 
+@raises_out_of_memory
 def pool_rows(
     rows: Tensor,
     positions: Tensor,
@@ -59,6 +60,7 @@ def pool_rows(
     return pooled
 
 
+@raises_out_of_memory
 def ragged_tile(
     rows: Tensor,
     positions: Tensor,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library import raises_out_of_memory, register_fake
 
 
 class UniqueIds(NamedTuple):
@@ -65,6 +65,7 @@ def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
     return ids
 
 
+@raises_out_of_memory
 def unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
     """The distinct ids of each group.
 
@@ -84,6 +85,7 @@ def unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
     return UniqueIds(*torch.ops.dynemb.unique_ids(ids, offsets))
 
 
+@raises_out_of_memory
 def unique_ids_padded(ids: Tensor, offsets: Tensor) -> UniqueIds:
     """:func:`unique_ids`, with ids and counts as long as the input: zeros after ``offsets[-1]``.
 
@@ -126,6 +128,7 @@ def id_owners(ids: Tensor, *, parts: int, slots: int = 65536) -> Tensor:
     return owners
 
 
+@raises_out_of_memory
 def ids_partition(
     ids: Tensor, offsets: Tensor, *, parts: int, slots: int = 65536
 ) -> PartitionedIds:

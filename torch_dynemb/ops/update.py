@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library import raises_out_of_memory, register_fake
 
 # Position in this list is the code that a lookup carries to its backward: new names come last.
 OPTIMIZER_NAMES = (
@@ -29,6 +29,7 @@ OPTIMIZER_NAMES = (
 NO_OPTIMIZER = -1
 
 
+@raises_out_of_memory
 def materialize_(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
