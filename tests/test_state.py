@@ -255,7 +255,12 @@ def test_moves_that_change_nothing() -> None:
     model = nn.Sequential(td.DynamicEmbedding(3, optimizer=td.SGD(lr=0.1)), nn.Linear(3, 1))
     expected = model(torch.arange(4)).detach()
     address = model[0].group.weights[0].data_ptr()
-    for same in (model.to("cpu"), model.float(), model.cpu(), model.to(torch.float32)):
+    here = torch.get_default_device()
+    moves = [lambda: model.to(here), model.float, lambda: model.to(torch.float32)]
+    if here == torch.device("cpu"):
+        moves.append(model.cpu)
+    for move in moves:
+        same = move()
         assert same is model
         assert torch.equal(model(torch.arange(4)), expected)
     assert model[0].group.weights[0].data_ptr() == address
@@ -269,9 +274,8 @@ def test_moves_that_change_nothing() -> None:
         (lambda module: module.bfloat16(), TypeError, r"dtype torch\.bfloat16"),
         (lambda module: module.double(), TypeError, r"dtype torch\.float64"),
         (lambda module: module.to(torch.float64), TypeError, r"dtype torch\.float64"),
-        (lambda module: module.share_memory(), RuntimeError, "belongs to this process"),
     ],
-    ids=["meta", "half", "bfloat16", "double", "to(float64)", "share_memory"],
+    ids=["meta", "half", "bfloat16", "double", "to(float64)"],
 )
 def test_moves_that_are_refused(move: Callable[[Any], Any], error: Any, message: str) -> None:
     module, twin = used(), used()
@@ -283,6 +287,28 @@ def test_moves_that_are_refused(move: Callable[[Any], Any], error: Any, message:
     assert_equal_states(module, twin)
 
 
+def test_memory_of_the_cpu_is_not_shared() -> None:
+    with torch.device("cpu"):  # memory of a GPU is shared as it is
+        module, twin = used(), used()
+        with pytest.raises(RuntimeError, match="belongs to this process"):
+            module.share_memory()
+        assert_equal_states(module, twin)
+
+
+def test_moves_between_devices() -> None:
+    with torch.device("cpu"):
+        module = used()
+        expected = module.state_dict()
+    here = torch.get_default_device()
+    module.to(here)
+    assert module.group.device == here
+    module.to("cpu")
+    given = module.state_dict()
+    assert given.keys() == expected.keys()
+    assert all(torch.equal(given[name], expected[name]) for name in given)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="moves there, where there is a GPU")
 def test_move_to_a_gpu_raises() -> None:
     module = used()
     # without a CUDA build torch itself refuses

@@ -384,7 +384,9 @@ class TableModule(nn.Module):
             error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {error}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
-        probe = fn(torch.zeros(1, device=self._group.device))
+        before = torch.zeros(1, device=self._group.device)
+        shared_before = before.is_shared()  # a tensor of a GPU always says so
+        probe = fn(before)
         owner = f"{type(self).__name__}.to()"
         check_device(owner, probe.device)
         if probe.dtype != torch.float32:
@@ -393,7 +395,7 @@ class TableModule(nn.Module):
                 "give dtype= or output_dtype= there, use autocast around the dense part of the "
                 "model, or convert it alone"
             )
-        if probe.is_shared():
+        if probe.is_shared() and not shared_before and probe.device == self._group.device:
             raise RuntimeError(
                 f"{type(self).__name__}.share_memory(): the table's memory belongs to this "
                 "process: share a torch_dynemb.freeze() copy, or use threads"

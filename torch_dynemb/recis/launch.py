@@ -208,7 +208,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 def _bounds(sizes: list[int], device: torch.device) -> Tensor:
     """Where parts of these sizes begin and end, int64 [parts + 1]."""
     if device.type == "cpu" and not torch.compiler.is_compiling():
-        return torch.tensor([0, *itertools.accumulate(sizes)])
+        return torch.tensor([0, *itertools.accumulate(sizes)], device=device)
     # a list would be copied to a GPU, which waits for it
     filled = [torch.full((1,), size, dtype=torch.int64, device=device) for size in (0, *sizes)]
     return torch.cat(filled).cumsum(0)
