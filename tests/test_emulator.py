@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulator import mode
 from emulator.build import EMULATOR, build_library
 from emulator.mode import declare
 
@@ -28,6 +30,22 @@ def kernels(library_path: Path) -> ctypes.CDLL:
     loaded = declare(ctypes.CDLL(str(library_path)))
     loaded.emulator_set_seed(0)
     return loaded
+
+
+def test_settings_wait_for_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests on a real GPU set orders of threads, too; compiling an emulator takes minutes."""
+
+    def build() -> Path:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(mode, "build", build)
+    monkeypatch.setattr(mode, "_settings", {})
+    monkeypatch.setattr(mode, "library", functools.cache(mode.library.__wrapped__))
+    mode.set_seed(5)
+    mode.set_capturing(False)
+    mode.set_memory_limit(None)
+    with pytest.raises(FileNotFoundError):
+        mode.launches()
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:

@@ -12,13 +12,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from emulator.build import build
 
+# By function of the emulator. Tests also set them on a GPU, and must not build an emulator there.
+_settings: dict[str, int] = {}
+
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """The emulated kernels, built and loaded at the first call."""
     path = str(build())
     torch.ops.load_library(path)
-    return declare(ctypes.CDLL(path))
+    loaded = declare(ctypes.CDLL(path))
+    for function, value in _settings.items():
+        getattr(loaded, function)(value)
+    return loaded
+
+
+def _set(function: str, value: int) -> None:
+    """Sets it now, or when the emulator is loaded."""
+    _settings[function] = value
+    if library.cache_info().currsize > 0:
+        getattr(library(), function)(value)
 
 
 def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
@@ -43,12 +56,12 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 def set_seed(seed: int) -> None:
     """Shuffles the order of threads and blocks; 0: ascending."""
-    library().emulator_set_seed(seed)
+    _set("emulator_set_seed", seed)
 
 
 def set_memory_limit(size: int | None) -> None:
     """Bytes of device memory that may exist at a time; None: no limit."""
-    library().emulator_set_memory_limit(-1 if size is None else size)
+    _set("emulator_set_memory_limit", -1 if size is None else size)
 
 
 def created_bytes() -> int:
@@ -58,7 +71,7 @@ def created_bytes() -> int:
 
 def set_capturing(on: bool) -> None:
     """Whether the default stream says that it is being captured."""
-    library().emulator_set_capturing(int(on))
+    _set("emulator_set_capturing", int(on))
 
 
 def forbidden_calls() -> int:
