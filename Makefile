@@ -46,9 +46,11 @@ build: $(LIBRARY) $(STAMPS)/package  ## compile the kernels and install torch_dy
 train: build $(STAMPS)/train $(if $(findstring --torchrec,$(ARGS)),$(STAMPS)/torchrec)  ## train DLRM; on your files: make train DATA='path/to/*.tsv'
 	$(VENV)/bin/python -m tutorials.dlrm.train $(DATA) $(ARGS)
 
+# the second run is for tests that mix devices; ARGS choose tests, or a device, for the first
 test: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take seconds each
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build  # a test that did it might take too long
 	$(VENV)/bin/python -m pytest tests -m "not long" $(ARGS)
+	$(if $(ARGS),,$(VENV)/bin/python -m pytest tests -m "not long" --device marked --first-and-last)
 
 test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)

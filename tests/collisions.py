@@ -48,13 +48,13 @@ def table_salt(group: TableGroup, table: int) -> np.ndarray:
 
 
 def first_hashes(group: TableGroup, table: int, ids: Tensor) -> np.ndarray:
-    return fmix64(ids.numpy().view(np.uint64) ^ table_salt(group, table))
+    return fmix64(ids.cpu().numpy().view(np.uint64) ^ table_salt(group, table))
 
 
 def ids_of_hashes(group: TableGroup, table: int, hashes: np.ndarray) -> Tensor:
     """int64 ids whose first hashes are these."""
     ids = inverse_fmix64(hashes.astype(np.uint64)) ^ table_salt(group, table)
-    return torch.from_numpy(ids.view(np.int64).copy())
+    return torch.tensor(ids.view(np.int64), device=group.device)
 
 
 def ids_in_first_buckets(

@@ -1,4 +1,12 @@
-"""Where tests run: ``--device cpu`` (the default), ``cuda``, or ``emulated`` (tests/emulator)."""
+"""Where tests run.
+
+``--device cpu``, the default, runs all. The others run the files of tests/device_files.py:
+
+* ``cuda``: on a GPU, which is torch's default device then;
+* ``emulated``: CUDA kernels on the CPU (tests/emulator);
+* ``marked``: the CPU's kernels on tensors that behave as those of a GPU where they meet others
+  (tests/marked_device.py). It finds the tests that would fail on a GPU because they mix devices.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +16,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from device_files import ANY_DEVICE
 from ranks import Ranks
-
-# Tests of the library that say nothing about the device; with --device cuda or emulated these run.
-ANY_DEVICE = {
-    "test_admission",
-    "test_collections",
-    "test_compaction",
-    "test_eviction",
-    "test_freeze",
-    "test_index",
-    "test_index_growth",
-    "test_index_sequences",
-    "test_initializers",
-    "test_known_faults",
-    "test_life_cycle",
-    "test_long_life",
-    "test_lookup",
-    "test_module_optimizer",
-    "test_module_training",
-    "test_modules",
-    "test_optimizer_options",
-    "test_optimizers",
-    "test_recis_faults",
-    "test_recis_lookup",
-    "test_recis_optimizers",
-    "test_row_dtypes",
-    "test_split",
-    "test_state",
-    "test_state_refused",
-}
-
 
 hypothesis.settings.register_profile("any time", deadline=None)
 
@@ -57,10 +36,22 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", choices=("cpu", "cuda", "emulated"), default="cpu")
+    parser.addoption("--device", choices=("cpu", "cuda", "emulated", "marked"), default="cpu")
+    parser.addoption(
+        "--first-and-last",
+        action="store_true",
+        help="of the cases of a test, only these two, which differ in every parameter",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "marked":
+        from marked_device import marked_device
+
+        # from now on, because test files make tensors when they are imported
+        marked = marked_device()
+        marked.__enter__()
+        config.add_cleanup(lambda: marked.__exit__(None, None, None))
     if config.getoption("--device") != "cuda":
         return
     if not torch.cuda.is_available():
@@ -73,11 +64,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("--device") == "cpu" or collection_path.suffix != ".py":
         return None
     name = collection_path.stem
-    if name.startswith("test_") and name not in ANY_DEVICE and not name.startswith("test_cuda_"):
-        return True
-    return None
+    if not name.startswith("test_") or name in ANY_DEVICE:
+        return None
+    if name.startswith("test_cuda_") and config.getoption("--device") != "marked":
+        return None
+    return True
 
 
+@pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     device = config.getoption("--device")
     for item in items:
@@ -86,8 +80,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
         elif device != "cpu" and not needs_gpu and item.path.stem not in ANY_DEVICE:
             item.add_marker(pytest.mark.skip(reason=f"says nothing about --device {device}"))
-        elif device == "emulated" and item.get_closest_marker("traced") is not None:
-            item.add_marker(pytest.mark.skip(reason="the emulator has no fake implementations"))
+        elif device in ("emulated", "marked") and item.get_closest_marker("traced") is not None:
+            item.add_marker(pytest.mark.skip(reason=f"nothing is compiled on --device {device}"))
+    if config.getoption("--first-and-last"):
+        cases: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if item.get_closest_marker("skip") is None:
+                cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        left_out = {item for of_test in cases.values() for item in of_test[1:-1]}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

@@ -270,7 +270,7 @@ def colliding(group: td.TableGroup, kind: str, count: int) -> Tensor:
     ids = ids_in_first_buckets(group, 0, 4 * count, buckets=1, bucket_count=FIRST_BUCKETS)
     # second candidate in the last bucket, so that the probe goes round the end
     seconds = bucket_of_hashes(second_hash(first_hashes(group, 0, ids)), FIRST_BUCKETS)
-    return ids[torch.from_numpy(seconds == FIRST_BUCKETS - 1)]
+    return ids[torch.tensor(seconds == FIRST_BUCKETS - 1)]
 
 
 @pytest.mark.parametrize("kind", ["first bucket", "both buckets", "last bucket"])
@@ -313,7 +313,7 @@ def test_tombstone_of_id_zero() -> None:
     pool = torch.arange(2, 4000)
     buckets = bucket_of_hashes(first_hashes(group, 0, pool), FIRST_BUCKETS)
     own = bucket_of_hashes(first_hashes(group, 0, tensor([0])), FIRST_BUCKETS)
-    neighbours = pool[torch.from_numpy(buckets == own)][: 2 * BUCKET_WIDTH]
+    neighbours = pool[torch.tensor(buckets == own)][: 2 * BUCKET_WIDTH]
     group.insert(0, torch.cat([tensor([0]), neighbours]))
     assert group.erase(0, tensor([0])) == 1
     assert group.tables[0, Table.TOMBSTONES] == 1

@@ -239,13 +239,13 @@ def test_equals_float64_formula(config: OptimizerConfig) -> None:
         assert len(ids) > 40
         owned = [oracle.owned(table, id) for id in ids]
         rows = group.read(table, torch.tensor(ids))
-        np.testing.assert_allclose(rows, [row.weight for row in owned], rtol=2e-5, atol=5e-6)
+        np.testing.assert_allclose(rows.cpu(), [row.weight for row in owned], rtol=2e-5, atol=5e-6)
         slab = oracle.slab[table]
         for k in range(len(config.state)):
             state = group.state[2 * k + slab].reshape(1000, -1)
             written = state[[row.handle >> 28 for row in owned]]
             expected = [row.state[k] for row in owned]
-            np.testing.assert_allclose(written, expected, rtol=2e-5, atol=5e-6)
+            np.testing.assert_allclose(written.cpu(), expected, rtol=2e-5, atol=5e-6)
 
 
 # -- split and fused -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeding import seeded
 
 import torch_dynemb as td
 from torch_dynemb.table_content import (
@@ -21,7 +22,7 @@ POLICY = td.Policy(
 def trained(steps: int, optimizer: td.optim.OptimizerConfig) -> td.DynamicEmbeddingBagCollection:
     tables = [td.TableConfig("kept", 8, policy=POLICY), td.TableConfig("plain", 4)]
     module = td.DynamicEmbeddingBagCollection(tables, optimizer=optimizer, max_rows=4096)
-    generator = torch.Generator().manual_seed(steps)
+    generator = seeded(steps)
     for step in range(steps):
         ids = {
             name: torch.randint(-9, 30, (8, 3), generator=generator) for name in ("kept", "plain")

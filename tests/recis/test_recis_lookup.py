@@ -356,11 +356,9 @@ def test_exchange_and_lookup_may_be_apart() -> None:
 # -- compile, copies -------------------------------------------------------------------------------
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("kind", ["engine", "embedding"])
-def test_compiled_steps_are_eager_ones(kind: str, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--device") == "emulated":
-        pytest.skip("the emulator is a dispatch mode, under which nothing is compiled")
-
+def test_compiled_steps_are_eager_ones(kind: str) -> None:
     def make() -> torch.nn.Module:
         torch.manual_seed(0)
         return EmbeddingEngine(features()) if kind == "engine" else embedding(combiner="mean")
