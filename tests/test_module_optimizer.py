@@ -312,7 +312,7 @@ def test_forgotten_step_is_reported(use: Callable[[Any], Any]) -> None:
 def test_grad_scaler_raises_and_says_why() -> None:
     module = embedding()
     for unscale in (False, True):
-        scaler = torch.amp.GradScaler("cpu")
+        scaler = torch.amp.GradScaler(torch.get_default_device().type)
         scaler.scale(module(ID).sum()).backward()
         if unscale:
             scaler.unscale_(module.optimizer)
@@ -322,7 +322,7 @@ def test_grad_scaler_raises_and_says_why() -> None:
 
 def test_disabled_grad_scaler_works() -> None:
     module = embedding()
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, enabled=False)
     scaler.scale(module(ID).sum()).backward()
     scaler.step(module.optimizer)
     scaler.update()

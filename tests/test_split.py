@@ -334,7 +334,9 @@ def test_gradients_can_be_seen_and_changed_but_not_replaced() -> None:
 def test_grad_scaler(unscale: bool) -> None:
     """Powers of two: scaling leaves no trace."""
     scaled, plain = embedding(td.Adam(lr=0.1)), embedding(td.Adam(lr=0.1))
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    scaler = torch.amp.GradScaler(
+        torch.get_default_device().type, init_scale=1024.0, growth_interval=2
+    )
     ids = torch.arange(5)
     for step in range(4):
         gradient = torch.randn(5, DIM, generator=seeded(step))
@@ -355,7 +357,7 @@ def test_grad_scaler(unscale: bool) -> None:
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_grad_scaler_skips_a_step_that_overflowed(unscale: bool, bad: float) -> None:
     module = embedding(td.Adam(lr=0.1))
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0)
     ids = torch.arange(5)
     for step, factor in enumerate((1.0, bad, 1.0)):
         before = snapshot(module.group)
@@ -374,7 +376,7 @@ def test_grad_scaler_skips_a_step_that_overflowed(unscale: bool, bad: float) -> 
 def test_grad_scaler_without_gradients() -> None:
     module, dense = embedding(td.SGD(lr=0.1)), nn.Linear(1, 1)
     optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
+    scaler = torch.amp.GradScaler(torch.get_default_device().type)
     scaler.scale(dense(torch.ones(1, 1)).sum()).backward()
     scaler.step(optimizer)
     scaler.step(module.optimizer)

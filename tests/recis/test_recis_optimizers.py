@@ -169,7 +169,9 @@ def test_grad_scaler() -> None:
         torch.manual_seed(0)
         module = embedding()
         optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        scaler = torch.amp.GradScaler(
+            torch.get_default_device().type, init_scale=1024.0, enabled=scaled
+        )
         for step in range(3):
             loss = module(IDS).square().sum()
             if scaled and step == 1:
