@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ from torch.utils import cpp_extension
 ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "csrc"
 STABLE_ABI_TORCH = "0x020b000000000000"  # 2.11.0: the oldest torch that the library loads into
-ARCHITECTURES = ["8.0", "9.0", "10.0"]  # A100, H100 and H200, B200; the last also as PTX
+ARCHITECTURES = ["80", "90", "100"]  # A100, H100 and H200, B200
 SYSTEM_CUDA = Path("/usr/local/cuda")
 
 CXX_FLAGS = [
@@ -174,29 +174,44 @@ def cudart_directory(cuda_root: Path) -> Path:
     )
 
 
-def present_architectures() -> str:
-    """Architectures of this machine's GPUs, as ``TORCH_CUDA_ARCH_LIST`` has them; "" if none."""
+def present_architectures() -> list[str]:
+    """Architectures of this machine's GPUs, such as "90"."""
     if not torch.cuda.is_available():
-        return ""
+        return []
     found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    return ";".join(f"{major}.{minor}" for major, minor in sorted(found))
+    return [f"{major}{minor}" for major, minor in sorted(found)]
 
 
-def default_architectures(cuda_root: Path) -> str:
-    """Those of :data:`ARCHITECTURES` that nvcc knows, in the form of ``TORCH_CUDA_ARCH_LIST``.
+def known_architectures(cuda_root: Path) -> list[str]:
+    """Those of :data:`ARCHITECTURES` that nvcc knows.
 
     Raises:
         RuntimeError: nvcc knows none of them.
     """
     command = [str(cuda_root / "bin" / "nvcc"), "--list-gpu-arch"]
     known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    chosen = [name for name in ARCHITECTURES if "compute_" + name.replace(".", "") in known]
+    chosen = [name for name in ARCHITECTURES if f"compute_{name}" in known]
     if not chosen:
         raise RuntimeError(
             f"{command[0]} compiles for {', '.join(known)}, but the kernels need one of "
             f"{', '.join(ARCHITECTURES)}. Install CUDA 12.5 or later."
         )
-    return ";".join(chosen) + "+PTX"
+    return chosen
+
+
+def architecture_flags(names: Sequence[str], *, portable: bool) -> list[str]:
+    """nvcc's flags for machine code of some architectures.
+
+    All of it is made from one intermediate code, that of the least architecture: the kernels use
+    nothing that later ones add, and compiling takes half of the time.
+
+    Args:
+        names: ascending, such as ["80", "90"].
+        portable: the intermediate code goes into the library too, for architectures to come.
+    """
+    least = f"compute_{names[0]}"
+    codes = [f"sm_{name}" for name in names] + ([least] if portable else [])
+    return [f"-gencode=arch={least},code=[{','.join(codes)}]"]
 
 
 def relative_paths(files: Iterable[Path]) -> list[str]:
@@ -214,8 +229,12 @@ def cuda_files() -> list[str]:
     return relative_paths(SOURCES.rglob("*.cu"))
 
 
-def kernel_library(cuda_root: Path | None) -> Extension:
-    """Describes ``torch_dynemb._C``: C++ sources always, CUDA sources where there is a toolkit."""
+def kernel_library(cuda_root: Path | None, architectures: Sequence[str] = ()) -> Extension:
+    """Describes ``torch_dynemb._C``: C++ sources always, CUDA sources where there is a toolkit.
+
+    Args:
+        architectures: nvcc's flags for them; none: torch's, for TORCH_CUDA_ARCH_LIST.
+    """
     sources = relative_paths(SOURCES.rglob("*.cpp"))
     libraries = ["c10", "torch", "torch_cpu"]
     library_dirs = cpp_extension.library_paths()
@@ -238,7 +257,7 @@ def kernel_library(cuda_root: Path | None) -> Extension:
         extra_link_args=["-Wl,--no-as-needed", "-ltorch"],
         extra_compile_args={
             "cxx": [abi, *CXX_FLAGS, *system_headers],
-            "nvcc": [abi, *NVCC_FLAGS, *system_headers],
+            "nvcc": [abi, *NVCC_FLAGS, *architectures, *system_headers],
         },
         language="c++",
         py_limited_api=True,
@@ -285,7 +304,7 @@ def use_ccache(environ: MutableMapping[str, str], cuda_root: Path | None) -> Non
 def said_of_cuda(environ: Mapping[str, str], cuda_root: Path | None) -> str:
     """The line that says what becomes of the CUDA sources, and how to get something else."""
     if cuda_root is not None:
-        return f"CUDA kernels are compiled for {environ['TORCH_CUDA_ARCH_LIST']} with {cuda_root}"
+        return f"CUDA kernels are compiled with {cuda_root}"
     if environ.get("DYNEMB_CUDA") == "0":
         return "CUDA kernels are left out: DYNEMB_CUDA=0"
     if torch.version.cuda is None:
@@ -302,10 +321,14 @@ def said_of_cuda(environ: Mapping[str, str], cuda_root: Path | None) -> str:
 def main() -> None:
     os.chdir(ROOT)
     cuda_root = wanted_cuda_root(os.environ, torch.version.cuda)
+    architectures: list[str] = []
     if cuda_root is not None:
         cpp_extension.CUDA_HOME = str(cuda_root)  # torch's CPU wheel sets it to None
-        here = "" if os.environ.get("DYNEMB_CUDA") == "1" else present_architectures()
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", here or default_architectures(cuda_root))
+        if not os.environ.get("TORCH_CUDA_ARCH_LIST"):
+            here = [] if os.environ.get("DYNEMB_CUDA") == "1" else present_architectures()
+            architectures = architecture_flags(
+                here or known_architectures(cuda_root), portable=not here
+            )
     if "build_ext" in sys.argv:  # make and gpu-check; pip shows nothing of what is printed here
         print(said_of_cuda(os.environ, cuda_root), file=sys.stderr)
     use_ccache(os.environ, cuda_root)
@@ -313,7 +336,7 @@ def main() -> None:
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
     setup(
-        ext_modules=[kernel_library(cuda_root)],
+        ext_modules=[kernel_library(cuda_root, architectures)],
         cmdclass={"build_ext": BuildKernels},
         options={
             "bdist_wheel": {"py_limited_api": "cp310"},

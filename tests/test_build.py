@@ -113,7 +113,7 @@ def test_cuda_is_compiled_where_torch_has_it_or_on_request(
     environ = {} if flag is None else {"DYNEMB_CUDA": flag}
     root = build_script.wanted_cuda_root(environ, torch_cuda)
     assert (root is not None) == compiled
-    said = build_script.said_of_cuda({**environ, "TORCH_CUDA_ARCH_LIST": "9.0"}, root)
+    said = build_script.said_of_cuda(environ, root)
     assert said.startswith("CUDA kernels are compiled" if compiled else "CUDA kernels are left out")
 
 
@@ -162,12 +162,27 @@ def test_compilers_run_through_ccache_where_torch_does_not_see_to_it(
 
 def test_architectures_are_those_that_nvcc_knows(build_script: ModuleType, tmp_path: Path) -> None:
     new = make_toolkit(tmp_path / "new", architectures="75 80 86 90 100 120")
-    assert build_script.default_architectures(new) == "8.0;9.0;10.0+PTX"
+    assert build_script.known_architectures(new) == ["80", "90", "100"]
     old = make_toolkit(tmp_path / "old", architectures="52 75 80 86 90")
-    assert build_script.default_architectures(old) == "8.0;9.0+PTX"
+    assert build_script.known_architectures(old) == ["80", "90"]
     too_old = make_toolkit(tmp_path / "too_old", architectures="35 75")
     with pytest.raises(RuntimeError, match=r"compiles for compute_35, compute_75"):
-        build_script.default_architectures(too_old)
+        build_script.known_architectures(too_old)
+
+
+def test_machine_code_of_all_architectures_comes_from_one_intermediate_code(
+    build_script: ModuleType, tmp_path: Path
+) -> None:
+    flags = build_script.architecture_flags(["80", "90", "100"], portable=True)
+    assert flags == ["-gencode=arch=compute_80,code=[sm_80,sm_90,sm_100,compute_80]"]
+    assert build_script.architecture_flags(["90"], portable=False) == [
+        "-gencode=arch=compute_90,code=[sm_90]"
+    ]
+    toolkit = make_toolkit(tmp_path / "cuda")
+    runtime = toolkit / "lib64" / "libcudart_static.a"
+    runtime.parent.mkdir()
+    runtime.touch()
+    assert set(flags) < set(build_script.kernel_library(toolkit, flags).extra_compile_args["nvcc"])
 
 
 def test_every_source_is_compiled(build_script: ModuleType) -> None:
