@@ -24,6 +24,9 @@ DYNEMB_DEFINE_OPS(m) {
       "int[] table_buckets, int[] slab_rows, Tensor? policy=None) -> ()");
   m.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
   m.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
+  m.def(
+      "advance_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!) clock, "
+      "int? now) -> ()");
   m.def("simd_level() -> int");
   m.def("set_simd_level(int level) -> ()");
 
@@ -41,6 +44,12 @@ DYNEMB_DEFINE_OPS(m) {
       "ids_partition(Tensor ids, Tensor offsets, int parts, int slots) -> (Tensor ids, "
       "Tensor lengths, Tensor inverse, Tensor counts)");
   m.def("ids_encode(Tensor[] ids, int[] tables) -> Tensor");
+
+  // Ids of many features as a lookup takes them; offsets are those of the features that ragged
+  // names.
+  m.def(
+      "ids_concat(Tensor[] ids, Tensor[] offsets, int[] ragged, SymInt bags) -> (Tensor ids, "
+      "Tensor offsets)");
 
   // Values of many features: lists have an entry for each.
   m.def("mod(Tensor[] values, int[] divisors) -> Tensor[]");

@@ -1,5 +1,6 @@
 #include "tensor_check.h"
 
+#include "core/columns.h"
 #include "core/policy.h"
 
 namespace dynemb {
@@ -90,6 +91,25 @@ void check_divisors(const char* op, const char* name, const std::vector<int64_t>
     STD_TORCH_CHECK(divisors[i] >= 1, "dynemb::", op, ": ", entry_name(name, i), " is ",
                     divisors[i], ", expected at least 1");
   }
+}
+
+bool is_one_bag(const Tensor& offsets, int64_t features) {
+  return features == 1 && offsets.dim() == 1 && offsets.numel() == 0;
+}
+
+void check_pooled_offsets(const char* op, const Tensor& offsets) {
+  STD_TORCH_CHECK(offsets.numel() > 0, "dynemb::", op,
+                  ": offsets is empty, expected where each of the bags that are pooled begins, and "
+                  "the number of ids");
+}
+
+void check_clocks(const char* op, const Tensor& tables, const Tensor& row_clock,
+                  const Tensor& clock) {
+  check_size(op, "tables", tables, 1, kTableColumns);
+  STD_TORCH_CHECK(row_clock.dim() == 1 && row_clock.size(0) > kRowClockExtra, "dynemb::", op,
+                  ": row_clock has ", row_clock.numel(), " elements, expected more than ",
+                  kRowClockExtra + 0);
+  check_size(op, "clock", clock, 0, kClockHead + tables.size(0));
 }
 
 int64_t score_words(const char* op, const Tensor& scores) {

@@ -37,6 +37,13 @@ void check_list_layout(const char* op, const char* name, const std::vector<Tenso
 // Raises unless each of `features` has a divisor of at least 1.
 void check_divisors(const char* op, const char* name, const std::vector<int64_t>& divisors,
                     size_t features);
+// Whether `offsets` are the empty ones that a call of one feature may give: all ids are in one bag.
+bool is_one_bag(const Tensor& offsets, int64_t features);
+// Raises for empty offsets of bags that are pooled.
+void check_pooled_offsets(const char* op, const Tensor& offsets);
+// Raises unless row_clock has the step of a table, and clock that of each of `tables`.
+void check_clocks(const char* op, const Tensor& tables, const Tensor& row_clock,
+                  const Tensor& clock);
 // Words that `scores` keeps of an id; 0 if it has no rows. Raises for a wrong layout.
 int64_t score_words(const char* op, const Tensor& scores);
 

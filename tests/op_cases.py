@@ -126,6 +126,11 @@ def found(group: td.TableGroup, call: Call) -> Tensor:
     return group.find(call.ids, call.offsets, call.tables).handles
 
 
+def step_arguments(now: int | None) -> OpArguments:
+    group = make_group()
+    return group.buckets, group.tables, group.row_clock, group.clock, now
+
+
 def index_arguments(
     score: Any, *, insert: bool, empty: bool = False, masked: bool = False
 ) -> OpArguments:
@@ -497,6 +502,10 @@ CASES: dict[str, dict[str, Case]] = {
         "uint8": lambda: ([3, 4], 5, False),
     },
     "available_memory": {"": lambda: ()},
+    "advance_step_": {
+        "": lambda: step_arguments(None),
+        "time": lambda: step_arguments(1001),
+    },
     "simd_level": {"": lambda: ()},
     "set_simd_level": {"baseline": lambda: (0,)},
     "mix_ids": {"": lambda: (torch.tensor([5, -1, 2**63 - 1]),)},
@@ -511,6 +520,17 @@ CASES: dict[str, dict[str, Case]] = {
             ("many", "many", 5, 7),
             ("empty", "empty", 2, 2),
         )
+    },
+    "ids_concat": {
+        "": lambda: (
+            [torch.arange(6).reshape(2, 3), torch.arange(4).int(), torch.tensor([2**62])],
+            [torch.tensor([0, 3]), torch.tensor([0, 0, 1]).int()],
+            [1, 2],
+            2,
+        ),
+        "sequences": lambda: ([torch.arange(300), torch.tensor(4), torch.arange(0)], [], [], 1),
+        "one feature": lambda: ([torch.arange(5)], [torch.tensor([0, 2, 2])], [0], 3),
+        "no bags": lambda: ([torch.empty(0, 3).long()], [torch.tensor([0])], [0], 0),
     },
     "ids_encode": {
         "": lambda: ([torch.tensor([5, -1]), torch.tensor([[5], [2**62]])], [0, -7]),

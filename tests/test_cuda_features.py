@@ -41,6 +41,7 @@ def calls_of(features: int) -> dict[str, Callable[[], Any]]:
         ),
         "farmhash": lambda: ops.farmhash(text, offsets),
         "ids_encode": lambda: ops.ids_encode(ids, list(range(features))),
+        "ids_concat": lambda: ops.ids_concat(ids, bags=2, offsets=offsets),
     }
 
 

@@ -98,6 +98,7 @@ dynemb::set_handles_(Tensor(a!) buckets, Tensor tables, Tensor meta, Tensor ids,
                 "unique_ids_padded",
                 "id_owners",
                 "ids_partition",
+                "ids_concat",
                 "ids_encode",
             ),
             """\
@@ -110,6 +111,8 @@ dynemb::unique_ids_padded(Tensor ids, Tensor offsets) -> (Tensor ids, Tensor off
 dynemb::id_owners(Tensor ids, int parts, int slots) -> Tensor
 dynemb::ids_partition(Tensor ids, Tensor offsets, int parts, int slots) -> (Tensor ids,
     Tensor lengths, Tensor inverse, Tensor counts)
+dynemb::ids_concat(Tensor[] ids, Tensor[] offsets, int[] ragged, SymInt bags) -> (Tensor
+    ids, Tensor offsets)
 dynemb::ids_encode(Tensor[] ids, int[] tables) -> Tensor""",
         )
 
@@ -249,10 +252,19 @@ dynemb::sgd_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)
         )
 
     def test_machine(self) -> None:
-        shown = listing("reserve", "release_", "available_memory", "simd_level", "set_simd_level")
+        shown = listing(
+            "advance_step_",
+            "reserve",
+            "release_",
+            "available_memory",
+            "simd_level",
+            "set_simd_level",
+        )
         self.assertExpectedInline(
             shown,
             """\
+dynemb::advance_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!)
+    clock, int? now) -> ()
 dynemb::reserve(int[] size, int dtype, bool huge_pages) -> Tensor
 dynemb::release_(Tensor(a!) tensor, int begin, int end) -> ()
 dynemb::available_memory() -> int

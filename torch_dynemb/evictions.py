@@ -112,7 +112,7 @@ class Evictions(GroupParts):
                         self.rows,
                         own[:, Evicted.ID].contiguous(),
                         own[:, Evicted.HANDLE].contiguous(),
-                        torch.tensor([0, own.shape[0]], device=self.device),
+                        self.one_bag,
                         feature_tables=[t],
                         dim=table.embedding_dim,
                     )

@@ -105,7 +105,7 @@ def _forget_expired(group: TableGroup, buckets: Tensor, tables: Tensor, meta: Te
                 buckets.new_empty(group.slabs.shape[0], int(tables[:, Table.SIZE].sum())),
                 meta,
                 ids,
-                torch.tensor([0, ids.shape[0]], device=ids.device),
+                ids.new_empty(0),
                 [table],
             )
 
@@ -174,7 +174,7 @@ class FrozenEmbedding(FrozenModule):
         ids = flat_ids("FrozenEmbedding", input)
         rows = self._lookup(
             ids,
-            torch.arange(2, dtype=torch.int64, device=ids.device) * ids.shape[0],
+            ids.new_empty(0),  # all in one bag
             None,
             feature_tables=[0],
             feature_dims=[self.embedding_dim],

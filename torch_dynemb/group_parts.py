@@ -33,6 +33,7 @@ class GroupParts:
     clock: Tensor
     sketch: Tensor
     evicted: Tensor
+    one_bag: Tensor  # empty: the offsets of a call of one feature, whose ids are not pooled
     row_clock: Tensor
     slabs: Tensor
     free_rows: Tensor

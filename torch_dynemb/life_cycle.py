@@ -62,14 +62,15 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
             RuntimeError: ids found no place, and a policy says ``check="error"``. Everything else
                 has been done by then.
         """
-        if self._keeps_time or now is not None:
-            self.set_now(int(time.time()) if now is None else now)
-        self.clock[Clock.STEP] += 1
+        if now is None and self._keeps_time:
+            now = int(time.time())
+        if now is not None:
+            self._check_now(now)
+        ops.advance_step_(self.buckets, self.tables, self.row_clock, self.clock, now=now)
         self._steps += 1
         for begin, cells, halve_every in self.layout.sketches:
             if halve_every > 0 and self._steps % halve_every == 0:
                 self.sketch[begin : begin + cells].bitwise_right_shift_(1)
-        self.end_step()
         if self._eviction_callback is not None:
             for name, batch in self.take_evicted().items():
                 self._eviction_callback(name, batch)

@@ -28,6 +28,10 @@ class Scores(GroupParts):
             TypeError, ValueError: not a whole number from 0 on.
             RuntimeError: no table keeps times.
         """
+        self._check_now(seconds)
+        self.clock[Clock.NOW] = seconds
+
+    def _check_now(self, seconds: int) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, int):
             raise TypeError(f"set_now: seconds is {seconds!r}, expected int")
         if seconds < 0:
@@ -37,7 +41,6 @@ class Scores(GroupParts):
                 "set_now: no table keeps times: create one with policy=Policy(score='timestamp') "
                 "or a ttl"
             )
-        self.clock[Clock.NOW] = seconds
 
     def deciding_score(self, table: int) -> str:
         """The score that decides who is evicted from a table; ``"none"``: it keeps none."""

@@ -314,7 +314,7 @@ class TableGroup(LifeCycle, RowAccess):
     def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         self._config(table)
         flat = ids.reshape(-1).contiguous()
-        return flat, torch.tensor([0, flat.numel()], device=flat.device), [table]
+        return flat, self.one_bag, [table]
 
     def insert(self, table: int, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
         """Gives rows to ids, int64 of any shape, of one table; returns handles int64 [n].

@@ -186,6 +186,7 @@ def _allocate_index(group: TableGroup, memory: TableMemory, rows: list[int], buc
     cells = group.layout.sketch_cells
     group.sketch = torch.zeros(cells, dtype=torch.int32, device=memory.device)
     group.evicted = zeros(1, EVICTED_COLUMNS)
+    group.one_bag = zeros(0)
 
 
 def _allocate_rows(group: TableGroup, memory: TableMemory, rows: list[int]) -> None:

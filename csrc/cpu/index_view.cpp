@@ -118,7 +118,8 @@ FeatureIds feature_ids(const char* op, const Tensor& ids, const Tensor& offsets,
   STD_TORCH_CHECK(ids.dim() == 1, "dynemb::", op, ": ids has ", ids.dim(),
                   " dimensions, expected 1: flatten it");
   const int64_t features = static_cast<int64_t>(feature_tables.size());
-  const int64_t bags = offsets.numel() - 1;
+  const bool one_bag = is_one_bag(offsets, features);
+  const int64_t bags = one_bag ? 1 : offsets.numel() - 1;
   STD_TORCH_CHECK(features > 0, "dynemb::", op, ": feature_tables is empty");
   STD_TORCH_CHECK(offsets.dim() == 1 && bags >= 0 && bags % features == 0, "dynemb::", op,
                   ": offsets has ", offsets.numel(),
@@ -126,7 +127,8 @@ FeatureIds feature_ids(const char* op, const Tensor& ids, const Tensor& offsets,
   FeatureIds result;
   result.ids = static_cast<const int64_t*>(ids.data_ptr());
   result.count = ids.numel();
-  const auto* offset = static_cast<const int64_t*>(offsets.data_ptr());
+  const int64_t ends[] = {0, result.count};
+  const auto* offset = one_bag ? ends : static_cast<const int64_t*>(offsets.data_ptr());
   check_offsets(op, offset, bags, result.count, "ids");
   const int64_t batch = bags / features;
   result.table = feature_tables;

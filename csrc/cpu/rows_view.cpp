@@ -83,6 +83,7 @@ Lookup lookup_call(const char* op, const std::vector<TableRows>& tables, const T
     check_size(op, "per_sample_weights", *per_sample_weights, 0, lookup.features.count);
     lookup.id_weights = static_cast<const float*>(per_sample_weights->data_ptr());
   }
+  if (pooling != kPoolNone) check_pooled_offsets(op, offsets);
   lookup.batch = (offsets.numel() - 1) / features;
   lookup.pooling = pooling;
   lookup.columns = 0;

@@ -53,7 +53,8 @@ __device__ __forceinline__ TableView table_view(const IndexArgs& index, int64_t 
   return view;
 }
 
-// Ids of a call: feature f owns ids [offsets[f * batch], offsets[(f + 1) * batch]).
+// Ids of a call: feature f owns ids [offsets[f * batch], offsets[(f + 1) * batch]). Without offsets
+// they are all in the one bag of the one feature.
 struct FeatureArgs {
   const int64_t* ids;
   int64_t count;
@@ -96,9 +97,14 @@ struct FeatureArgs {
     }
     return low;
   }
+  // An offset as it was given.
+  __device__ __forceinline__ int64_t given_offset(int64_t bag) const {
+    if (offsets == nullptr) return bag == 0 ? 0 : count;
+    return offsets[bag];
+  }
   // An offset, brought into range.
   __device__ __forceinline__ int64_t offset(int64_t bag) const {
-    const int64_t value = offsets[bag];
+    const int64_t value = given_offset(bag);
     return value < 0 ? 0 : (value > count ? count : value);
   }
 };
@@ -106,6 +112,7 @@ struct FeatureArgs {
 // Reports offsets that the CPU would refuse; false where the entry of this thread is wrong.
 __device__ __forceinline__ bool check_offset(const FeatureArgs& features, const ErrorSink& errors,
                                              int64_t i) {
+  if (features.offsets == nullptr) return true;
   const int64_t bags = features.features * features.batch;
   if (i == 0) {
     if (features.offsets[0] != 0) {

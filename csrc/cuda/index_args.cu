@@ -36,7 +36,8 @@ FeatureArgs feature_args(const Call& call, const Tensor& ids, const Tensor& offs
   STD_TORCH_CHECK(ids.dim() == 1, "dynemb::", call.op, ": ids has ", ids.dim(),
                   " dimensions, expected 1: flatten it");
   const int64_t features = static_cast<int64_t>(feature_tables.size());
-  const int64_t bags = offsets.numel() - 1;
+  const bool one_bag = is_one_bag(offsets, features);
+  const int64_t bags = one_bag ? 1 : offsets.numel() - 1;
   STD_TORCH_CHECK(features > 0, "dynemb::", call.op, ": feature_tables is empty");
   STD_TORCH_CHECK(offsets.dim() == 1 && bags >= 0 && bags % features == 0, "dynemb::", call.op,
                   ": offsets has ", offsets.numel(),
@@ -50,7 +51,7 @@ FeatureArgs feature_args(const Call& call, const Tensor& ids, const Tensor& offs
   }
   return {static_cast<const int64_t*>(ids.data_ptr()),
           ids.numel(),
-          static_cast<const int64_t*>(offsets.data_ptr()),
+          one_bag ? nullptr : static_cast<const int64_t*>(offsets.data_ptr()),
           bags / features,
           features,
           table};

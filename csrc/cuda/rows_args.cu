@@ -112,6 +112,7 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
                   feature_dims.size(), " elements, expected ", features);
   STD_TORCH_CHECK(pooling >= kPoolSum && pooling <= kPoolNone, "dynemb::", call.op, ": pooling is ",
                   pooling, ", expected 0 (sum), 1 (mean) or 2 (none)");
+  if (pooling != kPoolNone) check_pooled_offsets(call.op, offsets);
   args.handles = static_cast<const int64_t*>(handles.data_ptr());
   args.id_weights = nullptr;
   if (per_sample_weights.has_value()) {

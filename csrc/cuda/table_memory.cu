@@ -130,9 +130,7 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("end_step", "buckets", buckets);
   call.check("tables", tables, ScalarType::Long);
   call.check("row_clock", row_clock, ScalarType::Long);
-  drop_retired();
-  const auto group = group_memory(call, buckets);
-  if (group != nullptr) group->end_step(call, tables, row_clock);
+  end_group_step(call, buckets, tables, row_clock);
 }
 
 // Gives memory of a group beyond so many buckets and rows back. Waits for the device.
@@ -182,6 +180,13 @@ InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
                                 const std::vector<int64_t>& feature_policies, int64_t ids) {
   return group == nullptr ? InsertionRoom{}
                           : group->prepare(call, feature_tables, feature_policies, ids);
+}
+
+void end_group_step(const Call& call, const Tensor& buckets, const Tensor& tables,
+                    const Tensor& row_clock) {
+  drop_retired();
+  const auto group = group_memory(call, buckets);
+  if (group != nullptr) group->end_step(call, tables, row_clock);
 }
 
 void map_exactly(const Call& call, GroupMemory* group, const NewIdCounts& new_ids) {

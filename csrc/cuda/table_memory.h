@@ -88,6 +88,10 @@ void map_buckets(const Call& call, GroupMemory* group, int64_t table, int64_t bu
 
 SharedWords shared_words(const GroupMemory* group);
 
+// What an op at the end of a training step does for a group: see end_step.
+void end_group_step(const Call& call, const Tensor& buckets, const Tensor& tables,
+                    const Tensor& row_clock);
+
 // What the group's last end_step has reported; false: nothing.
 bool read_reported_counts(const GroupMemory& group, std::vector<int64_t>* tables,
                           std::vector<int64_t>* row_clock);

@@ -5,44 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_dynemb import ops
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, check_static_weight
 from torch_dynemb.nn.features import GroupedIds
-from torch_dynemb.nn.table_module import flat_ids, flat_offsets, flat_scores, flat_weights
+from torch_dynemb.nn.table_module import (
+    as_ops_take_them,
+    flat_scores,
+    flat_weights,
+    integer_ids,
+    integer_offsets,
+)
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy import Policy
 from torch_dynemb.table import pooling_of
 from torch_dynemb.table_config import EvalDefault
-
-
-def bag_offsets(input: Tensor, offsets: Tensor | None, *, include_last_offset: bool) -> Tensor:
-    """int64 (B + 1,), from 0 to the number of ids."""
-    if input.dim() == 2:
-        if offsets is not None:
-            raise ValueError(
-                "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
-                "bags: leave it out"
-            )
-        bags = torch.arange(input.shape[0] + 1, dtype=torch.int64, device=input.device)
-        return bags * input.shape[1]
-    if input.dim() != 1:
-        raise ValueError(
-            f"DynamicEmbeddingBag: input has shape {tuple(input.shape)}, expected 1 or 2 dimensions"
-        )
-    if offsets is None:
-        raise ValueError(
-            "DynamicEmbeddingBag: offsets is None, expected where each bag of the 1-D input begins"
-        )
-    offsets = flat_offsets("DynamicEmbeddingBag", offsets)
-    if include_last_offset:
-        if offsets.shape[0] == 0:
-            raise ValueError(
-                "DynamicEmbeddingBag: offsets is empty, but include_last_offset expects the "
-                "number of ids at its end"
-            )
-        return offsets
-    end = torch.full((1,), input.shape[0], dtype=torch.int64, device=offsets.device)
-    return torch.cat([offsets, end])
 
 
 def bag_inputs(
@@ -57,13 +34,36 @@ def bag_inputs(
     Raises:
         TypeError, ValueError: dtypes or shapes do not match.
     """
-    ids = flat_ids("DynamicEmbeddingBag", input)
+    ids = integer_ids("DynamicEmbeddingBag", input)
     if per_sample_weights is not None:
         per_sample_weights = flat_weights(
             "DynamicEmbeddingBag: per_sample_weights", per_sample_weights, input.shape
         )
-    begins = bag_offsets(input, offsets, include_last_offset=include_last_offset)
-    return GroupedIds(ids, begins, per_sample_weights)
+    if input.dim() == 2:
+        if offsets is not None:
+            raise ValueError(
+                "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
+                "bags: leave it out"
+            )
+        return GroupedIds(*ops.ids_concat([ids], bags=input.shape[0]), per_sample_weights)
+    if input.dim() != 1:
+        raise ValueError(
+            f"DynamicEmbeddingBag: input has shape {tuple(input.shape)}, expected 1 or 2 dimensions"
+        )
+    if offsets is None:
+        raise ValueError(
+            "DynamicEmbeddingBag: offsets is None, expected where each bag of the 1-D input begins"
+        )
+    offsets = integer_offsets("DynamicEmbeddingBag", offsets)
+    if include_last_offset and offsets.shape[0] == 0:
+        raise ValueError(
+            "DynamicEmbeddingBag: offsets is empty, but include_last_offset expects the number of "
+            "ids at its end"
+        )
+    if include_last_offset and as_ops_take_them(ids, offsets):
+        return GroupedIds(ids, offsets, per_sample_weights)
+    bags = offsets.shape[0] - include_last_offset
+    return GroupedIds(*ops.ids_concat([ids], bags=bags, offsets=[offsets]), per_sample_weights)
 
 
 class DynamicEmbeddingBag(SingleTable):

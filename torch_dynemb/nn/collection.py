@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from torch_dynemb import ops
 from torch_dynemb.nn.features import Features, group_ids
-from torch_dynemb.nn.table_module import TableModule, flat_ids
+from torch_dynemb.nn.table_module import TableModule, integer_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.table import TableConfig, pooling_of
@@ -170,7 +171,7 @@ class DynamicEmbeddingBagCollection(Collection):
 def sequence_inputs(
     owner: str, names: list[str], features: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """ids int64 (N,) feature after feature, offsets int64 (F + 1,), and ids per feature.
+    """ids int64 (N,) feature after feature, offsets int64 (F + 1,), and the number of ids by name.
 
     Raises:
         KeyError: a feature is missing.
@@ -179,24 +180,22 @@ def sequence_inputs(
     missing = [name for name in names if name not in features]
     if missing:
         raise KeyError(f"{owner}: features lacks {missing}; it has {list(features)}")
-    ids = [flat_ids(f"{owner}: feature {name!r}", features[name]) for name in names]
-    sizes = {name: flat.shape[0] for name, flat in zip(names, ids, strict=True)}
-    offsets = torch.cat(
-        [
-            torch.full((1,), size, dtype=torch.int64, device=ids[0].device)
-            for size in (0, *sizes.values())
-        ]
-    ).cumsum(0)
-    return torch.cat(ids), offsets, sizes
+    ids = [integer_ids(f"{owner}: feature {name!r}", features[name]) for name in names]
+    sizes = {name: given.numel() for name, given in zip(names, ids, strict=True)}
+    return *ops.ids_concat(ids, bags=1), sizes
 
 
 def split_rows(
     rows: Tensor, sizes: dict[str, int], features: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Rows (N, dim) by feature, in the shape of its ids + (dim,)."""
-    parts = rows.split(list(sizes.values()))
+    parts = rows.split(list(sizes.values())) if len(sizes) > 1 else [rows]
     return {
-        name: part.reshape(*features[name].shape, rows.shape[1])
+        name: (
+            part
+            if features[name].dim() == 1
+            else part.reshape(*features[name].shape, rows.shape[1])
+        )
         for name, part in zip(sizes, parts, strict=True)
     }
 

@@ -206,17 +206,16 @@ class DynamicEmbedding(SingleTable):
             RuntimeError: the table is full, or memory is short; no id has been inserted then.
         """
         ids = flat_ids("DynamicEmbedding", input)
-        offsets = torch.arange(2, dtype=torch.int64, device=ids.device) * ids.shape[0]
         rows = self._lookup(
             ids,
-            offsets,
+            self._group.one_bag,
             None,
             feature_tables=[0],
             feature_dims=[self.embedding_dim],
             pooling=Pooling.NONE,
             scores=None if scores is None else flat_scores("DynamicEmbedding", scores, input),
         )
-        return rows.reshape(*input.shape, self.embedding_dim)
+        return rows if input.dim() == 1 else rows.reshape(*input.shape, self.embedding_dim)
 
     @classmethod
     def from_embedding(

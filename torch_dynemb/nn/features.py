@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_dynemb.nn.table_module import flat_ids, flat_offsets, flat_weights
+from torch_dynemb import ops
+from torch_dynemb.nn.table_module import (
+    as_ops_take_them,
+    flat_weights,
+    integer_ids,
+    integer_offsets,
+)
 
 
 @runtime_checkable
@@ -135,7 +141,8 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
     if any(name not in features for name in names):
         raise _missing(owner, names, list(features))
     ids: list[Tensor] = []
-    lengths: list[Tensor] = []
+    offsets: list[Tensor | None] = []
+    bags: list[int] = []
     for name in names:
         feature = f"{owner}: feature {name!r}"
         value = features[name]
@@ -145,38 +152,27 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
                     f"{feature} is a tuple of {len(value)}, expected (values, offsets); weights of "
                     "ids go into a KeyedJagged"
                 )
-            ids.append(flat_ids(feature, value[0]))
-            lengths.append(_bag_lengths(feature, value[1], ids[-1].shape[0]))
+            ids.append(integer_ids(feature, value[0]))
+            own = integer_offsets(feature, value[1])
+            if own.shape[0] == 0:
+                raise ValueError(f"{feature}: offsets is empty, expected (B + 1,)")
+            offsets.append(own)
+            bags.append(own.shape[0] - 1)
             continue
-        ids.append(flat_ids(feature, value))
+        ids.append(integer_ids(feature, value))
         if value.dim() != 2:
             raise ValueError(
                 f"{feature} has shape {tuple(value.shape)}, expected (B, L), or a tuple (values, "
                 "offsets)"
             )
-        lengths.append(
-            torch.full((value.shape[0],), value.shape[1], dtype=torch.int64, device=value.device)
-        )
-    for name, length in zip(names, lengths, strict=True):
-        if length.shape[0] != lengths[0].shape[0]:
+        offsets.append(None)
+        bags.append(value.shape[0])
+    for name, batch in zip(names, bags, strict=True):
+        if batch != bags[0]:
             raise ValueError(
-                f"{owner}: feature {name!r} has {length.shape[0]} bags, but {names[0]!r} has "
-                f"{lengths[0].shape[0]}"
+                f"{owner}: feature {name!r} has {batch} bags, but {names[0]!r} has {bags[0]}"
             )
-    return GroupedIds(torch.cat(ids), _offsets_of(torch.cat(lengths)), None)
-
-
-def _bag_lengths(feature: str, offsets: Tensor, ids: int) -> Tensor:
-    """Lengths of the bags that offsets, from 0 to the number of ids, delimit."""
-    offsets = flat_offsets(feature, offsets)
-    if offsets.shape[0] == 0:
-        raise ValueError(f"{feature}: offsets is empty, expected (B + 1,)")
-    # Else the ids of the next feature would move into this one's bags, or the other way round.
-    torch._assert_async(
-        (offsets[0] == 0) & (offsets[-1] == ids),
-        f"{feature}: offsets must begin with 0 and end with the number of values",
-    )
-    return offsets.diff()
+    return GroupedIds(*ops.ids_concat(ids, bags=bags[0], offsets=offsets), None)
 
 
 def _offsets_of(lengths: Tensor) -> Tensor:
@@ -192,16 +188,18 @@ def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped
     variable_stride = getattr(features, "variable_stride_per_key", None)
     if variable_stride is not None and variable_stride():
         raise ValueError(f"{owner}: features has a batch size per key, expected one for all keys")
-    ids = flat_ids(owner, features.values())
-    offsets = flat_offsets(owner, features.offsets())
+    ids = integer_ids(owner, features.values())
+    offsets = integer_offsets(owner, features.offsets())
     weights = features.weights_or_none()
     if weights is not None:
         weights = flat_weights(f"{owner}: weights", weights, ids.shape)
-    if (offsets.shape[0] - 1) % len(keys) != 0:
+    if offsets.shape[0] == 0 or (offsets.shape[0] - 1) % len(keys) != 0:
         raise ValueError(
             f"{owner}: offsets has {offsets.shape[0]} elements, expected {len(keys)} features * "
             "batch + 1"
         )
+    if not as_ops_take_them(ids, offsets):
+        ids, offsets = ops.ids_concat([ids], bags=offsets.shape[0] - 1, offsets=[offsets])
     if keys == names:
         return GroupedIds(ids, offsets, weights)
     return _reordered([keys.index(name) for name in names], GroupedIds(ids, offsets, weights), keys)

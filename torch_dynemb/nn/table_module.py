@@ -230,7 +230,7 @@ class TableModule(nn.Module):
         self._check_not_replicated()
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
-            self._report_forgotten_step()
+            self._count_lookup()
         # Activation checkpointing runs the forward again inside backward. Ids are there by then,
         # unless it is the reentrant one, whose first forward has no grad and only reads.
         if learning and (not inserts or (group.layout.rows and _in_backward())):
@@ -331,12 +331,23 @@ class TableModule(nn.Module):
                 "shard the table"
             )
 
+    def _steps_to_forget(self) -> int:
+        return FORGOTTEN_SPLIT_STEPS if self._group.split else FORGOTTEN_STEPS
+
+    def _count_lookup(self) -> None:
+        if self._optimizer is None:
+            return
+        # reading how many backwards there were is two calls of torch, in every forward
+        if self._optimizer.lookups_since_step >= self._steps_to_forget():
+            self._report_forgotten_step()
+        self._optimizer.lookups_since_step += 1
+
     def _report_forgotten_step(self) -> None:
         if self._optimizer is None:
             return
         backwards = self._optimizer.updates_since_step()
         split = self._group.split
-        if backwards >= (FORGOTTEN_SPLIT_STEPS if split else FORGOTTEN_STEPS):
+        if backwards >= self._steps_to_forget():
             done = "have gathered gradients" if split else "have updated the rows"
             warnings.warn(
                 f"{type(self).__name__}: {backwards} backwards {done} since the last "
@@ -438,20 +449,26 @@ def _in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def flat_ids(owner: str, ids: Tensor) -> Tensor:
-    """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
+def integer_ids(owner: str, ids: Tensor) -> Tensor:
+    """ids, contiguous, of any shape; raises TypeError unless they are int64 or int32."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"{owner}: input is a {type(ids).__name__}, expected a Tensor of ids")
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{owner}: input has dtype {ids.dtype}, expected int64 or int32 ids")
     check_device(owner, ids.device)
-    if ids.dim() == 1 and ids.dtype == torch.int64 and ids.is_contiguous():
-        return ids  # each call below takes microseconds, times the number of features
-    return ids.reshape(-1).to(torch.int64).contiguous()
+    if torch.compiler.is_exporting():
+        ids = ids.reshape(-1)  # contiguous() may leave no trace, and the program's ids may need it
+    return ids.contiguous()
 
 
-def flat_offsets(owner: str, offsets: Tensor) -> Tensor:
-    """offsets as int64 [n]; raises TypeError or ValueError unless they are a 1-D integer tensor."""
+def flat_ids(owner: str, ids: Tensor) -> Tensor:
+    """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
+    ids = integer_ids(owner, ids).to(torch.int64)
+    return ids if ids.dim() == 1 else ids.reshape(-1)
+
+
+def integer_offsets(owner: str, offsets: Tensor) -> Tensor:
+    """offsets, contiguous; raises TypeError or ValueError unless they are a 1-D integer tensor."""
     if not isinstance(offsets, Tensor):
         raise TypeError(f"{owner}: offsets is a {type(offsets).__name__}, expected a Tensor")
     if offsets.dtype not in (torch.int64, torch.int32):
@@ -459,7 +476,12 @@ def flat_offsets(owner: str, offsets: Tensor) -> Tensor:
     if offsets.dim() != 1:
         raise ValueError(f"{owner}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
     check_device(owner, offsets.device)
-    return offsets.to(torch.int64).contiguous()
+    return offsets.contiguous()
+
+
+def as_ops_take_them(ids: Tensor, offsets: Tensor) -> bool:
+    """Whether ids and offsets need no conversion."""
+    return ids.dim() == 1 and ids.dtype == offsets.dtype == torch.int64
 
 
 def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
@@ -476,7 +498,8 @@ def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
     if weights.dtype not in ROW_DTYPES:
         raise TypeError(f"{owner} has dtype {weights.dtype}, expected float32, bfloat16 or float16")
     check_device(owner, weights.device)
-    return weights.reshape(-1).to(torch.float32).contiguous()
+    weights = weights.to(torch.float32).contiguous()
+    return weights if weights.dim() == 1 else weights.reshape(-1)
 
 
 def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from torch_dynemb.ops.lookup import (  # noqa: E402
     embedding_inference,
 )
 from torch_dynemb.ops.memory import (  # noqa: E402
+    advance_step_,
     available_cuda_memory,
     available_memory,
     bind_group,
@@ -59,9 +60,11 @@ from torch_dynemb.ops.ragged_dense import (  # noqa: E402
     ragged_to_sparse,
 )
 from torch_dynemb.ops.routing import (  # noqa: E402
+    ConcatenatedIds,
     PartitionedIds,
     UniqueIds,
     id_owners,
+    ids_concat,
     ids_encode,
     ids_partition,
     mix_ids,
@@ -75,6 +78,7 @@ from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
     "OPTIMIZER_NAMES",
+    "ConcatenatedIds",
     "CrossedRagged",
     "CutRagged",
     "CutRagged3D",
@@ -85,6 +89,7 @@ __all__ = [
     "Ragged",
     "ScoredIds",
     "UniqueIds",
+    "advance_step_",
     "available_cuda_memory",
     "available_memory",
     "bag_weight_grad",
@@ -106,6 +111,7 @@ __all__ = [
     "grow_",
     "has_cuda_kernels",
     "id_owners",
+    "ids_concat",
     "ids_encode",
     "ids_partition",
     "materialize_",

@@ -2,7 +2,8 @@
 
 A call covers all tables of a group. ``ids`` is int64 [N], feature after feature; ``offsets`` is
 int64 [F * B + 1], non-decreasing from 0 to N, so that feature f owns ids ``offsets[f * B]`` to
-``offsets[(f + 1) * B]``; ``feature_tables[f]`` is the table that feature f looks up.
+``offsets[(f + 1) * B]``; ``feature_tables[f]`` is the table that feature f looks up. Where there
+is one feature, ``offsets`` may be empty: all ids are its ids, in one bag.
 """
 
 from __future__ import annotations

@@ -154,6 +154,25 @@ def end_step(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> None:
     torch.ops.dynemb.end_step(buckets, tables, row_clock)
 
 
+def advance_step_(
+    buckets: Tensor, tables: Tensor, row_clock: Tensor, clock: Tensor, *, now: int | None = None
+) -> None:
+    """Ends a training step of a group: counts it, and does what :func:`end_step` does.
+
+    Args:
+        clock: int64 [tables + 2], see :class:`torch_dynemb.ops.columns.Clock`.
+        now: seconds; default: the time stays.
+    """
+    torch.ops.dynemb.advance_step_(buckets, tables, row_clock, clock, now)
+
+
+@register_fake("advance_step_")
+def _advance_step_fake(
+    buckets: Tensor, tables: Tensor, row_clock: Tensor, clock: Tensor, now: int | None
+) -> None:
+    return None
+
+
 def raise_device_errors(device: int) -> None:
     """Raises what kernels on a GPU have found wrong, as far as they have run.
 

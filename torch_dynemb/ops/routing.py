@@ -180,6 +180,64 @@ def ids_encode(ids: Sequence[Tensor], tables: Sequence[int]) -> Tensor:
     return encoded
 
 
+class ConcatenatedIds(NamedTuple):
+    """Result of :func:`ids_concat`.
+
+    Attributes:
+        ids: int64 [N], feature after feature.
+        offsets: int64 [features * bags + 1].
+    """
+
+    ids: Tensor
+    offsets: Tensor
+
+
+def ids_concat(
+    ids: Sequence[Tensor], *, bags: int, offsets: Sequence[Tensor | None] | None = None
+) -> ConcatenatedIds:
+    """Ids of many features as lookups take them: one after another, with the offsets of their bags.
+
+    Args:
+        ids: int64 or int32, of any shape, for each feature.
+        bags: of each feature.
+        offsets: int64 or int32 [bags] or [bags + 1] for each feature, or None for those whose bags
+            have one length. The number of ids may be left out at the end.
+
+    Raises:
+        RuntimeError: a dtype or shape does not match, a tensor is not contiguous, or offsets do not
+            begin with 0 or end with the number of ids where the next feature begins. What else is
+            wrong with offsets, the lookup says. On a GPU a later op raises, and lookups with this
+            result change nothing.
+
+    Example:
+        >>> shown, clicked = torch.tensor([[5, 6], [7, 8]]), torch.tensor([9, 9, 5])
+        >>> result = ids_concat([shown, clicked], bags=2, offsets=[None, torch.tensor([0, 1])])
+        >>> result.ids.tolist(), result.offsets.tolist()
+        ([5, 6, 7, 8, 9, 9, 5], [0, 2, 4, 5, 7])
+    """
+    given = [] if offsets is None else list(offsets)
+    if offsets is not None and len(given) != len(ids):
+        raise ValueError(
+            f"ids_concat: offsets has {len(given)} entries, expected one for each of {len(ids)} "
+            "features: give None for those whose bags have one length"
+        )
+    ragged = [f for f, of_feature in enumerate(given) if of_feature is not None]
+    return ConcatenatedIds(
+        *torch.ops.dynemb.ids_concat(list(ids), [given[f] for f in ragged], ragged, bags)
+    )
+
+
+@register_fake("ids_concat")
+def _ids_concat_fake(
+    ids: Sequence[Tensor], offsets: Sequence[Tensor], ragged: Sequence[int], bags: int
+) -> tuple[Tensor, Tensor]:
+    count = sum(tensor.numel() for tensor in ids)
+    return (
+        ids[0].new_empty((count,), dtype=torch.int64),
+        ids[0].new_empty((len(ids) * bags + 1,), dtype=torch.int64),
+    )
+
+
 @register_fake("mix_ids")
 def _mix_ids_fake(ids: Tensor) -> Tensor:
     return torch.empty_like(ids)

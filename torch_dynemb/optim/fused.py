@@ -72,9 +72,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         names: one per table.
         config: what the tables start with.
         rows: of the tables.
-        end_step: called by :meth:`step` with ``now``.
+        end_step: called by :meth:`step` with ``now``; ends the step of the tables.
+
+    Attributes:
+        lookups_since_step: that eager training has made on the CPU.
     """
 
+    lookups_since_step = 0
     _step_supports_amp_scaling = True  # so that GradScaler.step reaches `found_inf` below
 
     def __init__(
@@ -177,8 +181,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._apply_gradients()
-        self._rows.row_clock[self._tables + RowClock.SINCE_STEP] = 0
         self._end_step(now)
+        self.lookups_since_step = 0
         return loss
 
     def _apply_gradients(self) -> None:

@@ -222,7 +222,7 @@ class HashTable(TableModule):
         flat = flat_ids("HashTable", ids)
         rows = self.lookup(
             flat,
-            torch.arange(2, device=flat.device) * flat.shape[0],
+            self._group.one_bag,
             children=[self._table(child)],
             reads_only=self._reads_only(admit_hook),
         )

@@ -1,0 +1,42 @@
+// Ids of many features and the bags that they come in, before they are put one after another.
+#pragma once
+
+#include "core/host_device.h"
+
+namespace dynemb {
+
+// One feature of a call. All members are 8 bytes: kernels read it from a list of words.
+struct FeatureBags {
+  const void* ids;      // int64, or int32 where ids_wide is 0
+  const void* offsets;  // int64 or int32 likewise
+  int64_t ids_wide;
+  int64_t offsets_wide;
+  int64_t entry;    // of offsets in their list; -1: none, but bags of `length` ids each
+  int64_t has_end;  // offsets have the number of ids behind where the last bag begins
+  int64_t length;
+  int64_t begin;  // of its ids among those of all
+  int64_t count;  // of its ids
+};
+constexpr int64_t kFeatureBagsWords = sizeof(FeatureBags) / 8;
+
+DYNEMB_HD int64_t integer_at(const void* data, int64_t wide, int64_t i) {
+  return wide != 0 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+}
+
+// Where bag `bag` begins among the ids of all features; of the bag after the last, where it would.
+DYNEMB_HD int64_t bag_begin(const FeatureBags& feature, int64_t bag, int64_t bags) {
+  if (feature.entry < 0) return feature.begin + bag * feature.length;
+  if (bag == bags && feature.has_end == 0) return feature.begin + feature.count;
+  return feature.begin + integer_at(feature.offsets, feature.offsets_wide, bag);
+}
+
+// Whether the feature begins, or ends, with its ids. Else some would move into the bags of the
+// feature next to it.
+DYNEMB_HD bool begins_right(const FeatureBags& feature, int64_t bags) {
+  return bag_begin(feature, 0, bags) == feature.begin;
+}
+DYNEMB_HD bool ends_right(const FeatureBags& feature, int64_t bags) {
+  return bag_begin(feature, bags, bags) == feature.begin + feature.count;
+}
+
+}  // namespace dynemb
