@@ -153,7 +153,8 @@ class Program:
         for table in range(3):
             for number, batch in enumerate(group.export(table, batch_size=256)):
                 self.keep(f"export {table} {number}", *batch)
-        self.keep("tables", group.tables, group.slabs, group.row_clock)
+        group.step()
+        self.keep("tables", group.tables, group.slabs, group.row_clock, group.clock)
         group.end_step()
 
     def _policies(self) -> None:
@@ -317,6 +318,8 @@ class Program:
         self.keep(
             "owners", ops.id_owners(ids, parts=3, slots=7), ops.ids_encode([ids, many], [0, 1])
         )
+        ragged = self.tensor([0, 1]).int()
+        self.keep("concat", *ops.ids_concat([ids, mixed.int()], bags=2, offsets=[ragged, ragged]))
         self.keep("routing", mixed, ops.unmix_ids(mixed, parts=3, part=1), *unique)
         self._bags()
         self._ragged()

@@ -204,6 +204,7 @@ def ids_concat(
             have one length. The number of ids may be left out at the end.
 
     Raises:
+        ValueError: there are no ids, or offsets has another length.
         RuntimeError: a dtype or shape does not match, a tensor is not contiguous, or offsets do not
             begin with 0 or end with the number of ids where the next feature begins. What else is
             wrong with offsets, the lookup says. On a GPU a later op raises, and lookups with this
@@ -215,6 +216,8 @@ def ids_concat(
         >>> result.ids.tolist(), result.offsets.tolist()
         ([5, 6, 7, 8, 9, 9, 5], [0, 2, 4, 5, 7])
     """
+    if not ids:
+        raise ValueError("ids_concat: ids is empty, expected those of a feature or more")
     given = [] if offsets is None else list(offsets)
     if offsets is not None and len(given) != len(ids):
         raise ValueError(

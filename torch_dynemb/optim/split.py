@@ -57,6 +57,7 @@ class SplitOptimizer(FusedOptimizer):
 
     grad_scale: Tensor  # set by GradScaler.step, and deleted after it
     _found_inf: Tensor | None = None
+    _plain = False  # whether the tables' hyper-parameters say: no scale, and nothing to skip
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class SplitOptimizer(FusedOptimizer):
     def rebind(self, *, rows: Rows, end_step: Callable[[int | None], None]) -> None:
         """Follows the tables to another device, or to other dims."""
         super().rebind(rows=rows, end_step=end_step)
+        self._plain = False
         self._show_gradients()
 
     def _show_gradients(self) -> None:
@@ -122,11 +124,9 @@ class SplitOptimizer(FusedOptimizer):
     def _apply_gradients(self) -> None:
         rows, pending = self._rows, self._pending
         merge_grad_(pending, rows.row_clock)
-        hyper = rows.hyper.data
-        hyper[:, Hyper.SKIP_IF] = 0 if self._found_inf is None else self._found_inf.double()
-        scale: Tensor | None = getattr(self, "grad_scale", None)
-        hyper[:, Hyper.DOWN_SCALE_BY] = 1 if scale is None else scale.double()
-        updates = rows.row_clock[self._tables + RowClock.UPDATES].reshape(1).clone()
+        self._take_scale()
+        # the op compares this with the clock before it changes it
+        updates = rows.row_clock.narrow(0, self._tables + RowClock.UPDATES, 1)
         update = getattr(torch.ops.dynemb, f"{self._config.op_name}_update_")
         update(
             *rows.updated,
@@ -139,6 +139,17 @@ class SplitOptimizer(FusedOptimizer):
             list(range(self._tables)),
         )
         pending.counts.zero_()
+
+    def _take_scale(self) -> None:
+        """Writes what GradScaler has set to where the kernels read it, or that it has not."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        plain = scale is None and self._found_inf is None
+        if plain and self._plain:
+            return
+        hyper = self._rows.hyper.data
+        hyper[:, Hyper.SKIP_IF] = 0 if self._found_inf is None else self._found_inf.double()
+        hyper[:, Hyper.DOWN_SCALE_BY] = 1 if scale is None else scale.double()
+        self._plain = plain
 
 
 def clip_grad_norm_(
