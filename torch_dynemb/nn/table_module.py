@@ -331,23 +331,24 @@ class TableModule(nn.Module):
                 "shard the table"
             )
 
-    def _steps_to_forget(self) -> int:
+    def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.split else FORGOTTEN_STEPS
 
     def _count_lookup(self) -> None:
         if self._optimizer is None:
             return
-        # reading how many backwards there were is two calls of torch, in every forward
-        if self._optimizer.lookups_since_step >= self._steps_to_forget():
-            self._report_forgotten_step()
+        # There are no more backwards than lookups, and to read their number is two calls of torch.
+        if self._optimizer.lookups_since_step >= self._most_backwards():
+            self._optimizer.lookups_since_step = self._report_forgotten_step()
         self._optimizer.lookups_since_step += 1
 
-    def _report_forgotten_step(self) -> None:
+    def _report_forgotten_step(self) -> int:
+        """Warns if ``optimizer.step()`` is missing; returns how many backwards there were."""
         if self._optimizer is None:
-            return
+            return 0
         backwards = self._optimizer.updates_since_step()
         split = self._group.split
-        if backwards >= self._steps_to_forget():
+        if backwards >= self._most_backwards():
             done = "have gathered gradients" if split else "have updated the rows"
             warnings.warn(
                 f"{type(self).__name__}: {backwards} backwards {done} since the last "
@@ -355,6 +356,7 @@ class TableModule(nn.Module):
                 RuntimeWarning,
                 stacklevel=3,
             )
+        return backwards
 
     def train(self, mode: bool = True) -> TableModule:
         """Sets training mode; leaving it reports a forgotten ``optimizer.step()``."""

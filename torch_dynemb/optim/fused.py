@@ -75,7 +75,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         end_step: called by :meth:`step` with ``now``; ends the step of the tables.
 
     Attributes:
-        lookups_since_step: that eager training has made on the CPU.
+        lookups_since_step: at most so many backwards of eager training on the CPU there were.
     """
 
     lookups_since_step = 0
