@@ -274,7 +274,6 @@ OFFSETS = [
     ([1, 2, 3, 4], r"offsets\[0\] is 1, expected 0"),
     ([0, 1, 2, 3], r"the last offset is 3, expected the number of ids, 4"),
     ([0, 1, 2, 5], r"the last offset is 5, expected the number of ids, 4"),
-    ([], r"offsets has 0 elements, expected features \* batch \+ 1"),
 ]
 
 

@@ -177,8 +177,9 @@ def test_empty_offsets_are_one_bag_of_one_feature(emulated: bool) -> None:
 def test_where_empty_offsets_are_refused(emulated: bool) -> None:
     group, none, ids = make_group(), torch.empty(0, dtype=torch.int64), torch.tensor([3, 4])
     with device(emulated):
-        with pytest.raises(RuntimeError, match="offsets has 0 elements, expected features"):
-            group.find(ids, none, [0, 2])
+        for call in (group.find, group.find_or_insert):
+            with pytest.raises(RuntimeError, match="offsets has 0 elements, expected features"):
+                call(ids, none, [0, 2])
         with pytest.raises(RuntimeError, match="offsets is empty, expected where each of the bags"):
             ops.embedding_bag_inference(
                 group.rows,

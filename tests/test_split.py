@@ -181,6 +181,23 @@ def test_a_step_counts_for_every_table() -> None:
     assert group.row_clock.tolist() == [1, 1, 1, 0, 0, 0]
 
 
+def test_a_step_after_one_that_was_skipped_and_scaled() -> None:
+    """What GradScaler set does not stay, not in a copy either, whose optimizer is another one."""
+    module, ids = embedding(td.SGD(lr=1.0)), torch.arange(4)
+    train(module, ids, torch.ones(4, DIM))
+    module.optimizer.step()
+    before = module.group.read(0, ids)
+    train(module, ids, torch.ones(4, DIM))
+    module.optimizer.found_inf, module.optimizer.grad_scale = torch.ones(1), torch.full((1,), 2.0)
+    module.optimizer.step()
+    del module.optimizer.found_inf, module.optimizer.grad_scale
+    assert torch.equal(module.group.read(0, ids), before)
+    for same in (copy.deepcopy(module), module):
+        train(same, ids, torch.ones(4, DIM))
+        same.optimizer.step()
+        assert torch.equal(same.group.read(0, ids), before - 1)
+
+
 def test_zero_grad_discards() -> None:
     module = embedding(td.SGD(lr=1.0))
     ids = torch.arange(4)
