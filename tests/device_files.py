@@ -37,6 +37,7 @@ ANY_DEVICE = {
 CPU_ONLY = {
     # compilers and what they are told of ops
     "test_compile",
+    "test_dispatch_counts",
     "test_generated_code",
     "test_opcheck",
     "test_schemas",
@@ -63,6 +64,7 @@ CPU_ONLY = {
     # ops whose kernels tests/test_cuda_kernels.py compares with the CPU's
     "test_errors_ops",
     "test_feature_values",
+    "test_ids_concat",
     "test_pooling",
     "test_ragged_ops",
     "test_routing",

@@ -1,5 +1,6 @@
-// What the host side of a .cu file calls of the CUDA runtime and the emulator's headers lack, because
-// the emulator does it in another way: declarations, for a check of the syntax (oldest_torch.py).
+// What the host side of a .cu file calls of the CUDA runtime and the emulator's headers lack,
+// because the emulator does it in another way: declarations, for a check of the syntax
+// (oldest_torch.py).
 #pragma once
 
 #include <cuda_runtime.h>

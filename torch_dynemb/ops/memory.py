@@ -154,6 +154,7 @@ def end_step(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> None:
     torch.ops.dynemb.end_step(buckets, tables, row_clock)
 
 
+@raises_out_of_memory
 def advance_step_(
     buckets: Tensor, tables: Tensor, row_clock: Tensor, clock: Tensor, *, now: int | None = None
 ) -> None:

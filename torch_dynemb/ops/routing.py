@@ -192,6 +192,7 @@ class ConcatenatedIds(NamedTuple):
     offsets: Tensor
 
 
+@raises_out_of_memory
 def ids_concat(
     ids: Sequence[Tensor], *, bags: int, offsets: Sequence[Tensor | None] | None = None
 ) -> ConcatenatedIds:
