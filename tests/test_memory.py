@@ -12,6 +12,7 @@ import torch
 
 import torch_dynemb as td
 from torch_dynemb import ops
+from torch_dynemb.table_memory import HostMemory
 
 MIB = 1 << 20
 
@@ -229,3 +230,28 @@ def test_resident_memory_follows_the_ids() -> None:
     used = module.memory()["total"]
     assert used > 100 * MIB
     assert resident() - before < 1.3 * used
+
+
+def test_a_thousand_tables_fit_into_the_addresses_of_a_large_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one column with everything that reserves most; a tensor for all of memory each was 20."""
+    monkeypatch.setattr(HostMemory, "total_bytes", lambda self: 2 << 40)
+    policy = td.Policy(admission=td.AdmitFrequent(2))
+    groups = [
+        td.TableGroup(
+            [td.TableConfig("t", 1, policy=policy)], optimizer=td.AMSGrad(lr=0.1), split=True
+        )
+        for _ in range(300)
+    ]
+    rows = [group.weights[0].shape[0] for group in groups]
+    assert rows[0] > 10**9
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] > 10**7
+    tables = [td.TableConfig(f"t{dim}", dim) for dim in range(1, 27)]
+    collection = td.TableGroup(tables, optimizer=td.Adam(lr=0.1), split=True)
+    assert all(weights.shape[0] > 10**6 for weights in collection.weights)
+    del groups, collection
+    gc.collect()
+    alone = td.TableGroup([td.TableConfig("t", 64)], optimizer=td.Adam(lr=0.1))
+    assert alone.weights[0].shape[0] > 10**9

@@ -36,20 +36,23 @@ if TYPE_CHECKING:
     from torch_dynemb.table_memory import TableMemory
 
 _MIN_BUCKETS = 64 // BUCKET_WIDTH
-# Addresses of a process, and of a GPU, in bytes. Groups that exist get parts of them of which any
-# number fits: 1 / 8 (n + 8) for the n-th, since the sum of these is below 1 up to 24,000 groups.
+# Bytes of addresses that a process and its GPUs have, and those that groups have taken.
 _ADDRESS_SPACE = 1 << 47
-_live: weakref.WeakSet[TableGroup] = weakref.WeakSet()
+_reserved: weakref.WeakKeyDictionary[TableGroup, int] = weakref.WeakKeyDictionary()
 
 
 def allocate(group: TableGroup, memory: TableMemory) -> None:
     """Sets the tensors of a group. None of them ever changes its shape or address."""
     rows = _reserved_rows(group, memory)
-    _live.add(group)
     buckets = _describe_tables(group, rows, memory)
     _allocate_index(group, memory, rows, buckets)
     _allocate_rows(group, memory, rows)
     memory.bind(group, [], [])
+
+
+def _free_share() -> int:
+    """Bytes of addresses for a group that would take any number: 4 TB, or 10 GB after 1,000."""
+    return (_ADDRESS_SPACE - sum(_reserved.values())) // (4 * (len(_reserved) + 8))
 
 
 def _reserved_rows(group: TableGroup, memory: TableMemory) -> list[int]:
@@ -57,19 +60,36 @@ def _reserved_rows(group: TableGroup, memory: TableMemory) -> list[int]:
 
     Addresses are cheap but not endless, so groups without a bound get fewer where many exist.
     """
-    share = _ADDRESS_SPACE // (8 * (len(_live) + 9))
-    tables = [
-        sum(table.slab == slab for table in group.tables_config) for slab in group.slab_configs
+    _reserved.pop(group, None)
+    slabs = group.slab_configs
+    tables = [sum(table.slab == slab for table in group.tables_config) for slab in slabs]
+    of_row = [_addresses_of_row(group, s, n) for s, n in zip(slabs, tables, strict=True)]
+    full = [memory.total_bytes() // _addresses_of_row(group, slab, 1) for slab in slabs]
+    rows = [
+        _slab_rows(group, slab, max(1, min(MAX_ROWS, n)))
+        for slab, n in zip(slabs, full, strict=True)
     ]
-    of_id = [_addresses_of_row(group, slab, 1) for slab in group.slab_configs]
-    most = [max(1, min(MAX_ROWS, memory.total_bytes() // size)) for size in of_id]
-    wanted = sum(
-        n * _addresses_of_row(group, slab, count)
-        for n, slab, count in zip(most, group.slab_configs, tables, strict=True)
-    )
+    wanted = sum(n * size for n, size in zip(rows, of_row, strict=True))
+    counters = len(group.layout.counter_tables)
+    share = _free_share() * 3 // 4  # the rest is for counters
     if wanted > share:
-        most = [max(1, n * share // wanted) for n in most]
-    return [_slab_rows(group, slab, n) for slab, n in zip(group.slab_configs, most, strict=True)]
+        rows = [
+            _slab_rows(group, s, max(1, n * share // wanted))
+            for s, n in zip(slabs, rows, strict=True)
+        ]
+    taken = sum(n * size for n, size in zip(rows, of_row, strict=True))
+    taken += counters * _region_buckets(_counted_ids(group, memory, rows)) * 8 * BUCKET_WORDS
+    _reserved[group] = taken
+    return rows
+
+
+def _counted_ids(group: TableGroup, memory: TableMemory, rows: list[int]) -> int:
+    """Ids that each counter table has room for."""
+    if group.max_rows is not None:
+        return 4 * max(rows)
+    counters = max(len(group.layout.counter_tables), 1)
+    most = min(memory.total_bytes() // 16, _free_share() // (8 * counters))
+    return max(1, most // BUCKET_WIDTH)
 
 
 def _addresses_of_row(group: TableGroup, slab: SlabConfig, tables: int) -> int:
@@ -132,11 +152,7 @@ def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) ->
         row[Meta.REGION_BUCKETS] = region
         region_begin += region
     # counters lie in the same index, and take no rows
-    region = _region_buckets(
-        min(memory.total_bytes(), _ADDRESS_SPACE // (16 * (len(_live) + 8))) // (16 * BUCKET_WIDTH)
-        if group.max_rows is None
-        else 4 * max(rows)
-    )
+    region = _region_buckets(_counted_ids(group, memory, rows)) if counted else 0
     for number, t in enumerate(counted):
         row = meta[len(group.tables_config) + number]
         row[:] = meta[t]
