@@ -352,3 +352,17 @@ def test_keyed_jagged_errors() -> None:
     with raises_in_step(tables.group, "the last offset is 8, expected the number of ids"):
         tables(td.KeyedJagged(NAMES, values[:7], offsets))
     assert set(tables.sizes().values()) == {0}
+
+
+@pytest.mark.parametrize("offsets", [[0, 0, 1000, 3], [0, 2, 1, 3], [0, 1, 2, 5], [1, 1, 2, 3]])
+@pytest.mark.parametrize("keys", ["cab", "cabd"], ids=["all", "one dropped"])
+def test_wrong_offsets_of_reordered_features(offsets: list[int], keys: str) -> None:
+    """They are found by the lookup; before it, nothing is read or written outside of the ids."""
+    tables = [td.TableConfig(name, 4) for name in "abc"]
+    collection = td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1))
+    if len(keys) == 4:
+        offsets = [*offsets, offsets[-1]]
+    features = td.KeyedJagged(list(keys), torch.tensor([1, 2, 3]), torch.tensor(offsets))
+    with raises_in_step(collection.group, "offset"):
+        collection(features)
+    assert collection.group.sizes() == {"a": 0, "b": 0, "c": 0}

@@ -177,7 +177,7 @@ ROW = 64 * 4 * 3 + 4 + 8  # bytes of weights, Adam's state, generation and entry
 
 def test_the_host_does_not_map_ahead_of_a_device_that_is_behind() -> None:
     group = make_group()
-    ids = torch.arange(100_000)
+    ids = torch.arange(50_000)
     with emulated_cuda():
         group.insert(0, ids)
         start = created_bytes()
@@ -204,22 +204,22 @@ def test_a_host_with_enough_memory_mapped_does_not_wait() -> None:
 def test_memory_that_no_step_needs_is_given_back() -> None:
     group = make_group()
     with emulated_cuda():
-        group.insert(0, torch.arange(300_000) % 1000)
+        group.insert(0, torch.arange(120_000) % 1000)
         mapped = created_bytes()
         for _ in range(200):
             group.insert(0, torch.arange(100))
             group.end_step()
-        assert mapped - created_bytes() >= 150_000 * ROW
+        assert mapped - created_bytes() >= 60_000 * ROW
         values = group.read(0, torch.arange(1000))
-        train(group, 0, torch.arange(300_000), torch.ones(300_000, 64))  # takes it again
-        assert group.size(0) == 300_000
+        train(group, 0, torch.arange(20_000), torch.ones(20_000, 64))  # takes some of it again
+        assert group.size(0) == 20_000
         assert not torch.equal(group.read(0, torch.arange(1000)), values)
 
 
 def test_memory_that_was_asked_for_is_not_given_back() -> None:
     group = make_group()
     with emulated_cuda():
-        group.reserve(0, 200_000)
+        group.reserve(0, 5_000_000)  # an index of 115 MB
         mapped = created_bytes()
         for _ in range(200):
             group.insert(0, torch.arange(100))

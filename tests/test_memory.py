@@ -5,7 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from torch_dynemb import ops
 from torch_dynemb.table_memory import HostMemory
 
 MIB = 1 << 20
+TESTS = Path(__file__).resolve().parent
 
 
 def process_bytes(field: str) -> int:
@@ -27,10 +32,13 @@ def process_bytes(field: str) -> int:
 
 
 def resident() -> int:
-    """Resident bytes, without garbage and without what malloc keeps for later."""
+    """Bytes of memory taken, without garbage and without what malloc keeps for later.
+
+    Files and pages in swap do not count twice: the system takes and returns them when it likes.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    return process_bytes("VmRSS")
+    return process_bytes("RssAnon") + process_bytes("VmSwap")
 
 
 def two_tables() -> td.TableGroup:
@@ -160,6 +168,14 @@ def test_ops_do_not_leak_over_100_000_calls(loop: Callable[[], Loop]) -> None:
 
 
 def test_a_deleted_group_gives_its_memory_back() -> None:
+    """In a process of its own: what other tests have left in the heap would be used again."""
+    program = "import test_memory; test_memory.use_and_delete_a_group()"
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    environ = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True)
+
+
+def use_and_delete_a_group() -> None:
     def use() -> tuple[int, int]:
         module = td.DynamicEmbedding(64, optimizer=td.Adam(lr=0.1))
         for _ in range(2):

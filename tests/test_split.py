@@ -529,3 +529,15 @@ def test_compact_gives_the_room_of_gradients_back() -> None:
     assert before - memory_in_use() > 30_000_000  # of 41 MB of gradients
     module(torch.tensor([1])).sum().backward()
     module.optimizer.step()
+
+
+def test_a_step_with_a_wrong_time_does_nothing() -> None:
+    module = td.DynamicEmbedding(
+        4, optimizer=td.SGD(lr=1.0), split=True, initializer=td.Constant(0.0)
+    )
+    module(torch.tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match=r"now is 1.5, expected seconds as an int"):
+        module.optimizer.step(now=1.5)
+    with pytest.raises(ValueError, match="now is -1, expected at least 0"):
+        module.optimizer.step(now=-1)
+    assert not module.eval()(torch.tensor([1])).any()

@@ -54,6 +54,44 @@ def test_versions_are_checked() -> None:
         assert_refuses(target, {**state, "format": entry}, f"format version {version}")
 
 
+def scored() -> td.DynamicEmbedding:
+    """A full table whose ids are evicted by their step, with a free row."""
+    policy = td.Policy(capacity=40)
+    module = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1), policy=policy, name="t")
+    module(torch.arange(40)).sum().backward()
+    module.optimizer.step()
+    module.group.erase(0, torch.tensor([2]))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("t.scores", -2, "its index is damaged"),  # a claim, to an eviction
+        ("t.scores", 99, "its index is damaged"),  # a step that has not come
+        ("clock", 2**63 - 1, "'clock' is corrupted: a count is above 2\\^62"),
+        ("row_clock", 2**63 - 1, "'row_clock' is corrupted: a count is above 2\\^62"),
+    ],
+)
+def test_counts_that_no_training_leaves(entry: str, value: int, message: str) -> None:
+    state = scored().state_dict()
+    state[entry].fill_(value)
+    assert_refuses(scored(), state, message)
+
+
+def test_a_free_row_newer_than_its_next_owner() -> None:
+    """The next id would read zeros for ever."""
+    state = scored().state_dict()
+    state["dim4.generations"][int(state["dim4.free_rows"][0] >> 28)] += 2**20
+    assert_refuses(scored(), state, "their owners do not match")
+
+
+def test_a_state_without_values() -> None:
+    state = scored().state_dict()
+    state["dim4.exp_avg"] = state["dim4.exp_avg"].to("meta")
+    assert_refuses(scored(), state, "'dim4.exp_avg' is on the meta device, expected values")
+
+
 def test_missing_and_unexpected_entries() -> None:
     target, state = used(), used().state_dict()
     for name in state:

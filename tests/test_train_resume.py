@@ -134,13 +134,14 @@ def whole(data, tmp_path_factory) -> tuple[dict[str, Any], dict[str, Any]]:
     return result, state
 
 
-def test_killed_five_times(data, whole, tmp_path):
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_killed_and_resumed(data, whole, tmp_path, kills):
     whole_result, whole_state = whole
     path = tmp_path / "checkpoint.pt"
     unfinished = checkpoint.unfinished(path)
     chance = random.Random(0)
     lines_before = 0
-    for attempt in range(5):
+    for attempt in range(kills):
         process = start(data, tmp_path, *(["--resume"] if attempt else []))
         if attempt in (1, 3):
             unfinished.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     CLOCK_HEAD,
     GENERATION_BITS,
+    Clock,
     Meta,
     Slab,
     Table,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
 
 FORMAT_VERSION = 3
+_MOST_COUNTED = 1 << 62  # what is counted on from here does not overflow
 # Entries whose shape depends on the group alone; the lengths of the others are written in them.
 _FIXED = ("seeds", "tables", "slabs", "clock", "sketch", "row_clock")
 
@@ -117,6 +119,11 @@ def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     for name, own in expected.items():
         fixed = name in _FIXED
         given = tensors[name]
+        if isinstance(given, Tensor) and given.is_meta:
+            raise ValueError(
+                f"state entry {name!r} is on the meta device, expected values: load the checkpoint "
+                "onto the CPU or a GPU"
+            )
         if (
             not isinstance(given, Tensor)
             or given.dtype != own.dtype
@@ -131,6 +138,8 @@ def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
         counts = tensors[name][:CLOCK_HEAD] if name == "clock" else tensors[name]
         if bool((counts < 0).any()):
             raise ValueError(f"state entry {name!r} is corrupted: a count is negative")
+        if counts.dtype == torch.int64 and bool((counts > _MOST_COUNTED).any()):
+            raise ValueError(f"state entry {name!r} is corrupted: a count is above 2^62")
     rows: list[list[Tensor]] = [[] for _ in group.slab_configs]
     for t, table in enumerate(group.tables_config):
         handles = _check_index(group, tensors, t, f"{table.name}.buckets")
@@ -192,6 +201,10 @@ def _check_index(group: TableGroup, tensors: Mapping[str, Tensor], t: int, entry
         or int(tombstones.sum()) != row[Table.TOMBSTONES]
     ):
         raise damaged
+    if scored:  # the first word is the step in which an id was last seen
+        steps = tensors[f"{name}.scores"].cpu()[:, :BUCKET_WIDTH][occupied]
+        if bool(((steps < 0) | (steps > tensors["clock"][Clock.STEP].cpu())).any()):
+            raise damaged
     ids, handles = keys[occupied], stored[occupied] - 1
     meta = group.meta[t : t + 1].cpu().clone()
     meta[0, Meta.SEED] = tensors["seeds"][t]
@@ -239,6 +252,14 @@ def _check_rows(
     if not bool(owned_once.index_fill_(0, rows, True).all()):
         raise damaged
     generations = tensors[f"{prefix}.generations"].cpu()[rows].to(torch.int64)
-    live = generations == (torch.cat([owned, free]) & ((1 << GENERATION_BITS) - 1))
-    if not bool(live[: owned.numel()].all()) or bool(live[owned.numel() :].any()):
+    mask = (1 << GENERATION_BITS) - 1
+    ahead = ((torch.cat([owned, free]) & mask) - generations) & mask
+    # a free row's next owner is newer than what was last written there, counted with wrap-around
+    unwritten = (generations == 0) | ((ahead > 0) & (ahead <= mask >> 1))
+    live = ahead == 0
+    if (
+        bool((generations < 0).any())
+        or not bool(live[: owned.numel()].all())
+        or not bool(unwritten[owned.numel() :].all())
+    ):
         raise damaged

@@ -175,10 +175,6 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
     return GroupedIds(*ops.ids_concat(ids, bags=bags[0], offsets=offsets), None)
 
 
-def _offsets_of(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-
-
 def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped) -> GroupedIds:
     keys = list(features.keys())
     if any(name not in keys for name in names):
@@ -206,20 +202,28 @@ def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped
 
 
 def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> GroupedIds:
-    """The ids of the chosen features, in their order."""
+    """The ids of the chosen features, in their order.
+
+    Offsets may be wrong, which only the lookup checks: nothing here reads or writes outside of the
+    ids, and offsets that decrease, begin or end elsewhere still do so afterwards.
+    """
     batch = (given.offsets.shape[0] - 1) // len(keys)
-    # Rows are picked one by one: an index tensor would be copied to a GPU, which waits for it.
-    all_begins = given.offsets[:-1].reshape(len(keys), batch)
-    all_lengths = given.offsets.diff().reshape(len(keys), batch)
-    begins = torch.cat([all_begins[feature] for feature in chosen])
-    lengths = torch.cat([all_lengths[feature] for feature in chosen])
-    offsets = _offsets_of(lengths)
+    if batch == 0:
+        return given
+    begins = given.offsets[:-1].reshape(len(keys), batch)
+    bounds = torch.cat([begins[:, 0], given.offsets[-1:]])
+    # Features are picked one by one: an index tensor would be copied to a GPU, which waits for it.
+    lengths = torch.cat([bounds[f + 1 : f + 2] - bounds[f : f + 1] for f in chosen])
+    ends = lengths.cumsum(0)
+    moves = torch.cat([bounds[f + 1 : f + 2] for f in chosen]) - ends  # from new to old positions
+    kept = (torch.cat([begins[f : f + 1] for f in chosen]) - moves[:, None]).reshape(-1)
+    wrong_end = given.offsets[-1:] - given.ids.shape[0]
+    offsets = torch.cat([kept[:1] + given.offsets[:1], kept[1:], ends[-1:] + wrong_end])
     # Without dropped features the count is known, so compiled code needs no value of a tensor.
-    count = given.ids.shape[0] if len(chosen) == len(keys) else int(offsets[-1])
-    shift = torch.repeat_interleave(begins - offsets[:-1], lengths, output_size=count)
-    position = torch.arange(count, device=shift.device) + shift
+    count = given.ids.shape[0] if len(chosen) == len(keys) else int(ends[-1])
+    position = torch.arange(count, device=ends.device)
+    feature = torch.searchsorted(ends, position, right=True).clamp(max=len(chosen) - 1)
+    source = (position + moves[feature]).clamp(0, given.ids.shape[0] - 1)
     return GroupedIds(
-        given.ids[position],
-        offsets,
-        None if given.weights is None else given.weights[position],
+        given.ids[source], offsets, None if given.weights is None else given.weights[source]
     )

@@ -168,6 +168,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             now: seconds, for tables that keep timestamps or a ttl; default: the machine's clock.
 
         Raises:
+            TypeError, ValueError: ``now`` is no int, or is negative; nothing has been done.
             RuntimeError: ids found no room in a table whose policy says ``check="error"``; on a
                 GPU, whatever kernels have found wrong.
         """
@@ -176,6 +177,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 "optimizer: the tables got another optimizer by set_optimizer(): use "
                 "module.optimizer"
             )
+        if now is not None and not isinstance(now, int):
+            raise TypeError(
+                f"optimizer.step: now is {now!r}, expected seconds as an int: int(time.time())"
+            )
+        if now is not None and now < 0:
+            raise ValueError(f"optimizer.step: now is {now}, expected at least 0")
         loss = None
         if closure is not None:
             with torch.enable_grad():
