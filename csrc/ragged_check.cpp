@@ -1,5 +1,6 @@
 #include "ragged_check.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/storage.h"
@@ -97,6 +98,21 @@ void check_tiles(const char* op, const std::vector<int64_t>& tile_lens,
                  const std::vector<int64_t>& pad_left) {
   check_numbers(op, "tile_lens", tile_lens, tile_lens.size(), 1);
   check_entries(op, "pad_left", pad_left.size(), tile_lens.size());
+}
+
+void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int64_t batch,
+                      int64_t dim) {
+  for (size_t f = 0; f < tile_lens.size(); ++f) {
+    int64_t columns = 0;
+    int64_t bytes = 0;
+    // a row has to be addressable also where there is no bag
+    const bool fits =
+        !__builtin_mul_overflow(tile_lens[f], std::max<int64_t>(4 * dim, 1), &columns) &&
+        !__builtin_mul_overflow(columns, std::max<int64_t>(batch, 1), &bytes);
+    STD_TORCH_CHECK(fits, "dynemb::", op, ": ", entry_name("tile_lens", f), " is ", tile_lens[f],
+                    ", with which tiles of ", batch, " bags and dim ", dim,
+                    " are larger than an address space");
+  }
 }
 
 void check_tile_grads(const char* op, const std::vector<Tensor>& grads,

@@ -31,6 +31,9 @@ void check_same_rows(const char* op, const std::vector<Tensor>& x_offsets,
 // Arguments of ragged_tile and its gradients.
 void check_tiles(const char* op, const std::vector<int64_t>& tile_lens,
                  const std::vector<int64_t>& pad_left);
+// Raises unless tiles of so many bags can be addressed: [batch, tile_len * dim] floats each.
+void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int64_t batch,
+                      int64_t dim);
 void check_tile_grads(const char* op, const std::vector<Tensor>& grads,
                       const std::vector<int64_t>& tile_lens, int64_t batch, int64_t dim);
 

@@ -52,7 +52,8 @@ class TableGroup(LifeCycle, RowAccess):
         tables: at least one; names must differ.
         optimizer: of the rows; None for a group that is only read.
         max_rows: rows to reserve per slab; default: what the tables' capacities add up to, or what
-            would fill the device's memory.
+            would fill the device's memory, but less where hundreds of groups share the addresses
+            of the process.
         memory_budget: bytes that the tables may take together, index and optimizer state included,
             a number or a text such as ``"4GB"``; whoever needs room first gets it, but for a
             sixteenth of an equal share that is kept for each; where several need more than is left,

@@ -76,6 +76,7 @@ std::vector<Tensor> ragged_tile(Tensor rows, Tensor positions, Tensor offsets,
   check_matrix(op, "rows", rows);
   const int64_t features = features_of(op, tile_lens, pad_left);
   const Bags bags = bags_of(op, positions, offsets, features, weights, rows.size(0), rows.size(1));
+  check_tile_sizes(op, tile_lens, bags.batch, bags.dim);
   std::vector<Tensor> tiles;
   for (int64_t f = 0; f < features; ++f) {
     tiles.push_back(empty_cpu({bags.batch, tile_lens[f] * bags.dim}, ScalarType::Float));
