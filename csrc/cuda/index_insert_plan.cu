@@ -153,7 +153,8 @@ __device__ int64_t ids_of_table(const FeatureArgs& features, int64_t t) {
   int64_t ids = 0;
   for (int64_t f = 0; f < features.features; ++f) {
     if (features.table[f] != t) continue;
-    ids += features.given_offset((f + 1) * features.batch) - features.given_offset(f * features.batch);
+    ids +=
+        features.given_offset((f + 1) * features.batch) - features.given_offset(f * features.batch);
   }
   return ids;
 }

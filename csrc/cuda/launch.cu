@@ -281,8 +281,9 @@ Tensor Call::empty(const std::vector<int64_t>& size, ScalarType dtype) const {
     size_t total = 0;
     check_cuda(op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
     STD_TORCH_CHECK(false, "dynemb::", op, ": out of GPU memory: the call needs ",
-                    (bytes >> 20) + 1, " MiB for its results or scratch memory, but the device has ",
-                    free_bytes >> 20, " MiB left. Use smaller batches, call "
+                    (bytes >> 20) + 1,
+                    " MiB for its results or scratch memory, but the device has ", free_bytes >> 20,
+                    " MiB left. Use smaller batches, call "
                     "torch.cuda.empty_cache(), or use a GPU with more memory");
   }
 }
