@@ -536,8 +536,8 @@ def test_a_step_with_a_wrong_time_does_nothing() -> None:
         4, optimizer=td.SGD(lr=1.0), split=True, initializer=td.Constant(0.0)
     )
     module(torch.tensor([1])).sum().backward()
-    with pytest.raises(TypeError, match=r"now is 1.5, expected seconds as an int"):
+    with pytest.raises(TypeError, match=r"now: seconds is 1.5, expected int"):
         module.optimizer.step(now=1.5)
-    with pytest.raises(ValueError, match="now is -1, expected at least 0"):
+    with pytest.raises(ValueError, match="now: seconds is -1, expected at least 0"):
         module.optimizer.step(now=-1)
     assert not module.eval()(torch.tensor([1])).any()

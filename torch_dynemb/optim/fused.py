@@ -177,12 +177,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 "optimizer: the tables got another optimizer by set_optimizer(): use "
                 "module.optimizer"
             )
-        if now is not None and not isinstance(now, int):
+        if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
             raise TypeError(
-                f"optimizer.step: now is {now!r}, expected seconds as an int: int(time.time())"
+                f"optimizer.step: now: seconds is {now!r}, expected int, as int(time.time()) is"
             )
         if now is not None and now < 0:
-            raise ValueError(f"optimizer.step: now is {now}, expected at least 0")
+            raise ValueError(f"optimizer.step: now: seconds is {now}, expected at least 0")
         loss = None
         if closure is not None:
             with torch.enable_grad():
