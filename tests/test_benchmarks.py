@@ -42,6 +42,7 @@ SMALL = {
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
 }
+SLOW = ("feature_ops", "lifecycle", "optimizers")  # 9 seconds each
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,9 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
     runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in SMALL]
+)
 def test_prints_one_json_line_per_case(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
