@@ -27,6 +27,7 @@ ANY_DEVICE = {
     "test_recis_faults",
     "test_recis_lookup",
     "test_recis_optimizers",
+    "test_recomputation",
     "test_row_dtypes",
     "test_split",
     "test_state",

@@ -333,6 +333,29 @@ def test_activation_checkpointing(how: str) -> None:
         assert_equal_bits(model, plain)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_compiled_activation_checkpointing_counts_ids_once(use_reentrant: bool) -> None:
+    policy = td.Policy(score="frequency")
+    table = td.DynamicEmbedding(DIM, optimizer=td.SGD(lr=0.1), policy=policy)
+
+    def body(ids: Tensor, shift: Tensor) -> Tensor:
+        result: Tensor = (table(ids) * 2).sin() + shift
+        return result
+
+    def checkpointed(ids: Tensor, shift: Tensor) -> Tensor:
+        result: Tensor = checkpoint(body, ids, shift, use_reentrant=use_reentrant)
+        return result
+
+    function, _ = compiled(checkpointed)
+    ids = torch.tensor([1, 2, 2])
+    for _ in range(2):
+        function(ids, torch.zeros(DIM, requires_grad=True)).sum().backward()
+        table.optimizer.step()
+    assert table.group.get_score(0, ids).scores.tolist() == [2, 4, 4]
+    assert int(table.group.row_clock[0]) == 2  # updates
+
+
 def test_two_lookups_before_backward_raise() -> None:
     table = td.DynamicEmbedding(DIM, optimizer=td.SGD(lr=0.1))
     function, _ = compiled(lambda ids: (table(ids), table(ids)))

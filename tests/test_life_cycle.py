@@ -11,7 +11,6 @@ import pytest
 import torch
 from group_calls import train, unchanged
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Slab
@@ -398,26 +397,3 @@ def test_only_what_has_changed_is_exported() -> None:
     assert ids(since=6) == set()
     with pytest.raises(ValueError, match="does not keep score 'custom'"):
         ids(since=1, score="custom")
-
-
-def test_recomputation_in_backward_counts_nothing_again() -> None:
-    policy = td.Policy(score="frequency", admission=td.AdmitFrequent(2), refused="zeros")
-    outputs = []
-    for checkpointed in (False, True):
-        module = td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=0.1), policy=policy)
-        layer = torch.nn.Linear(4, 4, bias=False)
-        torch.nn.init.eye_(layer.weight)
-
-        def run(ids: Tensor, module: Any = module, layer: Any = layer) -> Tensor:
-            return layer(module(ids)).square()
-
-        for _ in range(2):
-            ids = torch.tensor([1, 1, 2])
-            output = checkpoint(run, ids, use_reentrant=False) if checkpointed else run(ids)
-            assert isinstance(output, Tensor)
-            output.sum().backward()
-            module.optimizer.step()
-        assert module.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [4, 2]
-        outputs.append((output.detach(), layer.weight.grad, module.group.read(0, ids)))
-    for plain, recomputed in zip(*outputs, strict=True):
-        assert torch.equal(plain, recomputed)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb import ops
+from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
@@ -46,9 +47,10 @@ class TableModule(nn.Module):
         device: of the rows; default: torch's default device.
         max_rows, memory_budget, seed: see :class:`torch_dynemb.table.TableGroup`.
 
-    Under activation checkpointing, tables with policies want ``use_reentrant=False``: the reentrant
-    kind first runs without grad, which inserts nothing, and then inside backward, where ids have
-    been counted already.
+    Under activation checkpointing policies count ids once. With ``use_reentrant=True`` the forward
+    runs without grad first, which only reads: a new id gives its ``eval_default`` there, and gets
+    its row in the backward. ``use_reentrant=False`` gives it the row in the forward. Compile what
+    calls ``checkpoint``, not what it calls: compiled code does not know that it runs again.
     """
 
     def __init__(
@@ -231,10 +233,11 @@ class TableModule(nn.Module):
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
             self._count_lookup()
-        # Activation checkpointing runs the forward again inside backward. Ids are there by then,
-        # unless it is the reentrant one, whose first forward has no grad and only reads.
-        if learning and (not inserts or (group.layout.rows and _in_backward())):
-            # in backward, policies have seen these ids: who has no row by now was refused one
+        # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
+        # row by now was refused one. Without policies to insert them again changes nothing.
+        if learning and (
+            not inserts or (group.layout.rows and repeats_a_forward(type(self).__name__))
+        ):
             found = group.find(ids, offsets, feature_tables).handles
             handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
         elif learning:
@@ -445,10 +448,6 @@ class TableModule(nn.Module):
     def extra_repr(self) -> str:
         config = self._group.optimizer_config
         return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
-
-
-def _in_backward() -> bool:
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def integer_ids(owner: str, ids: Tensor) -> Tensor:
