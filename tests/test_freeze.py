@@ -262,6 +262,26 @@ def test_an_exported_file_has_the_size_of_the_used_part() -> None:
     assert sizes[20_000] < 11 * sizes[2000]
 
 
+@pytest.mark.traced
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+# torch.jit takes tensors, tuples, lists and dicts
+@pytest.mark.parametrize(
+    ("make", "seen", "unseen"),
+    [case for name, case in CASES.items() if name != "keyed bags"],
+    ids=[name for name in CASES if name != "keyed bags"],
+)
+def test_traced_saved_and_loaded(
+    make: Callable[[], nn.Module], seen: tuple[Any, ...], unseen: tuple[Any, ...]
+) -> None:
+    frozen = td.freeze(trained(make, seen))
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.trace(frozen, seen, strict=False), buffer)
+    buffer.seek(0)
+    loaded = torch.jit.load(buffer)
+    for arguments in (seen, unseen):
+        assert_same(loaded(*arguments), frozen(*arguments))
+
+
 def test_a_live_table_in_a_model_is_not_exported() -> None:
     with pytest.raises(RuntimeError, match=r"export torch_dynemb\.freeze\(model\)"):
         torch.export.export(trained_model().eval(), (IDS,))

@@ -316,6 +316,31 @@ def test_a_full_table_names_the_remedy() -> None:
     assert 100 in embedding
 
 
+@pytest.mark.parametrize("names", [{"table"}, {"table", "dense"}])
+def test_functional_call_with_a_new_anchor_says_what_is_wrong(names: set[str]) -> None:
+    model = Model()
+    new = {name: p.detach().clone() for name, p in model.named_parameters()}
+    given = {name: p for name, p in new.items() if name.split(".")[0] in names}
+    with pytest.raises(RuntimeError, match=r"functional_call was given .*leave the entries .*out"):
+        torch.func.functional_call(model, given, (IDS,))
+    assert len(model.table) == 0
+    del new["table.grad_anchor"]
+    output = torch.func.functional_call(model, new, (IDS,))
+    assert torch.equal(output, model(IDS))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("training", [True, False])
+def test_live_tables_are_not_traced_or_scripted(training: bool) -> None:
+    for model in (Model(), Model().table):
+        model.train(training)
+        with pytest.raises(RuntimeError, match=r"cannot be traced .*torch_dynemb\.freeze\(model\)"):
+            torch.jit.trace(model, (IDS,), check_trace=False)
+        for scripted in (model, td.freeze(model)):
+            with pytest.raises(RuntimeError, match=r"torch\.jit\.script does not take"):
+                torch.jit.script(scripted)
+
+
 def test_live_tables_are_not_exported() -> None:
     model = Model()
     model(IDS)

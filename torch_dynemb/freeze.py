@@ -127,6 +127,12 @@ class FrozenModule(nn.Module):
         """Number of ids by table name."""
         return self.frozen_tables.sizes()
 
+    def __prepare_scriptable__(self) -> None:
+        raise RuntimeError(
+            f"{type(self).__name__}: torch.jit.script does not take frozen tables: use "
+            "torch.jit.trace or torch.export"
+        )
+
     def _lookup(
         self,
         ids: Tensor,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -229,6 +231,11 @@ class TableModule(nn.Module):
                 f"{type(self).__name__}: a live table cannot be exported (its whole reservation "
                 "would be saved): export torch_dynemb.freeze(model)"
             )
+        if not torch.compiler.is_compiling() and torch.jit.is_tracing():
+            raise RuntimeError(
+                f"{type(self).__name__}: a live table cannot be traced by torch.jit (the trace "
+                "would hold its whole reservation): trace torch_dynemb.freeze(model)"
+            )
         self._check_not_replicated()
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
@@ -326,7 +333,17 @@ class TableModule(nn.Module):
         if DistributedDataParallel._active_ddp_module is not None:
             replicated_by = "DistributedDataParallel"
         elif self.grad_anchor is not self._own_anchor[0]:
-            replicated_by = "FSDP (its grad_anchor has been replaced)"
+            replaced_by = "FSDP or torch.func.functional_call"
+            if not torch.compiler.is_compiling():
+                replaced_by = "FSDP" if not _in_functional_call() else ""
+            if not replaced_by:
+                raise RuntimeError(
+                    f"{type(self).__name__}: torch.func.functional_call was given a new "
+                    "grad_anchor, which is no weight and must stay the module's own: leave the "
+                    "entries that end in 'grad_anchor' out of the parameters; rows are read and "
+                    "written by module.group"
+                )
+            replicated_by = f"{replaced_by} (its grad_anchor has been replaced)"
         if replicated_by:
             raise RuntimeError(
                 f"{type(self).__name__}: the table is inside {replicated_by}, which would give "
@@ -445,9 +462,24 @@ class TableModule(nn.Module):
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
 
+    def __prepare_scriptable__(self) -> None:
+        raise RuntimeError(
+            f"{type(self).__name__}: torch.jit.script does not take dynamic tables: trace "
+            "torch_dynemb.freeze(model) with torch.jit.trace, or export it with torch.export"
+        )
+
     def extra_repr(self) -> str:
         config = self._group.optimizer_config
         return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
+
+
+def _in_functional_call() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is torch.func.functional_call.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def integer_ids(owner: str, ids: Tensor) -> Tensor:
