@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_dynemb import ops
-from torch_dynemb.recis import RaggedTensor
+from torch_dynemb.recis import RaggedTensor, primes
 from torch_dynemb.recis.feature_engine import Feature, FeatureEngine
 from torch_dynemb.recis.feature_ops import (
     Bucketize,
@@ -100,6 +100,36 @@ def test_id_multi_hash_has_the_parameters_of_recis(rows: list[list[int]], sizes:
         expected = [[x * (1, 3, 5, 7)[i] % 2**64 % prime % size for x in row] for row in rows]
         assert rows_of(results[f"f_h_{i}"]) == expected
         assert torch.equal(results[f"f_h_{i}"].weight(), given_ids.weight())
+
+
+def test_primes() -> None:
+    assert [n for n in range(2, 2000) if primes.is_prime(n)] == [
+        n for n in range(2000) if is_prime(n)
+    ]
+    large = [2**31 - 1, 2**61 - 1, 2**63 - 25, 2**64 - 59, 2**30 - 35, 2**30 - 41]
+    assert all(map(primes.is_prime, large))
+    # products of two primes, squares, and strong pseudoprimes to the bases 2, 3, 5, 7 and to 37
+    composite = [large[-1] * large[-2], large[-1] ** 2, 3215031751, 3825123056546413051]
+    assert not any(map(primes.is_prime, composite))
+    for below in (large[0], large[2], large[3]):
+        assert primes.prime_up_to(below) == below
+    assert primes.prime_up_to(composite[0]) == 1152921423002469683  # by factor(1)
+
+
+def test_id_multi_hash_of_many_buckets() -> None:
+    buckets = [(2**63 - 1) // factor for factor in (29, 47, 67, 83)]
+    results = IDMultiHash(buckets)(torch.tensor([2**62, -1]))
+    for i, size in enumerate(buckets):
+        prime = primes.prime_up_to((29, 47, 67, 83)[i] * size)
+        products = [x * (1, 3, 5, 7)[i] % 2**64 for x in (2**62, -1)]
+        assert results[f"multi_hash_{i}"].tolist() == [x % prime % size for x in products]
+    for place in range(4):
+        wrong = [size + (i == place) for i, size in enumerate(buckets)]
+        with pytest.raises(ValueError, match=rf"num_buckets has {wrong[place]}, expected at most"):
+            IDMultiHash(wrong)
+    for wrong_buckets in ([1.5], ["3"], None, 7):
+        with pytest.raises(TypeError, match=r"IDMultiHash: num_buckets.* expected"):
+            IDMultiHash(wrong_buckets)  # type: ignore[arg-type]
 
 
 @given(

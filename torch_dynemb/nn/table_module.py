@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb import ops
@@ -231,7 +232,7 @@ class TableModule(nn.Module):
                 f"{type(self).__name__}: a live table cannot be exported (its whole reservation "
                 "would be saved): export torch_dynemb.freeze(model)"
             )
-        if not torch.compiler.is_compiling() and torch.jit.is_tracing():
+        if not torch.compiler.is_compiling() and torch._C._is_tracing():
             raise RuntimeError(
                 f"{type(self).__name__}: a live table cannot be traced by torch.jit (the trace "
                 "would hold its whole reservation): trace torch_dynemb.freeze(model)"
@@ -474,9 +475,10 @@ class TableModule(nn.Module):
 
 
 def _in_functional_call() -> bool:
+    code = functional_call.__code__
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is torch.func.functional_call.__code__:
+        if frame.f_code is code:
             return True
         frame = frame.f_back
     return False

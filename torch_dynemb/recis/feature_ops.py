@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import integers
+from torch_dynemb.recis.primes import prime_up_to
 from torch_dynemb.recis.ragged_tensor import RaggedTensor
 
 Value = Tensor | RaggedTensor
@@ -419,13 +421,6 @@ class SequenceTruncate(FeatureOp):
         ]
 
 
-def _prime_up_to(number: int) -> int:
-    """The largest prime that is at most ``number``, which is at least 2."""
-    while any(number % factor == 0 for factor in range(2, math.isqrt(number) + 1)):
-        number -= 1
-    return number
-
-
 class IDMultiHash(FeatureOp):
     """Up to four hashes of ids: a dict of ``f"{prefix}_{i}"``, whose values have the ids' shape.
 
@@ -437,20 +432,27 @@ class IDMultiHash(FeatureOp):
         prefix: of the names.
 
     Raises:
-        ValueError: there are no hashes or more than four, or a number of buckets is less than 1.
+        ValueError: there are no hashes or more than four, or a number of buckets is less than 1 or
+            so large that the prime might leave int64.
     """
 
     def __init__(self, num_buckets: Sequence[int], prefix: str = "multi_hash") -> None:
         super().__init__()
-        self.num_buckets, self.prefix = [int(buckets) for buckets in num_buckets], prefix
+        self.num_buckets, self.prefix = integers("IDMultiHash: num_buckets", num_buckets), prefix
         if not 1 <= len(self.num_buckets) <= len(_MULTIPLIERS) or min(self.num_buckets) < 1:
             raise ValueError(
                 f"IDMultiHash: num_buckets is {self.num_buckets}, expected 1 to "
                 f"{len(_MULTIPLIERS)} numbers of at least 1"
             )
+        for factor, buckets in zip(_PRIME_FACTORS, self.num_buckets, strict=False):
+            if factor * buckets >= 1 << 63:
+                raise ValueError(
+                    f"IDMultiHash: num_buckets has {buckets}, expected at most "
+                    f"{((1 << 63) - 1) // factor} at this place"
+                )
         self.multipliers = list(_MULTIPLIERS[: len(self.num_buckets)])
         self.primes = [
-            _prime_up_to(factor * buckets)
+            prime_up_to(factor * buckets)
             for factor, buckets in zip(_PRIME_FACTORS, self.num_buckets, strict=False)
         ]
 

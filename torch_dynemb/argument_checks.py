@@ -1,0 +1,152 @@
+"""Checks of arguments: errors name the argument, what was given and what was expected."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_INT64 = 1 << 63
+_LONGEST = 60
+
+
+def described(value: object) -> str:
+    """What an error says of a value: a short one itself, of others what they are."""
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            return f"a tensor of layout {value.layout}"
+        return f"a tensor of dtype {value.dtype} and shape {tuple(value.shape)}"
+    try:
+        text = repr(value)
+    except Exception:  # of a class that an error must not depend on
+        text = ""
+    if not text or len(text) > _LONGEST or "\n" in text:
+        return f"a {type(value).__name__}"
+    return text
+
+
+def integer(
+    owner: str, value: object, *, least: int = -_INT64, most: int = _INT64 - 1, what: str = "int"
+) -> int:
+    """``value`` as an int.
+
+    Args:
+        owner: what the error begins with: the function and the argument.
+        least, most: the range; default: that of int64.
+        what: that was expected.
+
+    Raises:
+        TypeError: it is no whole number; a bool is none.
+        ValueError: it is outside of the range.
+    """
+    if isinstance(value, bool) or (
+        isinstance(value, Tensor)
+        and (value.numel() != 1 or value.dtype not in (torch.int64, torch.int32))
+    ):
+        raise TypeError(f"{owner} is {described(value)}, expected {what}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{owner} is {described(value)}, expected {what}") from None
+    if number < least:
+        raise ValueError(
+            f"{owner} is {number}, expected "
+            + ("an int64" if least == -_INT64 else f"at least {least}")
+        )
+    if number > most:
+        raise ValueError(
+            f"{owner} is {number}, expected "
+            + ("an int64" if most == _INT64 - 1 else f"at most {most}")
+        )
+    return number
+
+
+def integers(owner: str, values: object, **bounds: Any) -> list[int]:
+    """A list of :func:`integer`.
+
+    Raises:
+        TypeError, ValueError: it is no sequence, or an element is wrong.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{owner} is {described(values)}, expected a sequence of ints")
+    return [integer(f"{owner}[{i}]", value, **bounds) for i, value in enumerate(values)]
+
+
+def number(owner: str, value: object, expected: str = "a number") -> float:
+    """``value`` as a float; a tensor of one element gives its value.
+
+    Raises:
+        TypeError: it is no real number; a bool is none.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return float(value)
+    if isinstance(value, bool | str | bytes):
+        raise TypeError(f"{owner} is {described(value)}, expected {expected}")
+    try:
+        result = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{owner} is {described(value)}, expected {expected}") from None
+    except OverflowError:
+        return math.inf
+    return result
+
+
+def flag(owner: str, value: object) -> bool:
+    """``value``, which must be True or False.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner} is {described(value)}, expected True or False")
+    return value
+
+
+def text(owner: str, value: object) -> str:
+    """``value``, which must be a str.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{owner} is {described(value)}, expected str")
+    return value
+
+
+def tensor(owner: str, value: object, expected: str = "a Tensor") -> Tensor:
+    """``value``, which must be a strided tensor.
+
+    Raises:
+        TypeError: it is none, or sparse.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{owner} is {described(value)}, expected {expected}")
+    if value.layout != torch.strided or value.is_nested:
+        kind = "nested tensor" if value.is_nested else f"tensor of layout {value.layout}"
+        raise TypeError(f"{owner} is a {kind}, expected a dense one")
+    return value
+
+
+def ids(owner: str, value: object, device: torch.device) -> Tensor:
+    """``value`` as ids, int64 [n].
+
+    Raises:
+        TypeError: it is no dense tensor of int64.
+        ValueError: it is on another device.
+    """
+    given = tensor(owner, value, "an int64 Tensor of ids")
+    if given.dtype != torch.int64:
+        raise TypeError(
+            f"{owner} has dtype {given.dtype}, expected int64"
+            + (": use ids.long()" if given.dtype == torch.int32 else "")
+        )
+    if given.device != device:
+        raise ValueError(f"{owner} is on {given.device}, but the table is on {device}")
+    return given.reshape(-1).contiguous()
+
+
+__all__ = ["described", "flag", "ids", "integer", "integers", "number", "tensor", "text"]
