@@ -59,6 +59,7 @@ DYNEMB_DEFINE_OPS(m) {
       "-> Tensor[]");
   m.def("farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]");
   m.def("murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
+  m.def("murmurhash64a(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
 
   // Rows that lie in a plain tensor, such as those that come back from there.
   m.def(

@@ -563,6 +563,10 @@ CASES: dict[str, dict[str, Case]] = {
         "": lambda: (*string_arguments(), 0),
         "seed": lambda: (*string_arguments(), 2**32 - 1),
     },
+    "murmurhash64a": {
+        "": lambda: (*string_arguments(), 0),
+        "seed": lambda: (*string_arguments(), -(2**63)),
+    },
     "mod": {
         "": lambda: (
             [torch.tensor([5, -1, 2**63 - 1]), torch.tensor([[-(2**63)], [9]])],

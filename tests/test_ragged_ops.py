@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_routing import reference_mix, signed
+from test_routing import signed
+from test_strings import reference_murmur64a
 from torch import Tensor
 
 from torch_dynemb import ops
@@ -198,15 +200,16 @@ def test_dense_to_ragged_keeps_all() -> None:
 
 def reference_cross(x: list[int], y: list[int], of_x: list[float], of_y: list[float]) -> Any:
     def distinct(ids: list[int], weights: list[float]) -> dict[int, float]:
-        sums: dict[int, float] = {}
+        first: dict[int, float] = {}
         for i, w in zip(ids, weights, strict=True):
-            sums[i] = sums.get(i, 0.0) + w
-        return sums
+            first.setdefault(i, w)
+        return first
+
+    def crossed(a: int, b: int) -> int:
+        return signed(reference_murmur64a(struct.pack("<qq", a, b), 0))
 
     pairs = product(distinct(x, of_x).items(), distinct(y, of_y).items())
-    return [
-        (signed(reference_mix(reference_mix(a) + b)), of_a * of_b) for (a, of_a), (b, of_b) in pairs
-    ]
+    return [(crossed(a, b), of_a * of_b) for (a, of_a), (b, of_b) in pairs]
 
 
 many_ids = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 4), max_size=40)

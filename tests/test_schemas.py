@@ -118,14 +118,15 @@ dynemb::ids_encode(Tensor[] ids, int[] tables) -> Tensor""",
 
     def test_values_of_features(self) -> None:
         self.assertExpectedInline(
-            listing("mod", "bucketize", "multi_hash", "farmhash", "murmurhash"),
+            listing("mod", "bucketize", "multi_hash", "farmhash", "murmurhash", "murmurhash64a"),
             """\
 dynemb::mod(Tensor[] values, int[] divisors) -> Tensor[]
 dynemb::bucketize(Tensor[] values, Tensor[] boundaries) -> Tensor[]
 dynemb::multi_hash(Tensor[] values, int[] multipliers, int[] primes, int[] buckets, int[]
     hashes) -> Tensor[]
 dynemb::farmhash(Tensor[] values, Tensor[] offsets) -> Tensor[]
-dynemb::murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]""",
+dynemb::murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]
+dynemb::murmurhash64a(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]""",
         )
 
     def test_plain_rows(self) -> None:

@@ -124,6 +124,33 @@ def test_murmurhash_of_mmh3() -> None:
     assert unsigned(ops.murmurhash([values], [offsets], seed=42)[0].tolist()) == seeded
 
 
+def reference_murmur64a(data: bytes, seed: int) -> int:
+    """MurmurHash64A."""
+    factor = 0xC6A4A7935BD1E995
+    whole = len(data) // 8 * 8
+    h = seed ^ len(data) * factor & MASK
+    for i in range(0, whole, 8):
+        word = int.from_bytes(data[i : i + 8], "little") * factor & MASK
+        h = (h ^ (word ^ word >> 47) * factor & MASK) * factor & MASK
+    if data[whole:]:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * factor & MASK
+    h = (h ^ h >> 47) * factor & MASK
+    return h ^ h >> 47
+
+
+def test_the_reference_of_64a_has_the_verification_value_of_smhasher() -> None:
+    hashes = [reference_murmur64a(bytes(range(i)), 256 - i) for i in range(256)]
+    whole = b"".join(word.to_bytes(8, "little") for word in hashes)
+    assert reference_murmur64a(whole, 0) & 0xFFFFFFFF == 0x1F0D3804
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(-(2**63), 2**63 - 1))
+def test_murmurhash64a(strings: list[bytes], seed: int) -> None:
+    values, offsets = packed(strings)
+    hashes = ops.murmurhash64a([values], [offsets], seed=seed)[0].tolist()
+    assert unsigned(hashes) == [reference_murmur64a(data, seed & MASK) for data in strings]
+
+
 @given(st.lists(st.lists(st.binary(max_size=70), max_size=5), min_size=1, max_size=4))
 def test_features_and_signed_bytes_do_not_matter(features: list[list[bytes]]) -> None:
     lists = [packed(strings, torch.int8) for strings in features]
@@ -144,7 +171,7 @@ TEXT = torch.tensor(list(b"foobar"), dtype=torch.uint8)
         ([], r"offsets\[1\] is empty, expected \[n \+ 1\]"),
     ],
 )
-@pytest.mark.parametrize("op", [ops.farmhash, ops.murmurhash])
+@pytest.mark.parametrize("op", [ops.farmhash, ops.murmurhash, ops.murmurhash64a])
 def test_wrong_offsets(op, offsets: list[int], message: str) -> None:
     right = torch.tensor([0, 6])
     with pytest.raises(RuntimeError, match=f"dynemb::{op.__name__}: {message}"):
@@ -159,4 +186,4 @@ def test_other_wrong_arguments() -> None:
         ops.farmhash([TEXT, TEXT], [offsets])
     with pytest.raises(RuntimeError, match="seed is -1, expected 0 to 4294967295"):
         ops.murmurhash([TEXT], [offsets], seed=-1)
-    assert ops.farmhash([], []) == ops.murmurhash([], []) == []
+    assert ops.farmhash([], []) == ops.murmurhash([], []) == ops.murmurhash64a([], []) == []

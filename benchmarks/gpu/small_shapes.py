@@ -402,6 +402,7 @@ class Program:
         strings = self.tensor([*range(4), 20, 60, 160, 300, 1300])
         self.keep("farmhash", *ops.farmhash([text, text[:0]], [strings, self.tensor([0, 0])]))
         self.keep("murmurhash", *ops.murmurhash([text], [strings], seed=3))
+        self.keep("murmurhash64a", *ops.murmurhash64a([text], [strings], seed=3))
 
     def _split_update(self) -> None:
         group = self.group

@@ -1,4 +1,4 @@
-// MurmurHash3_x64_128 (Appleby, SMHasher, public domain), its first 64 bits.
+// MurmurHash3_x64_128, its first 64 bits, and MurmurHash64A (Appleby, SMHasher, public domain).
 #pragma once
 
 #include "core/bytes.h"
@@ -33,6 +33,38 @@ DYNEMB_HD uint64_t murmurhash64(const uint8_t* s, int64_t length, uint32_t seed)
   first += second;
   second += first;
   return fmix64(first) + fmix64(second);
+}
+
+// MurmurHash64A: MurmurHash2 for 64-bit machines. TensorFlow's Hash64 is it with seed 0xDECAFCAFFE,
+// RecIS's "murmur" with seed 0.
+namespace murmur64a {
+
+constexpr uint64_t kM = 0xc6a4a7935bd1e995ULL;
+
+DYNEMB_HD uint64_t mix_shift(uint64_t x) { return x ^ (x >> 47); }
+DYNEMB_HD uint64_t begin(uint64_t seed, uint64_t length) { return seed ^ (length * kM); }
+DYNEMB_HD uint64_t add_word(uint64_t hash, uint64_t word) {
+  return (hash ^ (mix_shift(word * kM) * kM)) * kM;
+}
+DYNEMB_HD uint64_t end(uint64_t hash) { return mix_shift(mix_shift(hash) * kM); }
+
+}  // namespace murmur64a
+
+DYNEMB_HD uint64_t murmurhash64a(const uint8_t* s, int64_t length, uint64_t seed) {
+  uint64_t hash = murmur64a::begin(seed, static_cast<uint64_t>(length));
+  int64_t i = 0;
+  for (; i + 8 <= length; i += 8) hash = murmur64a::add_word(hash, load64(s + i));
+  if (i < length) hash = (hash ^ load_first(s + i, length - i)) * murmur64a::kM;
+  return murmur64a::end(hash);
+}
+
+// The id of a pair of ids: MurmurHash64A, seed 0, of their 16 bytes in little-endian order, as
+// RecIS has it (github.com/alibaba/RecIS). Other pairs have it by chance only.
+DYNEMB_HD int64_t crossed_id(int64_t x, int64_t y) {
+  uint64_t hash = murmur64a::begin(0, 16);
+  hash = murmur64a::add_word(hash, static_cast<uint64_t>(x));
+  hash = murmur64a::add_word(hash, static_cast<uint64_t>(y));
+  return static_cast<int64_t>(murmur64a::end(hash));
 }
 
 }  // namespace dynemb

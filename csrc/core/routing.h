@@ -30,11 +30,6 @@ DYNEMB_HD uint64_t routed_id(uint64_t quotient, uint64_t parts, uint64_t part) {
   return unmix_id(quotient * parts + part);
 }
 
-// The id of a pair of ids, from mix_id(x) and y: other pairs have it by chance only.
-DYNEMB_HD int64_t crossed_id(uint64_t mixed_x, uint64_t y) {
-  return static_cast<int64_t>(mix_id(mixed_x + y));
-}
-
 // How slots are divided among parts: in contiguous ranges, the first `longer` of one slot more.
 struct SlotRanges {
   Divisor slots;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/hash.h"
-#include "core/routing.h"
+#include "core/murmurhash.h"
 #include "cpu/ragged.h"
 
 namespace dynemb::cpu {
@@ -13,8 +13,8 @@ namespace {
 
 using Lists = std::vector<Tensor>;
 
-// The distinct ids of rows in order of first occurrence, each with the sum of its weights. Those of
-// a row begin where the row does.
+// The distinct ids of rows in order of first occurrence, each with its weight there. Those of a row
+// begin where the row does.
 struct DistinctRows {
   std::vector<int64_t> id;
   std::vector<float> weight;
@@ -33,11 +33,9 @@ class RowTable {
     int64_t found = 0;
     for (int64_t i = first; i < last; ++i) {
       const int64_t at = last - first > kFew ? place(ids[i], found, id) : search(ids[i], found, id);
-      if (at == found) {
-        id[found] = ids[i];
-        weight[found++] = 0.0f;
-      }
-      weight[at] += list.weight == nullptr ? 1.0f : list.weight[i];
+      if (at < found) continue;
+      id[found] = ids[i];
+      weight[found++] = list.weight == nullptr ? 1.0f : list.weight[i];
     }
     return found;
   }
@@ -120,9 +118,8 @@ std::tuple<Lists, Lists, Lists> feature_cross_ragged(
                      const int64_t at_x = x[f].offset[r];
                      const int64_t at_y = y[f].offset[r];
                      for (int64_t i = at_x; i < at_x + of_x[f].count[r]; ++i) {
-                       const uint64_t mixed = mix_id(static_cast<uint64_t>(of_x[f].id[i]));
                        for (int64_t j = at_y; j < at_y + of_y[f].count[r]; ++j) {
-                         *id++ = crossed_id(mixed, static_cast<uint64_t>(of_y[f].id[j]));
+                         *id++ = crossed_id(of_x[f].id[i], of_y[f].id[j]);
                          *weight++ = of_x[f].weight[i] * of_y[f].weight[j];
                        }
                      }

@@ -1,4 +1,4 @@
-// farmhash, murmurhash: hashes of byte strings of many features.
+// farmhash, murmurhash, murmurhash64a: hashes of byte strings of many features.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
@@ -49,10 +49,18 @@ std::vector<Tensor> murmurhash(std::vector<Tensor> values, std::vector<Tensor> o
   });
 }
 
+std::vector<Tensor> murmurhash64a(std::vector<Tensor> values, std::vector<Tensor> offsets,
+                                  int64_t seed) {
+  return hashed("murmurhash64a", values, offsets, [seed](const uint8_t* s, int64_t length) {
+    return dynemb::murmurhash64a(s, length, static_cast<uint64_t>(seed));
+  });
+}
+
 }  // namespace
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("farmhash", TORCH_BOX(&dynemb::cpu::farmhash));
   m.impl("murmurhash", TORCH_BOX(&dynemb::cpu::murmurhash));
+  m.impl("murmurhash64a", TORCH_BOX(&dynemb::cpu::murmurhash64a));
 }

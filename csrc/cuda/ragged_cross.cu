@@ -1,7 +1,7 @@
 // feature_cross_ragged: ids of all pairs of the distinct ids of two rows.
 #include <tuple>
 
-#include "core/routing.h"
+#include "core/murmurhash.h"
 #include "cuda/ragged.cuh"
 
 namespace dynemb::cuda {
@@ -35,23 +35,16 @@ __global__ void flag_first(CrossLists lists, int64_t* flags) {
   flags[number] = first;
 }
 
-// A thread per id: writes distinct ids, one after another, with the sums of their weights, in order
-// of occurrence. `sums` are those of the flags.
+// A thread per id: writes distinct ids, one after another, with their weights, in order of
+// occurrence. `sums` are those of the flags.
 __global__ void write_distinct(CrossLists lists, const int64_t* sums, int64_t* distinct,
                                float* weights) {
   const int64_t number = thread_number();
   if (number >= lists.items.count || sums[number] == sums[number + 1]) return;
   const FeatureItem item = lists.items.at(number);
-  const RaggedRows rows = lists.rows.of(item.feature);
-  const int64_t* ids = lists.ids[item.feature];
   const float* given = lists.weights[item.feature];
-  const int64_t end = rows.end(rows.row_of(item.index));
-  float weight = 0.0f;
-  for (int64_t i = item.index; i < end; ++i) {
-    if (ids[i] == ids[item.index]) weight += given == nullptr ? 1.0f : given[i];
-  }
-  distinct[sums[number]] = ids[item.index];
-  weights[sums[number]] = weight;
+  distinct[sums[number]] = lists.ids[item.feature][item.index];
+  weights[sums[number]] = given == nullptr ? 1.0f : given[item.index];
 }
 
 // Slots are rows; feature f has lists f and features + f.
@@ -90,8 +83,7 @@ struct CrossRows {
     const Range y = distinct_of(features + f, row);
     const int64_t i = distinct_of(f, row).begin + within / y.count;
     const int64_t j = y.begin + within % y.count;
-    values[f][to] =
-        crossed_id(mix_id(static_cast<uint64_t>(distinct[i])), static_cast<uint64_t>(distinct[j]));
+    values[f][to] = crossed_id(distinct[i], distinct[j]);
     values_weights[f][to] = weights[i] * weights[j];
   }
 };

@@ -1,4 +1,4 @@
-// farmhash, murmurhash: hashes of byte strings of many features.
+// farmhash, murmurhash, murmurhash64a: hashes of byte strings of many features.
 #include "core/farmhash.h"
 #include "core/murmurhash.h"
 #include "cuda/feature_lists.h"
@@ -25,6 +25,12 @@ struct MurmurHash {
   uint32_t seed;
   __device__ __forceinline__ uint64_t operator()(const uint8_t* s, int64_t length) const {
     return murmurhash64(s, length, seed);
+  }
+};
+struct MurmurHash64A {
+  uint64_t seed;
+  __device__ __forceinline__ uint64_t operator()(const uint8_t* s, int64_t length) const {
+    return dynemb::murmurhash64a(s, length, seed);
   }
 };
 
@@ -81,10 +87,17 @@ std::vector<Tensor> murmurhash(std::vector<Tensor> values, std::vector<Tensor> o
   return hashed(call, values, offsets, MurmurHash{static_cast<uint32_t>(seed)});
 }
 
+std::vector<Tensor> murmurhash64a(std::vector<Tensor> values, std::vector<Tensor> offsets,
+                                  int64_t seed) {
+  const Call call("murmurhash64a", "values[0]", owner_of_list("murmurhash64a", values));
+  return hashed(call, values, offsets, MurmurHash64A{static_cast<uint64_t>(seed)});
+}
+
 }  // namespace
 }  // namespace dynemb::cuda
 
 DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("farmhash", TORCH_BOX(&dynemb::cuda::farmhash));
   m.impl("murmurhash", TORCH_BOX(&dynemb::cuda::murmurhash));
+  m.impl("murmurhash64a", TORCH_BOX(&dynemb::cuda::murmurhash64a));
 }

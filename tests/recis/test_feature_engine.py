@@ -169,12 +169,32 @@ def test_hash_of_strings(dtype: torch.dtype) -> None:
     farm = [-4880158226897771312, -7286425919675154353, 8581389452482819506]
     assert rows_of(results["farm"]) == [farm[:2], [], farm[2:]]
     values, offsets = given_strings.values(), given_strings.offsets()[1]
-    assert torch.equal(results["murmur"].values(), ops.murmurhash([values], [offsets])[0])
+    assert torch.equal(results["murmur"].values(), ops.murmurhash64a([values], [offsets])[0])
     # an empty list is added to the row without any: the empty string
     assert rows_of(results["cut"]) == [[farm[1]], [farm[1]], [farm[2]]]
     flat = one(RaggedTensor(values, offsets), Hash("farm"))
     assert isinstance(flat, Tensor)
     assert flat.tolist() == farm
+
+
+def test_murmur_and_cross_are_those_of_recis() -> None:
+    """Values of RecIS's fused_hash_test.py and feature_cross_ragged_test.py."""
+    text = ragged([[0, 1, 2], [1, 2, 3]], dtype=torch.int8)
+    assert one(text, Hash("murmur")).tolist() == [-4003751876240412087, -1042754718167355375]
+    data = {"x": ragged([[1001], [1002], [1003]]), "y": ragged([[1], [2], [3]])}
+    select = SelectFields([SelectField("x"), SelectField("y")])
+    crossed = FeatureEngine([feature("c", select, FeatureCross())])(data)["c"]
+    assert crossed.values().tolist() == [
+        -7808879811642834040,
+        -4967483181219983279,
+        1752425377096056168,
+    ]
+
+
+def test_the_first_weight_of_a_repeated_id_counts_in_a_cross() -> None:
+    x = RaggedTensor(torch.tensor([7, 8, 7]), torch.tensor([0, 3]), torch.tensor([2.0, 3.0, 5.0]))
+    y = RaggedTensor(torch.tensor([1, 1]), torch.tensor([0, 2]), torch.tensor([0.5, 9.0]))
+    assert FeatureCross()([x, y]).weight().tolist() == [1.0, 1.5]
 
 
 def test_truncation_of_lists_and_of_dense_tensors() -> None:

@@ -73,7 +73,7 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     unmix_ids,
 )
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
-from torch_dynemb.ops.strings import farmhash, murmurhash  # noqa: E402
+from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
@@ -120,6 +120,7 @@ __all__ = [
     "mod",
     "multi_hash",
     "murmurhash",
+    "murmurhash64a",
     "pool_rows",
     "ragged_cutoff_2d",
     "ragged_cutoff_3d",

@@ -47,8 +47,9 @@ def feature_cross_ragged(
     """Ids of all pairs of the ids of two features, row by row.
 
     A row gives for every distinct x and every distinct y, both in order of first occurrence, x by
-    x, the id ``mix_id(mix_id(x) + y)`` (see :func:`mix_ids`). Its weight is the product of the
-    weights of x and y; an id that occurs several times in a row has the sum of its weights there.
+    x, the id that RecIS gives them: MurmurHash64A, with seed 0, of the 16 bytes of both in
+    little-endian order (:func:`murmurhash64a`). Its weight is the product of the weights of x and
+    y; of an id that occurs several times in a row the first weight counts.
 
     Args:
         x_values, y_values: int64 [N].
@@ -64,7 +65,7 @@ def feature_cross_ragged(
         >>> x, y, offsets = torch.tensor([7, 7, 8]), torch.tensor([1, 2, 3]), torch.tensor([0, 3])
         >>> crossed = feature_cross_ragged([x], [offsets], [y], [offsets])
         >>> crossed.offsets[0].tolist(), crossed.weights[0].tolist()
-        ([0, 6], [2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
+        ([0, 6], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     """
     op = "feature_cross_ragged"
     for name, weights in (("x_weights", x_weights), ("y_weights", y_weights)):

@@ -67,11 +67,41 @@ def murmurhash(
     return hashes
 
 
+def murmurhash64a(
+    values: Sequence[Tensor], offsets: Sequence[Tensor], *, seed: int = 0
+) -> list[Tensor]:
+    """MurmurHash64A of strings: MurmurHash2 for 64-bit machines (Appleby, SMHasher).
+
+    With seed 0 it is RecIS's "murmur", with seed ``0xDECAFCAFFE`` TensorFlow's ``Hash64``.
+
+    Args:
+        values: uint8 or int8 [bytes] for each feature, string after string.
+        offsets: int64 [n + 1] for each feature, where strings begin in ``values``.
+        seed: 64 bits as a signed number.
+
+    Returns:
+        int64 [n] for each feature: the 64 bits as a signed number.
+
+    Raises:
+        RuntimeError: as :func:`farmhash`.
+
+    Example:
+        >>> text = torch.tensor([0, 1, 2], dtype=torch.uint8)
+        >>> murmurhash64a([text], [torch.tensor([0, 3])])
+        [tensor([-4003751876240412087])]
+    """
+    if not values and not offsets:
+        return []
+    hashes: list[Tensor] = torch.ops.dynemb.murmurhash64a(list(values), list(offsets), seed)
+    return hashes
+
+
 @register_fake("farmhash")
 def _farmhash_fake(values: list[Tensor], offsets: list[Tensor]) -> list[Tensor]:
     return [offset.new_empty((offset.shape[0] - 1,)) for offset in offsets]
 
 
+@register_fake("murmurhash64a")
 @register_fake("murmurhash")
 def _murmurhash_fake(values: list[Tensor], offsets: list[Tensor], seed: int) -> list[Tensor]:
     return [offset.new_empty((offset.shape[0] - 1,)) for offset in offsets]

@@ -259,7 +259,8 @@ class FeatureCross(FeatureOp):
     """Ids of all pairs of the distinct ids of two features, row by row.
 
     Its input is the list of two that :class:`SelectFields` gives: RaggedTensors, or dense tensors
-    [rows, L], of ids. Weights are products (:func:`torch_dynemb.ops.feature_cross_ragged`).
+    [rows, L], of ids. Ids of pairs are RecIS's. Weights are products; of an id that occurs several
+    times in a row the first weight counts (:func:`torch_dynemb.ops.feature_cross_ragged`).
     """
 
     def config(self) -> Hashable:
@@ -483,7 +484,8 @@ class Hash(FeatureOp):
     other. Weights, if there are any, have to be those of strings.
 
     Args:
-        hash_type: "farm" (FarmHash Fingerprint64) or "murmur" (MurmurHash3_x64_128, first half).
+        hash_type: "farm" (FarmHash Fingerprint64) or "murmur" (MurmurHash64A with
+            seed 0).
 
     Raises:
         ValueError: another ``hash_type``.
@@ -515,7 +517,7 @@ class Hash(FeatureOp):
     @classmethod
     def run(cls, ops_: Sequence[Hash], inputs: Sequence[RaggedTensor]) -> list[Value]:
         results: list[Value] = [value.values() for value in inputs]
-        for hash_type, hashed in (("farm", ops.farmhash), ("murmur", ops.murmurhash)):
+        for hash_type, hashed in (("farm", ops.farmhash), ("murmur", ops.murmurhash64a)):
             numbers = [i for i, op in enumerate(ops_) if op.hash_type == hash_type]
             hashes = hashed(
                 [_values(inputs[i]) for i in numbers],
