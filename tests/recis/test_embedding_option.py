@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,11 +16,16 @@ from torch_dynemb.recis import (
     ConstantInitializer,
     EmbeddingOption,
     FilterHook,
+    HashTable,
+    KaimingNormalInitializer,
+    KaimingUniformInitializer,
     NormalInitializer,
     RowFilter,
     Slice,
     TruncNormalInitializer,
     UniformInitializer,
+    XavierNormalInitializer,
+    XavierUniformInitializer,
     gen_slice,
     register_admit_hook,
     register_filter_hook,
@@ -50,6 +56,74 @@ def test_initializers_by_recis_s_names() -> None:
     truncated = TruncNormalInitializer(mean=1.0, std=2.0, a=-1.0, b=3.0)
     assert truncated == td.TruncatedNormal(1.0, 2.0, -1.0, 7.0)
     assert EmbeddingOption(initializer=truncated).initializer is truncated
+
+
+RANDOM: list[tuple[Any, float, float]] = [  # of 64 rows of 16: name, bound, standard deviation
+    (UniformInitializer, 1.0, 12**-0.5),
+    (NormalInitializer, 5.0, 1.0),
+    (TruncNormalInitializer, 2.0, 0.88),
+    (XavierUniformInitializer, (6 / 80) ** 0.5, (2 / 80) ** 0.5),
+    (XavierNormalInitializer, 5 * (2 / 80) ** 0.5, (2 / 80) ** 0.5),
+    (KaimingUniformInitializer, (6 / 16) ** 0.5, (2 / 16) ** 0.5),
+    (KaimingNormalInitializer, 5 * (2 / 16) ** 0.5, (2 / 16) ** 0.5),
+    (partial(KaimingUniformInitializer, mode="FAN_OUT", nonlinearity="linear"), 3**0.5 / 8, 1 / 8),
+    (partial(KaimingNormalInitializer, a=3.0, mode="fan_out"), 5 * (0.2 / 64) ** 0.5, 0.2**0.5 / 8),
+]
+
+
+@pytest.mark.parametrize(("kind", "bound", "deviation"), RANDOM)
+def test_initializers_fill_tensors_and_tables_alike(
+    kind: Any, bound: float, deviation: float
+) -> None:
+    def made(seed: int) -> Any:
+        initializer = kind(generator=torch.Generator().manual_seed(seed))
+        initializer.set_shape([64, 16])
+        initializer.set_dtype()
+        return initializer
+
+    initializer, same, other = made(5), made(5), made(6)
+    assert initializer == same
+    assert initializer != other
+    assert initializer != kind()
+    with pytest.raises(RuntimeError, match=r"build\(\) has not been called"):
+        initializer.generate()
+    for each in (initializer, same, other):
+        each.build()
+    with pytest.raises(RuntimeError, match=r"build\(\) has been called before"):
+        initializer.build()
+    values = initializer.generate()
+    assert torch.equal(same.generate(), values)
+    assert not torch.equal(initializer.generate(), values)
+    assert not torch.equal(other.generate(), values)
+    of_table, again, changed = (  # whose block_size is what rows are to a matrix
+        HashTable([16], 64, initializer=made(seed))(torch.arange(64)) for seed in (5, 5, 6)
+    )
+    assert torch.equal(again, of_table)
+    assert not torch.equal(changed, of_table)
+    for filled in (values, of_table):
+        assert filled.abs().max() <= bound
+        assert abs(filled.std() / deviation - 1) < 0.1
+
+
+def test_a_constant_fills_tensors_of_its_dtype() -> None:
+    initializer = ConstantInitializer(3.0, torch.float16)
+    initializer.set_shape([2, 3])
+    initializer.build()
+    assert torch.equal(initializer.generate(), torch.full((2, 3), 3.0, dtype=torch.float16))
+    with pytest.raises(ValueError, match=r"shape is \[2\], expected \[rows, dim\]"):
+        KaimingNormalInitializer([2]).build()
+    with pytest.raises(ValueError, match="mode is 'fan', expected one of"):
+        KaimingUniformInitializer(mode="fan")
+
+
+def test_options_with_other_generators_are_other_tables() -> None:
+    def info(seed: int | None) -> str:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return EmbeddingOption(initializer=UniformInitializer(generator=generator)).coalesced_info()
+
+    assert info(1) == info(1)
+    assert len({info(1), info(2), info(None)}) == 3
+    assert info(None) == EmbeddingOption(initializer=td.Uniform()).coalesced_info()
 
 
 def test_infos_say_what_is_shared() -> None:

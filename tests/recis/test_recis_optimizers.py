@@ -23,6 +23,7 @@ from torch_dynemb.recis import (
     filter_out_sparse_param,
     gen_slice,
     register_filter_hook,
+    split_sparse_dense_state_dict,
 )
 from torch_dynemb.recis import hooks as hooks_module
 
@@ -199,17 +200,92 @@ def test_gradients_are_accepted_read_and_cleared() -> None:
     assert dict(zip(*[t.tolist() for t in table.grad("a")[::2]], strict=True)) == {
         1: [1.0] * 4,
         2: [2.0] * 4,
+        9: [1.0] * 4,
     }
+    assert table.ids("a").tolist() == [1, 2, 9]
     assert table.grad("b").ids.tolist() == [3]
     table.clear_grad()
     assert table.grad("a").ids.numel() == 0
     optimizer.step()
-    assert not table.embeddings("a").any()
+    assert not table.embeddings("a")[:2].any()
     table.accept_grad(torch.tensor([2]), torch.ones(1, 4), "a")
     optimizer.step()
     second_step = -0.1 * (0.1 / 0.19) / (0.001 / 0.001999) ** 0.5
     torch.testing.assert_close(table.embeddings("a")[1], torch.full((4,), second_step))
     assert not table.embeddings("b").any()
+
+
+def test_gradients_of_ids_without_a_row() -> None:
+    table = hash_table([2])
+    ids, ones = torch.tensor([1, 2, 3]), torch.ones(3, 2)
+    table.accept_grad(ids, ones)
+    for factor in (2.0, 3.0):
+        table.accept_grad(ids[:1].repeat(3) + int(factor) - 2, factor * ones)
+    assert table.grad().ids.tolist() == [1, 2, 3]
+    assert table.grad().gradients.tolist() == [[7.0] * 2, [10.0] * 2, [1.0] * 2]
+    optimizer = SparseAdam({"t": table}, lr=0.1)
+    optimizer.step()
+    torch.testing.assert_close(table.embeddings(), torch.full((3, 2), -0.1))
+    table.eval()
+    table.accept_grad(torch.tensor([4, 3]), ones[:2])
+    assert table.grad().ids.tolist() == [3]
+    admission = {"t": td.AdmitFrequent(2)}
+    counted = hash_table([2], name="t", admissions=admission)
+    for expected in ([], [5]):
+        counted.accept_grad(torch.tensor([5]), ones[:1])
+        assert counted.grad().ids.tolist() == expected
+    sliced = hash_table([2], slice=gen_slice(0, 2))
+    with pytest.raises(ValueError, match=r"accept_grad: ids has \d+ ids of other slices"):
+        sliced.accept_grad(torch.arange(20), torch.ones(20, 2))
+    assert len(sliced.ids()) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix"),
+    [
+        (SparseAdam, "sparse_adam_"),
+        (SparseAdamW, "sparse_adamw_"),
+        (SparseAdamWTF, "sparse_adamw_tf_"),
+    ],
+)
+def test_slots_have_recis_s_names_and_follow_row_numbers(kind: Any, prefix: str) -> None:
+    table = hash_table([4], initializer=td.Normal(), children=["a", "b"], coalesced=True)
+    optimizer = kind({"t": table}, lr=0.1)
+    for child, ids in (("b", [9, 8]), ("a", [5, 1, 7]), ("b", [3, 9])):
+        table(torch.tensor(ids), child=child).square().sum().backward()
+        optimizer.step()
+    for child in ("a", "b"):
+        slots, rows = table.slot_group(child), table.ids_map(child).rows
+        assert [slot.name() for slot in slots.slots()] == ["embedding", "exp_avg", "exp_avg_sq"]
+        assert torch.equal(slots.slot_by_name("embedding").value()[rows], table.embeddings(child))
+        for place, name in enumerate(("exp_avg", "exp_avg_sq"), 1):
+            value = slots.slot_by_name(prefix + name).value()
+            assert value.shape == (6, 4)
+            assert slots[name].any()
+            assert torch.equal(value[rows], slots[name])
+            assert torch.equal(slots.slot_by_index(place).values()[0], value)
+    with pytest.raises(KeyError, match="there is no slot 'sum', expected one of"):
+        slots.slot_by_name("sum")
+
+
+def test_the_entries_of_tables_in_a_state_dict() -> None:
+    model = torch.nn.ModuleDict({"user": embedding(), "top": torch.nn.Linear(4, 1)})
+    SparseAdam(filter_out_sparse_param(model), lr=0.1)
+    model["user"](IDS).sum().backward()
+    model["user"].hashtable.optimizer.step()
+    state = model.state_dict()
+    sparse, dense = split_sparse_dense_state_dict(state)
+    assert list(dense) == ["top.weight", "top.bias"]
+    assert all(name.startswith("user.hashtable.") for name in sparse)
+    assert list({**sparse, **dense}) == list(state)
+    assert split_sparse_dense_state_dict(dense) == ({}, dense)
+    own = model["user"].hashtable.state_dict()
+    assert split_sparse_dense_state_dict(own) == (own, {})
+    other = torch.nn.ModuleDict({"user": embedding(), "top": torch.nn.Linear(4, 1)})
+    SparseAdam(filter_out_sparse_param(other), lr=0.1)
+    other.load_state_dict(sparse, strict=False)
+    rows = [m["user"].hashtable.embeddings() for m in (model, other)]
+    assert torch.equal(*rows)
 
 
 REFUSED: list[tuple[Callable[[HashTable], Any], type[Exception], str]] = [

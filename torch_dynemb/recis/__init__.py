@@ -17,7 +17,6 @@ from torch_dynemb.recis.hash_table import (
     ChildrenInfo,
     HashTable,
     IdsMap,
-    filter_out_sparse_param,
 )
 from torch_dynemb.recis.hooks import (
     READ_ONLY,
@@ -29,9 +28,13 @@ from torch_dynemb.recis.hooks import (
 )
 from torch_dynemb.recis.initializers import (
     ConstantInitializer,
+    KaimingNormalInitializer,
+    KaimingUniformInitializer,
     NormalInitializer,
     TruncNormalInitializer,
     UniformInitializer,
+    XavierNormalInitializer,
+    XavierUniformInitializer,
 )
 from torch_dynemb.recis.optimizers import (
     SparseAdam,
@@ -42,6 +45,11 @@ from torch_dynemb.recis.optimizers import (
 from torch_dynemb.recis.options import EmbeddingOption
 from torch_dynemb.recis.ragged_tensor import RaggedTensor
 from torch_dynemb.recis.slices import Slice, gen_slice
+from torch_dynemb.recis.slots import Slot, SlotGroup
+from torch_dynemb.recis.sparse_params import (
+    filter_out_sparse_param,
+    split_sparse_dense_state_dict,
+)
 
 __all__ = [
     "READ_ONLY",
@@ -61,6 +69,8 @@ __all__ = [
     "HashTable",
     "IDMultiHash",
     "IdsMap",
+    "KaimingNormalInitializer",
+    "KaimingUniformInitializer",
     "Mod",
     "NormalInitializer",
     "PreparedLookup",
@@ -70,14 +80,19 @@ __all__ = [
     "SelectFields",
     "SequenceTruncate",
     "Slice",
+    "Slot",
+    "SlotGroup",
     "SparseAdam",
     "SparseAdamW",
     "SparseAdamWTF",
     "SparseOptimizer",
     "TruncNormalInitializer",
     "UniformInitializer",
+    "XavierNormalInitializer",
+    "XavierUniformInitializer",
     "filter_out_sparse_param",
     "gen_slice",
     "register_admit_hook",
     "register_filter_hook",
+    "split_sparse_dense_state_dict",
 ]

@@ -14,6 +14,7 @@ from torch_dynemb.admission import AdmissionRule
 from torch_dynemb.recis.bags import Ids, bags_of
 from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.hooks import READ_ONLY
+from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.launch import Launch, Request, Runtime
 from torch_dynemb.recis.options import EmbeddingOption
 from torch_dynemb.recis.rank_group import RankGroup, common_seed, rank_group
@@ -88,7 +89,7 @@ def _hash_table(
         filter_hook=first.filter_hook,
         admissions=_admissions(options),
         trainable=any(option.trainable for option in options.values()),
-        seed=common_seed(pg),
+        seed=common_seed(pg, seed_of(first.initializer)),
     )
 
 

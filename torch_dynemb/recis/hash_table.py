@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmissionRule
-from torch_dynemb.initializers import Constant, Initializer
+from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.table_module import TableModule, flat_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.policy import Policy
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
+from torch_dynemb.recis.initializers import initializer_of, seed_of
 from torch_dynemb.recis.packed_rows import pack_rows, packed_columns, unpack_rows
 from torch_dynemb.recis.slices import Slice, gen_slice
+from torch_dynemb.recis.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.row_access import handle_rows
 from torch_dynemb.table_config import TableConfig
 from torch_dynemb.table_content import TableContent, read_content
@@ -82,7 +84,8 @@ class HashTable(TableModule):
         filter_hook: removes rows from time to time, at the end of steps.
         admissions: by child, which new ids get a row; default: all.
         trainable: False: rows are inserted and read, and have no optimizer.
-        seed: of initial values; default: torch's seed (rank 0's where there is a process group).
+        seed: of initial values; default: that of the initializer's generator, else torch's (rank
+            0's where there is a process group).
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class HashTable(TableModule):
             TableConfig(
                 name=child,
                 embedding_dim=packed_columns(dim) if packed else dim,
-                initializer=Constant(0.0) if initializer is None else initializer,
+                initializer=initializer_of(initializer, block_size),
                 eval_default="zeros",
                 policy=Policy(score=scores or None, admission=rules.get(child)),
                 dtype=torch.float32 if packed else dtype,
@@ -139,7 +142,7 @@ class HashTable(TableModule):
             device=device,
             max_rows=None,
             memory_budget=None,
-            seed=seed,
+            seed=seed_of(initializer) if seed is None else seed,
         )
         self.name = name
         self.embedding_dim = dim
@@ -330,10 +333,14 @@ class HashTable(TableModule):
         """Rows of a child, float32 [n, dim], in the order of :meth:`ids`."""
         return self._float_rows(self._content(child)[1].rows)
 
-    def slot_group(self, child: str | None = None) -> dict[str, Tensor]:
-        """``embedding`` and the optimizer's state by name: [n, ...] in the order of :meth:`ids`."""
-        content = self._content(child)[1]
-        return {"embedding": self._float_rows(content.rows), **content.state}
+    def slot_group(self, child: str | None = None) -> SlotGroup:
+        """``embedding`` and the optimizer's state by name: [n, ...] in the order of :meth:`ids`.
+
+        Its ``slot_by_name()`` gives them by row number.
+        """
+        table, content = self._content(child)
+        by_id = {EMBEDDING: self._float_rows(content.rows), **content.state}
+        return slot_group(self._group, table, by_id, self._float_rows)
 
     def insert(self, ids: Tensor, embeddings: Tensor, child: str | None = None) -> None:
         """Sets rows of ids, float [n, dim]; new ids get one, whatever admission says.
@@ -348,11 +355,11 @@ class HashTable(TableModule):
                 f"({ids.numel()}, {self.embedding_dim})"
             )
         flat = flat_ids("HashTable.insert", ids)
-        self._check_slice(flat)
+        self._check_slice("insert", flat)
         rows = pack_rows(embeddings) if self.packed else embeddings
         self._group.insert_or_assign(table, flat, rows)
 
-    def _check_slice(self, ids: Tensor) -> None:
+    def _check_slice(self, method: str, ids: Tensor) -> None:
         begin, end, size = self.slice
         if self.slice.whole:
             return
@@ -360,7 +367,7 @@ class HashTable(TableModule):
         others = ids[(slots < begin) | (slots >= end)]
         if others.numel() > 0:
             raise ValueError(
-                f"HashTable.insert: ids has {others.numel()} ids of other slices, such as "
+                f"HashTable.{method}: ids has {others.numel()} ids of other slices, such as "
                 f"{int(others[0])}: this table has slots {begin} to {end - 1} of {size}"
             )
 
@@ -373,10 +380,14 @@ class HashTable(TableModule):
     # -- gradients -------------------------------------------------------------------------------
 
     def accept_grad(self, ids: Tensor, grad: Tensor, child: str | None = None) -> None:
-        """Adds gradients, float [n, dim], to those that wait; ids without a row are left out.
+        """Adds gradients, float [n, dim], to those that wait.
+
+        As looking it up would, it gives an id without a row one, in training and if the child's
+        admission rule lets it; gradients of others are left out.
 
         Raises:
-            ValueError: shapes do not match, or the table is not trainable.
+            ValueError: shapes do not match, the table is not trainable, or an id belongs to another
+                slice.
         """
         flat = flat_ids("HashTable.accept_grad", ids)
         if tuple(grad.shape) != (flat.shape[0], self.embedding_dim):
@@ -387,7 +398,9 @@ class HashTable(TableModule):
         if not self.trainable:
             raise ValueError(f"HashTable {self.name!r} is not trainable: it takes no gradients")
         group, table = self._group, self._table(child)
-        handles = group.find(*group._one_table(table, flat)).handles
+        self._check_slice("accept_grad", flat)
+        request = group._one_table(table, flat)
+        handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
         add_waiting(group, table, WaitingGradients(flat, handles, grad.to(torch.float32)))
 
     def grad(self, child: str | None = None) -> WaitingGradients:
@@ -431,36 +444,8 @@ class HashTable(TableModule):
         super()._load_from_state_dict(others, prefix, *arguments)
 
 
-def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
-    """The hash tables of a model by name: what the sparse optimizers take.
-
-    Raises:
-        ValueError: two tables have one name, or tables share a child's name.
-    """
-    tables: dict[str, HashTable] = {}
-    owners: dict[str, str] = {}
-    for module in model.modules():
-        if not isinstance(module, HashTable):
-            continue
-        if module.name in tables:
-            raise ValueError(
-                f"filter_out_sparse_param: two tables are named {module.name!r}: give them names "
-                "of their own, or share one table (EmbeddingEngine does, by shared_name)"
-            )
-        for child in module.children_hashtable:
-            if child in owners:
-                raise ValueError(
-                    f"filter_out_sparse_param: tables {owners[child]!r} and {module.name!r} both "
-                    f"have a child {child!r}"
-                )
-            owners[child] = module.name
-        tables[module.name] = module
-    return tables
-
-
 __all__ = [
     "ChildrenInfo",
     "HashTable",
     "IdsMap",
-    "filter_out_sparse_param",
 ]

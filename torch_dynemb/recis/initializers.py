@@ -1,45 +1,313 @@
-"""RecIS's names of initializers.
+"""RecIS's initializers by its names.
 
-They have no ``generator``: a row's initial value follows from seed, table, id and
-the column, whenever and on whichever rank an id comes.
+In a table a row's initial value follows from seed, table, id and column, whenever and on whichever
+rank an id comes: of a ``generator`` a table takes its initial seed, and draws nothing from it.
 """
 
 from __future__ import annotations
 
-# ruff: noqa: N802 - names of RecIS
-from torch_dynemb.initializers import Constant, Normal, TruncatedNormal, Uniform
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.initializers import (
+    Constant,
+    Initializer,
+    InitRecord,
+    Normal,
+    TruncatedNormal,
+    Uniform,
+    XavierNormal,
+    XavierUniform,
+)
+from torch_dynemb.ops.columns import InitKind
+
+_FANS = ("fan_in", "fan_out")
 
 
-def ConstantInitializer(init_val: float = 0.0) -> Constant:
-    """Every value is ``init_val``."""
-    return Constant(init_val)
+class RecisInitializer(Initializer):
+    """Base of RecIS's initializers, which also fill tensors.
+
+    Args:
+        identity: what it is like: an initializer of torch_dynemb, or arguments.
+        generator: what :meth:`generate` draws from; default: torch's own. A table takes its seed.
+
+    Example:
+        >>> initializer = NormalInitializer(std=0.01, generator=torch.Generator())
+        >>> initializer.set_shape([100, 8])
+        >>> initializer.build()
+        >>> initializer.generate().shape
+        torch.Size([100, 8])
+    """
+
+    def __init__(
+        self, identity: Initializer | tuple[float | str, ...], generator: torch.Generator | None
+    ) -> None:
+        self._identity = identity
+        self._generator = generator
+        self.seed = None if generator is None else generator.initial_seed()
+        self._shape: list[int] | None = None
+        self._dtype = torch.float32
+        self._record: InitRecord | None = None
+
+    def of_table(self, rows: int) -> Initializer:
+        """What it is for a matrix of so many rows: RecIS's tables take ``block_size``."""
+        raise NotImplementedError(f"{type(self).__name__} does not define of_table()")
+
+    def record(self, dim: int) -> InitRecord:
+        return self.of_table(dim).record(dim)
+
+    def set_shape(self, shape: Sequence[int]) -> None:
+        """The shape of the tensors of :meth:`generate`: [rows, dim]."""
+        self._shape = list(shape)
+
+    def set_dtype(self, dtype: torch.dtype = torch.float32) -> None:
+        """The dtype of the tensors of :meth:`generate`; float32 without a call."""
+        self._dtype = dtype
+
+    def build(self) -> None:
+        """Ends the settings, once.
+
+        Raises:
+            RuntimeError: it has been called before.
+            ValueError: there is no shape of two dimensions.
+        """
+        if self._record is not None:
+            raise RuntimeError(f"{type(self).__name__}.build() has been called before")
+        if self._shape is None or len(self._shape) != 2:
+            raise ValueError(
+                f"{type(self).__name__}.build: shape is {self._shape}, expected [rows, dim] of "
+                "set_shape()"
+            )
+        rows, dim = self._shape
+        self._record = self.of_table(rows).record(dim)
+
+    def generate(self) -> Tensor:
+        """A new tensor with initial values.
+
+        Raises:
+            RuntimeError: :meth:`build` has not been called.
+        """
+        if self._record is None or self._shape is None:
+            raise RuntimeError(f"{type(self).__name__}.generate: build() has not been called")
+        device = None if self._generator is None else self._generator.device
+        tensor = torch.empty(self._shape, dtype=self._dtype, device=device)
+        kind, given = self._record.kind, self._record.parameters
+        if kind == InitKind.CONSTANT:
+            return tensor.fill_(given[0])
+        if kind == InitKind.UNIFORM:
+            return tensor.uniform_(given[0], given[0] + given[1], generator=self._generator)
+        if kind == InitKind.NORMAL:
+            return tensor.normal_(given[0], given[1], generator=self._generator)
+        mean, std, _, _, low, high = given
+        return torch.nn.init.trunc_normal_(tensor, mean, std, low, high, generator=self._generator)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RecisInitializer):
+            same_kind = isinstance(self._identity, Initializer) or type(self) is type(other)
+            return same_kind and (self._identity, self.seed) == (other._identity, other.seed)
+        if isinstance(other, Initializer):
+            return self.seed is None and self._identity == other
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __repr__(self) -> str:
+        # without a generator as before there were any: names of tables follow from it
+        given = self._identity
+        if isinstance(given, Initializer):
+            text = repr(given)
+        else:
+            text = f"{type(self).__name__}({', '.join(map(repr, given))})"
+        return text if self.seed is None else f"{text} of seed {self.seed}"
 
 
-def UniformInitializer(a: float = 0.0, b: float = 1.0) -> Uniform:
+class _Fixed(RecisInitializer):
+    """The same for any number of rows: equal to the initializer of torch_dynemb that it is."""
+
+    def __init__(self, value: Initializer, generator: torch.Generator | None) -> None:
+        super().__init__(value, generator)
+        self._value = value
+
+    def of_table(self, rows: int) -> Initializer:
+        return self._value
+
+
+class ConstantInitializer(_Fixed):
+    """Every value is ``init_val``.
+
+    Args:
+        init_val: the value.
+        dtype: see :meth:`set_dtype`.
+    """
+
+    def __init__(self, init_val: float = 0.0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(Constant(init_val), None)
+        self.set_dtype(dtype)
+
+
+class UniformInitializer(_Fixed):
     """Uniform in [a, b)."""
-    return Uniform(a, b)
+
+    def __init__(
+        self, a: float = 0.0, b: float = 1.0, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(Uniform(a, b), generator)
 
 
-def NormalInitializer(mean: float = 0.0, std: float = 1.0) -> Normal:
+class NormalInitializer(_Fixed):
     """Normal with ``mean`` and standard deviation ``std``."""
-    return Normal(mean, std)
+
+    def __init__(
+        self, mean: float = 0.0, std: float = 1.0, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(Normal(mean, std), generator)
 
 
-def TruncNormalInitializer(
-    mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
-) -> TruncatedNormal:
+class TruncNormalInitializer(_Fixed):
     """Normal within ``a`` to ``b`` standard deviations from the mean.
 
     Example:
         >>> TruncNormalInitializer(std=0.5, b=4.0)
         TruncatedNormal(mean=0.0, std=0.5, low=-1.0, high=2.0)
     """
-    return TruncatedNormal(mean, std, mean + a * std, mean + b * std)
+
+    def __init__(
+        self,
+        mean: float = 0.0,
+        std: float = 1.0,
+        a: float = -2.0,
+        b: float = 2.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(TruncatedNormal(mean, std, mean + a * std, mean + b * std), generator)
+
+
+class XavierUniformInitializer(RecisInitializer):
+    """Uniform in +-gain * sqrt(6 / (dim + rows)); rows of a table is its ``block_size``."""
+
+    def __init__(self, gain: float = 1.0, generator: torch.Generator | None = None) -> None:
+        XavierUniform(gain)  # checks it
+        super().__init__((gain,), generator)
+        self._gain = gain
+
+    def of_table(self, rows: int) -> Initializer:
+        return XavierUniform(self._gain, fan_out=rows)
+
+
+class XavierNormalInitializer(RecisInitializer):
+    """Normal with std = gain * sqrt(2 / (dim + rows)); rows of a table is its ``block_size``."""
+
+    def __init__(self, gain: float = 1.0, generator: torch.Generator | None = None) -> None:
+        XavierNormal(gain)  # checks it
+        super().__init__((gain,), generator)
+        self._gain = gain
+
+    def of_table(self, rows: int) -> Initializer:
+        return XavierNormal(self._gain, fan_out=rows)
+
+
+class _Kaiming(RecisInitializer):
+    """Standard deviation gain / sqrt(fan), where fan is dim or the number of rows."""
+
+    def __init__(
+        self, a: float, mode: str, nonlinearity: str, generator: torch.Generator | None
+    ) -> None:
+        owner = type(self).__name__
+        if mode.lower() not in _FANS:
+            raise ValueError(f"{owner}: mode is {mode!r}, expected one of {_FANS}")
+        kind: Any = nonlinearity.lower()
+        self._gain = torch.nn.init.calculate_gain(kind, a)
+        self._fan_in = mode.lower() == "fan_in"
+        super().__init__((a, mode.lower(), kind), generator)
+
+
+class KaimingUniformInitializer(_Kaiming):
+    """Uniform with standard deviation gain / sqrt(fan) (He et al. 2015).
+
+    Args:
+        a: negative slope of a leaky ReLU.
+        mode: "fan_in": fan is dim; "fan_out": the number of rows, of a table its ``block_size``.
+        nonlinearity: as for torch.nn.init.calculate_gain.
+        generator: see :class:`RecisInitializer`.
+
+    Raises:
+        ValueError: another mode or nonlinearity.
+    """
+
+    def __init__(
+        self,
+        a: float = 0.0,
+        mode: str = "fan_in",
+        nonlinearity: str = "leaky_relu",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(a, mode, nonlinearity, generator)
+
+    def of_table(self, rows: int) -> Initializer:
+        if self._fan_in:
+            return XavierUniform(self._gain)  # of dim and dim
+        bound = self._gain * math.sqrt(3.0 / rows)
+        return Uniform(-bound, bound)
+
+
+class KaimingNormalInitializer(_Kaiming):
+    """Normal with standard deviation gain / sqrt(fan) (He et al. 2015).
+
+    Args:
+        shape, dtype: see :meth:`set_shape` and :meth:`set_dtype`.
+        a, mode, nonlinearity, generator: see :class:`KaimingUniformInitializer`.
+
+    Raises:
+        ValueError: another mode or nonlinearity.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype = torch.float32,
+        a: float = 0.0,
+        mode: str = "fan_in",
+        nonlinearity: str = "leaky_relu",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(a, mode, nonlinearity, generator)
+        if shape is not None:
+            self.set_shape(shape)
+        self.set_dtype(dtype)
+
+    def of_table(self, rows: int) -> Initializer:
+        if self._fan_in:
+            return XavierNormal(self._gain)  # of dim and dim
+        return Normal(0.0, self._gain / math.sqrt(rows))
+
+
+def initializer_of(given: Initializer | None, block_size: int) -> Initializer:
+    """The initializer of a table's rows, as a value that holds no generator; default: zeros."""
+    if given is None:
+        return Constant(0.0)
+    return given.of_table(block_size) if isinstance(given, RecisInitializer) else given
+
+
+def seed_of(given: Initializer | None) -> int | None:
+    """The seed that an initializer has."""
+    return given.seed if isinstance(given, RecisInitializer) else None
 
 
 __all__ = [
     "ConstantInitializer",
+    "KaimingNormalInitializer",
+    "KaimingUniformInitializer",
     "NormalInitializer",
+    "RecisInitializer",
     "TruncNormalInitializer",
     "UniformInitializer",
+    "XavierNormalInitializer",
+    "XavierUniformInitializer",
+    "initializer_of",
+    "seed_of",
 ]

@@ -40,11 +40,11 @@ def rank_group(pg: dist.ProcessGroup | None) -> RankGroup | None:
     return RankGroup(pg.group_name, dist.get_world_size(pg), rank)
 
 
-def common_seed(pg: dist.ProcessGroup | None) -> int | None:
-    """torch's seed of the group's first rank; None where there is no group."""
+def common_seed(pg: dist.ProcessGroup | None, own: int | None = None) -> int | None:
+    """``own``, or torch's seed, of the group's first rank; ``own`` where there is no group."""
     if rank_group(pg) is None:
-        return None
-    seed = [torch.initial_seed()]
+        return own
+    seed = [torch.initial_seed() if own is None else own]
     dist.broadcast_object_list(seed, group=pg, group_src=0)
     return seed[0]
 
