@@ -1,5 +1,6 @@
 """With a process group, an id starts with the same values on every rank."""
 
+import functools
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import torch_dynemb as td
+from torch_dynemb.rank_agreement import described
 
 
 def _first_rows(rank: int, store: str, results: str) -> None:
@@ -28,3 +30,21 @@ def test_seed_of_rank_0_on_every_rank(tmp_path: Path) -> None:
     torch.manual_seed(0)
     alone = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
     assert torch.equal(alone.group.read(0, torch.tensor([-1, 2**40])), first)
+
+
+def test_values_are_described_alike_in_every_process() -> None:
+    """Ranks compare these texts: no address is in them, and nothing of a tensor is left out."""
+    ones = torch.ones(5000)
+    other = ones.clone()
+    other[2500] = 2
+    assert described(ones) == described(ones.clone()) != described(other)
+    assert described({"b": [1, 2.5], "a": (None, torch.int8)}) == (
+        "{'a': [None, torch.int8], 'b': [1, 2.5]}"
+    )
+    assert described({3, 1, 2}) == "{1, 2, 3}"
+    assert described(td.AdmitFrequent(2)) == "AdmitFrequent(threshold=2)"
+    assert described(functools.partial(_first_rows, 1)) == (
+        "partial([test_ranks._first_rows, [1], {}])"
+    )
+    assert described(object()) == "builtins.object"
+    assert described(torch.optim.Adam) == "torch.optim.adam.Adam"

@@ -2,15 +2,144 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
-from sharded_models import Table, sharded
+import torch
+import torch.distributed as dist
+from sharded_models import Model, Table, module_plan, sharded
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.fbgemm_qcomm_codec import QCommsConfig
+from torchrec.distributed.types import ShardingEnv
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingBagCollectionSharder,
+    DynamicEmbeddingCollectionSharder,
+    TableOptions,
+)
+
+
+def _raised(call: Callable[[], Any]) -> str:
+    """Type and message of what it raises."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error.args[0]}"
+    return "nothing"
 
 
 def refusal(rank: int, tables: tuple[Table, ...], arguments: dict[str, Any]) -> str:
     """Type and message of what ``sharded`` raises."""
-    try:
-        sharded(tables, **arguments)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    return _raised(lambda: sharded(tables, **arguments))
+
+
+ByRank = list[tuple[tuple[Table, ...], dict[str, Any]]]
+
+
+def refusals(rank: int, cases: dict[str, ByRank]) -> dict[str, str]:
+    """What ``sharded`` raises where the ranks are given different things, by case."""
+    return {name: refusal(rank, *by_rank[rank]) for name, by_rank in cases.items()}
+
+
+def sharder_refusals(rank: int) -> dict[str, str]:
+    """What a sharder raises that is given something else than a module, a plan and an env."""
+    tables = (Table("a", 8, ("f_a",)), Table("b", 8, ("f_b",)))
+    sharder = DynamicEmbeddingBagCollectionSharder(options={t.name: TableOptions() for t in tables})
+    module = Model(tables, False).bags
+    plan = module_plan(module, tables, sharder)
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    cpu = torch.device("cpu")
+
+    def changed(**entries: Any) -> Any:
+        result = copy.deepcopy(plan)
+        for name, value in entries.items():
+            setattr(result["a"], name, value)
+        return result
+
+    def shard(of: nn.Module, by: Any, where: Any, device: torch.device = cpu) -> str:
+        return _raised(lambda: sharder.shard(of, by, where, device))
+
+    return {
+        "env": shard(module, plan, None),
+        "local env": shard(module, plan, ShardingEnv.from_local(2, rank)),
+        "meta": shard(module, plan, env, torch.device("meta")),
+        "module": shard(nn.Linear(2, 2), plan, env),
+        "collection": _raised(
+            lambda: DynamicEmbeddingCollectionSharder().shard(module, plan, env, cpu)
+        ),
+        "kernel": shard(module, changed(compute_kernel="dynamic"), env),
+        "sharding_spec": shard(module, changed(sharding_spec=None), env),
+        "fewer tables": shard(module, {"a": plan["a"]}, env),
+        "more tables": shard(module, {**plan, "c": plan["a"]}, env),
+        "codecs": _raised(
+            lambda: DynamicEmbeddingBagCollectionSharder(qcomm_codecs_registry=QCommsConfig())  # type: ignore[arg-type]
+        ),
+        "as it was": shard(module, plan, env),
+    }
+
+
+def _jagged(ids: torch.Tensor, **more: Any) -> KeyedJaggedTensor:
+    arguments: dict[str, Any] = {"keys": ["f_a", "f_b"], "lengths": torch.tensor([1, 1, 1, 1])}
+    return KeyedJaggedTensor(values=ids, **{**arguments, **more})
+
+
+def batch_refusals(
+    rank: int, pooling: str, weighted: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What a collection raises for batches that are wrong: as the first one, and later.
+
+    All ranks get the same batches, so that all raise.
+    """
+    tables = (Table("a", 8, ("f_a",), pooling), Table("b", 8, ("f_b",), pooling))
+    ids = torch.tensor([1, 2, 3, 4])
+    given = {"weights": torch.rand(4)} if weighted else {}
+    good = _jagged(ids, **given)
+    offsets = {"lengths": None, **given}
+    wrong: dict[str, Any] = {
+        "dict": good.to_dict(),
+        "none": None,
+        "jagged": JaggedTensor(values=ids, lengths=torch.tensor([2, 2])),
+        **{
+            str(dtype).removeprefix("torch."): _jagged(ids.to(dtype), **given)
+            for dtype in (torch.float32, torch.bool, torch.int8, torch.uint8)
+        },
+        "missing": _jagged(ids, keys=["f_a", "f_c"], **given),
+        "twice": _jagged(torch.arange(6), keys=["f_a", "f_b", "f_a"], lengths=torch.ones(6).int()),
+        "too long": _jagged(ids, lengths=torch.tensor([1, 1, 1, 5]), **given),
+        "longer": _jagged(ids, lengths=torch.tensor([1, 1, 1, 2]), **given),
+        "negative": _jagged(ids, lengths=torch.tensor([2, -1, 1, 2]), **given),
+        "decreasing": _jagged(ids, offsets=torch.tensor([0, 3, 2, 3, 4]), **offsets),
+        "from 1": _jagged(
+            ids[:2], keys=["f_a", "f_b"], lengths=None, offsets=torch.tensor([1, 2, 3])
+        ),
+        "number": _jagged(ids[:3], lengths=torch.tensor([1, 1, 1])),
+        "stride": _jagged(ids, stride=3, **given),
+        "int weights": _jagged(ids, weights=ids),
+        "few weights": _jagged(ids, weights=torch.rand(3)),
+        "no inverse": _jagged(
+            ids[:3],
+            lengths=torch.ones(3, dtype=torch.int64),
+            stride_per_key_per_rank=[[1], [2]],
+            **({"weights": torch.rand(3)} if weighted else {}),
+        ),
+    }
+    if weighted:
+        wrong["no weights"] = _jagged(ids)
+        for name in ("twice", "number", "from 1"):
+            del wrong[name]
+    model = sharded(tables, weighted=weighted)
+    first = {name: _raised(lambda batch=batch: model(batch)) for name, batch in wrong.items()}
+    assert all(of.shape[1] == 8 for of in model(good).values())
+    wrong["other order"] = _jagged(ids, keys=["f_b", "f_a"], **given)
+    later = {name: _raised(lambda batch=batch: model(batch)) for name, batch in wrong.items()}
+    # what comes of torch.tensor([])
+    none = _jagged(
+        torch.tensor([]),
+        lengths=torch.zeros(4, dtype=torch.int64),
+        **({"weights": torch.empty(0)} if weighted else {}),
+    )
+    model(none if rank == 0 else good)
+    return first, later

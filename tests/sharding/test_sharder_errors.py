@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from ranks import Ranks
-from refused_models import refusal
+from refused_models import batch_refusals, refusal, refusals, sharder_refusals
 from sharded_models import Table
 
+import torch_dynemb as td
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
@@ -116,6 +118,193 @@ def test_sharding_refuses(two_ranks: Ranks, case: str) -> None:
     assert message in two_ranks.run(refusal, (table,), arguments)
 
 
+def users(**options: Any) -> dict[str, Any]:
+    """Arguments with these options of the table."""
+    return {"options": {"users": TableOptions(**options)}}
+
+
+def policy(**entries: Any) -> dict[str, Any]:
+    return users(policy=td.Policy(**entries))
+
+
+ADAM = {"optimizer": EmbOptimType.ADAM}
+# what rank 0 and rank 1 are given: table and arguments; and the option with its values
+GIVEN: dict[str, tuple[tuple[Table, dict[str, Any]], tuple[Table, dict[str, Any]], str]] = {
+    "capacity": (
+        (TABLE, policy(capacity=100)),
+        (TABLE, policy(capacity=200)),
+        "options.policy.capacity differs between ranks: 100 on rank 0; 200 on rank 1",
+    ),
+    "score": (
+        (TABLE, policy(score="step")),
+        (TABLE, policy(score=("frequency", "step"))),
+        "options.policy.score differs between ranks: 'step' on rank 0; ['frequency', 'step'] on "
+        "rank 1",
+    ),
+    "admission": (
+        (TABLE, policy(admission=td.AdmitFrequent(2))),
+        (TABLE, policy(admission=td.AdmitByChance(0.5))),
+        "options.policy.admission differs between ranks: AdmitFrequent(threshold=2) on rank 0; "
+        "AdmitByChance(probability=0.5) on rank 1",
+    ),
+    "refused": (
+        (TABLE, policy(refused=torch.zeros(8))),
+        (TABLE, policy(refused=torch.full((8,), 0.5))),
+        "options.policy.refused differs between ranks: tensor((8,), torch.float32, sha256 ",
+    ),
+    "initializer": (
+        (TABLE, users(initializer=td.Normal(0.0, 0.1))),
+        (TABLE, users(initializer=td.Normal(0.0, 0.2))),
+        "options.initializer differs between ranks: Normal(mean=0.0, std=0.1) on rank 0; "
+        "Normal(mean=0.0, std=0.2) on rank 1",
+    ),
+    "planned": (
+        (TABLE, {"options": {}, "planned_options": {"users": TableOptions(padding_idx=0)}}),
+        (TABLE, {"options": {}, "planned_options": {"users": TableOptions()}}),
+        "planned options.padding_idx differs between ranks: 0 on rank 0; None on rank 1",
+    ),
+    "optimizer": (
+        (TABLE, {"optimizer": td.Adam(lr=0.1)}),
+        (TABLE, {"optimizer": td.SGD(lr=0.1)}),
+        "optimizer differs between ranks: Adam on rank 0; SGD on rank 1 (and so do table 'users': "
+        "optimizer.",
+    ),
+    "hyper-parameter": (
+        (TABLE, {"optimizer": td.Adam(lr=0.1)}),
+        (TABLE, {"optimizer": td.Adam(lr=0.1, eps=1e-3)}),
+        "optimizer.eps differs between ranks: 1e-08 on rank 0; 0.001 on rank 1: the ranks share "
+        "the tables, so give all of them the same",
+    ),
+    "fused_params": (
+        (TABLE, {"fused_params": {**ADAM, "learning_rate": 0.1}}),
+        (TABLE, {"fused_params": {**ADAM, "learning_rate": 0.2}}),
+        "fused_params['learning_rate'] differs between ranks: 0.1 on rank 0; 0.2 on rank 1",
+    ),
+    "dtype": (
+        (TABLE, {}),
+        (replace(TABLE, data_type="BF16"), {}),
+        "data_type differs between ranks: DataType.FP32 on rank 0; DataType.BF16 on rank 1",
+    ),
+    "bounds of initial values": (
+        (TABLE, {}),
+        (replace(TABLE, num_embeddings=8), {}),
+        "num_embeddings differs between ranks: 7 on rank 0; 8 on rank 1",
+    ),
+    "plan": (
+        (replace(TABLE, sharding="row_wise"), {}),
+        (replace(TABLE, sharding="table_wise"), {}),
+        "ranks differs between ranks: [0, 1] on rank 0; [0] on rank 1 (and so do table 'users': "
+        "sharding_spec, table 'users': sharding_type)",
+    ),
+    "static on one": (
+        (TABLE, {}),
+        (replace(TABLE, dynamic=False), {"options": {}}),
+        "compute_kernel differs between ranks: 'customized_kernel' on rank 0; 'fused' on rank 1",
+    ),
+    "an error of one": (
+        (TABLE, {}),
+        (TABLE, {"fused_params": {"no such entry": 1}}),
+        "fused_params['no such entry'] differs between ranks: not given on rank 0; 1 on rank 1",
+    ),
+}
+
+
+def test_ranks_with_different_options_all_raise(two_ranks: Ranks) -> None:
+    cases = {
+        name: [((table,), arguments) for table, arguments in by_rank]
+        for name, (*by_rank, _) in GIVEN.items()
+    }
+    other = (replace(TABLE, name="others", features=("other",)),)
+    cases["names"] = [((TABLE,), {}), (other, {})]
+    cases["equal"] = [((TABLE,), policy(capacity=100, admission=td.AdmitFrequent(2)))] * 2
+    cases["equal objects"] = [((TABLE,), policy(refused=torch.ones(8))) for _ in range(2)]
+    by_rank = two_ranks.run(refusals, cases)
+    assert by_rank[0] == by_rank[1]
+    raised = by_rank[0]
+    for name, (_, _, message) in GIVEN.items():
+        assert raised[name].startswith(
+            f"ValueError: EmbeddingBagCollection: table 'users': {message}"
+        ), (name, raised[name])
+    assert raised["names"].startswith(
+        "ValueError: EmbeddingBagCollection: tables differs between ranks: ['users'] on rank 0; "
+        "['others'] on rank 1"
+    )
+    assert raised["equal"] == raised["equal objects"] == "nothing"
+
+
+SHARDER_REFUSES = {
+    "env": "RuntimeError: EmbeddingBagCollection: env is None: call torch.distributed.init_process",
+    "local env": "RuntimeError: EmbeddingBagCollection: env is without a process group: call torch",
+    "meta": "ValueError: EmbeddingBagCollection: device is 'meta', which has no memory for rows",
+    "module": "TypeError: DynamicEmbeddingBagCollectionSharder: module has type Linear, expected "
+    "EmbeddingBagCollection",
+    "collection": "TypeError: DynamicEmbeddingCollectionSharder: module has type "
+    "EmbeddingBagCollection, expected EmbeddingCollection",
+    "kernel": "ValueError: EmbeddingBagCollection: the plan has compute_kernel 'dynamic' for table "
+    "'a', expected 'customized_kernel' for a dynamic table, else one of ['dense', 'fused', ",
+    "sharding_spec": "ValueError: EmbeddingBagCollection: the plan has no sharding_spec for table "
+    "'a': make it by a planner",
+    "fewer tables": "ValueError: EmbeddingBagCollection: the plan lacks tables ['b'], it has "
+    "['a']: plan all tables of the module, which are ['a', 'b']",
+    "more tables": "ValueError: EmbeddingBagCollection: the plan has tables ['c'], but those of "
+    "the module are ['a', 'b']: correct or remove these names",
+    "codecs": "TypeError: DynamicEmbeddingBagCollectionSharder: qcomm_codecs_registry is a "
+    "QCommsConfig, expected a dict of codecs by collective: get_qcomm_codecs_registry(config) of "
+    "torchrec.distributed.fbgemm_qcomm_codec makes it of a QCommsConfig",
+    "as it was": "nothing",
+}
+
+
+def test_sharders_refuse_by_name(two_ranks: Ranks) -> None:
+    for raised in two_ranks.run(sharder_refusals):
+        assert raised.keys() == SHARDER_REFUSES.keys()
+        for name, message in SHARDER_REFUSES.items():
+            assert raised[name].startswith(message), (name, raised[name])
+
+
+KEYS = "['f_a', 'f_b']"
+BATCH_REFUSES = {
+    "dict": "TypeError: {}: features is a dict, expected a KeyedJaggedTensor",
+    "none": "TypeError: {}: features is a NoneType, expected a KeyedJaggedTensor",
+    "jagged": "TypeError: {}: features is a JaggedTensor, expected a KeyedJaggedTensor",
+    **{
+        dtype: f"TypeError: {{}}: ids of features {KEYS} have dtype torch.{dtype}, expected int64 "
+        "or int32"
+        for dtype in ("float32", "bool", "int8", "uint8")
+    },
+    "missing": "KeyError: {}: features lacks ['f_b']; it has ['f_a', 'f_c']: every batch has all",
+    "twice": "ValueError: {}: keys of features are ['f_a', 'f_b', 'f_a'], expected every key once",
+    "too long": f"ValueError: {{}}: lengths of features {KEYS} are from 1 to 5, expected 0 to 4, ",
+    "longer": f"ValueError: {{}}: lengths of features {KEYS} add up to 5 from position 0, but "
+    "there are 4 ids: lengths must add up to their number, and offsets go from 0 to it",
+    "negative": f"ValueError: {{}}: lengths of features {KEYS} are from -1 to 2, expected 0 to 4",
+    "decreasing": f"ValueError: {{}}: lengths of features {KEYS} are from -1 to 3, expected 0 to "
+    "4, the number of ids: offsets must not decrease",
+    "from 1": f"ValueError: {{}}: lengths of features {KEYS} add up to 2 from position 1, but ",
+    "number": "ValueError: {}: features has 3 lengths, expected 2: 2 features * batch size 1",
+    "stride": "ValueError: {}: features has 4 lengths, expected 6: 2 features * batch size 3",
+    "int weights": "TypeError: {}: weights of features have dtype torch.int64, expected float32",
+    "few weights": "ValueError: {}: weights of features have shape (3,), expected that of the ids",
+    "no inverse": "ValueError: {}: features has a batch size per feature, but no inverse_indices, ",
+    "no weights": "ValueError: {}: features has no weights, but is_weighted is True: give weights=",
+}
+
+
+@pytest.mark.parametrize(("pooling", "weighted"), [("sum", False), ("sum", True), ("none", False)])
+def test_wrong_batches_are_refused_by_name(two_ranks: Ranks, pooling: str, weighted: bool) -> None:
+    owner = "EmbeddingCollection" if pooling == "none" else "EmbeddingBagCollection"
+    for first, later in two_ranks.run(batch_refusals, pooling, weighted):
+        other_order = later.pop("other order")
+        assert other_order.startswith(
+            f"ValueError: {owner}: keys of features are ['f_b', 'f_a'], but those of the first "
+            f"batch were {KEYS}, by whose positions"
+        )
+        for raised in (first, later):
+            assert len(raised) >= 17
+            for name, message in raised.items():
+                assert message.startswith(BATCH_REFUSES[name].format(owner)), (name, message)
+
+
 @pytest.mark.parametrize(
     "sharder", [DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder]
 )
@@ -131,6 +320,14 @@ def test_sharder_refuses_what_is_no_config(sharder: Any) -> None:
     assert str(raised.value) == (
         f"{sharder.__name__}: options['users'] is 3, expected TableOptions(...)"
     )
+    with pytest.raises(TypeError, match=r"options is .*expected a dict: TableOptions\(...\) by t"):
+        sharder(options=OPTIONS)
+    with pytest.raises(TypeError, match=r"fused_params is .*expected a dict: such as \{'opt"):
+        sharder(fused_params=EmbOptimType.ADAM)
+    with pytest.raises(ValueError, match=r"codecs_registry has 'all', expected some of \['POOLED_"):
+        sharder(qcomm_codecs_registry={"all": None})
+    with pytest.raises(TypeError, match=r"\['POOLED_EMBEDDINGS_ALL_TO_ALL'\] is a int, expected Q"):
+        sharder(qcomm_codecs_registry={"POOLED_EMBEDDINGS_ALL_TO_ALL": 3})
 
 
 def test_options_refuse_what_is_none() -> None:

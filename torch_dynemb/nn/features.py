@@ -184,7 +184,7 @@ def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped
     variable_stride = getattr(features, "variable_stride_per_key", None)
     if variable_stride is not None and variable_stride():
         raise ValueError(f"{owner}: features has a batch size per key, expected one for all keys")
-    ids = integer_ids(owner, features.values())
+    ids = integer_ids(f"{owner}: features {keys}", features.values())
     offsets = integer_offsets(owner, features.offsets())
     weights = features.weights_or_none()
     if weights is not None:

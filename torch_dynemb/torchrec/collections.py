@@ -11,9 +11,9 @@ from torchrec.distributed.embedding_sharding import EmbeddingSharding, Embedding
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.torchrec.batches import BatchCheck
 from torch_dynemb.torchrec.dedup import (
     DEDUPED,
     DedupGroups,
@@ -27,7 +27,7 @@ from torch_dynemb.torchrec.means import mean_divisor, pooled_outputs
 from torch_dynemb.torchrec.module_state import ModuleState
 from torch_dynemb.torchrec.optimizer import shown_parameter
 from torch_dynemb.torchrec.options import TableOptions, is_dynamic
-from torch_dynemb.torchrec.plans import ModulePlan, options_by_table, plan_dynamic, shared_seed
+from torch_dynemb.torchrec.plans import ModulePlan, module_plan, plan_dynamic
 from torch_dynemb.torchrec.shardings import POOLED, SEQUENCE
 from torch_dynemb.torchrec.tables import PLAN, TablePlan
 
@@ -168,19 +168,19 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
         use_index_dedup: bool,
         **more: Any,
     ) -> None:
-        plan = ModulePlan(
-            options_by_table(
-                "EmbeddingBagCollection with use_index_dedup"
-                if use_index_dedup
-                else "EmbeddingBagCollection",
-                [config.name for config in module.embedding_bag_configs()],
-                table_name_to_parameter_sharding,
-                options,
-                list(DEDUPED if use_index_dedup else POOLED),
-            ),
-            optimizer,
-            shared_seed(env.process_group, device),
-            use_index_dedup,
+        plan = module_plan(
+            "EmbeddingBagCollection",
+            module,
+            module.embedding_bag_configs(),
+            table_name_to_parameter_sharding,
+            env,
+            device,
+            sharding_types=list(DEDUPED if use_index_dedup else POOLED),
+            options=options,
+            optimizer=optimizer,
+            fused_params=fused_params,
+            use_index_dedup=use_index_dedup,
+            codecs=more.get("qcomm_codecs_registry"),
         )
         fused_params = {**(fused_params or {}), _PLAN: plan}
         super().__init__(
@@ -195,6 +195,11 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
             if sharding.sharding_type == ShardingType.GRID_SHARD.value
         ]
         self._has_mean_pooling_callback = any(of.divided for of in self._pooled_outputs.values())
+        self._check_batch = BatchCheck(
+            "EmbeddingBagCollection",
+            [name for config in self._embedding_bag_configs for name in config.feature_names],
+            weighted=self._is_weighted,
+        )
         self._keep_state(self._embedding_bag_configs, plan, env, device, "embedding_bags")
 
     @classmethod
@@ -249,7 +254,7 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Sends ids to the ranks that own them."""
-        features = maybe_td_to_kjt(features, None)
+        features = self._check_batch(features, first=self._has_uninitialized_input_dist)
         if self._grids and features.variable_stride_per_key():
             raise NotImplementedError(
                 f"EmbeddingBagCollection: tables {self._grids} are grid_shard, and features has a "
@@ -302,17 +307,19 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
         use_index_dedup: bool,
         **more: Any,
     ) -> None:
-        plan = ModulePlan(
-            options_by_table(
-                "EmbeddingCollection",
-                [config.name for config in module.embedding_configs()],
-                table_name_to_parameter_sharding,
-                options,
-                list(SEQUENCE),
-            ),
-            optimizer,
-            shared_seed(env.process_group, device),
-            use_index_dedup,
+        plan = module_plan(
+            "EmbeddingCollection",
+            module,
+            module.embedding_configs(),
+            table_name_to_parameter_sharding,
+            env,
+            device,
+            sharding_types=list(SEQUENCE),
+            options=options,
+            optimizer=optimizer,
+            fused_params=fused_params,
+            use_index_dedup=use_index_dedup,
+            codecs=more.get("qcomm_codecs_registry"),
         )
         self._dynamic_options = plan.options
         self._dedup_groups: list[DedupGroups] = []
@@ -325,6 +332,11 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
             device,
             use_index_dedup=use_index_dedup,
             **more,
+        )
+        self._check_batch = BatchCheck(
+            "EmbeddingCollection",
+            [name for config in self._embedding_configs for name in config.feature_names],
+            weighted=False,
         )
         self._keep_state(self._embedding_configs, plan, env, device, "embeddings")
 
@@ -376,7 +388,7 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Sends ids to the ranks that own them."""
-        features = maybe_td_to_kjt(features, None)
+        features = self._check_batch(features, first=self._has_uninitialized_input_dist)
         if not features.variable_stride_per_key() and features.stride() == 0:
             # TorchRec's outputs want a sample, and the other ranks a backward of this one
             features = with_one_sample(features)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
-from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.torchrec.fused_params import optimizer_of, output_dtype_of
 from torch_dynemb.torchrec.options import TableOptions, is_dynamic, planned_options
+from torch_dynemb.torchrec.plan_checks import check_plan, check_ranks_agree, check_where
 from torch_dynemb.torchrec.tables import PLAN, TablePlan
 
 
@@ -87,6 +88,61 @@ def options_by_table(
     return options
 
 
+def module_plan(
+    owner: str,
+    module: Any,
+    configs: list[Any],
+    shardings: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | None,
+    *,
+    sharding_types: list[str],
+    options: Mapping[str, TableOptions],
+    optimizer: OptimizerConfig | None,
+    fused_params: dict[str, Any] | None,
+    use_index_dedup: bool,
+    codecs: Mapping[str, Any] | None,
+) -> ModulePlan:
+    """How the tables of a module are dynamic: what its sharder was given, checked.
+
+    Raises:
+        RuntimeError: there is no process group.
+        ValueError: the device has no memory, the plan is of other tables, ranks were given
+            different things, or a table cannot be sharded so.
+    """
+    check_where(owner, env, device)
+    check_ranks_agree(
+        owner,
+        module,
+        configs,
+        shardings,
+        env,
+        options=options,
+        optimizer=optimizer,
+        fused_params=fused_params,
+        flags={
+            "is_weighted": getattr(module, "is_weighted", lambda: False)(),
+            "use_index_dedup": use_index_dedup,
+            "qcomm_codecs_registry": sorted(codecs or {}),
+        },
+    )
+    names = [config.name for config in configs]
+    check_plan(owner, names, shardings)
+    pooled_after = use_index_dedup and owner == "EmbeddingBagCollection"
+    return ModulePlan(
+        options_by_table(
+            f"{owner} with use_index_dedup" if pooled_after else owner,
+            names,
+            shardings,
+            options,
+            sharding_types,
+        ),
+        optimizer,
+        shared_seed(env.process_group, device),
+        use_index_dedup,
+    )
+
+
 def shared_seed(process_group: dist.ProcessGroup | None, device: torch.device | None) -> int:
     """``torch.initial_seed()`` of the group's first rank."""
     seed = torch.tensor([torch.initial_seed() & ((1 << 63) - 1)], device=device)
@@ -142,4 +198,4 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
     }
 
 
-__all__ = ["ModulePlan", "options_by_table", "plan_dynamic", "shared_seed"]
+__all__ = ["ModulePlan", "module_plan", "plan_dynamic"]

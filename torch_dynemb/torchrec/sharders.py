@@ -9,7 +9,13 @@ import torch
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.distributed.types import (
+    CommOp,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
 
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.torchrec.collections import (
@@ -18,6 +24,34 @@ from torch_dynemb.torchrec.collections import (
 )
 from torch_dynemb.torchrec.options import DYNAMIC_KERNEL, TableOptions
 
+_ENTRIES = {
+    "options": "TableOptions(...) by table name",
+    "fused_params": "such as {'optimizer': EmbOptimType.ADAM, 'learning_rate': 0.01}",
+}
+
+
+def _check_codecs(owner: str, registry: object) -> None:
+    """Raises TypeError or ValueError unless it maps names of collectives to their codecs."""
+    if registry is None:
+        return
+    if not isinstance(registry, Mapping):
+        raise TypeError(
+            f"{owner}: qcomm_codecs_registry is a {type(registry).__name__}, expected a dict of "
+            "codecs by collective: get_qcomm_codecs_registry(config) of "
+            "torchrec.distributed.fbgemm_qcomm_codec makes it of a QCommsConfig"
+        )
+    known = list(CommOp.__members__)
+    for name, codecs in registry.items():
+        if name not in known:
+            raise ValueError(
+                f"{owner}: qcomm_codecs_registry has {name!r}, expected some of {known}"
+            )
+        if not isinstance(codecs, QuantizedCommCodecs):
+            raise TypeError(
+                f"{owner}: qcomm_codecs_registry[{name!r}] is a {type(codecs).__name__}, expected "
+                "QuantizedCommCodecs"
+            )
+
 
 class _DynamicSharder:
     """What both sharders are given for dynamic tables."""
@@ -25,6 +59,7 @@ class _DynamicSharder:
     fused_params: dict[str, Any] | None
     qcomm_codecs_registry: dict[str, Any] | None
     sharded_module_type: Any
+    module_type: Any
     _use_index_dedup: bool
 
     def _set_dynamic(
@@ -33,6 +68,11 @@ class _DynamicSharder:
         options: Mapping[str, TableOptions] | None,
         optimizer: OptimizerConfig | None,
     ) -> None:
+        for argument, value in (("options", options), ("fused_params", self.fused_params)):
+            if value is not None and not isinstance(value, Mapping):
+                raise TypeError(
+                    f"{owner}: {argument} is {value!r}, expected a dict: {_ENTRIES[argument]}"
+                )
         for name, given in (options or {}).items():
             if not isinstance(given, TableOptions):
                 raise TypeError(
@@ -43,6 +83,7 @@ class _DynamicSharder:
                 f"{owner}: optimizer is {optimizer!r}, expected a config such as "
                 "torch_dynemb.Adam(lr=1e-3); EmbOptimType goes into fused_params"
             )
+        _check_codecs(owner, self.qcomm_codecs_registry)
         self._options = dict(options or {})
         self._optimizer = optimizer
 
@@ -55,6 +96,11 @@ class _DynamicSharder:
         module_fqn: str | None = None,
     ) -> nn.Module:
         """The module sharded by a plan, with the dynamic tables that it names."""
+        if not isinstance(module, self.module_type):
+            raise TypeError(
+                f"{type(self).__name__}: module has type {type(module).__name__}, expected "
+                f"{self.module_type.__name__}"
+            )
         sharded: nn.Module = self.sharded_module_type(
             module,
             params,
@@ -99,7 +145,8 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
             ``torch_dynemb.Ftrl(lr=0.1)``.
 
     Raises:
-        TypeError: ``options`` or ``optimizer`` is something else.
+        TypeError: ``options``, ``optimizer`` or ``qcomm_codecs_registry`` is something else.
+        ValueError: codecs of an unknown collective.
     """
 
     def __init__(

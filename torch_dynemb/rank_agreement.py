@@ -1,0 +1,152 @@
+"""Compares what the ranks of a group must have alike, when a module is made."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+_SHOWN_CHARACTERS = 200
+_SHOWN_RANKS = 8
+_SENT = 8  # differences that a rank tells the others
+
+
+class Option(NamedTuple):
+    """What is compared.
+
+    Attributes:
+        table: name of a table; empty: all of the module.
+        name: of the option, such as ``"policy.capacity"``.
+    """
+
+    table: str
+    name: str
+
+
+Described = dict[Option, str]
+
+
+def described(value: object) -> str:
+    """A value as text that is equal in two processes if the values are.
+
+    Unlike repr, it has no addresses and all of a tensor.
+    """
+    if isinstance(value, Tensor):
+        values = value.detach().cpu()
+        digest = hashlib.sha256(repr(values.tolist()).encode()).hexdigest()[:8]
+        return f"tensor({tuple(values.shape)}, {values.dtype}, sha256 {digest})"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = (f"{of.name}={described(getattr(value, of.name))}" for of in fields(value))
+        return f"{type(value).__name__}({', '.join(inner)})"
+    if isinstance(value, Mapping):
+        items = sorted((described(key), described(of)) for key, of in value.items())
+        return "{" + ", ".join(f"{key}: {of}" for key, of in items) + "}"
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(described(of) for of in value)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(described(of) for of in value) + "]"
+    if isinstance(value, functools.partial):
+        return f"partial({described([value.func, value.args, value.keywords])})"
+    name = getattr(value, "__qualname__", None)
+    if isinstance(name, str):
+        return f"{getattr(value, '__module__', '')}.{name}"
+    text = repr(value)
+    return f"{type(value).__module__}.{type(value).__name__}" if " at 0x" in text else text
+
+
+def options_of(table: str, prefix: str, value: object) -> Described:
+    """An option for each field of a dataclass or entry of a mapping, named after it."""
+    if isinstance(value, Mapping):
+        return {Option(table, f"{prefix}[{key!r}]"): described(of) for key, of in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {
+            Option(table, f"{prefix}.{of.name}"): described(getattr(value, of.name))
+            for of in fields(value)
+        }
+        return {Option(table, prefix): type(value).__name__, **parts}
+    return {Option(table, prefix): described(value)}
+
+
+def check_agreement(
+    owner: str, options: Described, process_group: dist.ProcessGroup | None
+) -> None:
+    """Raises on all ranks of a group unless all of them have the same options.
+
+    Collective; without a group, or on a group of one, nothing is sent. Where all is well, every
+    rank sends one hash.
+
+    Raises:
+        ValueError: they differ; it names a table, an option, and the values by rank.
+    """
+    if process_group is None or process_group.size() < 2:
+        return
+    text = repr(sorted(options.items()))
+    digests = _gathered(hashlib.sha256(text.encode()).hexdigest(), process_group)
+    if len(set(digests)) == 1:
+        return
+    message: list[Any] = [options]
+    first_rank = dist.get_global_rank(process_group, 0)
+    dist.broadcast_object_list(message, src=first_rank, group=process_group)
+    first: Described = message[0]
+    differing = sorted(
+        option
+        for option in options.keys() | first.keys()
+        if options.get(option) != first.get(option)
+    )
+    sent = {option: options.get(option) for option in differing[:_SENT]}
+    of_ranks = _gathered(sent, process_group)
+    found = sorted({option for of_rank in of_ranks for option in of_rank})
+    values = [of_rank.get(found[0], first.get(found[0])) for of_rank in of_ranks]
+    raise ValueError(_message(owner, found, values, dist.get_process_group_ranks(process_group)))
+
+
+def _gathered(value: Any, process_group: dist.ProcessGroup) -> list[Any]:
+    result: list[Any] = [None] * process_group.size()
+    dist.all_gather_object(result, value, group=process_group)
+    return result
+
+
+def _message(
+    owner: str, differing: list[Option], values: Sequence[str | None], ranks: Sequence[int]
+) -> str:
+    by_value: dict[str | None, list[int]] = {}
+    for value, rank in zip(values, ranks, strict=True):
+        by_value.setdefault(value, []).append(rank)
+    given = "; ".join(f"{_shown(value)} on {_ranks(of)}" for value, of in by_value.items())
+    others = [_name(option) for option in differing[1:_SENT]]
+    also = f" (and so do {', '.join(others)})" if others else ""
+    return (
+        f"{owner}: {_name(differing[0])} differs between ranks: {given}{also}: the ranks share the "
+        "tables, so give all of them the same"
+    )
+
+
+def _name(option: Option) -> str:
+    return f"table {option.table!r}: {option.name}" if option.table else option.name
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "not given"
+    if len(value) <= _SHOWN_CHARACTERS:
+        return value
+    digest = hashlib.sha256(value.encode()).hexdigest()[:8]
+    return f"{value[:_SHOWN_CHARACTERS]}... (sha256 {digest})"
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
+    return f"ranks {', '.join(map(str, ranks[:_SHOWN_RANKS]))}{more}"
+
+
+__all__ = ["Described", "Option", "check_agreement", "described", "options_of"]
