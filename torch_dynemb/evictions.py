@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.forked import check_own
 from torch_dynemb.group_parts import GroupParts
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import EVICTED_COLUMNS, Evicted
+from torch_dynemb.static_tensors import mark_static
 
 
 class EvictedIds(NamedTuple):
@@ -46,13 +49,15 @@ class Evictions(GroupParts):
             rows: keep their rows, too. Every lookup then waits for the device, and cannot be
                 compiled.
         """
+        self.__dict__.update(self._empty_records(records, rows=rows))
+
+    def _empty_records(self, records: int, *, rows: bool) -> dict[str, object]:
         if records < 1:
             raise ValueError(f"record_evicted: records is {records}, expected at least 1")
-        self.evicted = torch.zeros(
-            1 + records, EVICTED_COLUMNS, dtype=torch.int64, device=self.device
-        )
-        torch._dynamo.mark_static(self.evicted)
-        self._evicted_rows = [[] for _ in self.tables_config] if rows else None
+        evicted = torch.zeros(1 + records, EVICTED_COLUMNS, dtype=torch.int64, device=self.device)
+        mark_static([evicted])
+        kept: list[list[Tensor]] | None = [[] for _ in self.tables_config] if rows else None
+        return {"evicted": evicted, "_evicted_rows": kept}
 
     def on_evicted(
         self, callback: EvictionCallback, *, records: int = 1 << 16, rows: bool = False
@@ -64,8 +69,8 @@ class Evictions(GroupParts):
         """
         if not callable(callback):
             raise TypeError(f"on_evicted: callback is {callback!r}, expected a function")
-        self.record_evicted(records, rows=rows)
-        self._eviction_callback = callback
+        empty = self._empty_records(records, rows=rows)
+        self.__dict__.update(empty, _eviction_callback=callback)
 
     def take_evicted(self) -> dict[str, EvictedIds]:
         """What has been recorded since the last call, by table; waits for the device.
@@ -73,27 +78,28 @@ class Evictions(GroupParts):
         Raises:
             RuntimeError: more ids were evicted than there was room to record.
         """
+        check_own(self)
         count, lost = self.evicted[0, :2].tolist()
         records = self.evicted[1 : 1 + count].clone()
-        self.evicted[0].zero_()
-        kept, self._evicted_rows = (
-            self._evicted_rows,
-            None if self._evicted_rows is None else [[] for _ in self.tables_config],
-        )
-        if lost > 0:
-            raise RuntimeError(
-                f"take_evicted: {lost} evicted ids were not recorded: there was room for "
-                f"{self.evicted.shape[0] - 1}: call record_evicted with more, or take_evicted more "
-                "often"
-            )
+        kept = self._evicted_rows
         result = {}
-        for t, name in enumerate(self.names):
+        for t, name in enumerate(self.names) if lost == 0 else ():
             own = records[records[:, Evicted.TABLE] == t]
             if own.shape[0] > 0:
                 rows = None if kept is None else torch.cat(kept[t])
                 result[name] = EvictedIds(
                     own[:, Evicted.ID].contiguous(), own[:, Evicted.SCORE].contiguous(), rows
                 )
+        with held_back():
+            self.evicted[0].zero_()
+            if kept is not None:
+                self._evicted_rows = [[] for _ in self.tables_config]
+        if lost > 0:
+            raise RuntimeError(
+                f"take_evicted: {lost} evicted ids were not recorded: there was room for "
+                f"{self.evicted.shape[0] - 1}: call record_evicted with more, or take_evicted more "
+                "often"
+            )
         return result
 
     def _evicted_before(self) -> int:

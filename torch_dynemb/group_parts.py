@@ -41,6 +41,7 @@ class GroupParts:
     generations: list[Tensor]
     state: list[Tensor]
     pending: list[Tensor]
+    forked: bool = False  # whether this process got it from its parent
 
     if TYPE_CHECKING:
 

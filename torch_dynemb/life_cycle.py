@@ -13,6 +13,7 @@ from torch_dynemb import ops
 from torch_dynemb.admission import AdmitBy, NewIds, admission_hook
 from torch_dynemb.compaction import Compaction
 from torch_dynemb.evictions import EvictionCallback, Evictions
+from torch_dynemb.forked import check_own
 from torch_dynemb.ops.columns import Clock, Table
 from torch_dynemb.removal import Removal
 from torch_dynemb.table_stats import Statistics
@@ -59,13 +60,13 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
             now: seconds, such as those of Unix time; default: the machine's clock.
 
         Raises:
-            RuntimeError: ids found no place, and a policy says ``check="error"``. Everything else
-                has been done by then.
+            TypeError, ValueError: ``now`` is no int, or is negative; nothing has been done.
+            RuntimeError: ``now`` is given, but no table keeps times; nothing has been done. Or ids
+                found no place, and a policy says ``check="error"``; everything else has been done.
         """
+        self.check_step(now)
         if now is None and self._keeps_time:
             now = int(time.time())
-        if now is not None:
-            self._check_now(now)
         ops.advance_step_(self.buckets, self.tables, self.row_clock, self.clock, now=now)
         self._steps += 1
         for begin, cells, halve_every in self.layout.sketches:
@@ -97,6 +98,12 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
                 warnings.warn(message, RuntimeWarning, stacklevel=4)
         if errors:
             raise RuntimeError("; ".join(errors))
+
+    def check_step(self, now: int | None) -> None:
+        """Raises what :meth:`step` would raise before it changes anything."""
+        check_own(self)
+        if now is not None:
+            self._check_now(now)
 
     def _admitted_by_hooks(
         self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmitFrequentSketch
+from torch_dynemb.forked import check_own
 from torch_dynemb.group_parts import exported
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
@@ -56,8 +58,8 @@ class Removal(Scores):
             How many ids were removed.
 
         Raises:
-            ValueError, TypeError: no condition or several, or one that does not fit the table;
-                nothing has been removed.
+            ValueError, TypeError: no condition or several, or one that does not fit the table.
+                Nothing has been removed then, nor where ``predicate`` raises.
         """
         self._config(table)
         condition = condition_of(
@@ -75,12 +77,10 @@ class Removal(Scores):
             raise ValueError(
                 f"remove: batch_size is {batch_size}, expected at least {BUCKET_WIDTH}"
             )
-        removed = 0
-        for batch in exported(self, table, batch_size):
-            chosen = batch.ids[condition(batch)]
-            if chosen.numel() > 0:
-                removed += self.erase(table, chosen)
-        return removed
+        check_own(self)
+        # removed together, so that a predicate that raises, or an interrupt, removes nothing
+        chosen = [batch.ids[condition(batch)] for batch in exported(self, table, batch_size)]
+        return self.erase(table, torch.cat(chosen)) if chosen else 0
 
     def clear(self, table: int) -> int:
         """Removes all ids of a table; returns how many. Its index keeps its size."""
@@ -89,9 +89,11 @@ class Removal(Scores):
     def fill(self, table: int, value: float) -> None:
         """Sets the rows of all ids of a table to a value; optimizer state stays."""
         slab = int(self.meta[self.names.index(self._config(table).name), Meta.SLAB])
+        check_own(self)
         self.materialize()
-        for batch in exported(self, table, 1 << 20):
-            self.weights[slab][batch.handles >> GENERATION_BITS] = value
+        rows = [batch.handles >> GENERATION_BITS for batch in exported(self, table, 1 << 20)]
+        if rows:
+            self.weights[slab].index_fill_(0, torch.cat(rows), value)
 
     def reset_counts(self, table: int) -> None:
         """Forgets how often the ids that were not admitted have been seen.
@@ -100,12 +102,14 @@ class Removal(Scores):
             ValueError: the table's admission counts nothing.
         """
         rule = self._config(table).policy.admission
+        check_own(self)
         counters = self.layout.counters[table]
         if counters is not None:
             active = self.active_buckets(counters)
-            self.buckets[active] = 0
-            self.tables[counters, [Table.SIZE, Table.TOMBSTONES]] = 0
-            self.bind_memory()
+            with held_back():
+                self.buckets[active] = 0
+                self.tables[counters, [Table.SIZE, Table.TOMBSTONES]] = 0
+                self.bind_memory()
         elif isinstance(rule, AdmitFrequentSketch):
             begin = self.layout.rows[table][PolicyColumn.SKETCH_BEGIN]
             self.sketch[begin : begin + SKETCH_ROWS * rule.width] = 0

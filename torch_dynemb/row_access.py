@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.group_parts import exported
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Hyper, Meta
 from torch_dynemb.scores import Scores
 
@@ -71,14 +72,22 @@ class RowAccess(Scores):
             )
         there = self.contains(table, ids)
         rule = self.layout.assign_rows[table : table + 1]
-        handles = self.find_or_insert(*self._one_table(table, ids), rule)
-        if bool((handles < 0).any()):
-            self.end_step()  # if a GPU has refused the ids, it says why here
-            self.erase(table, ids[~there])
-            raise RuntimeError(
-                f"insert_or_assign: table {config.name!r} has no room for all ids; none has been "
-                "inserted or written"
-            )
+        values = rows.detach().to(self.weights[int(self.meta[table, Meta.SLAB])].dtype)
+        with held_back():
+            handles = self.find_or_insert(*self._one_table(table, ids), rule)
+            try:
+                if bool((handles < 0).any()):
+                    self.end_step()  # if a GPU has refused the ids, it says why here
+                    raise RuntimeError(
+                        f"insert_or_assign: table {config.name!r} has no room for all ids; none "
+                        "has been inserted or written"
+                    )
+                self._write_rows(table, handles, values)
+            except BaseException:
+                self.erase(table, ids[~there])
+                raise
+
+    def _write_rows(self, table: int, handles: Tensor, values: Tensor) -> None:
         slab = int(self.meta[table, Meta.SLAB])
         written = handle_rows(handles)
         generations = (handles & ((1 << GENERATION_BITS) - 1)).to(torch.int32)
@@ -88,7 +97,7 @@ class RowAccess(Scores):
         if self.state:
             initial = self.hyper[table, Hyper.INITIAL_STATE]
             self.state[slab][fresh] = initial.to(self.state[slab].dtype)
-        self.weights[slab][written] = rows.detach().to(self.weights[slab].dtype)
+        self.weights[slab][written] = values
         self.generations[slab][written] = generations
 
     def materialize(self) -> int:

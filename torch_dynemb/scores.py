@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.forked import check_own
 from torch_dynemb.group_parts import GroupParts
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import CLOCK_HEAD, NO_HANDLE, Clock, OnFull, PolicyColumn
 
 
@@ -29,6 +31,7 @@ class Scores(GroupParts):
             RuntimeError: no table keeps times.
         """
         self._check_now(seconds)
+        check_own(self)
         self.clock[Clock.NOW] = seconds
 
     def _check_now(self, seconds: int) -> None:
@@ -95,6 +98,7 @@ class Scores(GroupParts):
         word = self._word(table, score)
         if word == 0 and scores.numel() > 0 and int(scores.min()) < 0:
             raise ValueError(f"set_score: scores has {int(scores.min())}, expected steps from 0 on")
+        check_own(self)
         flat, offsets, features = self._one_table(table, ids)
         found = ops.set_scores_(
             self.buckets,
@@ -122,8 +126,10 @@ class Scores(GroupParts):
             )
         if not -(1 << 63) <= score < (1 << 63):
             raise ValueError(f"set_batch_score: score is {score}, expected an int64")
-        self.clock[CLOCK_HEAD + table] = score
-        self._batch_scored.add(table)
+        check_own(self)
+        with held_back():
+            self.clock[CLOCK_HEAD + table] = score
+            self._batch_scored.add(table)
 
     def _check_custom_scores(
         self, feature_tables: Sequence[int], ids: Tensor, scores: Tensor | None

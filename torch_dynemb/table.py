@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb import ops, table_allocation, table_extension, table_state
 from torch_dynemb.admission import parse_bytes
+from torch_dynemb.forked import check_own, watch
 from torch_dynemb.life_cycle import LifeCycle
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -29,6 +30,8 @@ from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.policy_layout import layout_of
 from torch_dynemb.row_access import ExportedRows, RowAccess, handle_rows
+from torch_dynemb.sending import sent_as_bytes
+from torch_dynemb.static_tensors import mark_static
 from torch_dynemb.table_config import ROW_DTYPES, EvalDefault, SlabConfig, TableConfig
 from torch_dynemb.table_memory import memory_of
 
@@ -41,6 +44,7 @@ def _base_seed() -> int:
     return seed[0]
 
 
+@sent_as_bytes
 class TableGroup(LifeCycle, RowAccess):
     """Tables that are looked up together: one index, one slab of rows per distinct dim.
 
@@ -63,6 +67,8 @@ class TableGroup(LifeCycle, RowAccess):
         device: of all tensors; default: torch's default device.
         split: backward only gathers gradients, and the optimizer's ``step()`` applies them.
     """
+
+    owner: str | None = None  # the module that the group is part of
 
     def __init__(
         self,
@@ -115,16 +121,12 @@ class TableGroup(LifeCycle, RowAccess):
         self._memory = memory_of("TableGroup", device)
         self._place()
         self._start_life_cycle()
+        watch(self)
 
     def _place(self) -> None:
         """Makes the tensors, empty."""
         table_allocation.allocate(self, self._memory)
-        for tensor in self._tensors():
-            # else dynamic=True takes a batch size that equals a dim of a table for that dim
-            torch._dynamo.mark_static(tensor)
-            if tensor.is_cuda:
-                # else CUDA graphs of compiled code would copy it before every replay
-                torch._dynamo.mark_static_address(tensor)
+        mark_static(self._tensors())
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -170,16 +172,34 @@ class TableGroup(LifeCycle, RowAccess):
         """Moves everything to another device: new tensors, the old ones are given back.
 
         Raises:
-            RuntimeError: tables cannot lie there, or too little memory; nothing has been moved.
+            RuntimeError: tables cannot lie there, or too little memory, or the group is a module's;
+                nothing has been moved.
         """
+        self._check_no_owner("to")
+        self.become(self.on_device(device))
+
+    def on_device(self, device: torch.device) -> TableGroup:
+        """The group itself where it is there, or else a group with its content; see :meth:`to`."""
         memory = memory_of("TableGroup.to", device)
         if memory.device == self.device:
-            return
+            return self
         moved = TableGroup.__new__(TableGroup)
         state = self.__getstate__()
         moved.__setstate__({**state, "arguments": {**state["arguments"], "device": memory.device}})
         moved.take_over(self)
-        self.__dict__.update(moved.__dict__)
+        return moved
+
+    def become(self, other: TableGroup) -> None:
+        """Takes the place of its own content by that of another group, in one step."""
+        check_own(self)
+        self.__dict__.update(other.__dict__)
+
+    def _check_no_owner(self, method: str) -> None:
+        if self.owner is not None:
+            raise RuntimeError(
+                f"TableGroup.{method}: the group is part of a {self.owner}, which would not "
+                f"follow: call the module's own {method}()"
+            )
 
     def bind_memory(self, buckets: Sequence[int] = (), rows: Sequence[int] = ()) -> None:
         """After counts were written from outside; see :func:`torch_dynemb.ops.bind_group`."""
@@ -201,9 +221,10 @@ class TableGroup(LifeCycle, RowAccess):
 
         Raises:
             ValueError: its name is taken, or its policy contradicts the group's budget.
+            RuntimeError: the group is a module's.
         """
-        extended = table_extension.extend(self, table)
-        self.__dict__.update(extended.__dict__)
+        self._check_no_owner("add_table")
+        self.become(table_extension.extend(self, table))
         return len(self.tables_config) - 1
 
     def set_optimizer(self, config: OptimizerConfig) -> None:
@@ -211,8 +232,10 @@ class TableGroup(LifeCycle, RowAccess):
 
         Raises:
             TypeError: ``config`` is no optimizer config.
+            RuntimeError: the group is a module's.
         """
-        self.__dict__.update(table_extension.reoptimize(self, config).__dict__)
+        self._check_no_owner("set_optimizer")
+        self.become(table_extension.reoptimize(self, config))
 
     @property
     def rows(self) -> Rows:
@@ -271,6 +294,8 @@ class TableGroup(LifeCycle, RowAccess):
                 scores=None if scores is None else scores.repeat_interleave(counts),
             )
             return handles[ends[:-1]]
+        if self.forked:
+            check_own(self)
         self._check_custom_scores(feature_tables, ids, scores)
         if feature_policies is None:
             feature_policies = list(feature_tables) if self.layout.rows else []
@@ -330,6 +355,7 @@ class TableGroup(LifeCycle, RowAccess):
 
     def erase(self, table: int, ids: Tensor) -> int:
         """Removes ids from a table; returns how many were there. Later ids reuse their rows."""
+        check_own(self)
         erased = ops.erase_(
             self.buckets,
             self.scores,
@@ -346,6 +372,7 @@ class TableGroup(LifeCycle, RowAccess):
         self._config(table)
         if ids < 0:
             raise ValueError(f"reserve: ids is {ids}, expected at least 0")
+        check_own(self)
         ops.grow_(self.buckets, self.scores, self.tables, self.meta, table, ids)
 
     # -- sizes ---------------------------------------------------------------------------------
@@ -408,11 +435,20 @@ class TableGroup(LifeCycle, RowAccess):
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Replaces everything by a saved state, in place: compiled code knows the addresses.
 
+        Ctrl-C waits until it is done. Where it fails midway, such as for want of memory, no ids are
+        left.
+
         Raises:
             ValueError: ``tensors`` is not the state of a group like this one, or is damaged;
                 nothing has been changed.
         """
+        check_own(self)
         table_state.load(self, tensors)
+
+    def fill_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """As :meth:`load_state_tensors`, for a new group that nobody sees where it fails."""
+        table_state.check(self, tensors)
+        table_state.write(self, tensors)
 
     def constructor_arguments(self) -> dict[str, Any]:
         """What makes an equal, empty group."""
@@ -436,7 +472,7 @@ class TableGroup(LifeCycle, RowAccess):
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.__init__(**saved["arguments"])  # type: ignore[misc]
-        self.load_state_tensors(saved["state"])
+        self.fill_state(saved["state"])
         self.hyper.copy_(saved["hyper"])
         self._batch_scored = set(saved["batch_scored"])
 

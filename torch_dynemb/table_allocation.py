@@ -19,6 +19,7 @@ from torch_dynemb.ops.columns import (
     MAX_LOAD_PERCENT,
     MAX_ROWS,
     META_COLUMNS,
+    MIN_BUCKETS,
     ROW_CLOCK_EXTRA,
     SLAB_COLUMNS,
     TABLE_COLUMNS,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from torch_dynemb.table_config import SlabConfig
     from torch_dynemb.table_memory import TableMemory
 
-_MIN_BUCKETS = 64 // BUCKET_WIDTH
 # Bytes of addresses that a process and its GPUs have, and those that groups have taken.
 _ADDRESS_SPACE = 1 << 47
 _reserved: weakref.WeakKeyDictionary[TableGroup, int] = weakref.WeakKeyDictionary()
@@ -110,7 +110,7 @@ def _slab_rows(group: TableGroup, slab: SlabConfig, most: int) -> int:
 
 def _region_buckets(ids: int) -> int:
     slots = -(-ids * 100 // MAX_LOAD_PERCENT)
-    return max(_MIN_BUCKETS, -(-slots // BUCKET_WIDTH // 64) * 64)
+    return max(MIN_BUCKETS, -(-slots // BUCKET_WIDTH // 64) * 64)
 
 
 def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) -> int:
@@ -193,7 +193,7 @@ def _allocate_index(group: TableGroup, memory: TableMemory, rows: list[int], buc
     group.buckets = reserve(buckets, BUCKET_WORDS)
     group.scores = reserve(buckets if words > 0 else 0, BUCKET_WIDTH * max(words, 1))
     group.tables = zeros(count, TABLE_COLUMNS)
-    group.tables[:, Table.BUCKET_COUNT] = _MIN_BUCKETS
+    group.tables[:, Table.BUCKET_COUNT] = MIN_BUCKETS
     group.slabs = zeros(slabs, SLAB_COLUMNS)
     for s, slab in enumerate(group.slab_configs):
         group.slabs[s, Slab.ROW_BYTES] = group.row_bytes(slab)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.group_parts import exported
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import Meta, RowClock, Table
 from torch_dynemb.policy_layout import score_words_of
 from torch_dynemb.table import TableGroup, handle_rows
@@ -97,8 +98,7 @@ def read_counts(group: TableGroup, table: int) -> CountedIds | None:
 
 def clear(group: TableGroup, table: int) -> None:
     """Removes all ids of a table, and those that wait for admission."""
-    for batch in exported(group, table, _BATCH):
-        group.erase(table, batch.ids)
+    group.clear(table)
     if isinstance(group.tables_config[table].policy.admission, AdmitFrequent | AdmitFrequentSketch):
         group.reset_counts(table)
 
@@ -110,7 +110,7 @@ def write_content(
     counted: CountedIds | None,
     names: Sequence[str],
 ) -> None:
-    """Replaces the content of a table; see :func:`read_content` for shapes.
+    """Replaces the content of a table, while signals wait; see :func:`read_content` for shapes.
 
     Args:
         names: of the columns of ``content.scores``; those that the table does not keep are left
@@ -119,6 +119,21 @@ def write_content(
     Raises:
         RuntimeError: the table is full, or memory is short; it is empty then.
     """
+    with held_back():
+        try:
+            _replace(group, table, content, counted, names)
+        except BaseException:
+            clear(group, table)
+            raise
+
+
+def _replace(
+    group: TableGroup,
+    table: int,
+    content: TableContent,
+    counted: CountedIds | None,
+    names: Sequence[str],
+) -> None:
     clear(group, table)
     group.reserve(table, content.ids.numel())
     if counted is not None and counted.ids.numel() > 0:
@@ -133,7 +148,6 @@ def write_content(
     flat, offsets, features = group._one_table(table, content.ids)
     handles = group.find(flat, offsets, features).handles
     if bool((handles < 0).any()):
-        clear(group, table)
         raise RuntimeError(
             f"table {group.names[table]!r} has no room for {content.ids.numel()} ids: give it a "
             "larger capacity"

@@ -29,7 +29,7 @@ def extend(group: TableGroup, table: TableConfig) -> TableGroup:
     """
     arguments = {**group.constructor_arguments(), "tables": (*group.tables_config, table)}
     extended = type(group)(**arguments)
-    extended.load_state_tensors(_merged(group, extended))
+    extended.fill_state(_merged(group, extended))
     extended.hyper[: len(group.tables_config)] = group.hyper
     extended.take_over(group)
     return extended
@@ -62,7 +62,7 @@ def reoptimize(group: TableGroup, config: OptimizerConfig) -> TableGroup:
                 state[name] += initial.to(state[name].dtype)
     state |= {name: tensor for name, tensor in old.items() if name in state and name not in fresh}
     state["row_clock"][: len(group.tables_config)] = 0
-    changed.load_state_tensors(state)
+    changed.fill_state(state)
     changed.take_over(group)
     return changed
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     CLOCK_HEAD,
     GENERATION_BITS,
+    MIN_BUCKETS,
     Clock,
     Meta,
     Slab,
@@ -83,17 +85,32 @@ def save(group: TableGroup) -> dict[str, Tensor]:
 
 
 def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
-    """Replaces everything by a saved state, in place; raises ValueError before any change."""
+    """Replaces everything by a saved state, in place, or nothing.
+
+    Signals wait while tensors are copied: a state that is half there would train on.
+
+    Raises:
+        ValueError: the state does not fit; nothing has been changed.
+    """
     check(group, tensors)
+    with held_back():
+        try:
+            write(group, tensors)
+        except BaseException:
+            _empty(group)  # no memory, or a device that failed: better no ids than some
+            group.bind_memory()
+            raise
+
+
+def write(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
+    """Replaces everything by a checked state; whatever stops it leaves the group half written."""
     row_bytes = group.slabs[:, Slab.ROW_BYTES].clone()
     generation = group.slabs[:, Slab.GENERATION].clone()
     group.bind_memory(
         tensors["tables"][:, Table.BUCKET_COUNT].tolist(),
         tensors["slabs"][:, Slab.NEXT_ROW].tolist(),
     )
-    for name, tensor in used_tensors(group):
-        if name not in _FIXED:
-            tensor.zero_()
+    _empty(group)
     for name, target in (("tables", group.tables), ("slabs", group.slabs)):
         target.copy_(tensors[name])
     group.slabs[:, Slab.ROW_BYTES] = row_bytes
@@ -103,10 +120,20 @@ def load(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     for name, target in used_tensors(group):  # of the lengths that `tables` and `slabs` give now
         if name not in ("tables", "slabs"):
             target.copy_(tensors[name])
-    for counts in group.pending[-1:]:  # gradients of rows that are no more
-        counts.zero_()
     group.bind_memory()
     group.state_was_loaded()
+
+
+def _empty(group: TableGroup) -> None:
+    """Takes all ids away, those that wait for admission, and all rows."""
+    for name, tensor in used_tensors(group):
+        if name not in _FIXED:
+            tensor.zero_()
+    group.tables.zero_()
+    group.tables[:, Table.BUCKET_COUNT] = MIN_BUCKETS
+    group.slabs[:, [Slab.NEXT_ROW, Slab.FREE_COUNT]] = 0
+    for counts in group.pending[-1:]:  # gradients of rows that are no more
+        counts.zero_()
 
 
 def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:

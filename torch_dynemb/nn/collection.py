@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dynemb import ops
+from torch_dynemb import ops, table_extension
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.features import Features, group_ids
 from torch_dynemb.nn.table_module import TableModule, integer_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.table import TableConfig, pooling_of
+from torch_dynemb.table import TableConfig, TableGroup, pooling_of
 
 
 class Collection(TableModule):
     """Feature names, tables and dims of a collection."""
+
+    feature_names: list[str]
+    feature_tables: list[int]
+    feature_dims: list[int]
+    feature_policies: list[int]
 
     def __init__(
         self,
@@ -40,10 +47,11 @@ class Collection(TableModule):
             max_rows=max_rows,
             memory_budget=memory_budget,
         )
-        self._name_features(tables)
+        self.__dict__.update(self._named_features(self._group))
 
-    def _name_features(self, tables: Sequence[TableConfig]) -> None:
-        """Sets names, dims, tables and policies of all features, in the order of the tables."""
+    def _named_features(self, group: TableGroup) -> dict[str, list[Any]]:
+        """Names, dims, tables and policies of all features, in the order of the tables."""
+        tables = group.tables_config
         owners: dict[str, int] = {}
         for t, table in enumerate(tables):
             for feature in table.feature_names:
@@ -53,13 +61,17 @@ class Collection(TableModule):
                         f"{tables[owners[feature]].name!r} and {table.name!r}"
                     )
                 owners[feature] = t
-        layout = self._group.layout
-        self.feature_names = list(owners)
-        self.feature_tables = list(owners.values())
-        self.feature_dims = [tables[t].embedding_dim for t in self.feature_tables]
-        self.feature_policies = [
-            layout.of_feature.get((t, feature), t) for feature, t in owners.items() if layout.rows
-        ]
+        layout = group.layout
+        return {
+            "feature_names": list(owners),
+            "feature_tables": list(owners.values()),
+            "feature_dims": [tables[t].embedding_dim for t in owners.values()],
+            "feature_policies": [
+                layout.of_feature.get((t, feature), t)
+                for feature, t in owners.items()
+                if layout.rows
+            ],
+        }
 
     def add_table(self, table: TableConfig) -> None:
         """Adds a table and its features at the end, between training steps.
@@ -71,13 +83,15 @@ class Collection(TableModule):
         Raises:
             ValueError: a name is taken, or the table does not fit; nothing has been changed.
         """
-        tables = (*self._group.tables_config, table)
         self._check_new_table(table)
-        self._group.add_table(table)
-        self._name_features(tables)
-        self._rebind_optimizer()
-        if self._optimizer is not None:
-            self._optimizer.add_table(table.name)
+        extended = table_extension.extend(self._group, table)
+        features = self._named_features(extended)
+        with held_back():
+            self._group.become(extended)
+            self.__dict__.update(features)
+            self._rebind_optimizer()
+            if self._optimizer is not None:
+                self._optimizer.add_table(table.name)
 
     def _check_new_table(self, table: TableConfig) -> None:
         taken = [name for name in table.feature_names if name in self.feature_names]

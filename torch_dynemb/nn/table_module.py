@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_dynemb import ops
+from torch_dynemb import ops, table_extension
+from torch_dynemb.forked import check_own
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
@@ -93,6 +95,7 @@ class TableModule(nn.Module):
             split=split,
             seed=seed,
         )
+        self._group.owner = owner
         self.output_dtype = output_dtype
         # Not a weight: autograd runs the backward of a lookup because of it. Shape (1,): FSDP2
         # takes neither scalars nor empty parameters.
@@ -130,20 +133,33 @@ class TableModule(nn.Module):
         return self._group.memory()
 
     def _make_optimizer(self) -> FusedOptimizer | None:
-        group = self._group
+        return self._optimizer_of(self._group)
+
+    def _optimizer_of(self, group: TableGroup) -> FusedOptimizer | None:
+        """For the tensors of a group, which may be the one that ours is to become."""
         if group.optimizer_config is None:
             return None
         kind = SplitOptimizer if group.split else FusedOptimizer
-        return kind(group.names, group.optimizer_config, rows=group.rows, end_step=self._end_step)
+        return kind(
+            group.names,
+            group.optimizer_config,
+            rows=group.rows,
+            end_step=self._step_end(),
+            check_step=self._group.check_step,
+        )
 
-    def _end_step(self, now: int | None) -> None:
-        """What ``optimizer.step()`` does after the update."""
-        self._group.step(now)
+    def _step_end(self) -> Callable[[int | None], None]:
+        """What ``optimizer.step()`` calls after the update.
+
+        It must not lead to the module, which has the optimizer: in a cycle, a deleted module would
+        keep its memory until the garbage collector comes along.
+        """
+        return self._group.step
 
     def _rebind_optimizer(self) -> None:
         """After the group's tensors have been replaced."""
         if self._optimizer is not None:
-            self._optimizer.rebind(rows=self._group.rows, end_step=self._end_step)
+            self._optimizer.rebind(rows=self._group.rows, end_step=self._step_end())
 
     def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
         """Gives the tables an optimizer, or another one; the module is trainable then.
@@ -158,13 +174,23 @@ class TableModule(nn.Module):
         Raises:
             TypeError: ``config`` is no optimizer config.
         """
-        self._group.set_optimizer(config)
+        changed = self._with_optimizer(config)
+        optimizer = self._optimizer_of(changed)
+        with held_back():
+            self._take_optimizer(changed, optimizer)
+        return self.optimizer
+
+    def _take_optimizer(self, changed: TableGroup, optimizer: FusedOptimizer | None) -> None:
+        self._group.become(changed)
         if self._optimizer is not None:
             self._optimizer.retire()
-        self._optimizer = self._make_optimizer()
+        self._optimizer = optimizer
         self.trainable = True
         self.grad_anchor.requires_grad_(True)
-        return self.optimizer
+
+    def _with_optimizer(self, config: OptimizerConfig) -> TableGroup:
+        """What the group becomes by another optimizer."""
+        return table_extension.reoptimize(self._group, config)
 
     # -- lookup --------------------------------------------------------------------------------
 
@@ -241,6 +267,8 @@ class TableModule(nn.Module):
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
             self._count_lookup()
+        if learning and group.forked:
+            check_own(group)
         # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
         # row by now was refused one. Without policies to insert them again changes nothing.
         if learning and (
@@ -435,11 +463,16 @@ class TableModule(nn.Module):
                 "process: share a torch_dynemb.freeze() copy, or use threads"
             )
         if probe.device != self._group.device:
-            self._group.to(probe.device)
-            anchor = self.grad_anchor.detach().to(probe.device)
-            self.grad_anchor = nn.Parameter(anchor, requires_grad=self.grad_anchor.requires_grad)
-            self._own_anchor = (self.grad_anchor,)
-            self._rebind_optimizer()
+            moved = self._group.on_device(probe.device)
+            anchor = nn.Parameter(
+                self.grad_anchor.detach().to(probe.device),
+                requires_grad=self.grad_anchor.requires_grad,
+            )
+            with held_back():
+                self._group.become(moved)
+                self.grad_anchor = anchor
+                self._own_anchor = (anchor,)
+                self._rebind_optimizer()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -452,6 +485,7 @@ class TableModule(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_optimizer_state")
         nn.Module.__setstate__(self, state)
+        self._group.owner = type(self).__name__
         self._own_anchor = (self.grad_anchor,)
         self._optimizer = self._make_optimizer()
         if self._optimizer is not None:

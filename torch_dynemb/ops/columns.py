@@ -6,6 +6,7 @@ from enum import IntEnum
 
 BUCKET_WIDTH = 4
 BUCKET_WORDS = 2 * BUCKET_WIDTH
+MIN_BUCKETS = 64 // BUCKET_WIDTH  # of a table's index
 MAX_LOAD_PERCENT = 70
 GENERATION_BITS = 28
 MAX_ROWS = (1 << 35) - 1

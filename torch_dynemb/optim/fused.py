@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.optim.config import OptimizerConfig, hyper_values
@@ -73,6 +74,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         config: what the tables start with.
         rows: of the tables.
         end_step: called by :meth:`step` with ``now``; ends the step of the tables.
+        check_step: called by :meth:`step` with ``now`` before it does anything; raises where it
+            must not.
 
     Attributes:
         lookups_since_step: at most so many backwards of eager training on the CPU there were.
@@ -88,9 +91,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         *,
         rows: Rows,
         end_step: Callable[[int | None], None],
+        check_step: Callable[[int | None], None] | None = None,
     ) -> None:
         self._rows = rows
         self._end_step = end_step
+        self._check_step = check_step
         self._tables = len(names)
         self._config = config
         self._complete = False
@@ -169,8 +174,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError, ValueError: ``now`` is no int, or is negative; nothing has been done.
-            RuntimeError: ids found no room in a table whose policy says ``check="error"``; on a
-                GPU, whatever kernels have found wrong.
+            RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
+                the one that made the tables; nothing has been done. Or ids found no room in a table
+                whose policy says ``check="error"``; on a GPU, whatever kernels have found wrong.
         """
         if self._retired:
             raise RuntimeError(
@@ -183,6 +189,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
         if now is not None and now < 0:
             raise ValueError(f"optimizer.step: now: seconds is {now}, expected at least 0")
+        if self._check_step is not None:
+            self._check_step(now)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -242,5 +250,14 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"load_state_dict: the param group of table {group['name']!r} lacks "
                     f"{sorted(missing)}"
                 )
-        for group, entries in zip(self.param_groups, saved, strict=True):
+        before = self.state_dict()["param_groups"]
+        with held_back():
+            try:
+                self._write(saved)
+            except BaseException:
+                self._write(before)
+                raise
+
+    def _write(self, param_groups: list[dict[str, Any]]) -> None:
+        for group, entries in zip(self.param_groups, param_groups, strict=True):
             group.update({k: v for k, v in entries.items() if k != "params"})

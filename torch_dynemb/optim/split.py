@@ -23,25 +23,30 @@ class RowGradients(torch.nn.Parameter):
     """
 
     _slab: int
-    _optimizer: SplitOptimizer
+    _rows: Rows  # not the optimizer, which has this: a cycle would keep the tables' memory
 
-    def __new__(cls, optimizer: SplitOptimizer, slab: int) -> RowGradients:
+    def __new__(cls, rows: Rows, slab: int) -> RowGradients:
         parameter: RowGradients = super().__new__(cls, torch.empty(0))
         parameter._slab = slab
-        parameter._optimizer = optimizer
+        parameter._rows = rows
         return parameter
 
     @property
+    @torch.no_grad()
     def grad(self) -> Tensor | None:
-        return self._optimizer.gradients(self._slab)
+        pending = PendingGradients.of(self._rows.pending)
+        merge_grad_(pending, self._rows.row_clock)
+        count = int(pending.counts[self._slab, 0])
+        return pending.gradients[self._slab][:count] if count > 0 else None
 
     @grad.setter
+    @torch.no_grad()
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
             raise TypeError(
                 "the gradients of rows can be changed in place or set to None, not replaced"
             )
-        self._optimizer.discard(self._slab)
+        PendingGradients.of(self._rows.pending).counts[self._slab].zero_()
 
 
 class SplitOptimizer(FusedOptimizer):
@@ -66,8 +71,9 @@ class SplitOptimizer(FusedOptimizer):
         *,
         rows: Rows,
         end_step: Callable[[int | None], None],
+        check_step: Callable[[int | None], None] | None = None,
     ) -> None:
-        super().__init__(names, config, rows=rows, end_step=end_step)
+        super().__init__(names, config, rows=rows, end_step=end_step, check_step=check_step)
         self._show_gradients()
 
     def rebind(self, *, rows: Rows, end_step: Callable[[int | None], None]) -> None:
@@ -77,7 +83,8 @@ class SplitOptimizer(FusedOptimizer):
         self._show_gradients()
 
     def _show_gradients(self) -> None:
-        self._stand_ins = [RowGradients(self, slab) for slab in range(len(self._rows.weights))]
+        rows = self._rows
+        self._stand_ins = [RowGradients(rows, slab) for slab in range(len(rows.weights))]
         self.param_groups[0]["params"] = list(self._stand_ins)
 
     @property
@@ -102,13 +109,9 @@ class SplitOptimizer(FusedOptimizer):
         """What shows the waiting gradients to torch: one for each dim and dtype of the tables."""
         return list(self._stand_ins)
 
-    @torch.no_grad()
     def gradients(self, slab: int) -> Tensor | None:
         """float32 [n, dim], the waiting gradients of the rows of a dim, or None."""
-        pending = self._pending
-        merge_grad_(pending, self._rows.row_clock)
-        count = int(pending.counts[slab, 0])
-        return pending.gradients[slab][:count] if count > 0 else None
+        return self._stand_ins[slab].grad
 
     @torch.no_grad()
     def discard(self, slab: int | None = None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,16 +12,18 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmissionRule
 from torch_dynemb.initializers import Initializer
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.table_module import TableModule, flat_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.policy import Policy
-from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
+from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
 from torch_dynemb.recis.initializers import initializer_of, seed_of
 from torch_dynemb.recis.packed_rows import pack_rows, packed_columns, unpack_rows
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.row_access import handle_rows
+from torch_dynemb.table import TableGroup
 from torch_dynemb.table_config import TableConfig
 from torch_dynemb.table_content import TableContent, read_content
 from torch_dynemb.waiting_gradients import WaitingGradients, add_waiting, read_waiting
@@ -153,6 +156,7 @@ class HashTable(TableModule):
         self._rules = rules
         self._filter = row_filter
         self._has_optimizer = False
+        self._rebind_optimizer()  # its steps filter rows from here on
         for child in range(len(names)):
             self._group.reserve(child, block_size)
 
@@ -186,19 +190,23 @@ class HashTable(TableModule):
                 f"HashTable.set_optimizer: config is {config!r}, expected one such as "
                 "torch_dynemb.Adam(lr=1e-3)"
             )
-        group = self._group
-        waiting = [read_waiting(group, table) for table in range(len(group.names))]
-        self._has_optimizer = True
-        optimizer = super().set_optimizer(config)
-        for table, gradients in enumerate(waiting):
-            add_waiting(self._group, table, gradients)
-        return optimizer
+        return super().set_optimizer(config)
 
-    def _end_step(self, now: int | None) -> None:
-        super()._end_step(now)
-        if self._filter is not None and self._group.steps % self._filter.interval == 0:
-            for table in range(len(self._group.names)):
-                self._filter.remove(self._group, table)
+    def _take_optimizer(self, changed: TableGroup, optimizer: FusedOptimizer | None) -> None:
+        super()._take_optimizer(changed, optimizer)
+        self._has_optimizer = True
+
+    def _with_optimizer(self, config: OptimizerConfig) -> TableGroup:
+        changed = super()._with_optimizer(config)
+        for table in range(len(changed.names)):
+            add_waiting(changed, table, read_waiting(self._group, table))
+        return changed
+
+    def _step_end(self) -> Callable[[int | None], None]:
+        row_filter: RowFilter | None = getattr(self, "_filter", None)
+        if row_filter is None:
+            return super()._step_end()
+        return functools.partial(_end_step, self._group, row_filter)
 
     def extra_repr(self) -> str:
         config = self._group.optimizer_config if self._has_optimizer else None
@@ -374,8 +382,9 @@ class HashTable(TableModule):
     def clear(self, child: str | None = None) -> None:
         """Removes all ids, of one child or of all; later ids get their rows."""
         tables = range(len(self._group.names)) if child is None else [self._table(child)]
-        for table in tables:
-            self._group.clear(table)
+        with held_back():
+            for table in tables:
+                self._group.clear(table)
 
     # -- gradients -------------------------------------------------------------------------------
 
@@ -442,6 +451,13 @@ class HashTable(TableModule):
             return
         others = {name: t for name, t in state_dict.items() if name != prefix + "slice"}
         super()._load_from_state_dict(others, prefix, *arguments)
+
+
+def _end_step(group: TableGroup, row_filter: RowFilter, now: int | None) -> None:
+    group.step(now)
+    if group.steps % row_filter.interval == 0:
+        for table in range(len(group.names)):
+            row_filter.remove(group, table)
 
 
 __all__ = [

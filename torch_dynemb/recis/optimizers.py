@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.recis.hash_table import HashTable
@@ -102,16 +103,17 @@ class SparseOptimizer(torch.optim.Optimizer):
                 f"load_state_dict: the state is of tables {sorted(saved)}, expected "
                 f"{sorted(self._tables)}"
             )
+        accum_steps, micro_steps = state_dict["grad_accum_steps"], state_dict["micro_steps"]
         before = self.state_dict()
-        try:
-            for name, table in self._tables.items():
-                table.optimizer.load_state_dict(saved[name])
-        except (ValueError, KeyError):
-            for name, table in self._tables.items():
-                table.optimizer.load_state_dict(before["tables"][name])
-            raise
-        self._accum_steps = int(state_dict["grad_accum_steps"])
-        self._micro_steps = int(state_dict["micro_steps"])
+        with held_back():
+            try:
+                for name, table in self._tables.items():
+                    table.optimizer.load_state_dict(saved[name])
+            except BaseException:
+                for name, table in self._tables.items():
+                    table.optimizer.load_state_dict(before["tables"][name])
+                raise
+            self._accum_steps, self._micro_steps = int(accum_steps), int(micro_steps)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises RuntimeError but for the base class: groups are the tables'."""

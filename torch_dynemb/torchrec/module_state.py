@@ -15,6 +15,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.types import ParameterSharding
 
 from torch_dynemb.admission import AdmitFrequent
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy_layout import score_words_of
 from torch_dynemb.table_config import TableConfig
@@ -189,8 +190,9 @@ class ModuleState:
         except ValueError as error:
             error_msgs.append(str(error))
             return
-        for name, loaded in moved.items():
-            self._write(self._shapes[name], loaded, layouts[name])
+        with held_back():  # all tables together: what was read and sent by now can be interrupted
+            for name, loaded in moved.items():
+                self._write(self._shapes[name], loaded, layouts[name])
 
     def _write(self, shape: TableShape, loaded: dict[Place, Loaded], layout: Layout | None) -> None:
         for local in self._local(shape):

@@ -1,0 +1,101 @@
+"""Holds signals back while a table changes in several steps."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+_Handler = Callable[[int, FrameType | None], object]
+
+_SIGNALS = sorted(signal.valid_signals())
+_depth = 0  # of sections in the main thread, where alone handlers run
+_arrived: list[int] = []  # since the outermost section began
+
+
+class _Deferred:
+    """A handler that waits for the end of a section.
+
+    Where it is left behind, because a signal came while handlers were put back, it puts the one of
+    before back itself.
+    """
+
+    def __init__(self, handler: _Handler) -> None:
+        self._handler = handler
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if _depth > 0:
+            if signum not in _arrived:
+                _arrived.append(signum)
+            return
+        self.put_back(signum)
+        self._handler(signum, frame)
+
+    def put_back(self, signum: int) -> None:
+        signal.signal(signum, self._handler)
+
+
+class _Section:
+    _in_main_thread = False
+
+    def __enter__(self) -> None:
+        global _depth
+        if threading.current_thread() is not threading.main_thread():
+            return  # handlers run in the main thread alone, and only there they can be changed
+        self._in_main_thread = True
+        if _depth == 0:
+            # all signals, not just Ctrl-C: launchers, timeouts and torch's DataLoader have handlers
+            # that raise
+            for signum in _SIGNALS:
+                handler = signal.getsignal(signum)
+                if callable(handler) and not isinstance(handler, _Deferred):
+                    signal.signal(signum, _Deferred(handler))
+        _depth += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _depth
+        if not self._in_main_thread:
+            return
+        _depth -= 1
+        if _depth > 0:
+            return
+        try:
+            for signum in _SIGNALS:
+                handler = signal.getsignal(signum)
+                if isinstance(handler, _Deferred):
+                    handler.put_back(signum)
+        finally:
+            _deliver(sys._getframe(1))
+
+
+def _deliver(frame: FrameType) -> None:
+    """Calls the handlers of the signals that have arrived; all of them, also where one raises."""
+    if not _arrived:
+        return
+    signum = _arrived.pop(0)
+    try:
+        handler = signal.getsignal(signum)
+        if callable(handler):
+            handler(signum, frame)
+    finally:
+        _deliver(frame)
+
+
+def held_back() -> _Section:
+    """A section of code that signals do not interrupt: Ctrl-C takes effect at its end.
+
+    Python runs handlers of signals between any two instructions of the main thread, and handlers
+    raise: what lies in a section is done as a whole or not at all. Sections may be nested. Keep
+    reading and checking outside, and user code: nobody can interrupt it there.
+    """
+    return _Section()
+
+
+__all__ = ["held_back"]
