@@ -76,6 +76,7 @@ CPU_ONLY = {
     "test_guards",
     # modules over those ops
     "test_feature_engine",
+    "test_recis_functional",
     "test_ragged_tensor",
     # several processes over gloo
     "test_ranks",

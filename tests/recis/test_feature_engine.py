@@ -178,7 +178,7 @@ def test_hash_of_strings(dtype: torch.dtype) -> None:
 
 
 def test_murmur_and_cross_are_those_of_recis() -> None:
-    """Values of RecIS's fused_hash_test.py and feature_cross_ragged_test.py."""
+    """Values of RecIS's own tests."""
     text = ragged([[0, 1, 2], [1, 2, 3]], dtype=torch.int8)
     assert one(text, Hash("murmur")).tolist() == [-4003751876240412087, -1042754718167355375]
     data = {"x": ragged([[1001], [1002], [1003]]), "y": ragged([[1], [2], [3]])}

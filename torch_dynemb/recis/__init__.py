@@ -11,7 +11,16 @@ from torch_dynemb.recis.feature_ops import (
     Mod,
     SelectField,
     SelectFields,
+    SequenceLengthError,
     SequenceTruncate,
+)
+from torch_dynemb.recis.fused_ops import (
+    FusedBoundaryOP,
+    FusedCutoffOP,
+    FusedHashOP,
+    FusedModOP,
+    FusedMultiHashOP,
+    FusedOP,
 )
 from torch_dynemb.recis.hash_table import (
     ChildrenInfo,
@@ -65,6 +74,12 @@ __all__ = [
     "FeatureEngine",
     "FeatureOp",
     "FilterHook",
+    "FusedBoundaryOP",
+    "FusedCutoffOP",
+    "FusedHashOP",
+    "FusedModOP",
+    "FusedMultiHashOP",
+    "FusedOP",
     "Hash",
     "HashTable",
     "IDMultiHash",
@@ -78,6 +93,7 @@ __all__ = [
     "RowFilter",
     "SelectField",
     "SelectFields",
+    "SequenceLengthError",
     "SequenceTruncate",
     "Slice",
     "Slot",

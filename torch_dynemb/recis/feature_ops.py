@@ -308,6 +308,10 @@ class FeatureCross(FeatureOp):
         ]
 
 
+class SequenceLengthError(ValueError, AssertionError):
+    """A row is longer than it may be; RecIS asserts that it is not."""
+
+
 class SequenceTruncate(FeatureOp):
     """At most ``seq_len`` elements in every row: ids, or (``n_dims=3``) lists of ids.
 
@@ -317,7 +321,7 @@ class SequenceTruncate(FeatureOp):
 
     Args:
         seq_len: how many.
-        check_length: a longer row is an error; it waits for a GPU.
+        check_length: a longer row is a :class:`SequenceLengthError`; it waits for a GPU.
         truncate: False: only check.
         truncate_side: where longer rows lose elements, "left" or "right".
         n_dims: 2 or 3.
@@ -359,15 +363,15 @@ class SequenceTruncate(FeatureOp):
             _check_dtype(owner, value, (self.dtype,))
         ragged = isinstance(value, RaggedTensor)
         dims = len(value.offsets()) + 1 if ragged else value.dim()
-        if (ragged and dims != self.n_dims) or dims < self.n_dims:
-            raise ValueError(f"{owner} got {dims} dimensions, expected n_dims, {self.n_dims}")
-        if self.check_length:
+        if self.check_length and dims > 1:
             longest = value.get_shape(1) if ragged else value.shape[1]
             if longest > self.seq_len:
-                raise ValueError(
+                raise SequenceLengthError(
                     f"{owner} got a row of {longest} elements, expected at most seq_len, "
                     f"{self.seq_len}: check_length=False cuts it without a word"
                 )
+        if (ragged and dims != self.n_dims) or dims < self.n_dims:
+            raise ValueError(f"{owner} got {dims} dimensions, expected n_dims, {self.n_dims}")
 
     def _cut_dense(self, value: Tensor) -> Tensor:
         if self.truncate_side == "left":
@@ -539,5 +543,6 @@ __all__ = [
     "Mod",
     "SelectField",
     "SelectFields",
+    "SequenceLengthError",
     "SequenceTruncate",
 ]

@@ -1,0 +1,58 @@
+"""RecIS's functions (``recis.nn.functional``) by its names, on any device.
+
+They are those of :mod:`torch_dynemb.ops` with RecIS's arguments; offsets may be int32 or int64, and
+results have offsets of the dtype that was given. Sizes that are tensors are read by the host, which
+waits for a GPU. Errors are those of the ops.
+"""
+
+from torch_dynemb.recis.functional.embedding_ops import (
+    ids_encode,
+    ids_partition,
+    merge_offsets,
+    ragged_embedding_segment_reduce,
+    segment_sum_sparse,
+    sparse_embedding_segment_reduce,
+)
+from torch_dynemb.recis.functional.ragged_ops import (
+    dense_to_ragged,
+    feature_cross_ragged,
+    fused_ragged_cutoff_2D,
+    fused_ragged_cutoff_3D,
+    ragged_tile,
+    ragged_to_dense,
+    ragged_to_sparse,
+)
+from torch_dynemb.recis.functional.value_ops import (
+    bucketize,
+    bucketize_mod,
+    farmhash,
+    fused_bucketize_gpu,
+    fused_multi_hash,
+    fused_uint64_mod_gpu,
+    multi_hash,
+    murmurhash,
+)
+
+__all__ = [
+    "bucketize",
+    "bucketize_mod",
+    "dense_to_ragged",
+    "farmhash",
+    "feature_cross_ragged",
+    "fused_bucketize_gpu",
+    "fused_multi_hash",
+    "fused_ragged_cutoff_2D",
+    "fused_ragged_cutoff_3D",
+    "fused_uint64_mod_gpu",
+    "ids_encode",
+    "ids_partition",
+    "merge_offsets",
+    "multi_hash",
+    "murmurhash",
+    "ragged_embedding_segment_reduce",
+    "ragged_tile",
+    "ragged_to_dense",
+    "ragged_to_sparse",
+    "segment_sum_sparse",
+    "sparse_embedding_segment_reduce",
+]

@@ -1,0 +1,213 @@
+"""Ragged rows: RecIS's ragged_ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.recis.functional.arguments import numbers, words
+from torch_dynemb.recis.ragged_tensor import RaggedTensor
+
+
+def dense_to_ragged(
+    tensor: Tensor, check_invalid: bool = False, invalid_value: float = 0
+) -> tuple[Tensor, list[Tensor]]:
+    """Values and offsets of the rows of a tensor of at least 2 dimensions.
+
+    Args:
+        check_invalid: rows of the last dimension lose their trailing run of ``invalid_value``.
+
+    Returns:
+        Values, and int32 offsets (int64 for 2^31 elements and more), outermost first.
+
+    Example:
+        >>> dense_to_ragged(torch.tensor([[1, 2, 0], [0, 3, 4]]), check_invalid=True)
+        (tensor([1, 2, 0, 3, 4]), [tensor([0, 2, 5], dtype=torch.int32)])
+    """
+    ragged = RaggedTensor.from_dense(tensor, check_invalid, invalid_value)
+    dtype = torch.int32 if tensor.numel() < 2**31 else torch.int64
+    return ragged.values(), [offsets.to(dtype) for offsets in ragged.offsets()]
+
+
+def ragged_to_dense(values: Tensor, offsets: Sequence[Tensor], default_value: float) -> Tensor:
+    """Ragged rows of any depth as a tensor; ``default_value`` fills shorter rows."""
+    return RaggedTensor(values, offsets).to_dense(default_value)
+
+
+def ragged_to_sparse(values: Tensor, row_splits: Sequence[Tensor]) -> Tensor:
+    """Ragged rows of any depth as a coalesced sparse COO tensor."""
+    return RaggedTensor(values, row_splits).to_sparse()
+
+
+def fused_ragged_cutoff_2D(  # noqa: N802 - RecIS's name
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    keep_lengths: Tensor | Sequence[int],
+    drop_sides: Tensor | Sequence[bool],
+    pad_sides: Tensor,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Any, Tensor]:
+    """At most ``keep_length`` values of every row, for several features.
+
+    Args:
+        values: [N] for each feature.
+        offsets: [rows + 1] for each feature.
+        keep_lengths: a number for each feature.
+        drop_sides: whether longer rows lose their first values, for each feature.
+        pad_sides: returned as given: rows are not padded.
+
+    Returns:
+        Values, offsets, how many values each row has lost and how many it lacks (int32 [rows]),
+        ``drop_sides`` and ``pad_sides``.
+    """
+    keep = [int(length) for length in numbers(keep_lengths)]
+    cut = ops.ragged_cutoff_2d(
+        [value.contiguous() for value in values],
+        [words(of_feature) for of_feature in offsets],
+        keep,
+        drop_left=[bool(side) for side in numbers(drop_sides)],
+    )
+    excess = [
+        (of_feature.diff() - length).int() for of_feature, length in zip(offsets, keep, strict=True)
+    ]
+    return (
+        cut.values,
+        [o.to(given.dtype) for o, given in zip(cut.offsets, offsets, strict=True)],
+        [more.clamp(min=0) for more in excess],
+        [(-more).clamp(min=0) for more in excess],
+        drop_sides,
+        pad_sides,
+    )
+
+
+def fused_ragged_cutoff_3D(  # noqa: N802 - RecIS's name
+    values: Sequence[Tensor],
+    offsets: Sequence[Sequence[Tensor]],
+    keep_lengths: Tensor | Sequence[int],
+    drop_sides: Tensor | Sequence[bool] | None = None,
+    pad_sides: Tensor | Sequence[bool] | None = None,
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Exactly ``keep_length`` inner lists in every row, for several features.
+
+    Args:
+        values: [N] for each feature.
+        offsets: outer [rows + 1] and inner [lists + 1] for each feature.
+        keep_lengths: a number for each feature.
+        drop_sides: whether longer rows lose their first lists; default: their last.
+        pad_sides: whether empty lists stand before those of a shorter row; default: after them.
+
+    Returns:
+        Values, and outer and inner offsets for each feature.
+    """
+    sides = (None if given is None else numbers(given) for given in (drop_sides, pad_sides))
+    drop_left, pad_left = sides
+    cut = ops.ragged_cutoff_3d(
+        [value.contiguous() for value in values],
+        [words(outer) for outer, _ in offsets],
+        [words(inner) for _, inner in offsets],
+        [int(length) for length in numbers(keep_lengths)],
+        drop_left=drop_left,
+        pad_left=pad_left,
+    )
+    pairs = zip(cut.outer_offsets, cut.inner_offsets, offsets, strict=True)
+    return cut.values, [[a.to(given[0].dtype), b.to(given[1].dtype)] for a, b, given in pairs]
+
+
+def feature_cross_ragged(
+    x_val: Tensor,
+    x_offsets: Tensor,
+    y_val: Tensor,
+    y_offsets: Tensor,
+    x_weight: Tensor | None = None,
+    y_weight: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids of all pairs of the distinct ids of two features (torch_dynemb.ops.feature_cross_ragged).
+
+    Args:
+        x_val, y_val: int64 [N].
+        x_offsets, y_offsets: [rows + 1], of as many rows.
+        x_weight, y_weight: float32 [N]; default: ones.
+
+    Returns:
+        Ids, offsets, and a weight for each id.
+    """
+    crossed = ops.feature_cross_ragged(
+        [x_val],
+        [words(x_offsets)],
+        [y_val],
+        [words(y_offsets)],
+        x_weights=[x_weight],
+        y_weights=[y_weight],
+    )
+    return crossed.values[0], crossed.offsets[0].to(x_offsets.dtype), crossed.weights[0]
+
+
+def ragged_tile(
+    batch: Sequence[int],
+    seq: Sequence[int],
+    indices: Tensor,
+    offset: Tensor,
+    table: Tensor,
+    left_pad: Tensor | None = None,
+) -> Tensor:
+    """The first ``seq`` rows of every bag, for several features; differentiable in ``table``.
+
+    Args:
+        batch: number of bags of each feature.
+        seq: number of rows that each feature keeps of a bag.
+        indices: [N], rows of the bags, feature after feature.
+        offset: [sum of batch + 1], where bags begin in ``indices``.
+        table: float32 [U, dim].
+        left_pad: bool [features], whether zeros stand before the rows of a shorter bag; default:
+            after them.
+
+    Returns:
+        float32 [sum of batch * seq, dim].
+    """
+    return tiled(batch, seq, indices, offset, table, left_pad, None)
+
+
+def tiled(
+    batch: Sequence[int],
+    seq: Sequence[int],
+    indices: Tensor,
+    offset: Tensor,
+    table: Tensor,
+    left_pad: Tensor | None,
+    weight: Tensor | None,
+) -> Tensor:
+    """:func:`ragged_tile` with factors of the rows, float32 [N]."""
+    sides = [False] * len(batch) if left_pad is None else numbers(left_pad)
+    offsets, positions = words(offset), words(indices)
+    tiles: list[Tensor] = []
+    begin = 0
+    for bags, length, left in zip(batch, seq, sides, strict=True):
+        of_feature = offsets[begin : begin + bags + 1]
+        begin += bags
+        first, last = of_feature[[0, -1]].tolist()
+        (tile,) = ops.ragged_tile(
+            table,
+            positions[first:last],
+            of_feature - first,
+            features=1,
+            tile_lens=[length],
+            pad_left=[bool(left)],
+            weights=None if weight is None else weight[first:last],
+        )
+        tiles.append(tile.reshape(bags * length, table.shape[1]))
+    return torch.cat(tiles)
+
+
+__all__ = [
+    "dense_to_ragged",
+    "feature_cross_ragged",
+    "fused_ragged_cutoff_2D",
+    "fused_ragged_cutoff_3D",
+    "ragged_tile",
+    "ragged_to_dense",
+    "ragged_to_sparse",
+    "tiled",
+]

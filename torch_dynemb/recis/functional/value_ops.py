@@ -1,0 +1,117 @@
+"""Hashes, buckets and remainders of values: RecIS's hash_ops, array_ops and fused_ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.recis.functional.arguments import numbers, words
+
+
+def farmhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]:
+    """FarmHash Fingerprint64 of strings (:func:`torch_dynemb.ops.farmhash`).
+
+    Args:
+        inputs: uint8 or int8 [bytes] for each feature.
+        splits: [n + 1] for each feature, where strings begin.
+
+    Returns:
+        int64 [n] for each feature.
+    """
+    return ops.farmhash(inputs, [words(offsets) for offsets in splits])
+
+
+def murmurhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]:
+    """MurmurHash64A of strings with seed 0 (:func:`torch_dynemb.ops.murmurhash64a`).
+
+    Args:
+        inputs: uint8 or int8 [bytes] for each feature.
+        splits: [n + 1] for each feature, where strings begin.
+
+    Returns:
+        int64 [n] for each feature.
+
+    Example:
+        >>> text = torch.tensor([0, 1, 2, 1, 2, 3], dtype=torch.int8)
+        >>> murmurhash([text], [torch.tensor([0, 3, 6], dtype=torch.int32)])
+        [tensor([-4003751876240412087, -1042754718167355375])]
+    """
+    return ops.murmurhash64a(inputs, [words(offsets) for offsets in splits])
+
+
+def bucketize(input: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
+    """How many boundaries are at most each value; int64, of the shape of ``input``.
+
+    Args:
+        input: float32, float64, int32 or int64.
+        boundaries: ascending; taken as numbers of the dtype of ``input``.
+    """
+    bounds = torch.as_tensor(boundaries).to(input.device, input.dtype)
+    return ops.bucketize([input.contiguous()], [bounds.contiguous()])[0]
+
+
+def bucketize_mod(input: Tensor, bucket: int) -> Tensor:
+    """int64 ids modulo ``bucket``, as unsigned numbers."""
+    return ops.mod([input.contiguous()], [bucket])[0]
+
+
+def multi_hash(
+    input: Tensor,
+    muls: Tensor | Sequence[int],
+    primes: Tensor | Sequence[int],
+    bucket_num: int,
+) -> list[Tensor]:
+    """``input * mul % prime % bucket_num`` for each mul and prime (unsigned).
+
+    Args:
+        input: int64 of any shape.
+        muls, primes: a number for each hash.
+        bucket_num: at least 1.
+    """
+    multipliers = numbers(muls)
+    buckets = [bucket_num] * len(multipliers)
+    return ops.multi_hash([input.contiguous()], [multipliers], [numbers(primes)], [buckets])[0]
+
+
+def fused_bucketize_gpu(values: Sequence[Tensor], boundaries: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`bucketize` of several features, whose boundaries have their dtype and device."""
+    return ops.bucketize([value.contiguous() for value in values], boundaries)
+
+
+def fused_uint64_mod_gpu(values: Sequence[Tensor], mods: Tensor | Sequence[int]) -> list[Tensor]:
+    """:func:`bucketize_mod` of several features, each with its number."""
+    return ops.mod([value.contiguous() for value in values], numbers(mods))
+
+
+def fused_multi_hash(
+    inputs: Sequence[Tensor],
+    muls: Sequence[Tensor | Sequence[int]],
+    primes: Sequence[Tensor | Sequence[int]],
+    bucket_nums: Sequence[Tensor | Sequence[int]],
+) -> list[Tensor]:
+    """:func:`multi_hash` of several features; all hashes of the first, then those of the next.
+
+    Args:
+        inputs: int64 of any shape, for each feature.
+        muls, primes, bucket_nums: for each feature a number for each hash.
+    """
+    hashes = ops.multi_hash(
+        [value.contiguous() for value in inputs],
+        *([numbers(of_hash) for of_hash in given] for given in (muls, primes, bucket_nums)),
+    )
+    return [result for results in hashes for result in results]
+
+
+__all__ = [
+    "bucketize",
+    "bucketize_mod",
+    "farmhash",
+    "fused_bucketize_gpu",
+    "fused_multi_hash",
+    "fused_uint64_mod_gpu",
+    "multi_hash",
+    "murmurhash",
+]
