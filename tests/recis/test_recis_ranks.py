@@ -91,6 +91,24 @@ def test_what_gradients_are_divided_by(
     assert not set(ranks[0]) & set(ranks[1])
 
 
+def rows_of_a_generator(rank: int) -> torch.Tensor:
+    """Rows of ids 0 to 3, which lie on both ranks, whose generators differ."""
+    from lookups import option
+
+    from torch_dynemb.recis import DynamicEmbedding, NormalInitializer
+
+    initializer = NormalInitializer(generator=torch.Generator().manual_seed(7 + rank))
+    module = DynamicEmbedding(option(initializer=initializer))
+    return module(torch.arange(4)[:, None]).detach()
+
+
+def test_the_first_rank_s_generator_counts(two_ranks: Ranks) -> None:
+    expected = rows_of_a_generator(0)
+    assert not torch.equal(rows_of_a_generator(1), expected)
+    for rows in two_ranks.run(rows_of_a_generator):
+        assert torch.equal(rows, expected)
+
+
 @pytest.mark.parametrize(
     ("grad_reduce_by", "names"),
     [
