@@ -188,16 +188,17 @@ def round_trip(rank: int, setting: Setting) -> tuple[dict[str, Any], dict[str, A
     return contents(model), contents(other), sorted(state)
 
 
-def load_static(rank: int, setting: Setting) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The weights of a static collection as rows of ids 0, 1, ..."""
+def load_static(rank: int, setting: Setting) -> tuple[dict[str, Any], dict[str, Tensor], list[str]]:
+    """The weights of a static collection as rows of ids 0, 1, ...; and what was missing."""
     torch.manual_seed(0)
     model = model_of(setting)
     train(model, rank, range(2))
     torch.manual_seed(1)
     dims = {"ads": 8, "users": 16}
     weights = {name: torch.randn(7, dim) for name, dim in dims.items()}
-    model.load_state_dict({f"embedding_bags.{n}.weight": w for n, w in weights.items()})
-    return contents(model), weights
+    state = {f"embedding_bags.{n}.weight": w for n, w in weights.items()}
+    missing = model.load_state_dict(state, strict=False).missing_keys
+    return contents(model), weights, missing
 
 
 def load_wrong(rank: int, setting: Setting, other: Setting) -> tuple[str, bool]:
@@ -218,3 +219,61 @@ def load_wrong(rank: int, setting: Setting, other: Setting) -> tuple[str, bool]:
         )
         return str(error), same
     return "nothing", False
+
+
+def load_part(rank: int, left_out: str) -> dict[str, Any]:
+    """Loads a state without some entries of the tables, strictly and not.
+
+    Args:
+        left_out: beginning of their names.
+    """
+    setting = Setting(policy="scores")
+    torch.manual_seed(0)
+    model, other = model_of(setting), model_of(setting)
+    train(model, rank, range(3))
+    train(other, rank, range(50, 52))
+    state = model.state_dict()
+    part = {key: of for key, of in state.items() if not key.split(".")[2].startswith(left_out)}
+    before = contents(other)
+    try:
+        other.load_state_dict(dict(part))
+        raised = ""
+    except RuntimeError as error:
+        raised = str(error)
+    result: dict[str, Any] = {"strict": raised, "unchanged": _same(before, contents(other))}
+    try:
+        found = other.load_state_dict(dict(part), strict=False)
+        result |= {"missing": found.missing_keys, "unexpected": found.unexpected_keys}
+    except RuntimeError as error:
+        result["not strict"] = str(error)
+    return {**result, "saved": contents(model), "loaded": contents(other), "before": before}
+
+
+def load_other_entries(rank: int) -> dict[str, str]:
+    """What is raised for an entry that no table has, and where ranks have different entries."""
+    torch.manual_seed(0)
+    model = model_of(Setting())
+    train(model, rank, range(2))
+    before = contents(model)
+    state = model.state_dict()
+    name = "embedding_bags.ads.optimizer.exp_avg"
+    raised = {}
+    for case, given in {
+        "unknown": {**state, "embedding_bags.ads.wieght": state[name]},
+        "ranks": {key: of for key, of in state.items() if rank == 0 or key != name},
+    }.items():
+        try:
+            model.load_state_dict(given)
+        except RuntimeError as error:
+            raised[case] = str(error)
+    assert _same(before, contents(model))
+    return raised
+
+
+def _same(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    return all(
+        torch.equal(x["content"][name], y["content"][name])
+        for table in before
+        for x, y in zip(before[table], after[table], strict=True)
+        for name in ("ids", "rows", "scores")
+    )

@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 import torch
 from ranks import Ranks
-from state_steps import Setting, load, load_static, load_wrong, round_trip, save
+from state_steps import (
+    Setting,
+    load,
+    load_other_entries,
+    load_part,
+    load_static,
+    load_wrong,
+    round_trip,
+    save,
+)
 from torch import Tensor
 
 SHARDINGS = ["row_wise", "table_wise", "column_wise"]
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")
 Content = dict[str, Any]
 
 
@@ -155,6 +165,9 @@ def test_names_are_those_of_virtual_tables(two_ranks: Ranks) -> None:
 def test_weights_of_a_static_collection(two_ranks: Ranks, sharding_type: str) -> None:
     results = two_ranks.run(load_static, Setting(sharding_type))
     weights = results[0][1]
+    for _, _, missing in results:
+        entries = ("weight_id", "bucket", "layout", *(f"optimizer.{n}" for n in ADAM_STATE))
+        assert missing == [f"embedding_bags.{t}.{e}" for t in ("ads", "users") for e in entries]
     for table, entries in by_id([result[0] for result in results]).items():
         assert torch.equal(entries["ids"], torch.arange(7))
         assert torch.equal(entries["rows"], weights[table])
@@ -172,3 +185,70 @@ def test_state_of_another_optimizer_is_refused(two_ranks: Ranks) -> None:
             "optimizer it was saved with"
         ) in message
         assert unchanged
+
+
+def test_a_state_without_optimizer_state_says_so(two_ranks: Ranks) -> None:
+    missing = [f"embedding_bags.{t}.optimizer.{n}" for t in ("ads", "users") for n in ADAM_STATE]
+    results = two_ranks.run(load_part, "optimizer")
+    for result in results:
+        listed = ", ".join(f'"{name}"' for name in missing)
+        assert f"Missing key(s) in state_dict: {listed}." in result["strict"]
+        assert "load_state_dict(..., strict=False) of DistributedModelParallel" in result["strict"]
+        assert result["unchanged"]
+        assert (result["missing"], result["unexpected"]) == (missing, [])
+    saved, loaded = (by_id([result[side] for result in results]) for side in ("saved", "loaded"))
+    for table, entries in saved.items():
+        for name in ("ids", "rows", "scores"):
+            assert torch.equal(entries[name], loaded[table][name])
+        assert entries["state exp_avg"].any()
+        assert not any(loaded[table][f"state {name}"].any() for name in ADAM_STATE)
+    # corrections of the bias begin anew with the state
+    assert {of["steps"] for r in results for shards in r["loaded"].values() for of in shards} == {0}
+
+
+def test_missing_scores_and_tables_are_listed(two_ranks: Ranks) -> None:
+    results = two_ranks.run(load_part, "metadata")
+    for result in results:
+        names = [f"embedding_bags.{table}.metadata" for table in ("ads", "users")]
+        assert all(f'"{name}"' in result["strict"] for name in names)
+        assert result["unchanged"]
+        assert result["missing"] == names
+    saved, loaded = (by_id([result[side] for result in results]) for side in ("saved", "loaded"))
+    for table, entries in saved.items():
+        for name in ("ids", "rows", "state exp_avg"):
+            assert torch.equal(entries[name], loaded[table][name])
+
+    for result in two_ranks.run(load_part, ""):
+        assert result["unchanged"]
+        assert len(result["missing"]) == 2 * 8
+        for table, shards in result["before"].items():  # also without strict
+            for x, y in zip(shards, result["loaded"][table], strict=True):
+                assert torch.equal(x["content"]["rows"], y["content"]["rows"])
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        (
+            "layout",
+            "table 'ads': has ['bucket', 'metadata', 'optimizer.exp_avg', 'optimizer.exp_av",
+        ),
+        ("weight_id", "table 'ads': has layout, but no weight_id, which says whose rows these are"),
+    ],
+)
+def test_rows_without_their_ids_are_refused(two_ranks: Ranks, left_out: str, message: str) -> None:
+    for result in two_ranks.run(load_part, left_out):
+        assert result["unchanged"]
+        assert f'"embedding_bags.ads.{left_out}"' in result["strict"]
+        for raised in (result["strict"], result["not strict"]):
+            assert message in raised
+
+
+def test_entries_of_other_names_or_of_one_rank_are_refused(two_ranks: Ranks) -> None:
+    for raised in two_ranks.run(load_other_entries):
+        assert 'Unexpected key(s) in state_dict: "embedding_bags.ads.wieght"' in raised["unknown"]
+        assert (
+            "load_state_dict: table 'ads': entries differs between ranks: ['bucket', 'layout', "
+            "'optimizer.exp_avg', 'optimizer.exp_avg_sq', 'optimizer.step', 'weight', 'weight_id'] "
+            "on rank 0; ['bucket', 'layout', 'optimizer.exp_avg_sq'"
+        ) in raised["ranks"]

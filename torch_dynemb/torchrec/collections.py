@@ -46,6 +46,7 @@ class _Sharded:
     _lookups: list[torch.nn.Module]
     module_sharding_plan: Mapping[str, ParameterSharding]
     _keeps_state = False
+    _strict_load = True
 
     def _keep_state(
         self,
@@ -87,17 +88,22 @@ class _Sharded:
             unexpected: list[str],
             errors: list[str],
         ) -> None:
-            state.load(state_dict, start, missing, errors)
+            # torch tells hooks True whatever its caller has said
+            state.load(state_dict, start, self._strict_load, missing, unexpected, errors)
 
         self._keeps_state = True
         self._register_state_dict_hook(save)  # type: ignore[attr-defined]
         self._register_load_state_dict_pre_hook(load)  # type: ignore[attr-defined]
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **more: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, **more: Any
+    ) -> Any:
         """Replaces rows, state and scores; all ranks call it together.
 
-        The state of a sharded collection in any sharding, or of a static one: then its rows are
-        those of ids 0, 1, ...
+        The state of a sharded collection in any sharding. With ``strict=False``, also one without
+        state of the optimizer, which begins anew then, or without scores or counts; or ``weight``
+        of a static collection alone, whose rows are those of ids 0, 1, ... What was missing is
+        listed, as torch does, and with ``strict=True`` raised before any row is replaced.
         """
         if not self._keeps_state:
             # TorchRec's constructor copies the weights of the module that it shards: not as rows
@@ -111,7 +117,11 @@ class _Sharded:
                 key: own[key] if any(key.endswith(f".{name}") for name in dynamic) else value
                 for key, value in state_dict.items()
             }
-        return super().load_state_dict(state_dict, *arguments, **more)  # type: ignore[misc]
+        self._strict_load = strict
+        try:
+            return super().load_state_dict(state_dict, strict, **more)  # type: ignore[misc]
+        finally:
+            self._strict_load = True
 
     def kernels(self) -> Iterator[DynamicKernel]:
         """The kernels of dynamic tables on this rank."""

@@ -18,6 +18,7 @@ from torch_dynemb.admission import AdmitFrequent
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy_layout import score_words_of
+from torch_dynemb.rank_agreement import Option, check_agreement, described
 from torch_dynemb.table_config import TableConfig
 from torch_dynemb.table_content import (
     begin_step,
@@ -30,7 +31,13 @@ from torch_dynemb.table_content import (
 from torch_dynemb.torchrec.kernels import DynamicKernel
 from torch_dynemb.torchrec.plans import ModulePlan
 from torch_dynemb.torchrec.shard_places import Place, places_of
-from torch_dynemb.torchrec.table_load import Loaded, TableLoad, check_entries
+from torch_dynemb.torchrec.table_load import (
+    Loaded,
+    TableLoad,
+    check_entries,
+    is_entry,
+    missing_entries,
+)
 from torch_dynemb.torchrec.table_state import Layout, LocalTable, TableShape, save_table
 from torch_dynemb.torchrec.tables import row_dtype_of
 
@@ -141,41 +148,56 @@ class ModuleState:
         self,
         state_dict: dict[str, Any],
         prefix: str,
+        strict: bool,
         missing_keys: list[str],
+        unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
         """Takes the tables' entries out of a state dict and replaces the tables by them.
 
-        Where a table's ``weight`` has no ``weight_id`` beside it, its rows are those of ids
-        0, 1, ...: the state of a static table.
+        Tables stay as they are where an entry is wrong, or missing and ``strict``. Where a table's
+        ``weight`` has nothing beside it, its rows are those of ids 0, 1, ...: the state of a static
+        table.
         """
         given: dict[str, dict[str, Any]] = {}
         for name in self._shapes:
             start = f"{prefix}{self._prefix}{name}."
-            found = {
+            given[name] = {
                 key.removeprefix(start): state_dict.pop(key)
                 for key in list(state_dict)
                 if key.startswith(start)
             }
             # the module itself has but this
             state_dict[f"{start}weight"] = self._parameters[name].detach()
-            if "weight" in found:
-                given[name] = found
-            else:
-                missing_keys.append(f"{start}weight")
+        errors = self._differences_of_ranks(given)
         layouts: dict[str, Layout | None] = {}
-        errors = []
+        lacking: list[str] = []
+        unknown: list[str] = []
         for name, found in given.items():
-            layout = found.get("layout")
+            start = f"{prefix}{self._prefix}{name}."
+            shape = self._shapes[name]
             try:
-                layouts[name] = None if layout is None else Layout.of(name, layout)
+                layout = Layout.of(name, found["layout"]) if "layout" in found else None
             except ValueError as error:
                 errors.append(str(error))
                 continue
-            errors += check_entries(self._shapes[name], found, layouts[name])
-        if errors:  # the same on all ranks
+            layouts[name] = layout
+            lacking += [f"{start}{entry}" for entry in missing_entries(shape, found, layout)]
+            unknown += [f"{start}{entry}" for entry in found if not is_entry(entry)]
+            if "weight" in found:
+                errors += check_entries(shape, found, layout)
+        missing_keys += lacking
+        unexpected_keys += unknown
+        if strict and lacking and not errors:
+            errors.append(
+                "dynamic tables: load_state_dict(..., strict=False) of DistributedModelParallel, "
+                "or of the sharded collection, loads rows without optimizer state, scores or "
+                "counts, which begin anew"
+            )
+        if errors or (strict and unknown):  # the same on all ranks
             error_msgs += errors
             return
+        given = {name: found for name, found in given.items() if "weight" in found}
         moved = {}
         try:
             for name, found in given.items():
@@ -194,14 +216,26 @@ class ModuleState:
             for name, loaded in moved.items():
                 self._write(self._shapes[name], loaded, layouts[name])
 
+    def _differences_of_ranks(self, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """What ranks were given differently; they would wait for each other."""
+        entries = {Option(name, "entries"): described(sorted(of)) for name, of in given.items()}
+        try:
+            check_agreement("load_state_dict", entries, self._group)
+        except ValueError as error:
+            return [str(error)]
+        return []
+
     def _write(self, shape: TableShape, loaded: dict[Place, Loaded], layout: Layout | None) -> None:
         for local in self._local(shape):
             group, table = local.group, local.table
             content, counted = loaded[local.place]
-            names = () if layout is None else layout.scores
+            saved_scores = layout is not None and content.scores.shape[1] > 0
+            names = layout.scores if layout is not None and saved_scores else ()
             write_content(group, table, content, counted, names)
+            fresh = layout is None or (shape.optimizer.state and not content.state)
+            steps = 0 if layout is None or fresh else layout.optimizer_steps
+            set_optimizer_steps(group, table, steps)
             if layout is not None:
-                set_optimizer_steps(group, table, layout.optimizer_steps)
                 group.clock[Clock.STEP] = max(int(group.clock[Clock.STEP]), layout.clock)
             begin_step(group)
             group.state_was_loaded()

@@ -66,6 +66,31 @@ def first_columns_of(shape: TableShape) -> tuple[int, ...]:
     return tuple(sorted({place.first_column for place in shape.places}))
 
 
+_NAMES = ("weight", "weight_id", "bucket", "metadata", "count_id", "count", "layout")
+
+
+def is_entry(name: str) -> bool:
+    """Whether a table's state can have an entry of this name."""
+    return name in _NAMES or name.startswith(state_key(""))
+
+
+def missing_entries(
+    shape: TableShape, entries: Mapping[str, Any], layout: Layout | None
+) -> list[str]:
+    """Which entries of a table's own state are not given.
+
+    A policy that keeps other scores than the saved one, as ``layout`` says, lacks nothing.
+    """
+    expected = ["weight", "weight_id", "bucket", "layout"]
+    if shape.scores if layout is None else layout.scores:
+        expected.append("metadata")
+    if not any(name.startswith(state_key("")) for name in entries):  # else check_entries judges it
+        expected += [state_key(tensor.name) for tensor in shape.optimizer.state]
+    if shape.counted:
+        expected += ["count_id", "count"]
+    return [name for name in expected if name not in entries]
+
+
 def check_entries(
     shape: TableShape, entries: Mapping[str, Any], layout: Layout | None
 ) -> list[str]:
@@ -75,9 +100,19 @@ def check_entries(
     if len(size) != 2 or size[1] != shape.embedding_dim:
         return [f"{table}: weight has shape {size}, expected (ids, {shape.embedding_dim})"]
     if layout is None:
+        others = sorted(name for name in entries if name != "weight" and is_entry(name))
+        if others:
+            return [
+                f"{table}: has {others} beside weight, but no layout, which says how to read them: "
+                "give all entries, or weight alone for rows of ids 0, 1, ..."
+            ]
         return []
+    if "weight_id" not in entries:
+        return [f"{table}: has layout, but no weight_id, which says whose rows these are"]
     given = sorted(name for name in entries if name.startswith(state_key("")))
     expected = sorted(state_key(tensor.name) for tensor in shape.optimizer.state)
+    if not given:
+        return []  # rows alone
     if given != expected:
         return [
             f"{table}: was saved with optimizer state {given}, but {shape.optimizer.name} has "
@@ -148,6 +183,11 @@ class TableLoad:
             for name, value in entries.items()
             if name != "layout"
         }
+        state = shape.optimizer.state
+        # all of it or nothing, says check_entries
+        self._saved_state = [
+            t for t in state if layout is not None and state_key(t.name) in entries
+        ]
         first = (0,) if layout is None else layout.first_columns
         ends = (*first[1:], shape.embedding_dim)
         self._saved = [Columns(*bounds) for bounds in zip(first, ends, strict=True)]
@@ -222,10 +262,10 @@ class TableLoad:
         entries = {"weight": (self._saved[k], self._shape.dtype)}
         if self._layout is None:
             return entries
-        for tensor in self._shape.optimizer.state:
+        for tensor in self._saved_state:
             entries[state_key(tensor.name)] = (self._state_columns(tensor, k), tensor.dtype)
         words = len(self._layout.scores)
-        if words > 0:
+        if words > 0 and "metadata" in self._tiles:
             entries["metadata"] = (Columns(k * words, (k + 1) * words), torch.int64)
         return entries
 
@@ -324,7 +364,7 @@ class TableLoad:
         """Rows of a place from pieces of its columns: (number of columns, what has come)."""
         first = received[0][1]
         state = {}
-        for tensor in self._shape.optimizer.state if self._layout is not None else ():
+        for tensor in self._saved_state:
             values = [piece.values[state_key(tensor.name)] for _, piece in received]
             if splits_by_column(tensor):
                 state[tensor.name] = torch.cat(values, 1)
