@@ -16,10 +16,11 @@ from torch_dynemb.evictions import EvictionCallback, Evictions
 from torch_dynemb.forked import check_own
 from torch_dynemb.ops.columns import Clock, Table
 from torch_dynemb.removal import Removal
+from torch_dynemb.shared_time import SharedTime
 from torch_dynemb.table_stats import Statistics
 
 
-class LifeCycle(Compaction, Evictions, Removal, Statistics):
+class LifeCycle(Compaction, Evictions, Removal, SharedTime, Statistics):
     """The part of a table group that lets ids come and go."""
 
     def _start_life_cycle(self) -> None:
@@ -29,7 +30,7 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
         self._eviction_callback: EvictionCallback | None = None
         self._evicted_rows: list[list[Tensor]] | None = None
         self._hooked = [isinstance(table.policy.admission, AdmitBy) for table in self.tables_config]
-        if self._keeps_time:
+        if self.keeps_time:
             self.set_now(int(time.time()))
 
     def state_was_loaded(self) -> None:
@@ -40,6 +41,7 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
     def take_over(self, other: LifeCycle) -> None:
         """Goes on where another group with the same first tables is: what is no tensor."""
         self._batch_scored = set(other._batch_scored)
+        self._share_time_as(other)
         self._eviction_callback = other._eviction_callback
         if other.evicted.shape[0] > 1:
             kept = other._evicted_rows
@@ -57,7 +59,8 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
         """Ends a training step: what ``optimizer.step()`` does for the index.
 
         Args:
-            now: seconds, such as those of Unix time; default: the machine's clock.
+            now: seconds, such as those of Unix time; default: the machine's clock. Where the
+                group lies on several ranks, all of them give it, or none.
 
         Raises:
             TypeError, ValueError: ``now`` is no int, or is negative; nothing has been done.
@@ -65,8 +68,7 @@ class LifeCycle(Compaction, Evictions, Removal, Statistics):
                 found no place, and a policy says ``check="error"``; everything else has been done.
         """
         self.check_step(now)
-        if now is None and self._keeps_time:
-            now = int(time.time())
+        now = self._now_of_step(now)
         ops.advance_step_(self.buckets, self.tables, self.row_clock, self.clock, now=now)
         self._steps += 1
         for begin, cells, halve_every in self.layout.sketches:

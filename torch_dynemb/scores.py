@@ -20,7 +20,8 @@ class Scores(GroupParts):
     _batch_scored: set[int]
 
     @property
-    def _keeps_time(self) -> bool:
+    def keeps_time(self) -> bool:
+        """Whether a table keeps timestamps, or when ids expire."""
         return "timestamp" in self.layout.score_words or "expiry" in self.layout.score_words
 
     def set_now(self, seconds: int) -> None:
@@ -39,7 +40,7 @@ class Scores(GroupParts):
             raise TypeError(f"set_now: seconds is {seconds!r}, expected int")
         if seconds < 0:
             raise ValueError(f"set_now: seconds is {seconds}, expected at least 0")
-        if not self._keeps_time:
+        if not self.keeps_time:
             raise RuntimeError(
                 "set_now: no table keeps times: create one with policy=Policy(score='timestamp') "
                 "or a ttl"

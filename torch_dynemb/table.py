@@ -468,6 +468,7 @@ class TableGroup(LifeCycle, RowAccess):
             "state": self.state_tensors(),
             "hyper": self.hyper.clone(),
             "batch_scored": sorted(self._batch_scored),
+            "proposed_now": None if self.proposed_now is None else int(self.proposed_now),
         }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
@@ -475,6 +476,8 @@ class TableGroup(LifeCycle, RowAccess):
         self.fill_state(saved["state"])
         self.hyper.copy_(saved["hyper"])
         self._batch_scored = set(saved["batch_scored"])
+        if saved.get("proposed_now") is not None:
+            self._propose(saved["proposed_now"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableGroup:
         copy = TableGroup.__new__(TableGroup)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,12 +15,24 @@ from torch_dynemb.recis import (
     DynamicEmbedding,
     EmbeddingEngine,
     EmbeddingOption,
+    FilterHook,
     RaggedTensor,
     SparseAdam,
     filter_out_sparse_param,
 )
+from torch_dynemb.recis.hooks import RowFilter, register_filter_hook
 
 SEED = 5
+
+
+@register_filter_hook("KeepsTime")
+class KeepsTime(RowFilter):
+    """Removes nothing, but has tables keep times."""
+
+    scores = ("timestamp",)
+
+    def remove(self, group: Any, table: int) -> int:
+        return 0
 
 
 def features(grad_reduce_by: str = "worker") -> dict[str, EmbeddingOption]:
@@ -198,3 +211,33 @@ def dense_parameters_too(rank: int) -> dict[str, Any]:
         dense(module(ids)).sum().backward()
         optimizer.step()
     return {"ids": module.hashtable.ids().tolist()}
+
+
+def times(
+    rank: int, starts: list[int], paces: list[int], given: list[int] | None, compiled: bool
+) -> list[tuple[int, dict[int, int]]]:
+    """Trains by clocks that differ; by step the time of its lookups, and those of all ids here.
+
+    Args:
+        starts, paces: seconds by rank: what its clock says first, and how far it goes on by step.
+        given: to all ranks by step, in place of their clocks.
+    """
+    with mock.patch("time.time", return_value=float(starts[rank])) as clock:
+        module = DynamicEmbedding(option(filter_hook=FilterHook("KeepsTime")))
+        optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.1)
+        run: Any = module
+        if compiled:
+            torch._dynamo.config.capture_scalar_outputs = True
+            torch._dynamo.config.capture_dynamic_output_shape_ops = True
+            run = torch.compile(module, fullgraph=True)
+        group = module.hashtable.group
+        result = []
+        for step in range(4):
+            run(torch.arange(6)[:, None] + 3 * step + rank).sum().backward()
+            ids = module.hashtable.ids()
+            scores = group.get_score(0, ids, score="timestamp").scores
+            of_ids = dict(zip(ids.tolist(), scores.tolist(), strict=True))
+            result.append((int(group.clock[1]), of_ids))
+            clock.return_value = float(starts[rank] + paces[rank] * step)
+            optimizer.step(now=None if given is None else given[step])
+    return result

@@ -14,6 +14,7 @@ from rank_steps import (
     other_group_refused,
     overlapped,
     saved_and_loaded,
+    times,
     trained,
 )
 from ranks import Ranks
@@ -126,6 +127,24 @@ def test_compiled_lookups_over_ranks(
         for step in range(2):
             for name, expected in one[0][step].items():
                 torch.testing.assert_close(other[0][step][name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_ranks_agree_on_the_time(two_ranks: Ranks, compiled: bool) -> None:
+    """The latest clock counts: that of rank 1, which is ahead, until the fast one overtakes it."""
+    ranks = two_ranks.run(times, [1000, 1700], [600, 1], None, compiled)
+    by_step = [1000, 1700, 1701, 2200]  # what rank 0 began with, then what steps have read
+    for of_rank in ranks:
+        assert [now for now, _ in of_rank] == by_step
+        for step, (now, scores) in enumerate(of_rank):
+            seen = {*range(3 * step, 3 * step + 7)} & scores.keys()
+            assert seen
+            assert {scores[id] for id in seen} == {now}
+
+
+def test_a_time_that_all_ranks_give(two_ranks: Ranks) -> None:
+    for of_rank in two_ranks.run(times, [1000, 1700], [600, 1], [7, 8, 9, 10], False):
+        assert [now for now, _ in of_rank] == [1000, 7, 8, 9]
 
 
 def test_a_given_group_is_the_one_that_counts(two_ranks: Ranks) -> None:

@@ -194,6 +194,15 @@ class TableModule(nn.Module):
 
     # -- lookup --------------------------------------------------------------------------------
 
+    def learns(self) -> bool:
+        """Whether a lookup now is one of training: new ids get rows, and backward changes them."""
+        return (
+            self.training
+            and self.trainable
+            and self.grad_anchor.requires_grad
+            and torch.is_grad_enabled()
+        )
+
     def _lookup(
         self,
         ids: Tensor,
@@ -246,13 +255,7 @@ class TableModule(nn.Module):
         trains: bool,
     ) -> Tensor:
         group = self._group
-        learning = (
-            self.training
-            and self.trainable
-            and trains
-            and self.grad_anchor.requires_grad
-            and torch.is_grad_enabled()
-        )
+        learning = trains and self.learns()
         if torch.compiler.is_exporting():
             raise RuntimeError(
                 f"{type(self).__name__}: a live table cannot be exported (its whole reservation "

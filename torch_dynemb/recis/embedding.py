@@ -17,7 +17,7 @@ from torch_dynemb.recis.hooks import READ_ONLY
 from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.launch import Launch, Request, Runtime
 from torch_dynemb.recis.options import EmbeddingOption
-from torch_dynemb.recis.rank_group import RankGroup, common_seed, rank_group
+from torch_dynemb.recis.rank_group import RankGroup, common_start, rank_group
 from torch_dynemb.recis.slices import gen_slice
 
 
@@ -71,6 +71,7 @@ def _hash_table(
             f"options {list(options)} share a table, but their max_partition_num are "
             f"{sorted(slots)}, expected one number"
         )
+    start = common_start(pg, seed_of(first.initializer))
     return HashTable(
         [first.embedding_dim],
         block_size=max(option.block_size for option in options.values()),
@@ -89,7 +90,8 @@ def _hash_table(
         filter_hook=first.filter_hook,
         admissions=_admissions(options),
         trainable=any(option.trainable for option in options.values()),
-        seed=common_seed(pg, seed_of(first.initializer)),
+        seed=start.seed,
+        now=start.now,
     )
 
 

@@ -89,6 +89,8 @@ class HashTable(TableModule):
         trainable: False: rows are inserted and read, and have no optimizer.
         seed: of initial values; default: that of the initializer's generator, else torch's (rank
             0's where there is a process group).
+        now: seconds to begin with, where ranks have slices of the table and agree on the time;
+            default: the machine's clock counts.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class HashTable(TableModule):
         admissions: Mapping[str, AdmissionRule] | None = None,
         trainable: bool = True,
         seed: int | None = None,
+        now: int | None = None,
     ) -> None:
         dim = _one_dimension(embedding_shape)
         names = [name] if not children else list(children)
@@ -159,6 +162,8 @@ class HashTable(TableModule):
         self._rebind_optimizer()  # its steps filter rows from here on
         for child in range(len(names)):
             self._group.reserve(child, block_size)
+        if now is not None and self._group.keeps_time:
+            self._group.share_time(now)
 
     # -- optimizer -------------------------------------------------------------------------------
 

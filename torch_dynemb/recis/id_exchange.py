@@ -62,8 +62,14 @@ class IdExchange:
         distinct = ops.ids_partition(ids, offsets, parts=group.size, slots=table.slice.slice_size)
         self.inverse = distinct.inverse
         equal = [1] * group.size
+        proposed = table.group.proposed_now
         with torch.no_grad():
-            self._received_lengths = arrived(all_to_all(distinct.lengths, equal, equal, group))
+            lengths = distinct.lengths
+            if proposed is not None:
+                lengths = torch.cat([lengths, proposed.expand(group.size, 1)], 1)
+            received = arrived(all_to_all(lengths, equal, equal, group))
+            self._received_lengths = received[:, : len(children)]
+            self._proposals = None if proposed is None else received[:, -1]
             self._sent = _sizes(distinct.lengths, distinct.ids.shape[0])
             self._received = _sizes(self._received_lengths)
             self._ids = all_to_all(distinct.ids, self._received, self._sent, group)
@@ -81,6 +87,8 @@ class IdExchange:
         ids = arrived(self._ids)
         lengths = self._received_lengths.reshape(-1)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        if self._proposals is not None and trains and table.learns():
+            table.group.agree_on_now(self._proposals)
         rows = table.lookup(
             ids,
             offsets,

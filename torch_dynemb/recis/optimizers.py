@@ -63,9 +63,15 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._accum_steps = steps
 
     def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None
+        self, closure: Callable[[], float] | None = None, *, now: int | None = None
     ) -> float | None:
-        """Applies the gradients that wait, if it is the last step of an accumulation."""
+        """Applies the gradients that wait, if it is the last step of an accumulation.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+            now: seconds, for tables that keep times, the same on all ranks; default: what their
+                clocks say, on which ranks agree.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -73,8 +79,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._micro_steps += 1
         if self._micro_steps == self._accum_steps:
             self._micro_steps = 0
-            for optimizer in self._optimizers():
-                optimizer.step()
+            for table in self._tables.values():
+                table.optimizer.step(now=now if table.group.keeps_time else None)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

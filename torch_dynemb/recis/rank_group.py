@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 import torch
@@ -40,13 +41,27 @@ def rank_group(pg: dist.ProcessGroup | None) -> RankGroup | None:
     return RankGroup(pg.group_name, dist.get_world_size(pg), rank)
 
 
-def common_seed(pg: dist.ProcessGroup | None, own: int | None = None) -> int | None:
-    """``own``, or torch's seed, of the group's first rank; ``own`` where there is no group."""
-    if rank_group(pg) is None:
-        return own
-    seed = [torch.initial_seed() if own is None else own]
-    dist.broadcast_object_list(seed, group=pg, group_src=0)
-    return seed[0]
+class CommonStart(NamedTuple):
+    """What tables begin with, equal on all ranks.
+
+    Attributes:
+        seed: of initial values; None: torch's.
+        now: seconds by the first rank's clock; None: no other rank has rows of the tables.
+    """
+
+    seed: int | None
+    now: int | None
+
+
+def common_start(pg: dist.ProcessGroup | None, own_seed: int | None = None) -> CommonStart:
+    """What the group's first rank has: ``own_seed``, or else torch's, and its clock."""
+    group = rank_group(pg)
+    if group is None:
+        return CommonStart(own_seed, None)
+    start = [torch.initial_seed() if own_seed is None else own_seed, int(time.time())]
+    dist.broadcast_object_list(start, group=pg, group_src=0)
+    seed, now = start
+    return CommonStart(seed, now if group.size > 1 else None)
 
 
 def all_to_all(tensor: Tensor, received: list[int], sent: list[int], group: RankGroup) -> Tensor:
@@ -65,4 +80,4 @@ def arrived(tensor: Tensor) -> Tensor:
     return tensor
 
 
-__all__ = ["RankGroup", "all_to_all", "arrived", "common_seed", "rank_group"]
+__all__ = ["CommonStart", "RankGroup", "all_to_all", "arrived", "common_start", "rank_group"]

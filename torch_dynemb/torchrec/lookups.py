@@ -14,6 +14,7 @@ from torchrec.distributed.embedding_lookup import (
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torch_dynemb.torchrec.agreed_time import agree_on_time
 from torch_dynemb.torchrec.kernels import DynamicKernel
 from torch_dynemb.torchrec.tables import Routing
 
@@ -40,6 +41,7 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
         return DynamicKernel(config, device, self._routing, pooled=True)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
+        agree_on_time(self, sparse_features)
         kernels = len(self._emb_modules)
         if kernels < 2 or not sparse_features.variable_stride_per_key():
             output: Tensor = super().forward(sparse_features)
@@ -93,6 +95,7 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         )
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
+        agree_on_time(self, sparse_features)
         if not self._by_rank or len(self._emb_modules) < 2:
             output: Tensor = super().forward(sparse_features)
             return output

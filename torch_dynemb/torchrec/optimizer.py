@@ -54,11 +54,17 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         group = ParamGroup({"params": list(params.values()), **config.hyper()}, tables)
         super().__init__(dict(params), {}, [group])
 
-    def step(self, closure: Any = None) -> None:
-        """Ends a training step; see :meth:`torch_dynemb.FusedOptimizer.step`."""
+    def step(self, closure: Any = None, *, now: int | None = None) -> None:
+        """Ends a training step; see :meth:`torch_dynemb.FusedOptimizer.step`.
+
+        Args:
+            closure: called before.
+            now: seconds, the same on all ranks; default: what their clocks say, on which they
+                agree.
+        """
         if closure is not None:
             closure()
-        self._tables.end_step()
+        self._tables.end_step(now)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Nothing: rows keep no gradients."""

@@ -54,6 +54,12 @@ class TableOptions:
                 f"TableOptions: policy is {self.policy!r}, expected torch_dynemb.Policy(...)"
             )
 
+    @property
+    def keeps_time(self) -> bool:
+        """Whether ids of the table have timestamps, or expire."""
+        ttls = [self.policy.ttl, *(feature.ttl for feature in self.feature_policies.values())]
+        return "timestamp" in self.policy.scores or any(ttl is not None for ttl in ttls)
+
 
 @dataclass
 class TableParams(KeyValueParams):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ class ModulePlan:
         options: by table name.
         optimizer: of all dynamic tables; None: that of their parameter, or of fused_params.
         seed: of initial values, equal on all ranks.
+        now: seconds to begin with, equal on all ranks.
         dedup: send every id of a batch once.
         optimizers: of the dynamic tables by name, when they have been planned.
     """
@@ -33,6 +35,7 @@ class ModulePlan:
     options: Mapping[str, TableOptions]
     optimizer: OptimizerConfig | None
     seed: int
+    now: int
     dedup: bool
     optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
 
@@ -138,17 +141,20 @@ def module_plan(
             sharding_types,
         ),
         optimizer,
-        shared_seed(env.process_group, device),
+        *_shared_start(env.process_group, device),
         use_index_dedup,
     )
 
 
-def shared_seed(process_group: dist.ProcessGroup | None, device: torch.device | None) -> int:
-    """``torch.initial_seed()`` of the group's first rank."""
-    seed = torch.tensor([torch.initial_seed() & ((1 << 63) - 1)], device=device)
+def _shared_start(
+    process_group: dist.ProcessGroup | None, device: torch.device | None
+) -> tuple[int, int]:
+    """``torch.initial_seed()`` of the group's first rank, and what its clock says in seconds."""
+    start = torch.tensor([torch.initial_seed() & ((1 << 63) - 1), int(time.time())], device=device)
     if process_group is not None and process_group.size() > 1:
-        dist.broadcast(seed, src=dist.get_global_rank(process_group, 0), group=process_group)
-    return int(seed)
+        dist.broadcast(start, src=dist.get_global_rank(process_group, 0), group=process_group)
+    seed, now = start.tolist()
+    return seed, now
 
 
 def plan_dynamic(
@@ -194,7 +200,7 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
     return {
         "optimizer_config": optimizer,
         "output_dtype": output_dtype_of(of_table, given),
-        PLAN: TablePlan(plan.options[name], plan.seed, plan.dedup),
+        PLAN: TablePlan(plan.options[name], plan.seed, plan.now, plan.dedup),
     }
 
 

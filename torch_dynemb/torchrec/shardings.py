@@ -17,6 +17,7 @@ from torchrec.distributed.embedding_sharding import (
     BaseEmbeddingLookup,
     BaseSparseFeaturesDist,
     EmbeddingSharding,
+    EmbeddingShardingInfo,
 )
 from torchrec.distributed.sharding.cw_sequence_sharding import CwSequenceEmbeddingSharding
 from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
@@ -31,9 +32,10 @@ from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
+from torch_dynemb.torchrec.agreed_time import TimeOfSharding
 from torch_dynemb.torchrec.lookups import DynamicPooledLookup, DynamicSequenceLookup
 from torch_dynemb.torchrec.reduce_scatter import sum_by_exchange
-from torch_dynemb.torchrec.tables import Routing
+from torch_dynemb.torchrec.tables import PLAN, Routing, TablePlan
 
 
 def with_ids(features: KeyedJaggedTensor, ids: torch.Tensor) -> KeyedJaggedTensor:
@@ -49,7 +51,25 @@ def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJ
     return (with_ids(features, ops.mix_ids(ids)),)
 
 
-class _ByRows:
+class _Timed:
+    """Shardings whose ranks agree on the time, where a table keeps any."""
+
+    def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
+        super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
+        self.time = TimeOfSharding()
+        plans: list[TablePlan] = [info.fused_params[PLAN] for info in sharding_infos]
+        self._keeps_time = any(plan.options.keeps_time for plan in plans)
+
+    def create_input_dist(
+        self, device: torch.device | None = None
+    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+        input_dist = super().create_input_dist(device)  # type: ignore[misc]
+        if self._keeps_time:
+            input_dist._dist.register_forward_pre_hook(self.time)
+        return input_dist
+
+
+class _ByRows(_Timed):
     """Shardings that send an id to one of several ranks."""
 
     _get_num_features: Callable[[], int]
@@ -61,7 +81,7 @@ class _ByRows:
     def create_input_dist(
         self, device: torch.device | None = None
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
-        input_dist = super().create_input_dist(device)  # type: ignore[misc]
+        input_dist = super().create_input_dist(device)
         input_dist.register_forward_pre_hook(_mix)
         return input_dist
 
@@ -85,7 +105,7 @@ def _pooled_lookup(
     device: torch.device | None,
     feature_processor: Any,
 ) -> DynamicPooledLookup:
-    return DynamicPooledLookup(
+    lookup = DynamicPooledLookup(
         routing,
         grouped_configs=grouped_configs,
         pg=sharding._pg,
@@ -93,6 +113,8 @@ def _pooled_lookup(
         feature_processor=feature_processor,
         env=sharding._env,
     )
+    sharding.time.take(lookup)
+    return lookup
 
 
 def _sequence_lookup(
@@ -100,7 +122,7 @@ def _sequence_lookup(
     routing: Routing,
     device: torch.device | None,
 ) -> DynamicSequenceLookup:
-    return DynamicSequenceLookup(
+    lookup = DynamicSequenceLookup(
         routing,
         counted=sharding.counted,
         by_rank=sharding.by_rank,
@@ -109,9 +131,11 @@ def _sequence_lookup(
         device=device if device is not None else sharding._device,
         env=sharding._env,
     )
+    sharding.time.take(lookup)
+    return lookup
 
 
-class DynamicTwPooledSharding(TwPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicTwPooledSharding(_Timed, TwPooledEmbeddingSharding):  # type: ignore[misc]
     """Every table on one rank."""
 
     def create_lookup(
@@ -124,13 +148,13 @@ class DynamicTwPooledSharding(TwPooledEmbeddingSharding):  # type: ignore[misc]
         return _pooled_lookup(self, _WHOLE, configs, device, feature_processor)
 
 
-class DynamicCwPooledSharding(CwPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicCwPooledSharding(_Timed, CwPooledEmbeddingSharding):  # type: ignore[misc]
     """The columns of a table on several ranks, each of which has all ids."""
 
     create_lookup = DynamicTwPooledSharding.create_lookup
 
 
-class DynamicTwCwPooledSharding(TwCwPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicTwCwPooledSharding(_Timed, TwCwPooledEmbeddingSharding):  # type: ignore[misc]
     """The columns of a table on the ranks of one node."""
 
     create_lookup = DynamicTwPooledSharding.create_lookup
@@ -171,7 +195,7 @@ class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # typ
     create_lookup = DynamicTwRwPooledSharding.create_lookup
 
 
-class DynamicTwSequenceSharding(TwSequenceEmbeddingSharding):  # type: ignore[misc]
+class DynamicTwSequenceSharding(_Timed, TwSequenceEmbeddingSharding):  # type: ignore[misc]
     """Every table on one rank."""
 
     counted = False  # whether weights of ids say how often they occur
@@ -186,7 +210,7 @@ class DynamicTwSequenceSharding(TwSequenceEmbeddingSharding):  # type: ignore[mi
         return _sequence_lookup(self, _WHOLE, device)
 
 
-class DynamicCwSequenceSharding(CwSequenceEmbeddingSharding):  # type: ignore[misc]
+class DynamicCwSequenceSharding(_Timed, CwSequenceEmbeddingSharding):  # type: ignore[misc]
     """The columns of a table on several ranks, each of which has all ids."""
 
     counted = False

@@ -46,6 +46,7 @@ class TablePlan:
 
     options: TableOptions
     seed: int
+    now: int
     dedup: bool
 
     def __eq__(self, other: object) -> bool:
@@ -209,6 +210,13 @@ class ShardTables(TableModule):
             if layout.rows
         ]
         self._in_step = False
+        if self._group.keeps_time:
+            self._group.share_time(_plan_of(tables[0]).now)
+
+    def agree_on_now(self, proposals: Tensor) -> None:
+        """Sets the time of lookups in training to the latest that ranks propose, int64 [ranks]."""
+        if self._group.keeps_time and self.learns():
+            self._group.agree_on_now(proposals)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Looks up the ids that were sent here.
@@ -245,10 +253,10 @@ class ShardTables(TableModule):
     def _backward_begins(self, gradient: Tensor) -> None:
         self._in_step = True
 
-    def end_step(self) -> None:
+    def end_step(self, now: int | None = None) -> None:
         """Ends a training step: ``optimizer.step()``, or the forward that follows a backward."""
         self._in_step = False
-        self.optimizer.step()
+        self.optimizer.step(now=now)
 
     def _bags_of(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         return self._lookup(
