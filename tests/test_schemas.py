@@ -13,7 +13,9 @@ import torch
 from op_cases import CASES, op_names
 from torch import Tensor
 
-from torch_dynemb.ops import OPTIMIZER_NAMES, columns
+from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
+from torch_dynemb.optim import config
+from torch_dynemb.policy import SCORES
 
 expecttest = pytest.importorskip("expecttest")
 
@@ -374,7 +376,6 @@ def test_columns_are_those_of_cpp(
     python: type[enum.IntEnum], header: str, name: str, prefix: str, size: str | None
 ) -> None:
     cpp = enum_of(header, name)
-    cpp.pop("RowClockReserved", None)
     mirrored = {camel_case(prefix, member.name): member.value for member in python}
     if size is not None:
         mirrored[prefix + ("Extra" if size.endswith("EXTRA") else "Columns")] = getattr(
@@ -408,6 +409,74 @@ def test_constants_are_those_of_cpp() -> None:
     assert enum_of("policy.h", "ClockColumn") == {**clock, "ClockHead": columns.CLOCK_HEAD}
     records = enum_of("initializer.h", "InitColumn")
     assert records["InitRecordColumns"] == columns.INIT_RECORD_COLUMNS
-    pooling = enum_of("../cpu/rows_view.h", "Pooling")
-    assert pooling == {f"Pool{p.name.capitalize()}": p.value for p in columns.Pooling}
+    assert constant("core/bucket.h", "kMinBuckets") == "64 / kBucketWidth"
+    assert columns.MIN_BUCKETS == 64 // columns.BUCKET_WIDTH
+    assert constant("core/counts.h", "kMaxCount") == "int64_t{1} << 62"
+    assert constant("core/policy.h", "kMaxFrequency") == "kMaxCount"
+    assert columns.MAX_COUNT == 1 << 62
+    assert constant("core/row_allocation.h", "kCommitStepBytes") == "int64_t{64} << 20"
+    assert columns.COMMIT_STEP_BYTES == 64 << 20
+    assert float(constant("core/columns.h", "kDecayByItself")) == columns.DECAY_BY_ITSELF
+    assert int(constant("core/storage.h", "kBlockColumns")) == config._BLOCK_COLUMNS
+    assert int(constant("core/policy.h", "kMaxScoreWords")) == len((*SCORES, "expiry"))
     assert (columns.MAX_ROWS << columns.GENERATION_BITS) < 1 << 63
+
+
+def enums() -> dict[str, list[dict[str, int]]]:
+    """Members of all C++ and CUDA enums by name, of each file in which one stands."""
+    found: dict[str, list[dict[str, int]]] = {}
+    for path in sorted(CSRC.rglob("*")):
+        if path.suffix not in (".h", ".cuh", ".cpp", ".cu"):
+            continue
+        text = re.sub(r"//.*", "", path.read_text())
+        for name, body in re.findall(
+            r"enum (?:class )?(\w+)(?: : \w+)? \{(.*?)\};", text, re.DOTALL
+        ):
+            members, value = {}, -1
+            for key, given in re.findall(r"k(\w+)(?: = (-?\d+))?", body):
+                value = int(given) if given else value + 1
+                members[key] = value
+            found.setdefault(name, []).append(members)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("python", "name", "prefix"),
+    [(columns.Pooling, "Pooling", "Pool"), (columns.NonFinite, "NonFinite", "")],
+)
+def test_enums_of_arguments_are_those_of_cpp(
+    python: type[enum.IntEnum], name: str, prefix: str
+) -> None:
+    expected = {camel_case(prefix, member.name): member.value for member in python}
+    for members in enums()[name]:
+        assert members == expected
+
+
+def test_an_enum_is_the_same_on_every_device() -> None:
+    for name, copies in enums().items():
+        assert all(members == copies[0] for members in copies), name
+
+
+def test_all_enums_of_python_have_been_compared() -> None:
+    """With one of C++ of their name, or of their name and Column."""
+    cpp = enums()
+    for python in vars(columns).values():
+        if isinstance(python, type) and issubclass(python, enum.IntEnum) and len(python) > 0:
+            assert (
+                python.__name__ in cpp or f"{python.__name__.removesuffix('Column')}Column" in cpp
+            )
+            compared = {
+                mark.args[1][k][0] for mark in _compared() for k in range(len(mark.args[1]))
+            }
+            assert python in compared | {columns.Clock}, python
+
+
+def _compared() -> list[pytest.Mark]:
+    tests = (test_columns_are_those_of_cpp, test_enums_of_arguments_are_those_of_cpp)
+    return [mark for test in tests for mark in test.pytestmark]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", list(memory._DTYPE_CODES), ids=str)
+def test_codes_of_dtypes_are_those_of_cpp(dtype: torch.dtype) -> None:
+    code = memory._DTYPE_CODES[dtype]
+    assert torch.ops.dynemb.reserve([2], code, False).dtype == dtype

@@ -65,8 +65,8 @@ class Compaction(GroupParts):
         end = used - count
         free = self.free_rows[slab, :count].clone()
         moves, newest = self._moves(slab, end, free)
-        # handles that are still out there are older, and what comes next is newer
-        generation = newest + 1
+        # handles that are still out there are older, and what comes next is newer, and not 0
+        generation = newest % _GENERATIONS + 1
         after = self.slabs[slab].clone()
         for column, value in (
             (Slab.NEXT_ROW, end),
@@ -88,7 +88,7 @@ class Compaction(GroupParts):
                 self.slabs[slab].copy_(after)
             except BaseException:
                 if int(self.slabs[slab, Slab.NEXT_ROW]) == used:
-                    self._find_free_rows(slab, used, moves, free, generation + 1)
+                    self._find_free_rows(slab, used, moves, free, generation % _GENERATIONS + 1)
                 raise
 
     def _moves(self, slab: int, end: int, free: Tensor) -> tuple[list[_Move], int]:
@@ -139,7 +139,6 @@ class Compaction(GroupParts):
             unused[move.old >> GENERATION_BITS] = True
             unused[now >> GENERATION_BITS] = False
         rows = unused.nonzero()[:, 0]
-        generation = max(1, generation & _GENERATIONS)
         self.free_rows[slab, : rows.shape[0]] = (rows << GENERATION_BITS) | generation
         self.slabs[slab, Slab.FREE_COUNT] = rows.shape[0]
         self.bind_memory()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb import ops
+from torch_dynemb.frozen_state import check_frozen
 from torch_dynemb.group_parts import exported
 from torch_dynemb.nn.bag import DynamicEmbeddingBag, bag_inputs
 from torch_dynemb.nn.collection import (
@@ -58,6 +59,36 @@ class FrozenTables(nn.Module):
             used = max(1, group.used_rows(s))
             self.register_buffer(f"weights{s}", group.weights[s][:used].clone())
             self.register_buffer(f"generations{s}", group.generations[s][:used].clone())
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = dict(self.named_buffers())
+        absent = [prefix + name for name in own if prefix + name not in state_dict]
+        if absent:  # the others would not go with what is here
+            missing_keys += absent
+            return
+        try:
+            check_frozen(own, {name: state_dict[prefix + name] for name in own})
+        except ValueError as error:
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
+            return
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
 
     def rows(self) -> Rows:
         """The row tensors in the order in which ops take them; no optimizer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
+from torch_dynemb.state_check import read_format
+from torch_dynemb.table_config import SlabConfig
 
 BAR_WIDTH = 40  # characters of the fullest bin
 BINS = 10
@@ -40,13 +41,34 @@ def saved_groups(checkpoint: Any, path: str = "") -> Iterator[SavedGroup]:
             yield from saved_groups(value, f"{path}{name}.")
         elif name.split(".")[-1] == "format" and isinstance(value, Tensor):
             prefix = name.removesuffix("format")
-            tensors = {
-                k[len(prefix) :]: v
-                for k, v in checkpoint.items()
-                if str(k).startswith(prefix) and isinstance(v, Tensor)
-            }
-            description = json.loads(bytes(value.tolist()).decode())
+            if f"{prefix}tables" not in checkpoint:
+                continue  # somebody else's
+            description = read_format({"format": value})
+            names = [*_index_entries(description), *_row_entries(description), "tables", "clock"]
+            found = {name: checkpoint.get(prefix + name) for name in names}
+            tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+            absent = sorted(set(found) - set(tensors))
+            if absent:
+                raise ValueError(f"{(path + prefix).rstrip('.') or 'tables'} lack {absent}")
             yield SavedGroup((path + prefix).rstrip("."), description, tensors)
+
+
+def _index_entries(description: dict[str, Any]) -> list[str]:
+    """Names of the entries of the tables' ids."""
+    kinds = ["buckets", *(["scores"] if description["scores"] else [])]
+    return [f"{table['name']}.{kind}" for table in description["tables"] for kind in kinds]
+
+
+def _row_entries(description: dict[str, Any]) -> list[str]:
+    """Names of the entries that have an element for every row."""
+    optimizer = description["optimizer"]
+    kinds = ["weights", "generations"]
+    kinds += [] if optimizer is None else [name for name, _, _ in optimizer["state"]]
+    slabs = {
+        SlabConfig(table["embedding_dim"], getattr(torch, table["dtype"])).name: None
+        for table in description["tables"]
+    }
+    return [f"{slab}.{kind}" for slab in slabs for kind in kinds]
 
 
 def load(path: Path) -> list[SavedGroup]:
@@ -60,6 +82,10 @@ def load(path: Path) -> list[SavedGroup]:
         groups = list(saved_groups(checkpoint))
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         raise ValueError(f"{path}: cannot be read as a checkpoint: {error}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: cannot be read as a checkpoint: an entry 'format' is damaged: {error!r}"
+        ) from error
     if not groups:
         raise ValueError(f"{path}: holds no table of torch_dynemb")
     return groups
@@ -139,7 +165,7 @@ def describe(group: SavedGroup) -> str:
     for table, counts in zip(about["tables"], tensors["tables"].tolist(), strict=False):
         policy = about["policies"][table["name"]]
         slots = counts[Table.BUCKET_COUNT] * BUCKET_WIDTH
-        index = [tensors[f"{table['name']}.buckets"], tensors.get(f"{table['name']}.scores")]
+        index = [tensors.get(f"{table['name']}.{kind}") for kind in ("buckets", "scores")]
         rows.append(
             [
                 table["name"],
@@ -159,9 +185,7 @@ def describe(group: SavedGroup) -> str:
         )
     lines += _aligned(rows)
     row_bytes = sum(
-        tensor.numel() * tensor.element_size()
-        for name, tensor in tensors.items()
-        if name.startswith("dim") and not name.endswith(".free_rows")
+        tensors[name].numel() * tensors[name].element_size() for name in _row_entries(about)
     )
     lines.append(f"rows and optimizer state: {_bytes(row_bytes)}")
     for table in about["tables"]:

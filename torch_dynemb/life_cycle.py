@@ -14,7 +14,7 @@ from torch_dynemb.admission import AdmitBy, NewIds, admission_hook
 from torch_dynemb.compaction import Compaction
 from torch_dynemb.evictions import EvictionCallback, Evictions
 from torch_dynemb.forked import check_own
-from torch_dynemb.ops.columns import Clock, Table
+from torch_dynemb.ops.columns import MAX_COUNT, Clock, Table
 from torch_dynemb.removal import Removal
 from torch_dynemb.shared_time import SharedTime
 from torch_dynemb.table_stats import Statistics
@@ -70,7 +70,7 @@ class LifeCycle(Compaction, Evictions, Removal, SharedTime, Statistics):
         self.check_step(now)
         now = self._now_of_step(now)
         ops.advance_step_(self.buckets, self.tables, self.row_clock, self.clock, now=now)
-        self._steps += 1
+        self._steps = min(self._steps + 1, MAX_COUNT)
         for begin, cells, halve_every in self.layout.sketches:
             if halve_every > 0 and self._steps % halve_every == 0:
                 self.sketch[begin : begin + cells].bitwise_right_shift_(1)

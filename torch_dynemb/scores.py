@@ -11,7 +11,14 @@ from torch_dynemb import ops
 from torch_dynemb.forked import check_own
 from torch_dynemb.group_parts import GroupParts
 from torch_dynemb.interrupts import held_back
-from torch_dynemb.ops.columns import CLOCK_HEAD, NO_HANDLE, Clock, OnFull, PolicyColumn
+from torch_dynemb.ops.columns import (
+    CLOCK_HEAD,
+    MAX_COUNT,
+    NO_HANDLE,
+    Clock,
+    OnFull,
+    PolicyColumn,
+)
 
 
 class Scores(GroupParts):
@@ -28,7 +35,7 @@ class Scores(GroupParts):
         """Sets the time that lookups give their ids, until the next ``optimizer.step()``.
 
         Raises:
-            TypeError, ValueError: not a whole number from 0 on.
+            TypeError, ValueError: not a whole number from 0 to 2^62.
             RuntimeError: no table keeps times.
         """
         self._check_now(seconds)
@@ -40,6 +47,8 @@ class Scores(GroupParts):
             raise TypeError(f"set_now: seconds is {seconds!r}, expected int")
         if seconds < 0:
             raise ValueError(f"set_now: seconds is {seconds}, expected at least 0")
+        if seconds > MAX_COUNT:
+            raise ValueError(f"set_now: seconds is {seconds}, expected at most 2^62")
         if not self.keeps_time:
             raise RuntimeError(
                 "set_now: no table keeps times: create one with policy=Policy(score='timestamp') "
@@ -90,15 +99,15 @@ class Scores(GroupParts):
 
         Args:
             ids: int64 [n].
-            scores: int64 [n], from 0 on for steps; of several for one id the largest counts.
+            scores: int64 [n]; of several for one id the largest counts. Steps from 0
+                on, frequencies from 0 to 2^62, others any.
             score: as in :meth:`get_score`.
 
         Raises:
             ValueError, TypeError: shape, dtype or values of scores, or a score that is not kept.
         """
         word = self._word(table, score)
-        if word == 0 and scores.numel() > 0 and int(scores.min()) < 0:
-            raise ValueError(f"set_score: scores has {int(scores.min())}, expected steps from 0 on")
+        self._check_given_scores(self.layout.score_words[word], scores)
         check_own(self)
         flat, offsets, features = self._one_table(table, ids)
         found = ops.set_scores_(
@@ -113,6 +122,19 @@ class Scores(GroupParts):
             word=word,
         )
         return int(found.sum())
+
+    def _check_given_scores(self, name: str, scores: Tensor) -> None:
+        """Raises ValueError for scores that training would not leave, nor a state have."""
+        if name not in ("step", "frequency") or scores.numel() == 0:
+            return
+        least, largest = int(scores.min()), int(scores.max())
+        if name == "step" and least < 0:
+            raise ValueError(f"set_score: scores has {least}, expected steps from 0 on")
+        if name == "frequency" and (least < 0 or largest > MAX_COUNT):
+            raise ValueError(
+                f"set_score: scores has {least if least < 0 else largest}, expected frequencies "
+                "from 0 to 2^62"
+            )
 
     def set_batch_score(self, table: int, score: int) -> None:
         """The custom score that lookups give the ids of a table from now on.

@@ -32,7 +32,7 @@ from torch_dynemb.policy_layout import layout_of
 from torch_dynemb.row_access import ExportedRows, RowAccess, handle_rows
 from torch_dynemb.sending import sent_as_bytes
 from torch_dynemb.static_tensors import mark_static
-from torch_dynemb.table_config import ROW_DTYPES, EvalDefault, SlabConfig, TableConfig
+from torch_dynemb.table_config import EvalDefault, SlabConfig, TableConfig
 from torch_dynemb.table_memory import memory_of
 
 
@@ -108,7 +108,7 @@ class TableGroup(LifeCycle, RowAccess):
         self.seed = _base_seed() if seed is None else seed
         self.slab_configs = sorted(
             {table.slab for table in tables},
-            key=lambda slab: (slab.dim, ROW_DTYPES.index(slab.dtype)),
+            key=lambda slab: slab.order,
         )
         self.optimizer_code = (
             NO_OPTIMIZER if optimizer is None else OPTIMIZER_NAMES.index(optimizer.op_name)
@@ -443,12 +443,15 @@ class TableGroup(LifeCycle, RowAccess):
                 nothing has been changed.
         """
         check_own(self)
-        table_state.load(self, tensors)
+        with torch.no_grad():  # a state may be of parameters, which the tables must not become
+            table_state.load(self, table_state.in_own_order(self, tensors))
 
     def fill_state(self, tensors: Mapping[str, Tensor]) -> None:
         """As :meth:`load_state_tensors`, for a new group that nobody sees where it fails."""
-        table_state.check(self, tensors)
-        table_state.write(self, tensors)
+        with torch.no_grad():
+            tensors = table_state.in_own_order(self, tensors)
+            table_state.check(self, tensors)
+            table_state.write(self, tensors)
 
     def constructor_arguments(self) -> dict[str, Any]:
         """What makes an equal, empty group."""

@@ -16,6 +16,8 @@ EvalDefault = Literal["initial", "zeros"] | Tensor
 
 
 ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Saved states have slabs in this order, whatever the order above: a new dtype gets a new number.
+_SAVED_ORDER = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class SlabConfig(NamedTuple):
@@ -30,6 +32,11 @@ class SlabConfig(NamedTuple):
         if self.dtype == torch.float32:
             return f"dim{self.dim}"
         return f"dim{self.dim}_{str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By which the slabs of a group, and so the rows of ``slabs``, are sorted."""
+        return self.dim, _SAVED_ORDER[self.dtype]
 
 
 class ColumnShard(NamedTuple):

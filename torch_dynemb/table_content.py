@@ -137,11 +137,22 @@ def _replace(
     clear(group, table)
     group.reserve(table, content.ids.numel())
     if counted is not None and counted.ids.numel() > 0:
-        # seen as often, they are counted as before: they would have been admitted otherwise
+        # seen once, they are counted; then how often they have been seen is set
         offsets = torch.tensor([0, counted.ids.numel()], device=group.device)
         before = group.tables[table, _LOOKUPS]
-        group.find_or_insert(counted.ids, offsets, [table], counts=counted.counts)
+        group.find_or_insert(counted.ids, offsets, [table])
         group.tables[table, _LOOKUPS] = before  # nobody has looked anything up
+        counters = group.layout.counters[table]
+        if counters is not None:
+            ops.set_handles_(
+                group.buckets,
+                group.tables,
+                group.meta,
+                counted.ids,
+                offsets,
+                [counters],
+                counted.counts - 1,  # stored as handles are, where 0 is an empty slot
+            )
     if content.ids.numel() == 0:
         return
     group.insert_or_assign(table, content.ids, content.rows)

@@ -9,24 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torch_dynemb import ops
+from torch_dynemb import state_check
 from torch_dynemb.interrupts import held_back
-from torch_dynemb.ops.columns import (
-    BUCKET_WIDTH,
-    CLOCK_HEAD,
-    GENERATION_BITS,
-    MIN_BUCKETS,
-    Clock,
-    Meta,
-    Slab,
-    Table,
-)
+from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Meta, Slab, Table
 
 if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
 
 FORMAT_VERSION = 3
-_MOST_COUNTED = 1 << 62  # what is counted on from here does not overflow
 # Entries whose shape depends on the group alone; the lengths of the others are written in them.
 _FIXED = ("seeds", "tables", "slabs", "clock", "sketch", "row_clock")
 
@@ -75,12 +65,19 @@ def used_tensors(group: TableGroup) -> Iterator[tuple[str, Tensor]]:
     yield "row_clock", group.row_clock
 
 
+def _as_text(description: dict[str, Any]) -> Tensor:
+    """JSON as uint8."""
+    return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
+
+
 def save(group: TableGroup) -> dict[str, Tensor]:
     """Copies of the used part of everything; the group's rows must have been materialised."""
     policies = {table.name: table.policy.description() for table in group.tables_config}
-    description = json.dumps({"version": FORMAT_VERSION, **describe(group), "policies": policies})
-    result = {"format": torch.frombuffer(bytearray(description.encode()), dtype=torch.uint8)}
+    description = {"version": FORMAT_VERSION, **describe(group), "policies": policies}
+    result = {"format": _as_text(description)}
     result.update((name, tensor.clone()) for name, tensor in used_tensors(group))
+    for name in ("tables", "row_clock"):  # which go on counting, but load no further
+        result[name].clamp_(max=MAX_COUNT)
     return result
 
 
@@ -138,155 +135,32 @@ def _empty(group: TableGroup) -> None:
 
 def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless ``tensors`` is the complete, sound state of a group like this."""
-    _check_format(group, tensors)
+    state_check.check_format(tensors, FORMAT_VERSION, describe(group))
     expected = dict(used_tensors(group))
-    missing = sorted(set(expected) - set(tensors))
-    if missing:
-        raise ValueError(f"state lacks {missing}")
-    for name, own in expected.items():
-        fixed = name in _FIXED
-        given = tensors[name]
-        if isinstance(given, Tensor) and given.is_meta:
-            raise ValueError(
-                f"state entry {name!r} is on the meta device, expected values: load the checkpoint "
-                "onto the CPU or a GPU"
-            )
-        if (
-            not isinstance(given, Tensor)
-            or given.dtype != own.dtype
-            or given.dim() != own.dim()
-            or (given.shape if fixed else given.shape[1:])
-            != (own.shape if fixed else own.shape[1:])
-        ):
-            what = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else given
-            shape = tuple(own.shape) if fixed else ("n", *own.shape[1:])
-            raise ValueError(f"state entry {name!r} is {what}, expected {own.dtype} {shape}")
-    for name in ("clock", "row_clock", "sketch"):
-        counts = tensors[name][:CLOCK_HEAD] if name == "clock" else tensors[name]
-        if bool((counts < 0).any()):
-            raise ValueError(f"state entry {name!r} is corrupted: a count is negative")
-        if counts.dtype == torch.int64 and bool((counts > _MOST_COUNTED).any()):
-            raise ValueError(f"state entry {name!r} is corrupted: a count is above 2^62")
-    rows: list[list[Tensor]] = [[] for _ in group.slab_configs]
-    for t, table in enumerate(group.tables_config):
-        handles = _check_index(group, tensors, t, f"{table.name}.buckets")
-        rows[int(group.meta[t, Meta.SLAB])].append(handles)
-        counters = group.layout.counters[t]
-        if counters is not None:
-            _check_index(group, tensors, counters, f"{table.name}.counts")
-    for s in range(len(group.slab_configs)):
-        _check_rows(group, tensors, s, rows[s])
+    state_check.check_content(group, state_check.plain_entries(expected, tensors, _FIXED))
 
 
-def _check_format(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
-    if "format" not in tensors:
-        raise ValueError("state has no entry 'format': it is not one of torch_dynemb's")
-    text = tensors["format"]
-    if not isinstance(text, Tensor) or text.dtype != torch.uint8 or text.dim() != 1:
-        raise ValueError("state entry 'format' is corrupted: expected uint8 of 1 dimension")
+def in_own_order(group: TableGroup, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """A state with the score words in the order of this group: they are found by their names.
+
+    What is wrong with the state is left to :func:`check`.
+    """
+    own = list(group.layout.score_words)
     try:
-        saved = json.loads(bytes(text.tolist()).decode())
-    except ValueError as error:
-        raise ValueError(f"state entry 'format' is corrupted: {error}") from error
-    version = saved.get("version") if isinstance(saved, dict) else None
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"state has format version {version}, but this torch_dynemb reads {FORMAT_VERSION}: "
-            "load it with the version that wrote it"
-        )
-    for key, expected in describe(group).items():
-        if saved.get(key) != expected:
-            raise ValueError(
-                f"state was saved with {key} = {saved.get(key)!r}, but this module has "
-                f"{expected!r}: construct it as it was when it was saved"
-            )
-
-
-def _check_index(group: TableGroup, tensors: Mapping[str, Tensor], t: int, entry: str) -> Tensor:
-    """Handles (or counts) of a table's ids, if every id is found where the state says."""
-    name, kind = entry.rsplit(".", 1)
-    damaged = ValueError(f"state of table {name!r} is corrupted: its index is damaged")
-    buckets = tensors[entry].cpu().contiguous()
-    row = tensors["tables"][t].tolist()
-    count = row[Table.BUCKET_COUNT]
-    if count < 1 or buckets.shape[0] != count or min(row) < 0:
-        raise damaged
-    scored = kind == "buckets" and bool(group.layout.score_words)
-    if scored and tensors[f"{name}.scores"].shape[0] != count:
-        raise damaged
-    if count > int(group.meta[t, Meta.REGION_BUCKETS]):
-        raise ValueError(
-            f"table {name!r} of the state has {count} buckets, more than this module reserves: "
-            "construct it with a larger capacity or max_rows"
-        )
-    keys, stored = buckets[:, :BUCKET_WIDTH], buckets[:, BUCKET_WIDTH:]
-    occupied = stored > 0
-    tombstones = (stored == 0) & (keys != 0)
-    if (
-        bool((stored < 0).any())
-        or int(occupied.sum()) != row[Table.SIZE]
-        or int(tombstones.sum()) != row[Table.TOMBSTONES]
-    ):
-        raise damaged
-    if scored:  # the first word is the step in which an id was last seen
-        steps = tensors[f"{name}.scores"].cpu()[:, :BUCKET_WIDTH][occupied]
-        if bool(((steps < 0) | (steps > tensors["clock"][Clock.STEP].cpu())).any()):
-            raise damaged
-    ids, handles = keys[occupied], stored[occupied] - 1
-    meta = group.meta[t : t + 1].cpu().clone()
-    meta[0, Meta.SEED] = tensors["seeds"][t]
-    meta[0, Meta.REGION_BEGIN] = 0
-    meta[0, Meta.REGION_BUCKETS] = count
-    if bool(meta[0, Meta.HAS_PADDING]) and bool((ids == meta[0, Meta.PADDING_ID]).any()):
-        raise ValueError(
-            f"table {name!r} of the state has a row for id {int(meta[0, Meta.PADDING_ID])}, which "
-            "is the padding id of this module: construct it with the padding_idx it was saved with"
-        )
-    table = tensors["tables"][t : t + 1].cpu().contiguous()
-    offsets = torch.tensor([0, ids.numel()], device=ids.device)
-    found = ops.find(buckets, table, meta, ids, offsets, [0])
-    if not torch.equal(found.handles, handles):
-        raise damaged
-    return handles
-
-
-def _check_rows(
-    group: TableGroup, tensors: Mapping[str, Tensor], s: int, handles: list[Tensor]
-) -> None:
-    """Every row up to the first unused one belongs to one id or to the free list."""
-    prefix = group.slab_configs[s].name
-    damaged = ValueError(f"state of the rows {prefix!r} is corrupted: their owners do not match")
-    slab = tensors["slabs"][s].tolist()
-    used = slab[Slab.NEXT_ROW]
-    free = tensors[f"{prefix}.free_rows"].cpu()
-    names = ["weights", "generations", *_optimizer_state_names(group)]
-    if (
-        min(slab) < 0
-        or any(tensors[f"{prefix}.{name}"].shape[0] != used for name in names)
-        or free.shape[0] != slab[Slab.FREE_COUNT]
-    ):
-        raise damaged
-    if used > group.weights[s].shape[0]:
-        raise ValueError(
-            f"the state has {used} rows {prefix!r}, more than the {group.weights[s].shape[0]} "
-            "that this module reserves: construct it with a larger max_rows"
-        )
-    owned = torch.cat(handles)
-    rows = torch.cat([owned, free]) >> GENERATION_BITS
-    if rows.numel() != used or (used > 0 and (int(rows.min()) < 0 or int(rows.max()) >= used)):
-        raise damaged
-    owned_once = torch.zeros(used, dtype=torch.bool, device=rows.device)
-    if not bool(owned_once.index_fill_(0, rows, True).all()):
-        raise damaged
-    generations = tensors[f"{prefix}.generations"].cpu()[rows].to(torch.int64)
-    mask = (1 << GENERATION_BITS) - 1
-    ahead = ((torch.cat([owned, free]) & mask) - generations) & mask
-    # a free row's next owner is newer than what was last written there, counted with wrap-around
-    unwritten = (generations == 0) | ((ahead > 0) & (ahead <= mask >> 1))
-    live = ahead == 0
-    if (
-        bool((generations < 0).any())
-        or not bool(live[: owned.numel()].all())
-        or not bool(unwritten[owned.numel() :].all())
-    ):
-        raise damaged
+        saved = state_check.read_format(tensors)
+    except ValueError:
+        return tensors
+    words = saved.get("scores") if isinstance(saved, dict) else None
+    if not isinstance(words, list) or words == own or len(words) != len(own):
+        return tensors
+    if any(name not in words for name in own):
+        return tensors
+    columns = [
+        words.index(name) * BUCKET_WIDTH + slot for name in own for slot in range(BUCKET_WIDTH)
+    ]
+    result = {**tensors, "format": _as_text({**saved, "scores": own})}
+    for name in (f"{table}.scores" for table in group.names):
+        scores = tensors.get(name)
+        if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] == len(columns):
+            result[name] = scores[:, columns]
+    return result

@@ -25,15 +25,20 @@ DYNEMB_HD int32_t handle_generation(int64_t handle) {
   return static_cast<int32_t>(handle & kGenerationMask);
 }
 
-// The handle of a row's first owner. `generation` is kSlabGeneration of its slab.
-DYNEMB_HD int64_t first_owner(int64_t row, int64_t generation) {
-  return make_handle(row, generation + kFirstGeneration);
+// Generation 0 is skipped: it means "never written".
+DYNEMB_HD int64_t next_generation(int64_t generation) {
+  const int64_t next = (generation + 1) & kGenerationMask;
+  return next == 0 ? kFirstGeneration : next;
 }
 
-// The handle that the row's next owner gets. Generation 0 is skipped: it means "never written".
+// The handle of a row's first owner. `generation` is kSlabGeneration of its slab.
+DYNEMB_HD int64_t first_owner(int64_t row, int64_t generation) {
+  return make_handle(row, next_generation(generation));
+}
+
+// The handle that the row's next owner gets.
 DYNEMB_HD int64_t next_owner(int64_t handle) {
-  const int64_t generation = (handle + 1) & kGenerationMask;
-  return make_handle(handle_row(handle), generation == 0 ? kFirstGeneration : generation);
+  return make_handle(handle_row(handle), next_generation(handle));
 }
 
 enum class RowStatus { kLive, kUnwritten, kStale };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "core/columns.h"
 #include "core/host_device.h"
@@ -26,6 +27,11 @@ enum class RowSteps {
   kOptional,  // int32 [rows], updates of the row; bias correction by it if the tensor is there
   kLastSeen   // int32 [rows], step of the table at the row's last update
 };
+
+// Steps of a row go no further than its tensor can say.
+DYNEMB_HD int32_t row_step(int64_t step) {
+  return step < INT32_MAX ? static_cast<int32_t>(step) : INT32_MAX;
+}
 
 enum class NonFinite : int { kPropagate = 0, kSkip = 1, kRaise = 2 };
 

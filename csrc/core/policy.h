@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/bucket.h"
+#include "core/counts.h"
 #include "core/hash.h"
 #include "core/philox.h"
 
@@ -57,8 +58,7 @@ enum Verdict : int {
 constexpr int kStepWord = 0;
 constexpr int kMaxScoreWords = 5;
 
-// Frequencies stop here: far from overflow, whatever a call adds.
-constexpr int64_t kMaxFrequency = int64_t{1} << 62;
+constexpr int64_t kMaxFrequency = kMaxCount;
 DYNEMB_HD int64_t add_frequency(int64_t frequency, int64_t occurrences) {
   const int64_t sum = frequency + occurrences;
   return sum < kMaxFrequency ? sum : kMaxFrequency;
@@ -89,7 +89,9 @@ DYNEMB_HD ScoreUpdate policy_update(const int64_t* policy, const int64_t* clock,
   update.step = clock[kClockStep];
   update.now = clock[kClockNow];
   update.custom = clock[kClockHead + table];
-  update.expires = policy[kPolicyTtl] > 0 ? update.now + policy[kPolicyTtl] : INT64_MAX;
+  // saturated: a ttl may be any number
+  const int64_t ttl = policy[kPolicyTtl];
+  update.expires = ttl > 0 && update.now < INT64_MAX - ttl ? update.now + ttl : INT64_MAX;
   update.timestamp_word = static_cast<int>(policy[kPolicyTimestampWord]);
   update.frequency_word = static_cast<int>(policy[kPolicyFrequencyWord]);
   update.custom_word = static_cast<int>(policy[kPolicyCustomWord]);

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "core/columns.h"
+#include "core/counts.h"
 #include "core/policy.h"
 
 namespace dynemb {
 
 // `extra`: of row_clock, behind the tables. `now`: seconds, nullptr: the time stays.
 DYNEMB_HD void advance_clocks(int64_t* clock, int64_t* extra, const int64_t* now) {
-  ++clock[kClockStep];
+  clock[kClockStep] = next_count(clock[kClockStep]);
   if (now != nullptr) clock[kClockNow] = *now;
   extra[kRowClockSinceStep] = 0;
 }

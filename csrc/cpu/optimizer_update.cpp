@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/counts.h"
 #include "core/optimizer/adagrad.h"
 #include "core/optimizer/adam.h"
 #include "core/optimizer/adamw_tf.h"
@@ -85,14 +86,17 @@ struct UpdateCall {
     }
     const auto* h = static_cast<const double*>(hyper.data_ptr());
     for (int64_t t = 0; t < table_count; ++t) {
-      steps.push_back(optimizer_step(h + t * kHyperColumns, clock[t] + (updated[t] ? 1 : 0)));
+      const int64_t step = updated[t] ? next_count(clock[t]) : clock[t];
+      steps.push_back(optimizer_step(h + t * kHyperColumns, step));
     }
     updated_ = std::move(updated);
   }
 
   // Advances the steps of the tables in this update, once everything has been checked.
   void advance() {
-    for (size_t t = 0; t < updated_.size(); ++t) clock[t] += updated_[t] && !steps[t].skip ? 1 : 0;
+    for (size_t t = 0; t < updated_.size(); ++t) {
+      if (updated_[t] && !steps[t].skip) clock[t] = steps[t].step;
+    }
     ++extra[kRowClockUpdates];
     ++extra[kRowClockSinceStep];
   }

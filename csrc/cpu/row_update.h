@@ -243,10 +243,11 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
     if (slab.steps != nullptr) {
       own = table_step;
       if constexpr (Optimizer::kRowSteps == RowSteps::kOptional) {
-        correct_bias(own, ++slab.steps[row]);
+        slab.steps[row] = row_step(int64_t{slab.steps[row]} + 1);
+        correct_bias(own, slab.steps[row]);
       } else {
         decay_since(own, own.step - slab.steps[row]);
-        slab.steps[row] = static_cast<int32_t>(own.step);
+        slab.steps[row] = row_step(own.step);
       }
       step = &own;
     }

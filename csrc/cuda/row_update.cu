@@ -1,3 +1,4 @@
+#include "core/counts.h"
 #include "cuda/row_update.cuh"
 #include "cuda/table_memory.h"
 
@@ -24,10 +25,11 @@ __global__ void begin_update(int64_t* clock, int64_t table_count, const double* 
   }
   bool raises = false;
   for (int64_t t = threadIdx.x; t < table_count; t += blockDim.x) {
-    const OptimizerStep step = optimizer_step(hyper + t * kHyperColumns, clock[t] + updated[t]);
+    const int64_t now = updated[t] != 0 ? next_count(clock[t]) : clock[t];
+    const OptimizerStep step = optimizer_step(hyper + t * kHyperColumns, now);
     steps[t] = step;
     if (step.skip || updated[t] == 0) continue;
-    ++clock[t];
+    clock[t] = now;
     raises = raises || step.non_finite == NonFinite::kRaise;
   }
   const int any_raises = __syncthreads_or(raises);

@@ -119,10 +119,10 @@ __device__ __forceinline__ void update_row(const Group& group, const UpdateArgs&
     if (slab.steps != nullptr) {
       const int32_t before = unwritten ? 0 : slab.steps[row];
       if constexpr (Optimizer::kRowSteps == RowSteps::kOptional) {
-        row_steps = before + 1;
+        row_steps = row_step(int64_t{before} + 1);
         correct_bias(step, row_steps);
       } else {
-        row_steps = static_cast<int32_t>(step.step);
+        row_steps = row_step(step.step);
         decay_since(step, step.step - before);
       }
     }

@@ -8,11 +8,14 @@ BUCKET_WIDTH = 4
 BUCKET_WORDS = 2 * BUCKET_WIDTH
 MIN_BUCKETS = 64 // BUCKET_WIDTH  # of a table's index
 MAX_LOAD_PERCENT = 70
+MIN_BUCKETS = 64 // BUCKET_WIDTH
 GENERATION_BITS = 28
 MAX_ROWS = (1 << 35) - 1
 NO_HANDLE = -1
 PADDING_HANDLE = -2
 REFUSED_HANDLE = -3
+COMMIT_STEP_BYTES = 64 << 20
+MAX_COUNT = 1 << 62  # of what is counted: far from overflow
 
 
 class Meta(IntEnum):

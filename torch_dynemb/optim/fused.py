@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.interrupts import held_back
-from torch_dynemb.ops.columns import Hyper, RowClock
+from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.optim.config import OptimizerConfig, hyper_values
 
@@ -189,6 +189,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
         if now is not None and now < 0:
             raise ValueError(f"optimizer.step: now: seconds is {now}, expected at least 0")
+        if now is not None and now > MAX_COUNT:
+            raise ValueError(f"optimizer.step: now: seconds is {now}, expected at most 2^62")
         if self._check_step is not None:
             self._check_step(now)
         loss = None

@@ -447,7 +447,9 @@ class HashTable(TableModule):
         if prefix + "slice" not in state_dict:
             missing_keys.append(prefix + "slice")
             return
-        saved = Slice(*state_dict[prefix + "slice"].tolist())
+        given = state_dict[prefix + "slice"]
+        bounds = given.tolist() if isinstance(given, Tensor) and not given.is_meta else given
+        saved = Slice(*bounds) if _is_slice(bounds) else bounds
         if saved != self.slice:
             error_msgs.append(
                 f"{prefix.rstrip('.') or 'HashTable'}: the state is of {saved}, but the table has "
@@ -456,6 +458,14 @@ class HashTable(TableModule):
             return
         others = {name: t for name, t in state_dict.items() if name != prefix + "slice"}
         super()._load_from_state_dict(others, prefix, *arguments)
+
+
+def _is_slice(bounds: Any) -> bool:
+    return (
+        isinstance(bounds, list)
+        and len(bounds) == len(Slice._fields)
+        and all(type(bound) is int for bound in bounds)
+    )
 
 
 def _end_step(group: TableGroup, row_filter: RowFilter, now: int | None) -> None:

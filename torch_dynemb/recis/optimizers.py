@@ -104,12 +104,18 @@ class SparseOptimizer(torch.optim.Optimizer):
             ValueError: other tables, or another optimizer; nothing has been changed.
         """
         saved = state_dict.get("tables", {})
+        steps = [state_dict.get(name) for name in ("grad_accum_steps", "micro_steps")]
+        accumulated, done = (step if type(step) is int else -1 for step in steps)
+        if accumulated < 1 or not 0 <= done < accumulated:
+            raise ValueError(
+                f"load_state_dict: grad_accum_steps and micro_steps are {steps}, expected numbers "
+                "of steps, the second less than the first"
+            )
         if sorted(saved) != sorted(self._tables):
             raise ValueError(
                 f"load_state_dict: the state is of tables {sorted(saved)}, expected "
                 f"{sorted(self._tables)}"
             )
-        accum_steps, micro_steps = state_dict["grad_accum_steps"], state_dict["micro_steps"]
         before = self.state_dict()
         with held_back():
             try:
@@ -119,7 +125,7 @@ class SparseOptimizer(torch.optim.Optimizer):
                 for name, table in self._tables.items():
                     table.optimizer.load_state_dict(before["tables"][name])
                 raise
-            self._accum_steps, self._micro_steps = int(accum_steps), int(micro_steps)
+            self._accum_steps, self._micro_steps = accumulated, done
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises RuntimeError but for the base class: groups are the tables'."""

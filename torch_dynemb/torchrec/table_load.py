@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from torch_dynemb.ops.columns import MAX_COUNT
 from torch_dynemb.optim.config import StateTensor
 from torch_dynemb.table_content import CountedIds, TableContent
 from torch_dynemb.torchrec.shard_places import Place, part_of
@@ -96,6 +97,12 @@ def check_entries(
 ) -> list[str]:
     """What is wrong with the entries of a table, by what all ranks know of them."""
     table = f"table {shape.name!r}"
+    for name, value in entries.items():
+        if not isinstance(value, Tensor | ShardedTensor):
+            return [f"{table}: {name} is a {type(value).__name__}, expected a tensor"]
+        if isinstance(value, Tensor) and (value.is_meta or value.layout != torch.strided):
+            where = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+            return [f"{table}: {name} is {where}, expected a dense tensor with values"]
     size, _ = _size_and_dtype(entries["weight"])
     if len(size) != 2 or size[1] != shape.embedding_dim:
         return [f"{table}: weight has shape {size}, expected (ids, {shape.embedding_dim})"]
@@ -107,8 +114,21 @@ def check_entries(
                 "give all entries, or weight alone for rows of ids 0, 1, ..."
             ]
         return []
+    if layout.first_columns[-1] >= shape.embedding_dim:
+        return [
+            f"{table}: layout has column shards that begin at columns {layout.first_columns}, "
+            f"expected less than {shape.embedding_dim}"
+        ]
     if "weight_id" not in entries:
         return [f"{table}: has layout, but no weight_id, which says whose rows these are"]
+    needed = ["weight_id", *(["metadata"] if layout.scores else [])]
+    needed += [name for name in ("count_id", "count") if {"count_id", "count"} & set(entries)]
+    for name in needed:
+        if name not in entries:
+            return [f"{table}: the state lacks {name}, which belongs to its layout"]
+        _, dtype = _size_and_dtype(entries[name])
+        if dtype != torch.int64:
+            return [f"{table}: {name} has dtype {dtype}, expected torch.int64"]
     given = sorted(name for name in entries if name.startswith(state_key("")))
     expected = sorted(state_key(tensor.name) for tensor in shape.optimizer.state)
     if not given:
@@ -295,7 +315,9 @@ class TableLoad:
             else:
                 ids.append(self._rows_of(id_entry, tile, Columns(k, k + 1))[:, 0])
             for name, (columns, dtype) in entries.items():
-                values[name].append(self._rows_of(name, tile, columns).to(dtype))
+                part = self._rows_of(name, tile, columns).to(dtype)
+                self._check_values(name, part)
+                values[name].append(part)
         none = torch.empty(0, dtype=torch.int64, device=self._device)
         return _Piece(
             torch.cat([none, *(part.to(self._device) for part in ids)]),
@@ -304,6 +326,33 @@ class TableLoad:
                 for name, parts in values.items()
             },
         )
+
+    def _check_values(self, name: str, values: Tensor) -> None:
+        """Raises ValueError for what no training leaves, and training could not go on from.
+
+        Args:
+            values: [n, columns] of an entry.
+        """
+        ranges = []
+        if name == "count":
+            ranges = [("counts", values, 1)]
+        elif name == "metadata" and self._layout is not None:
+            words = dict(zip(self._layout.scores, values.unbind(1), strict=True))
+            # an eviction takes a negative step for a claim; other scores may be any numbers
+            counted = {"step": "steps", "frequency": "frequencies"}
+            ranges = [(what, words[word], 0) for word, what in counted.items() if word in words]
+        elif values.dtype == torch.int32:
+            ranges = [("steps", values, 0)]
+        for what, numbers, least in ranges:
+            if numbers.numel() == 0:
+                continue
+            low, high = int(numbers.min()), int(numbers.max())
+            most = MAX_COUNT if what != "counts" else (1 << 31) - 1
+            if low < least or high > most:
+                raise ValueError(
+                    f"{name} has {low if low < least else high}, expected {what} from {least} to "
+                    f"{most}"
+                )
 
     def _rows_of(self, name: str, like: _Tile, columns: Columns) -> Tensor:
         """The rows of a tile in another entry."""

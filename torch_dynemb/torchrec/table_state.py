@@ -18,14 +18,16 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
+from torch_dynemb.ops.columns import MAX_COUNT
 from torch_dynemb.optim.config import OptimizerConfig, StateTensor
-from torch_dynemb.policy import SCORES
 from torch_dynemb.table import TableGroup
 from torch_dynemb.table_content import CountedIds, TableContent
 from torch_dynemb.torchrec.shard_places import Place
 
 FORMAT_VERSION = 1
-_SCORE_CODES = (*SCORES, "expiry")
+# What files have: a score keeps its number for ever, and a new one gets the next.
+_SCORE_CODES = {"step": 0, "timestamp": 1, "frequency": 2, "custom": 3, "expiry": 4}
+_SCORE_NAMES = {code: name for name, code in _SCORE_CODES.items()}
 _LAYOUT_HEAD = 5
 
 
@@ -66,28 +68,39 @@ class Layout(NamedTuple):
     first_columns: tuple[int, ...]
 
     def tensor(self) -> Tensor:
-        codes = [_SCORE_CODES.index(name) for name in self.scores]
+        codes = [_SCORE_CODES[name] for name in self.scores]
         head = [FORMAT_VERSION, self.optimizer_steps, self.clock, len(codes)]
         return torch.tensor([*head, len(self.first_columns), *codes, *self.first_columns])
 
     @staticmethod
-    def of(table: str, tensor: Tensor) -> Layout:
+    def of(table: str, tensor: Any) -> Layout:
         """Reads it.
 
         Raises:
             ValueError: another version, or damaged.
         """
+        if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64 or tensor.is_meta:
+            what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"table {table!r}: layout is {what}, expected int64 with values")
         words = tensor.flatten().tolist()
         if words[:1] != [FORMAT_VERSION]:
             raise ValueError(
                 f"table {table!r}: layout has version {words[:1]}, but this torch_dynemb reads "
                 f"{FORMAT_VERSION}: load it with the version that wrote it"
             )
-        if len(words) < _LAYOUT_HEAD or len(words) != _LAYOUT_HEAD + words[3] + words[4]:
-            raise ValueError(f"table {table!r}: layout is damaged: {words}")
+        damaged = ValueError(f"table {table!r}: layout is damaged: {words[:32]}")
+        if len(words) < _LAYOUT_HEAD or min(words[1:]) < 0 or max(words) > MAX_COUNT:
+            raise damaged
+        if len(words) != _LAYOUT_HEAD + words[3] + words[4]:
+            raise damaged
         codes = words[_LAYOUT_HEAD : _LAYOUT_HEAD + words[3]]
-        names = tuple(_SCORE_CODES[code] for code in codes)
-        return Layout(words[1], words[2], names, tuple(words[_LAYOUT_HEAD + words[3] :]))
+        columns = words[_LAYOUT_HEAD + words[3] :]
+        if len(set(codes)) < len(codes) or not set(codes) <= set(_SCORE_NAMES):
+            raise damaged
+        if columns[:1] != [0] or columns != sorted(set(columns)):
+            raise damaged
+        names = tuple(_SCORE_NAMES[code] for code in codes)
+        return Layout(words[1], words[2], names, tuple(columns))
 
 
 def state_key(name: str) -> str:

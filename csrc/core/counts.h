@@ -1,0 +1,12 @@
+// Counts that a state is saved with end here: far from overflow, whatever a call adds.
+#pragma once
+
+#include "core/host_device.h"
+
+namespace dynemb {
+
+constexpr int64_t kMaxCount = int64_t{1} << 62;
+
+DYNEMB_HD int64_t next_count(int64_t count) { return count < kMaxCount ? count + 1 : kMaxCount; }
+
+}  // namespace dynemb
