@@ -186,6 +186,21 @@ def test_refused_ids_get_the_vector_that_was_chosen_and_train_nothing() -> None:
         assert (stats.size, stats.rejected, stats.default_served) == (5, 2, 2)
 
 
+def test_refused_ids_get_what_another_initializer_draws() -> None:
+    refused = td.Normal(1.0, 0.5)
+    policy = td.Policy(capacity=5, on_full="default", refused=refused, score="none")
+    sgd = td.SGD(lr=1.0)
+    torch.manual_seed(3)
+    module = td.DynamicEmbedding(4, name="t", optimizer=sgd, policy=policy)
+    module(torch.arange(5)).sum().backward()
+    ids = torch.tensor([3, 70, -71, 70])
+    output = module(ids)
+    torch.manual_seed(3)
+    other = td.DynamicEmbedding(4, name="t", optimizer=sgd, initializer=refused)
+    assert torch.equal(output[1:], other.group.read(0, ids[1:]))
+    assert torch.equal(output[1], output[3])
+
+
 def test_growing_past_the_capacity_is_a_choice() -> None:
     group = make_group(td.Policy(capacity=10, on_full="grow"))
     assert bool((group.insert(0, torch.arange(1000)) >= 0).all())

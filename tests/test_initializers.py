@@ -236,6 +236,26 @@ def test_default_of_missing_ids(default: Any, expected: list[float]) -> None:
     assert group.read(0, call.ids).tolist() == [[7.0] * 3, expected]
 
 
+@pytest.mark.parametrize("columns", [range(DIM), range(4, 12)])
+@pytest.mark.parametrize(
+    "default", [td.Normal(1.0, 0.5), td.ByColumn(((5, td.Constant(3.0)), (12, td.Uniform())))]
+)
+def test_default_of_missing_ids_by_another_initializer(
+    default: Initializer, columns: range
+) -> None:
+    """Missing ids read what their rows would begin with by it, also in some columns of a table."""
+    ids = torch.tensor([-1, 2, 2**40])
+    shard = ColumnShard("table", DIM, columns.start)
+    table = td.TableConfig(
+        "table", len(columns), initializer=td.Constant(7.0), eval_default=default, shard=shard
+    )
+    group = td.TableGroup([table], optimizer=td.SGD(lr=1.0), max_rows=100, seed=11)
+    group.insert(0, ids[:1])
+    expected = initial_rows(default, ids)[:, columns.start : columns.stop]
+    expected[0] = 7.0
+    assert same_bits(group.read(0, ids), expected)
+
+
 # -- arguments -----------------------------------------------------------------------------------
 
 

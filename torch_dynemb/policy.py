@@ -9,11 +9,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from torch_dynemb.admission import AdmissionRule, AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.initializers import Initializer
 
 Score = Literal["none", "step", "timestamp", "frequency", "custom"]
 OnFullName = Literal["evict", "grow", "default", "error"]
 Check = Literal["ignore", "warning", "error"]
-Default = Literal["initial", "zeros"] | Tensor
+Default = Literal["initial", "zeros"] | Tensor | Initializer
 
 SCORES = ("step", "timestamp", "frequency", "custom")
 
@@ -37,7 +38,8 @@ class Policy:
             are not evicted. More than 1 where batches are looked up ahead of their backward.
         admission: which new ids get a row, such as ``AdmitFrequent(2)``; None: all.
         refused: what an id that was refused a row is looked up as in training: ``"initial"``,
-            ``"zeros"`` or a float tensor [embedding_dim]. Default: the table's ``eval_default``.
+            ``"zeros"``, a float tensor [embedding_dim], or an initializer: what a row of that id
+            would begin with by it. Default: the table's ``eval_default``.
         ttl: seconds after its last training lookup from which on an id is looked up as if it were
             not there, until training sees it again or ``remove(expired=True)`` takes it out.
         check: what ``optimizer.step()`` does when ids found no place: ``"ignore"``, ``"warning"``
@@ -100,9 +102,11 @@ class Policy:
                 f"Policy: admission is {self.admission!r}, expected a rule such as "
                 "torch_dynemb.AdmitFrequent(2)"
             )
-        if not isinstance(self.refused, Tensor) and self.refused not in (None, "initial", "zeros"):
+        drawn = isinstance(self.refused, Tensor | Initializer)
+        if not drawn and self.refused not in (None, "initial", "zeros"):
             raise ValueError(
-                f"Policy: refused is {self.refused!r}, expected 'initial', 'zeros' or a tensor"
+                f"Policy: refused is {self.refused!r}, expected 'initial', 'zeros' or values: a "
+                "tensor or an initializer"
             )
         if self.check not in ("ignore", "warning", "error"):
             raise ValueError(

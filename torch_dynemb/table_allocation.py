@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torch_dynemb.initializers import InitData
+from torch_dynemb.initializers import InitData, Initializer
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
@@ -142,11 +142,11 @@ def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) ->
             range(whole.first_column, whole.first_column + table.embedding_dim),
         )
         row[Meta.DEFAULT_BEGIN], row[Meta.DEFAULT_COUNT] = _default_records(
-            init, table.eval_default, table.embedding_dim, row
+            init, table.eval_default, table.embedding_dim, row, whole
         )
         refused = table.eval_default if table.policy.refused is None else table.policy.refused
         row[Meta.REFUSED_BEGIN], row[Meta.REFUSED_COUNT] = _default_records(
-            init, refused, table.embedding_dim, row
+            init, refused, table.embedding_dim, row, whole
         )
         row[Meta.REGION_BEGIN] = region_begin
         row[Meta.REGION_BUCKETS] = region
@@ -170,10 +170,13 @@ def _describe_tables(group: TableGroup, rows: list[int], memory: TableMemory) ->
 
 
 def _default_records(
-    init: InitData, default: Default, dim: int, row: Tensor
+    init: InitData, default: Default, dim: int, row: Tensor, whole: ColumnShard
 ) -> tuple[int | Tensor, int | Tensor]:
     if isinstance(default, Tensor):
         return init.add_vector(default)
+    if isinstance(default, Initializer):
+        first = whole.first_column
+        return init.add(default, whole.embedding_dim, range(first, first + dim))
     if default == "zeros":
         return init.add_vector(torch.zeros(dim))
     return row[Meta.INIT_BEGIN], row[Meta.INIT_COUNT]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.policy import FeaturePolicy, Policy, check_feature_policies
 
-EvalDefault = Literal["initial", "zeros"] | Tensor
+EvalDefault = Literal["initial", "zeros"] | Tensor | Initializer
 
 
 ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,7 +64,8 @@ class TableConfig:
         initializer: of new rows.
         padding_idx: an id that is looked up as zeros, never inserted and never trained.
         eval_default: what a read gives for an id that is not in the table: ``"initial"`` (the value
-            it would start with), ``"zeros"``, or a float tensor [embedding_dim].
+            it would start with), ``"zeros"``, a float tensor [embedding_dim], or an initializer:
+            what it would start with by that one.
         policy: how ids come and go.
         feature_policies: what some of its features do otherwise.
         dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; how rows are
@@ -122,14 +123,14 @@ class TableConfig:
                     f"TableConfig {self.name!r}: {name} has shape {tuple(value.shape)}, expected "
                     f"({self.embedding_dim},)"
                 )
-        named = not isinstance(self.eval_default, Tensor)
+        named = not isinstance(self.eval_default, Tensor | Initializer)
         if named and self.eval_default not in (
             "initial",
             "zeros",
         ):
             raise ValueError(
                 f"TableConfig {self.name!r}: eval_default is {self.eval_default!r}, expected "
-                "'initial', 'zeros' or a tensor"
+                "'initial', 'zeros' or values: a tensor or an initializer"
             )
         if self.padding_idx is not None and not -(1 << 63) <= self.padding_idx < (1 << 63):
             raise ValueError(

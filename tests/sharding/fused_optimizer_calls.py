@@ -128,6 +128,34 @@ def saved_and_loaded(rank: int) -> dict[str, Any]:
     }
 
 
+def untrained(rank: int) -> dict[str, Any]:
+    """What training leaves of a table with ``trainable=False`` beside a trained one."""
+    trained = sharded(TABLES, optimizer=td.Adam(lr=0.1), prepare=_add_layer)
+    _train(trained, rank, 0)
+    options = {
+        "rows": TableOptions(trainable=False, eval_default="zeros"),
+        "whole": TableOptions(),
+    }
+    model = sharded(TABLES, optimizer=td.Adam(lr=0.1), options=options, prepare=_add_layer)
+    model.load_state_dict(trained.state_dict())
+    loaded, same = _rows(model), _rows(trained)
+    for group in model.fused_optimizer.param_groups:
+        group["lr"] = 0.5  # as a scheduler does
+    for step in (0, 1):  # known ids, and others
+        _train(model, rank, step)
+        model.fused_optimizer.step()
+    after = _rows(model)
+    of_table = {name: [key for key in after if key[0] == name] for name in ("rows", "whole")}
+    state = model.state_dict()
+    return {
+        "loaded": loaded == same,
+        "ids": len(of_table["rows"]),
+        "untrained": all(after[key] == loaded.get(key) for key in of_table["rows"]),
+        "trained": any(after[key] != loaded.get(key) for key in of_table["whole"]),
+        "states": sorted({key.split(".")[2] for key in state if ".optimizer." in key}),
+    }
+
+
 def clocks(rank: int, ends_steps: bool) -> dict[int, int]:
     """Scores of ids by the step in which they were seen."""
     policy = td.Policy(score="step")

@@ -56,6 +56,16 @@ ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
             "initializer",
             td.TruncatedNormal(0.1, 0.2, -0.5, 0.6),
         ),
+        (
+            DynamicEmbInitializerArgs(Mode.TRUNCATED_NORMAL),
+            "initializer",
+            td.TruncatedNormal(0.0, 1.0, -0.01, 0.01),
+        ),
+        (
+            DynamicEmbInitializerArgs(Mode.TRUNCATED_NORMAL, upper=1.0),
+            "initializer",
+            td.TruncatedNormal(0.0, 1.0, -0.01, 1.0),
+        ),
     ],
     "eval_initializer_args": [
         (DynamicEmbInitializerArgs(Mode.CONSTANT), "eval_default", "zeros"),
@@ -64,6 +74,13 @@ ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
             "eval_default",
             torch.full((8,), 2.0),
         ),
+        (DynamicEmbInitializerArgs(Mode.NORMAL), "eval_default", td.Normal(0.0, 1.0)),
+        (DynamicEmbInitializerArgs(), "eval_default", td.Uniform(-0.01, 0.01)),
+    ],
+    "training": [
+        (True, "trainable", True),
+        (False, "trainable", False),
+        (False, "policy.admission", td.AdmitNone()),
     ],
     "score_strategy": [
         (Strategy.TIMESTAMP, "policy.scores", ("timestamp",)),
@@ -73,6 +90,15 @@ ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
         ((Strategy.LFU,), "policy.scores", ("frequency",)),
         ((Strategy.TIMESTAMP, Strategy.LFU), "policy.scores", ("frequency", "timestamp")),
         ((Strategy.LFU, Strategy.TIMESTAMP), "policy.scores", ("frequency", "timestamp")),
+        ((Strategy.STEP, Strategy.LFU), "policy.scores", ("step", "frequency")),
+        ((Strategy.LFU, Strategy.STEP), "policy.scores", ("frequency", "step")),
+        ((Strategy.TIMESTAMP, Strategy.STEP), "policy.scores", ("step", "timestamp")),
+        ((Strategy.CUSTOMIZED, Strategy.TIMESTAMP), "policy.scores", ("custom", "timestamp")),
+        ((Strategy.STEP, Strategy.LFU), "policy.on_full", "evict"),
+        ((Strategy.TIMESTAMP, Strategy.NO_EVICTION), "policy.scores", ("timestamp",)),
+        ((Strategy.TIMESTAMP, Strategy.NO_EVICTION), "policy.on_full", "grow"),
+        (None, "policy.scores", ("step",)),
+        (None, "policy.on_full", "evict"),
         (Strategy.LFU, "policy.on_full", "evict"),
         (Strategy.NO_EVICTION, "policy.scores", ("none",)),
         (Strategy.NO_EVICTION, "policy.on_full", "grow"),
@@ -104,6 +130,11 @@ ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
             "policy.refused",
             "initial",
         ),
+        (
+            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs(Mode.NORMAL, 0.0, 0.1)),
+            "policy.refused",
+            td.Normal(0.0, 0.1),
+        ),
     ],
 }
 
@@ -113,7 +144,7 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
     "evict_strategy": [("LFU", "evict_strategy is 'LFU'.*score_strategy")],
     "local_hbm_for_values": [(5, "local_hbm_for_values is 5.*leave it out")],
     "device_id": [(1, "device_id is 1.*device of its rank")],
-    "training": [(False, r"training is False.*model\.eval\(\)")],
+    "training": [(None, "training is None, expected True or False")],
     "caching": [(True, "caching is True.*num_embeddings")],
     "external_storage": [("ps", "external_storage is 'ps'.*leave it out")],
     "score_function": [(max, "score_function is .*CUSTOMIZED")],
@@ -124,21 +155,16 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
     "safe_check_mode": [("loud", "safe_check_mode is 'loud', expected one of")],
     "initializer_args": [("normal", "initializer_args is 'normal', expected")],
     "eval_initializer_args": [
-        (DynamicEmbInitializerArgs(Mode.NORMAL), "eval_initializer_args is .*expected mode CONST"),
         (0.0, "eval_initializer_args is 0.0, expected"),
     ],
     "score_strategy": [
-        ((Strategy.STEP, Strategy.LFU), r"score_strategy is .*Policy\(score=\(\.\.\.\)\)"),
+        ((Strategy.LFU, Strategy.LFU), "score_strategy is .*each once"),
+        ((Strategy.LFU, "step"), "score_strategy is .*expected a DynamicEmbScoreStrategy"),
         ("lfu", "score_strategy is 'lfu', expected"),
-        (None, "score_strategy is None, expected"),
         ((), "score_strategy is"),
     ],
     "admit_strategy": [
         (3, "admit_strategy is 3, expected"),
-        (
-            FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs(Mode.NORMAL)),
-            "FrequencyAdmissionStrategy: initializer_args.*expected mode CONSTANT",
-        ),
     ],
     "admission_counter": [
         (KVCounter(10), "admission_counter is KVCounter.*no admit_strategy"),
@@ -230,14 +256,73 @@ def test_defaults_are_those_of_dynamicemb() -> None:
 def test_initializers_that_are_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"mode is DEBUG.*choose CONSTANT or UNIFORM"):
         DynamicEmbInitializerArgs(Mode.DEBUG)
-    with pytest.raises(NotImplementedError, match=r"lower is None and upper 1.0.*give both"):
-        DynamicEmbInitializerArgs(Mode.TRUNCATED_NORMAL, upper=1.0)
+    with pytest.raises(ValueError, match=r"lower is None and upper None.*\[-1.0, 1.0\] holds"):
+        DynamicEmbInitializerArgs(Mode.TRUNCATED_NORMAL, mean=5.0, std_dev=0.1)
+    with pytest.raises(TypeError, match=r"initializer_args is 0\.5, expected DynamicEmbInitiali"):
+        FrequencyAdmissionStrategy(3, 0.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="mode is 'uniform', expected a DynamicEmbInitializerMode"):
         DynamicEmbInitializerArgs("uniform")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"FrequencyAdmissionStrategy: threshold is -1"):
         FrequencyAdmissionStrategy(-1)
     with pytest.raises(TypeError, match=r"FrequencyAdmissionStrategy: threshold is 1.5"):
         FrequencyAdmissionStrategy(1.5)  # type: ignore[arg-type]
+
+
+def test_options_can_be_set_and_are_checked_again() -> None:
+    options = DynamicEmbTableOptions()
+    options.score_strategy = Strategy.LFU
+    options.initializer_args.mode = Mode.NORMAL
+    options.admit_strategy = FrequencyAdmissionStrategy(3)
+    options.admit_strategy.threshold = 5
+    ours = options.table_options(num_embeddings=100, embedding_dim=8)
+    assert ours.policy.scores == ("frequency",)
+    assert ours.initializer == td.Normal(0.0, 1.0)
+    assert ours.policy.admission == td.AdmitFrequent(5)
+
+    def refused(kind: type[Exception], message: str) -> None:
+        with pytest.raises(kind, match=message):
+            options.table_options(num_embeddings=100, embedding_dim=8)
+
+    options.admit_strategy.threshold = -1
+    refused(ValueError, "FrequencyAdmissionStrategy: threshold is -1, expected at least 0")
+    options.admit_strategy = None
+    options.initializer_args.mode = Mode.DEBUG
+    refused(NotImplementedError, "DynamicEmbInitializerArgs: mode is DEBUG")
+    options.initializer_args = DynamicEmbInitializerArgs()
+    options.caching = True
+    refused(NotImplementedError, "caching is True, but only False is built")
+    options.caching = False
+    options.dim = 8  # for a table of 16 columns
+    with pytest.raises(ValueError, match="'a': dim is 8"):
+        DynamicEmbParameterConstraints(
+            use_dynamicemb=True, dynamicemb_options=options
+        ).options_of_table(bags(a=100).embedding_bag_configs()[0], td.SGD(lr=0.1))
+
+
+def test_options_are_compared_by_what_groups_tables() -> None:
+    one, other = DynamicEmbTableOptions(dim=8), DynamicEmbTableOptions(dim=16)
+    assert list(one.get_grouped_key()) == [
+        "training",
+        "caching",
+        "external_storage",
+        "index_type",
+        "dist_type",
+        "score_strategy",
+        "admit_strategy",
+    ]
+    assert one == other
+    assert hash(one) == hash(other)
+    assert len({one, other}) == 1
+    other.score_strategy = Strategy.LFU
+    assert one != other
+    assert hash(one) != hash(other)
+    one.score_strategy = Strategy.LFU
+    one.admit_strategy = FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs())
+    other.admit_strategy = FrequencyAdmissionStrategy(3, DynamicEmbInitializerArgs())
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != 3
+    assert DynamicEmbTableOptions(score_strategy=(Strategy.STEP,)).score_strategy == Strategy.STEP
 
 
 def test_constraints_make_a_table_dynamic_or_not() -> None:

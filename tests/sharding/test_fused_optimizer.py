@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from fused_optimizer_calls import clocks, learning_rates, names, reads, saved_and_loaded
+from fused_optimizer_calls import (
+    clocks,
+    learning_rates,
+    names,
+    reads,
+    saved_and_loaded,
+    untrained,
+)
 from ranks import Ranks
 
 ROWS, WHOLE = "bags.embedding_bags.rows.weight", "bags.embedding_bags.whole.weight"
@@ -35,6 +42,14 @@ def test_param_groups_are_saved_where_wanted(two_ranks: Ranks) -> None:
             "changed": {0.75},
             "loaded": {0.25},
         }
+
+
+def test_tables_that_are_not_trained_stay_as_they_are_loaded(two_ranks: Ranks) -> None:
+    results = two_ranks.run(untrained)
+    for found in results:
+        assert found["ids"] > 0
+        assert (found["loaded"], found["untrained"], found["states"]) == (True, True, ["whole"])
+    assert results[1]["trained"]  # where the trained table is
 
 
 def test_clock_of_policies(two_ranks: Ranks) -> None:

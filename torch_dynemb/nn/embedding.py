@@ -133,8 +133,8 @@ class DynamicEmbedding(SingleTable):
         initializer: of new rows; normal(0, 1) as in nn.Embedding.
         optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``.
         trainable: False: insert nothing, train nothing.
-        eval_default: what a read gives for an id that is not there: ``"initial"``, ``"zeros"`` or a
-            tensor [embedding_dim].
+        eval_default: what a read gives for an id that is not there: ``"initial"``, ``"zeros"``, a
+            tensor [embedding_dim] or an initializer.
         dtype: of the rows: float32, bfloat16 or float16; arithmetic is float32.
         output_dtype: of what a lookup returns: float32, bfloat16 or float16.
         split: backward only gathers gradients, and ``module.optimizer.step()`` applies them: for

@@ -23,7 +23,7 @@ from torch_dynemb.torchrec.dynamicemb_arguments import (
     DynamicEmbScoreStrategy,
     FrequencyAdmissionStrategy,
     KVCounter,
-    constant_of,
+    default_of,
     scores_of,
 )
 from torch_dynemb.torchrec.fused_params import optimizer_of
@@ -40,8 +40,6 @@ _NOT_BUILT = {
     "evict_strategy": "score_strategy says who is evicted: set that",
     "local_hbm_for_values": "DynamicEmb's planner sets it: leave it out",
     "device_id": "a table lies on the device of its rank: leave it out",
-    "training": "rows have the state that the optimizer of fused_params needs: call model.eval() "
-    "for lookups that insert nothing",
     "caching": "rows lie in one memory and are not cached: leave it False, and set num_embeddings "
     "to what fits, or use more ranks",
     "external_storage": "rows lie in the memory of their rank only: leave it out",
@@ -58,6 +56,15 @@ _OTHER_LAYOUT = {
     "admission_counter": "counts are exact and take about 23 bytes for every id without a row; for "
     "a bound give TableOptions(policy=Policy(admission=AdmitFrequentSketch(...)))",
 }
+_GROUPED = (
+    "training",
+    "caching",
+    "external_storage",
+    "index_type",
+    "dist_type",
+    "score_strategy",
+    "admit_strategy",
+)
 _warned: set[str] = set()
 
 
@@ -68,21 +75,27 @@ def _warn_once(name: str, value: object) -> None:
             f"DynamicEmbTableOptions: {name} is {value!r}, which sizes nothing here: "
             f"{_OTHER_LAYOUT[name]}",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DynamicEmbTableOptions:
     """DynamicEmb's options of a table.
+
+    Fields can be set; what is set is checked again when a table is planned. As in DynamicEmb,
+    options are equal, and have one hash, where :meth:`get_grouped_key` is equal.
 
     ======================== =====================================================================
     Field                    Here
     ======================== =====================================================================
     embedding_dtype, dim     must be those of the table's config
     initializer_args         TableOptions.initializer
-    eval_initializer_args    TableOptions.eval_default; must be constant, as in DynamicEmb
-    score_strategy           Policy.score; with NO_EVICTION the table grows beyond num_embeddings
+    eval_initializer_args    TableOptions.eval_default; any, where DynamicEmb takes constants only
+    score_strategy           Policy.score; with NO_EVICTION the table grows beyond num_embeddings.
+                             Of a tuple the first decides who is evicted, or if that is TIMESTAMP
+                             the second; None: as STEP
+    training                 TableOptions.trainable: False inserts nothing, trains nothing
     safe_check_mode          Policy.check: ``optimizer.step()`` warns or raises
     admit_strategy           Policy.admission and Policy.refused
     global_hbm_for_values    0, or at least the bytes of all rows and states: they lie in the memory
@@ -96,7 +109,6 @@ class DynamicEmbTableOptions:
                              warning
     max_capacity, caching,   must keep their defaults, else NotImplementedError says what to do
     external_storage,
-    training,
     local_hbm_for_values,
     evict_strategy,
     device_id,
@@ -134,7 +146,7 @@ class DynamicEmbTableOptions:
     caching: bool = False
     init_capacity: int | None = None
     max_load_factor: float = 0.5
-    score_strategy: ScoreStrategy = DynamicEmbScoreStrategy.TIMESTAMP
+    score_strategy: ScoreStrategy | None = DynamicEmbScoreStrategy.TIMESTAMP
     bucket_capacity: int = _BUCKET_CAPACITY
     safe_check_mode: DynamicEmbCheckMode = DynamicEmbCheckMode.IGNORE
     global_hbm_for_values: int = 0
@@ -147,6 +159,25 @@ class DynamicEmbTableOptions:
     evicted_item_mode: Any = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.score_strategy, tuple) and len(self.score_strategy) == 1:
+            (self.score_strategy,) = self.score_strategy
+        self._check_fields()
+        # whatever can be wrong of the rest is wrong for any table
+        self._options(num_embeddings=1, embedding_dim=1)
+
+    def get_grouped_key(self) -> dict[str, Any]:
+        """The fields by which DynamicEmb groups tables, and compares options."""
+        return {name: getattr(self, name) for name in _GROUPED}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DynamicEmbTableOptions):
+            return NotImplemented
+        return self.get_grouped_key() == other.get_grouped_key()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.get_grouped_key().items()))
+
+    def _check_fields(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if entry.name in _NOT_BUILT and value != entry.default:
@@ -174,8 +205,10 @@ class DynamicEmbTableOptions:
                 f"DynamicEmbTableOptions: admission_counter is {self.admission_counter!r}, but "
                 "there is no admit_strategy that would read it: give one, or leave it out"
             )
-        # whatever can be wrong of the rest is wrong for any table
-        self.table_options(num_embeddings=1, embedding_dim=1)
+        if not isinstance(self.training, bool):
+            raise TypeError(
+                f"DynamicEmbTableOptions: training is {self.training!r}, expected True or False"
+            )
         for entry in fields(self):
             value = getattr(self, entry.name)
             routed_alike = entry.name == "dist_type" and value != "continuous"
@@ -190,33 +223,38 @@ class DynamicEmbTableOptions:
             )
 
     def table_options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
-        """The same for a table whose config has these numbers."""
-        scores = scores_of(self.score_strategy)
+        """The same for a table whose config has these numbers.
+
+        Raises:
+            NotImplementedError, TypeError, ValueError: as the constructor, for what has been set.
+        """
+        self._check_fields()
+        return self._options(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+
+    def _options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
+        kept = scores_of(self.score_strategy)
         refused: Default = "zeros"
         admission = None
         strategy = self.admit_strategy
         if strategy is not None:
+            strategy.check()
             admission = AdmitFrequent(strategy.threshold) if strategy.threshold > 1 else None
             if strategy.initializer_args in (None, self.initializer_args):
                 refused = "initial"
             else:
-                owner = "FrequencyAdmissionStrategy: initializer_args"
-                refused = constant_of(owner, strategy.initializer_args, embedding_dim)
+                refused = default_of(strategy.initializer_args, num_embeddings, embedding_dim)
         return TableOptions(
             initializer=self.initializer_args.initializer(num_embeddings),
             policy=Policy(
-                score=scores[0] if len(scores) == 1 else scores,
+                score=kept.score[0] if kept.score and len(kept.score) == 1 else kept.score,
                 capacity=num_embeddings,
-                on_full="grow" if scores == ("none",) else "evict",
+                on_full="evict" if kept.evicts else "grow",
                 admission=admission,
                 refused=refused,
                 check=DynamicEmbCheckMode(self.safe_check_mode).check,
             ),
-            eval_default=constant_of(
-                "DynamicEmbTableOptions: eval_initializer_args",
-                self.eval_initializer_args,
-                embedding_dim,
-            ),
+            eval_default=default_of(self.eval_initializer_args, num_embeddings, embedding_dim),
+            trainable=self.training,
         )
 
 

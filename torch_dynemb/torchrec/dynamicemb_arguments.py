@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -58,15 +58,31 @@ _SCORES: dict[DynamicEmbScoreStrategy, Score] = {
 }
 
 
-def scores_of(strategy: object) -> tuple[Score, ...]:
-    """The scores of a strategy, or of a tuple of them; the first decides who is evicted.
+class Kept(NamedTuple):
+    """What a strategy stands for.
 
-    Of the compound of TIMESTAMP and LFU, in any order, the frequency decides: the timestamp tells
-    which ids have been trained since the last dump.
+    Attributes:
+        score: of a Policy; the first decides who is evicted.
+        evicts: False: nobody is evicted.
+    """
+
+    score: tuple[Score, ...] | None
+    evicts: bool
+
+
+def scores_of(strategy: object) -> Kept:
+    """The scores of a strategy, or of a tuple of them.
+
+    Of a compound the first decides who is evicted, but for TIMESTAMP: as in DynamicEmb it tells
+    which ids have been trained since the last dump, and another one decides. NO_EVICTION beside
+    others keeps their scores and evicts nobody. None leaves the choice to Policy.
 
     Raises:
-        TypeError, NotImplementedError: another value, or another compound.
+        TypeError: another value.
+        ValueError: a compound of none, or one that names a strategy twice.
     """
+    if strategy is None:
+        return Kept(None, True)
     strategies = strategy if isinstance(strategy, tuple) else (strategy,)
     known: list[DynamicEmbScoreStrategy] = []
     for one in strategies:
@@ -76,15 +92,15 @@ def scores_of(strategy: object) -> tuple[Score, ...]:
                 "DynamicEmbScoreStrategy or a tuple of them"
             )
         known.append(one)
-    if len(known) == 1:
-        return (_SCORES[known[0]],)
-    compound = {DynamicEmbScoreStrategy.TIMESTAMP, DynamicEmbScoreStrategy.LFU}
-    if len(known) != 2 or set(known) != compound:
-        raise NotImplementedError(
-            f"DynamicEmbTableOptions: score_strategy is {strategy!r}, expected one strategy or "
-            "(TIMESTAMP, LFU): for other compounds give TableOptions(policy=Policy(score=(...)))"
+    if not known or len(set(known)) < len(known):
+        raise ValueError(
+            f"DynamicEmbTableOptions: score_strategy is {strategy!r}, expected at least one "
+            "strategy, and each once"
         )
-    return ("frequency", "timestamp")
+    evicts = DynamicEmbScoreStrategy.NO_EVICTION not in known
+    scores = [_SCORES[one] for one in known if one != DynamicEmbScoreStrategy.NO_EVICTION]
+    scores.sort(key=lambda score: score == "timestamp")  # the others keep their order
+    return Kept(tuple(scores) or ("none",), evicts)
 
 
 class DynamicEmbInitializerMode(enum.Enum):
@@ -97,20 +113,21 @@ class DynamicEmbInitializerMode(enum.Enum):
     DEBUG = "debug"
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class DynamicEmbInitializerArgs:
-    """Initial values of rows.
+    """Initial values of rows. Fields can be set, as in DynamicEmb; the hash is that of the values.
 
     Args:
         mode: distribution.
         mean: of NORMAL and TRUNCATED_NORMAL.
         std_dev: of NORMAL and TRUNCATED_NORMAL.
-        lower: least value of UNIFORM (default: -sqrt(1 / num_embeddings)) and TRUNCATED_NORMAL.
-        upper: largest value of UNIFORM (default: sqrt(1 / num_embeddings)) and TRUNCATED_NORMAL.
+        lower: least value of UNIFORM and TRUNCATED_NORMAL; default: -sqrt(1 / num_embeddings).
+        upper: largest value of UNIFORM and TRUNCATED_NORMAL; default: sqrt(1 / num_embeddings).
         value: of CONSTANT.
 
     Raises:
-        NotImplementedError: mode DEBUG, or TRUNCATED_NORMAL without bounds.
+        NotImplementedError: mode DEBUG.
+        TypeError: another mode.
         ValueError: numbers that no initializer takes.
     """
 
@@ -131,20 +148,13 @@ class DynamicEmbInitializerArgs:
             return Constant(self.value)
         if mode == DynamicEmbInitializerMode.NORMAL:
             return Normal(self.mean, self.std_dev)
+        bound = math.sqrt(1 / num_embeddings)
+        lower = -bound if self.lower is None else self.lower
+        upper = bound if self.upper is None else self.upper
         if mode == DynamicEmbInitializerMode.UNIFORM:
-            bound = math.sqrt(1 / num_embeddings)
-            return Uniform(
-                -bound if self.lower is None else self.lower,
-                bound if self.upper is None else self.upper,
-            )
+            return Uniform(lower, upper)
         if mode == DynamicEmbInitializerMode.TRUNCATED_NORMAL:
-            if self.lower is None or self.upper is None:
-                raise NotImplementedError(
-                    f"DynamicEmbInitializerArgs: lower is {self.lower} and upper {self.upper} for "
-                    "TRUNCATED_NORMAL: DynamicEmb documents other defaults than it takes, so there "
-                    "are none here: give both, as values"
-                )
-            return TruncatedNormal(self.mean, self.std_dev, self.lower, self.upper)
+            return self._truncated_normal(lower, upper, num_embeddings)
         if mode == DynamicEmbInitializerMode.DEBUG:
             raise NotImplementedError(
                 "DynamicEmbInitializerArgs: mode is DEBUG, which is for DynamicEmb's own tests: "
@@ -155,39 +165,60 @@ class DynamicEmbInitializerArgs:
             f"DynamicEmbInitializerArgs: mode is {mode!r}, expected a DynamicEmbInitializerMode"
         )
 
+    def _truncated_normal(self, lower: float, upper: float, num_embeddings: int) -> Initializer:
+        try:
+            return TruncatedNormal(self.mean, self.std_dev, lower, upper)
+        except ValueError as error:
+            if self.lower is not None and self.upper is not None:
+                raise
+            raise ValueError(
+                f"DynamicEmbInitializerArgs: lower is {self.lower} and upper {self.upper} for "
+                f"TRUNCATED_NORMAL, so that the bounds for num_embeddings={num_embeddings} are "
+                f"{lower} and {upper}: {error}, or give both bounds"
+            ) from error
 
-def constant_of(
-    owner: str, arguments: DynamicEmbInitializerArgs, dim: int
-) -> Literal["zeros"] | torch.Tensor:
-    """The vector of a constant initializer.
 
-    Raises:
-        NotImplementedError: it is not constant.
-    """
-    if arguments.mode != DynamicEmbInitializerMode.CONSTANT:
-        raise NotImplementedError(
-            f"{owner} is {arguments!r}, expected mode CONSTANT: other values than those of a new "
-            "row are not drawn"
-        )
-    if arguments.value == 0:
+def default_of(
+    arguments: DynamicEmbInitializerArgs, num_embeddings: int, dim: int
+) -> Literal["zeros"] | torch.Tensor | Initializer:
+    """What ids without a row are looked up as, for a Policy or TableOptions."""
+    initializer = arguments.initializer(num_embeddings)
+    if not isinstance(initializer, Constant):
+        return initializer
+    if initializer.value == 0:
         return "zeros"
-    return torch.full((dim,), arguments.value, device="cpu")
+    return torch.full((dim,), initializer.value, device="cpu")
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class FrequencyAdmissionStrategy:
     """An id gets a row with its ``threshold``-th occurrence in training.
 
+    Fields can be set, as in DynamicEmb; the hash is that of the values.
+
     Args:
         threshold: occurrences; 0 and 1 admit every id.
-        initializer_args: what an id without a row is looked up as in training: a constant, or the
-            same as a new row. Default: as a new row.
+        initializer_args: what an id without a row is looked up as in training; values that are
+            drawn are a function of seed and id. Default: as a new row.
+
+    Raises:
+        TypeError, ValueError: ``threshold`` is no number of at least 0, or ``initializer_args``
+            something else.
     """
 
     threshold: int
     initializer_args: DynamicEmbInitializerArgs | None = None
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises what the constructor does, for values that have been set since."""
+        if not isinstance(self.initializer_args, DynamicEmbInitializerArgs | None):
+            raise TypeError(
+                f"FrequencyAdmissionStrategy: initializer_args is {self.initializer_args!r}, "
+                "expected DynamicEmbInitializerArgs"
+            )
         if isinstance(self.threshold, bool) or not isinstance(self.threshold, int):
             raise TypeError(
                 f"FrequencyAdmissionStrategy: threshold is {self.threshold!r}, expected int"
@@ -198,7 +229,7 @@ class FrequencyAdmissionStrategy:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class KVCounter:
     """DynamicEmb's bounded table of counts, which a FrequencyAdmissionStrategy needs there.
 
@@ -218,6 +249,6 @@ __all__ = [
     "DynamicEmbScoreStrategy",
     "FrequencyAdmissionStrategy",
     "KVCounter",
-    "constant_of",
+    "default_of",
     "scores_of",
 ]

@@ -29,6 +29,7 @@ from torch_dynemb.table_content import (
     write_content,
 )
 from torch_dynemb.torchrec.kernels import DynamicKernel
+from torch_dynemb.torchrec.options import NOT_TRAINED
 from torch_dynemb.torchrec.plans import ModulePlan
 from torch_dynemb.torchrec.shard_places import Place, places_of
 from torch_dynemb.torchrec.table_load import (
@@ -38,7 +39,7 @@ from torch_dynemb.torchrec.table_load import (
     is_entry,
     missing_entries,
 )
-from torch_dynemb.torchrec.table_state import Layout, LocalTable, TableShape, save_table
+from torch_dynemb.torchrec.table_state import Layout, LocalTable, TableShape, save_table, state_key
 from torch_dynemb.torchrec.tables import row_dtype_of
 
 
@@ -167,6 +168,12 @@ class ModuleState:
                 for key in list(state_dict)
                 if key.startswith(start)
             }
+            if self._shapes[name].optimizer == NOT_TRAINED:  # a trained table's rows are welcome
+                given[name] = {
+                    entry: value
+                    for entry, value in given[name].items()
+                    if not entry.startswith(state_key(""))
+                }
             # the module itself has but this
             state_dict[f"{start}weight"] = self._parameters[name].detach()
         errors = self._differences_of_ranks(given)

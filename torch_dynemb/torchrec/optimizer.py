@@ -9,19 +9,23 @@ from torch import Tensor, nn
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer
 
 from torch_dynemb.optim.config import hyper_values
+from torch_dynemb.torchrec.options import NOT_TRAINED
 from torch_dynemb.torchrec.tables import ShardTables
 
 
 class ParamGroup(dict[str, Any]):
-    """Hyper-parameters of all tables of a kernel: an assignment reaches the tables at once."""
+    """Hyper-parameters of all tables of a kernel: an assignment reaches the tables at once.
 
-    def __init__(self, entries: Mapping[str, Any], tables: ShardTables) -> None:
+    Without tables it reaches none: schedulers set a rate also for those that are not trained.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], tables: ShardTables | None) -> None:
         super().__init__(entries)
         self._tables = tables
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key != "params" and key in self:
-            for group in self._tables.optimizer.param_groups:
+            for group in [] if self._tables is None else self._tables.optimizer.param_groups:
                 group[key] = value
             if key == "lr":
                 (value,) = hyper_values(key, value)
@@ -51,7 +55,8 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         self._tables = tables
         config = tables.group.optimizer_config
         assert config is not None
-        group = ParamGroup({"params": list(params.values()), **config.hyper()}, tables)
+        entries = {"params": list(params.values()), **config.hyper()}
+        group = ParamGroup(entries, None if config == NOT_TRAINED else tables)
         super().__init__(dict(params), {}, [group])
 
     def step(self, closure: Any = None, *, now: int | None = None) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import KeyValueParams, ParameterSharding
 
+from torch_dynemb.admission import AdmitNone
 from torch_dynemb.initializers import Initializer
+from torch_dynemb.optim.config import SGD, OptimizerConfig
 from torch_dynemb.policy import FeaturePolicy, Policy
 from torch_dynemb.table_config import EvalDefault
 
 # What a sharding plan calls the kernel of dynamic tables; TorchRec has no registry of kernels.
 DYNAMIC_KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
+# The optimizer of tables that are not trained: no state, and rows stay whatever the gradient is.
+NOT_TRAINED = SGD(lr=0.0, non_finite="skip")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,9 +36,11 @@ class TableOptions:
         feature_policies: what some features do otherwise.
         padding_idx: an id that is looked up as zeros, never inserted and never trained.
         eval_default: what a read gives for an id that is not there.
+        trainable: False: insert nothing, train nothing: rows are those of a loaded state and have
+            no optimizer state; a training lookup gives what a read gives.
 
     Raises:
-        TypeError: ``initializer`` or ``policy`` is something else.
+        TypeError: ``initializer``, ``policy`` or ``trainable`` is something else.
     """
 
     initializer: Initializer | None = None
@@ -42,6 +48,7 @@ class TableOptions:
     feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
     padding_idx: int | None = None
     eval_default: EvalDefault = "initial"
+    trainable: bool = True
 
     def __post_init__(self) -> None:
         if self.initializer is not None and not isinstance(self.initializer, Initializer):
@@ -53,6 +60,17 @@ class TableOptions:
             raise TypeError(
                 f"TableOptions: policy is {self.policy!r}, expected torch_dynemb.Policy(...)"
             )
+        if not isinstance(self.trainable, bool):
+            raise TypeError(
+                f"TableOptions: trainable is {self.trainable!r}, expected True or False"
+            )
+        if not self.trainable:
+            policy = replace(self.policy, admission=AdmitNone(), refused=None)
+            object.__setattr__(self, "policy", policy)
+
+    def optimizer_of(self, optimizer: OptimizerConfig) -> OptimizerConfig:
+        """What updates rows, where ``optimizer`` is that of the trained tables."""
+        return optimizer if self.trainable else NOT_TRAINED
 
     @property
     def keeps_time(self) -> bool:
@@ -140,6 +158,7 @@ def constrained_options(constraints: ParameterConstraints | None) -> TableOption
 
 __all__ = [
     "DYNAMIC_KERNEL",
+    "NOT_TRAINED",
     "DynamicTableConstraints",
     "TableOptions",
     "TableParams",

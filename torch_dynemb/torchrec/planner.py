@@ -153,7 +153,7 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
                 options = constraint.options_of_table(_config_of(option), optimizer)
             else:
                 options = option.key_value_params.options
-            set_planned(option, PlannedTable(options, optimizer))
+            set_planned(option, PlannedTable(options, options.optimizer_of(optimizer)))
         super().populate_estimates(sharding_options)
 
     def _filter_sharding_types(

@@ -196,6 +196,7 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
         optimizer = plan.optimizer
     else:
         optimizer = optimizer_of(of_table, given)
+    optimizer = plan.options[name].optimizer_of(optimizer)
     plan.optimizers[name] = optimizer
     return {
         "optimizer_config": optimizer,
