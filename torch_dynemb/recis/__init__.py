@@ -26,6 +26,7 @@ from torch_dynemb.recis.hash_table import (
     ChildrenInfo,
     HashTable,
     IdsMap,
+    filter_out_sparse_param,
 )
 from torch_dynemb.recis.hooks import (
     READ_ONLY,
@@ -55,10 +56,7 @@ from torch_dynemb.recis.options import EmbeddingOption
 from torch_dynemb.recis.ragged_tensor import RaggedTensor
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.slots import Slot, SlotGroup
-from torch_dynemb.recis.sparse_params import (
-    filter_out_sparse_param,
-    split_sparse_dense_state_dict,
-)
+from torch_dynemb.recis.state_parts import split_sparse_dense_state_dict
 
 __all__ = [
     "READ_ONLY",

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmissionRule
-from torch_dynemb.initializers import Initializer
+from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.table_module import TableModule, flat_ids
 from torch_dynemb.ops.columns import Pooling
@@ -127,11 +127,12 @@ class HashTable(TableModule):
         row_filter = None if filter_hook is None else filter_hook.make()
         scores = () if row_filter is None else row_filter.scores
         rules = dict(admissions or {})
+        rows = initializer_of(Constant(0.0) if initializer is None else initializer, block_size)
         tables = [
             TableConfig(
                 name=child,
                 embedding_dim=packed_columns(dim) if packed else dim,
-                initializer=initializer_of(initializer, block_size),
+                initializer=rows,
                 eval_default="zeros",
                 policy=Policy(score=scores or None, admission=rules.get(child)),
                 dtype=torch.float32 if packed else dtype,
@@ -413,9 +414,10 @@ class HashTable(TableModule):
             raise ValueError(f"HashTable {self.name!r} is not trainable: it takes no gradients")
         group, table = self._group, self._table(child)
         self._check_slice("accept_grad", flat)
+        gradients = grad.detach().to(flat.device, torch.float32)
         request = group._one_table(table, flat)
         handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
-        add_waiting(group, table, WaitingGradients(flat, handles, grad.to(torch.float32)))
+        add_waiting(group, table, WaitingGradients(flat, handles, gradients))
 
     def grad(self, child: str | None = None) -> WaitingGradients:
         """A copy of the gradients that wait for a child's rows, one per id.
@@ -475,8 +477,36 @@ def _end_step(group: TableGroup, row_filter: RowFilter, now: int | None) -> None
             row_filter.remove(group, table)
 
 
+def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
+    """The hash tables of a model by name: what the sparse optimizers take.
+
+    Raises:
+        ValueError: two tables have one name, or tables share a child's name.
+    """
+    tables: dict[str, HashTable] = {}
+    owners: dict[str, str] = {}
+    for module in model.modules():
+        if not isinstance(module, HashTable):
+            continue
+        if module.name in tables:
+            raise ValueError(
+                f"filter_out_sparse_param: two tables are named {module.name!r}: give them names "
+                "of their own, or share one table (EmbeddingEngine does, by shared_name)"
+            )
+        for child in module.children_hashtable:
+            if child in owners:
+                raise ValueError(
+                    f"filter_out_sparse_param: tables {owners[child]!r} and {module.name!r} both "
+                    f"have a child {child!r}"
+                )
+            owners[child] = module.name
+        tables[module.name] = module
+    return tables
+
+
 __all__ = [
     "ChildrenInfo",
     "HashTable",
     "IdsMap",
+    "filter_out_sparse_param",
 ]

@@ -286,10 +286,8 @@ class KaimingNormalInitializer(_Kaiming):
         return Normal(0.0, self._gain / math.sqrt(rows))
 
 
-def initializer_of(given: Initializer | None, block_size: int) -> Initializer:
-    """The initializer of a table's rows, as a value that holds no generator; default: zeros."""
-    if given is None:
-        return Constant(0.0)
+def initializer_of(given: Initializer, block_size: int) -> Initializer:
+    """The initializer of a table's rows, as a value that holds no generator."""
     return given.of_table(block_size) if isinstance(given, RecisInitializer) else given
 
 

@@ -1,43 +1,12 @@
-"""The hash tables of a model apart from the rest."""
+"""The entries of tables in a state dict, apart from the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
-from torch_dynemb.recis.hash_table import HashTable
-
 # entries that the state of a table has, and nothing else
 _OF_TABLES = ("tables", "slabs", "row_clock")
-
-
-def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
-    """The hash tables of a model by name: what the sparse optimizers take.
-
-    Raises:
-        ValueError: two tables have one name, or tables share a child's name.
-    """
-    tables: dict[str, HashTable] = {}
-    owners: dict[str, str] = {}
-    for module in model.modules():
-        if not isinstance(module, HashTable):
-            continue
-        if module.name in tables:
-            raise ValueError(
-                f"filter_out_sparse_param: two tables are named {module.name!r}: give them names "
-                "of their own, or share one table (EmbeddingEngine does, by shared_name)"
-            )
-        for child in module.children_hashtable:
-            if child in owners:
-                raise ValueError(
-                    f"filter_out_sparse_param: tables {owners[child]!r} and {module.name!r} both "
-                    f"have a child {child!r}"
-                )
-            owners[child] = module.name
-        tables[module.name] = module
-    return tables
 
 
 def split_sparse_dense_state_dict(
@@ -49,6 +18,7 @@ def split_sparse_dense_state_dict(
     sparse optimizers see :func:`filter_out_sparse_param`.
 
     Example:
+        >>> from torch import nn
         >>> from torch_dynemb.recis import DynamicEmbedding, EmbeddingOption
         >>> model = nn.ModuleDict(
         ...     {"item": DynamicEmbedding(EmbeddingOption()), "top": nn.Linear(16, 1)}
@@ -68,4 +38,4 @@ def split_sparse_dense_state_dict(
     return sparse, dense
 
 
-__all__ = ["filter_out_sparse_param", "split_sparse_dense_state_dict"]
+__all__ = ["split_sparse_dense_state_dict"]
