@@ -24,6 +24,7 @@ ANY_DEVICE = {
     "test_modules",
     "test_optimizer_options",
     "test_optimizers",
+    "test_policy_sequences",
     "test_recis_faults",
     "test_recis_lookup",
     "test_recis_optimizers",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,9 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
 
 VICTIM_BUCKETS = 8
+WHOLE_INDEX_BUCKETS = 32
+NEVER = (1 << 63) - 1
+PLAIN = td.FeaturePolicy()
 
 
 @dataclass
@@ -29,9 +32,19 @@ class Expected:
 
     scores: dict[int, dict[str, int]]
     handles: dict[int, int]  # -3: refused
+    counts: dict[int, int]  # of ids that wait for admission
     evicted: list[int] = field(default_factory=list)
     rejected: int = 0
     not_admitted: int = 0
+
+
+@dataclass
+class Seen:
+    """What a call says of an id: occurrences that count, and the policies that bring it."""
+
+    counted: int
+    updating: list[td.FeaturePolicy]
+    brought_by: list[td.FeaturePolicy]
 
 
 def entries_of(group: td.TableGroup, table: int) -> dict[int, Entry]:
@@ -58,62 +71,122 @@ def next_handle(handle: int) -> int:
 def expected_call(
     group: td.TableGroup, table: int, ids: Sequence[int], *, admitted: set[int] | None = None
 ) -> Expected:
-    """What looking up ``ids`` in training does, if the index is not rehashed meanwhile.
+    """What looking up ``ids`` in training does; see :func:`expected_lookup`."""
+    return expected_lookup(group, table, [(PLAIN, ids)], {}, admitted=admitted)
+
+
+def expected_lookup(
+    group: td.TableGroup,
+    table: int,
+    features: Sequence[tuple[td.FeaturePolicy, Sequence[int]]],
+    counts: Mapping[int, int],
+    *,
+    admitted: set[int] | None = None,
+) -> Expected:
+    """What a training lookup by several features does, if the index is not rehashed meanwhile.
 
     Args:
-        admitted: the new ids that are; None: all.
+        counts: of ids that wait for admission; of a sketch, in which no two ids meet.
+        admitted: the new ids that are, where no rule counts; None: all.
     """
     policy = group.tables_config[table].policy
     step, now = group.clock[0].item(), group.clock[1].item()
     before = entries_of(group, table)
     fresh = {"step": step, "timestamp": now, "custom": int(group.clock[2 + table])}
-    fresh["expiry"] = now + policy.ttl if policy.ttl else (1 << 63) - 1
     words = group.layout.score_words
-    new = [id for id in dict.fromkeys(ids) if id not in before]
-    result = Expected({id: dict(entry.scores) for id, entry in before.items()}, {})
-    for id in set(ids) & before.keys():
+    seen: dict[int, Seen] = {}
+    for feature, ids in features:
+        for id in ids:
+            entry = seen.setdefault(id, Seen(0, [], []))
+            entry.brought_by.append(feature)
+            if feature.updates_scores:
+                entry.counted += 1
+                entry.updating.append(feature)
+
+    def expiry(features: Sequence[td.FeaturePolicy]) -> int:
+        ttls = [feature.ttl or policy.ttl for feature in features]
+        return max(NEVER if ttl is None else now + ttl for ttl in ttls)
+
+    result = Expected({id: dict(entry.scores) for id, entry in before.items()}, {}, dict(counts))
+    for id in seen.keys() & before.keys():
         kept = result.scores[id]
-        kept |= {name: value for name, value in fresh.items() if name in words}
-        if "expiry" in words:
-            kept["expiry"] = max(before[id].scores["expiry"], fresh["expiry"])
+        kept["step"] = step
+        if seen[id].updating:
+            kept |= {name: value for name, value in fresh.items() if name in words}
+        if seen[id].updating and "expiry" in words:
+            kept["expiry"] = max(before[id].scores["expiry"], expiry(seen[id].updating))
         if "frequency" in words:
-            kept["frequency"] += list(ids).count(id)
+            kept["frequency"] += seen[id].counted
         result.handles[id] = before[id].handle
+    new = [id for id in seen if id not in before]
     room = len(new)
     if policy.capacity is not None and policy.on_full != "grow":
         room = max(policy.capacity - len(before), 0)
-    count = int(group.tables[table, Table.BUCKET_COUNT])
     taken: set[int] = set()
+    rule = policy.admission
     for id in new:
-        if admitted is not None and id not in admitted:
+        total = seen[id].counted
+        counting = isinstance(rule, td.AdmitFrequent | td.AdmitFrequentSketch)
+        if counting:
+            total += counts.get(id, 0)
+            least = min(feature.threshold or rule.threshold for feature in seen[id].brought_by)
+            is_admitted = total >= least
+        else:
+            is_admitted = admitted is None or id in admitted
+        handle = 0  # a row that no other id has
+        if not is_admitted:
+            handle = -3
             result.not_admitted += 1
-            result.handles[id] = -3
-            continue
-        handle = 0
-        if room > 0:
+        elif room > 0:
             room -= 1
         else:
-            first = int(bucket_of(first_hashes(group, table, torch.tensor([id])), count)[0])
-            window = {(first + k) % count for k in range(VICTIM_BUCKETS)}
-            candidates = [
-                (result.scores[other][policy.scores[0]], result.scores[other]["step"], other)
-                for other, entry in before.items()
-                if entry.bucket in window
-                and other not in taken
-                and step - result.scores[other]["step"] >= policy.protected_steps
-            ]
-            if policy.on_full == "default" or not candidates:
+            victim = victim_of(group, table, id, before, result, taken)
+            if victim is None:
+                handle = -3
                 result.rejected += 1
-                result.handles[id] = -3
-                continue
-            victim = min(candidates)[2]
-            taken.add(victim)
-            result.evicted.append(victim)
-            handle = next_handle(before[victim].handle)
-        result.handles[id] = handle  # 0: a row that no other id has
+            else:
+                taken.add(victim)
+                result.evicted.append(victim)
+                handle = next_handle(before[victim].handle)
+        result.handles[id] = handle
+        if handle == -3:
+            if counting and seen[id].counted > 0:
+                result.counts[id] = total
+            continue
+        if isinstance(rule, td.AdmitFrequent):
+            result.counts.pop(id, None)
         result.scores[id] = {name: fresh[name] for name in words if name in fresh}
+        if "expiry" in words:
+            result.scores[id]["expiry"] = expiry(seen[id].updating or seen[id].brought_by)
         if "frequency" in words:
-            result.scores[id]["frequency"] = list(ids).count(id)
+            result.scores[id]["frequency"] = total
     for id in result.evicted:
         del result.scores[id]
     return result
+
+
+def victim_of(
+    group: td.TableGroup,
+    table: int,
+    id: int,
+    before: Mapping[int, Entry],
+    result: Expected,
+    taken: set[int],
+) -> int | None:
+    """Who has to go for a new id."""
+    policy = group.tables_config[table].policy
+    if policy.on_full == "default":
+        return None
+    step = group.clock[0].item()
+    count = int(group.tables[table, Table.BUCKET_COUNT])
+    first = int(bucket_of(first_hashes(group, table, torch.tensor([id])), count)[0])
+    looked_at = count if count <= WHOLE_INDEX_BUCKETS else VICTIM_BUCKETS
+    window = {(first + k) % count for k in range(looked_at)}
+    candidates = [
+        (result.scores[other][policy.scores[0]], result.scores[other]["step"], other)
+        for other, entry in before.items()
+        if entry.bucket in window
+        and other not in taken
+        and step - result.scores[other]["step"] >= policy.protected_steps
+    ]
+    return min(candidates)[2] if candidates else None

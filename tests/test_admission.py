@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from execution import threads
-from group_calls import bag_lookup, call_of, differences, train
+from group_calls import bag_lookup, call_of, differences, raises_in_step, train
 from seeding import seeded
 from torch import Tensor
+from whole_group import check_whole
 
 import torch_dynemb as td
 from torch_dynemb import admission
+from torch_dynemb.table_content import read_counts
 
 
 def make_group(
@@ -154,6 +156,135 @@ def test_counts_survive_saving_and_can_be_reset() -> None:
         make_group(None).reset_counts(0)
 
 
+# -- no room -------------------------------------------------------------------------------------
+
+COUNTING = [td.AdmitFrequent(3), td.AdmitFrequentSketch(3, "64KB")]
+
+
+def full_group(rule: admission.AdmissionRule, **policy: Any) -> td.TableGroup:
+    """A table that ids 1 and 2 fill; both have been seen in this step."""
+    group = make_group(rule, score="frequency", capacity=2, **policy)
+    group.insert(0, torch.tensor([1, 2]).repeat(3))
+    assert ids_of(group) == {1, 2}
+    return group
+
+
+@pytest.mark.parametrize("rule", COUNTING)
+@pytest.mark.parametrize("on_full", ["default", "evict"])
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+def test_an_id_that_finds_no_room_keeps_its_count(
+    rule: admission.AdmissionRule, on_full: Any, at_once: bool
+) -> None:
+    group = full_group(rule, on_full=on_full)
+    for ids in [[7] * 4] if at_once else [[7]] * 4:
+        assert group.insert(0, torch.tensor(ids)).tolist() == [-3] * len(ids)
+    assert group.stats(wait=True)["t0"].rejected == (1 if at_once else 2)
+    group.insert(0, torch.tensor([8]))
+    group.erase(0, torch.tensor([1]))
+    group.insert(0, torch.tensor([8]))  # has not been seen often enough
+    assert ids_of(group) == {2}
+    group.insert(0, torch.tensor([7]))
+    assert ids_of(group) == {2, 7}
+    assert group.get_score(0, torch.tensor([7])).scores.tolist() == [5]  # all are counted
+    if isinstance(rule, td.AdmitFrequent):
+        assert group.stats(wait=True)["t0"].counted == 1  # 8 is, 7 is no longer
+
+
+@pytest.mark.parametrize("rule", COUNTING)
+def test_an_id_keeps_its_count_until_it_finds_a_victim(rule: admission.AdmissionRule) -> None:
+    group = full_group(rule, protected_steps=2)
+    for _ in range(2):
+        group.insert(0, torch.tensor([7, 7, 7]))
+        group.step()
+    assert ids_of(group) == {1, 2}
+    group.insert(0, torch.tensor([7]))
+    assert 7 in ids_of(group)
+    assert group.get_score(0, torch.tensor([7])).scores.tolist() == [7]
+    assert group.stats(wait=True)["t0"].counted == 0
+
+
+@pytest.mark.parametrize("rule", COUNTING)
+def test_counts_stay_where_a_budget_leaves_no_room(rule: admission.AdmissionRule) -> None:
+    policy = td.Policy(admission=rule, on_full="default")
+    group = td.TableGroup(
+        [td.TableConfig("t0", 4, policy=policy)], optimizer=None, memory_budget="120KB", seed=1
+    )
+    ids = torch.arange(5000)
+    handles = group.insert(0, ids.repeat(3))[:5000]
+    refused = ids[handles < 0]
+    assert 0 < refused.numel() < 5000
+    assert bool((group.insert(0, refused) == -3).all())
+    group.erase(0, ids[handles >= 0])
+    assert bool((group.insert(0, refused[:50]) >= 0).all())
+
+
+@pytest.mark.parametrize("rule", COUNTING)
+def test_checks_that_raise_leave_the_counts(rule: admission.AdmissionRule) -> None:
+    group = full_group(rule, on_full="default", check="error")
+    group.insert(0, torch.tensor([7, 7, 7]))
+    with pytest.raises(RuntimeError, match="table 't0' had no room for 1 new ids"):
+        group.step()
+    group.erase(0, torch.tensor([1]))
+    group.insert(0, torch.tensor([7]))
+    assert ids_of(group) == {2, 7}
+
+
+@pytest.mark.parametrize("rule", COUNTING)
+def test_a_full_table_that_raises_counts_nothing(rule: admission.AdmissionRule) -> None:
+    group = make_group(rule, capacity=2, on_full="error")
+    group.insert(0, torch.tensor([1, 2]).repeat(3))
+    group.insert(0, torch.tensor([7, 7]))
+    sketch = group.sketch.clone()
+    for _ in range(3):
+        with raises_in_step(group, "table 0 has (2 ids and room for 0|no room for the)"):
+            group.insert(0, torch.tensor([7, 8]))
+    counted = group.stats(wait=True)["t0"].counted
+    assert counted == (1 if isinstance(rule, td.AdmitFrequent) else 0)
+    assert torch.equal(group.sketch, sketch)
+    group.erase(0, torch.tensor([1]))
+    group.insert(0, torch.tensor([7]))
+    assert ids_of(group) == {2, 7}
+
+
+# -- rows without admission ----------------------------------------------------------------------
+
+
+def test_ids_that_are_assigned_a_row_wait_no_longer() -> None:
+    group = make_group(td.AdmitFrequent(3), tables=2)
+    for table in (0, 1):
+        group.insert(table, torch.tensor([7, 7, 8, 9]))
+    rows = torch.arange(8.0).reshape(2, 4)
+    group.insert_or_assign(0, torch.tensor([7, 10]), rows)
+    stats = group.stats(wait=True)
+    assert (stats["t0"].counted, stats["t0"].size, stats["t1"].counted) == (2, 2, 3)
+    check_whole(group)  # no row has been given back for a count
+    group.insert_or_assign(0, torch.tensor([7, 10]), rows)  # again
+    assert group.erase(0, torch.tensor([7])) == 1
+    group.insert(0, torch.tensor([7, 7]))
+    assert ids_of(group) == {10}
+    group.insert(0, torch.tensor([8, 8]))
+    assert ids_of(group) == {8, 10}
+    group.insert(1, torch.tensor([7]))
+    assert ids_of(group, 1) == {7}
+    check_whole(group)
+
+
+def test_rows_that_are_not_assigned_leave_the_counts() -> None:
+    group = make_group(td.AdmitFrequent(3), score="step", capacity=2, on_full="default")
+    group.insert(0, torch.tensor([7, 7, 8]))
+    before = counts_of(group)
+    with pytest.raises(RuntimeError, match="has no room for all ids; none has been inserted"):
+        group.insert_or_assign(0, torch.tensor([8, 7, 9]), torch.zeros(3, 4))
+    assert ids_of(group) == set()
+    assert counts_of(group) == before == {7: 2, 8: 1}
+
+
+def counts_of(group: td.TableGroup) -> dict[int, int]:
+    counted = read_counts(group, 0)
+    assert counted is not None
+    return dict(zip(counted.ids.tolist(), counted.counts.tolist(), strict=True))
+
+
 # -- chance, none, hooks -------------------------------------------------------------------------
 
 
@@ -290,6 +421,64 @@ def test_a_feature_may_have_its_own_ttl() -> None:
     assert ids_of(module.group, 0) == {1, 3}
     module.optimizer.step(now=1050)
     assert module.group.remove(0, expired=True) == 2
+
+
+@pytest.mark.parametrize("first", ["clicked", "shown"])
+def test_a_new_id_of_two_features_gets_what_both_give(first: str) -> None:
+    """As an id that is there would, whichever of them comes first."""
+    other = "shown" if first == "clicked" else "clicked"
+    table = td.TableConfig(
+        "ads",
+        4,
+        [first, other, "third"],
+        policy=td.Policy(score="frequency", admission=td.AdmitFrequent(4), ttl=10),
+        feature_policies={
+            "clicked": td.FeaturePolicy(threshold=2, ttl=5),
+            "shown": td.FeaturePolicy(ttl=100),
+        },
+    )
+    module = td.DynamicEmbeddingBagCollection([table], optimizer=td.SGD(lr=0.1))
+    module.group.set_now(1000)
+    look_up(module, clicked=[1, 3], shown=[1, 2], third=[2, 4])
+    assert ids_of(module.group) == {1}  # the least threshold
+    assert module.group.get_score(0, torch.tensor([1])).scores.tolist() == [2]
+    look_up(module, clicked=[3], shown=[2], third=[2])
+    ids = torch.tensor([1, 2, 3])
+    assert ids_of(module.group) == {1, 2, 3}
+    assert module.group.get_score(0, ids).scores.tolist() == [2, 4, 2]
+    scores = module.group.get_score(0, ids, score="expiry").scores
+    assert scores.tolist() == [1100, 1100, 1005]  # the longest ttl
+
+
+@pytest.mark.parametrize("ttl", [None, 7])
+def test_a_feature_that_leaves_scores_alone_prolongs_no_ttl(ttl: int | None) -> None:
+    table = td.TableConfig(
+        "ads",
+        4,
+        ["quiet", "silent", "clicked"],
+        policy=td.Policy(score="frequency", ttl=ttl),
+        feature_policies={
+            "quiet": td.FeaturePolicy(updates_scores=False, ttl=1000),
+            "silent": td.FeaturePolicy(updates_scores=False, ttl=100),
+        },
+    )
+    module = td.DynamicEmbeddingBagCollection([table], optimizer=td.SGD(lr=0.1))
+    module.group.set_now(1)
+    look_up(module, quiet=[1, 2], silent=[2, 3], clicked=[1])
+    scores = module.group.get_score(0, torch.tensor([1, 2, 3]), score="expiry").scores
+    never = (1 << 63) - 1
+    assert scores.tolist() == [never if ttl is None else 8, 1001, 101]
+    assert module.group.get_score(0, torch.tensor([1, 2, 3])).scores.tolist() == [1, 0, 0]
+
+
+def test_a_ttl_that_never_ends_is_none() -> None:
+    policy = td.Policy(ttl=(1 << 63) - 5)
+    group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)
+    group.set_now(1000)
+    for _ in range(2):  # new, then known
+        group.insert(0, torch.tensor([1]))
+        expiry = group.get_score(0, torch.tensor([1]), score="expiry").scores
+        assert expiry.tolist() == [(1 << 63) - 1]
 
 
 def test_a_feature_may_leave_scores_alone() -> None:

@@ -59,6 +59,15 @@ def tables_of(name: str, capacity: int) -> list[td.TableConfig]:
             evicting("frequency", admission=td.AdmitFrequent(2)),
             evicting("step", admission=td.AdmitFrequent(3), protected_steps=2),
         ],
+        "frequent and refused": [
+            td.Policy(
+                score="frequency",
+                capacity=capacity,
+                on_full="default",
+                admission=td.AdmitFrequent(2),
+            ),
+            td.Policy(capacity=capacity, on_full="default", admission=SKETCH),
+        ],
         "sketch": [td.Policy(admission=SKETCH), evicting("step", admission=SKETCH)],
         "chance and none": [
             evicting("timestamp", admission=td.AdmitByChance(0.4)),
@@ -99,6 +108,7 @@ GROUPS = [
     "beyond capacity",
     "frequent",
     "frequent and evicted",
+    "frequent and refused",
     "sketch",
     "chance and none",
     "features",
@@ -269,7 +279,7 @@ def test_random_calls(name: str, seed: int) -> None:
         assert pair.cpu.evicted[0, 1] > 0, "the log has overflown"
     if name == "error":
         assert pair.refused > 0
-    if name in ("refused", "budget"):
+    if name in ("refused", "budget", "frequent and refused"):
         assert counts[Table.REJECTED] > 0
     if any(config.policy.admission is not None for config in pair.cpu.tables_config):
         assert counts[Table.NOT_ADMITTED] > 0
@@ -287,13 +297,51 @@ def test_calls_of_many_blocks(seed: int) -> None:
     assert pair.cpu.tables[0, Table.EVICTED] > 256
 
 
-def test_victims_that_many_want(seed: int) -> None:
+def test_counters_are_rehashed_while_ids_find_victims_or_none(seed: int) -> None:
+    """Of many new ids, some counted before, few find a victim: the others are counted on."""
+    pair = Pair("frequent and evicted", capacity=20)
+    pair.features = [(0, 0)]
+    pair.insert(torch.arange(20).repeat(2), torch.tensor([0, 40]))
+    growths = []
+    for step in range(4):
+        for group in (pair.cpu, pair.gpu):
+            group.clock[0] += 1
+        first = 100 + 200 * step
+        once, twice = torch.arange(first, first + 60), torch.arange(first + 30, first + 120)
+        pair.insert(once, torch.tensor([0, 60]))
+        pair.check()
+        before = int(pair.cpu.tables[2, Table.GROWTHS])
+        pair.insert(torch.cat([once, twice, twice]), torch.tensor([0, 240]))
+        pair.check()
+        growths.append(int(pair.cpu.tables[2, Table.GROWTHS]) - before)
+    assert pair.cpu.tables[0, Table.EVICTED] == 4 * 20
+    assert pair.cpu.tables[0, Table.REJECTED] == 4 * 100
+    assert pair.cpu.tables[2, Table.SIZE] == 4 * 100  # all that have no row, and no other
+    assert sum(growths) > 0
+
+
+def test_a_small_table_whose_ids_many_want(seed: int) -> None:
+    """Its index is looked at as a whole, so that all new ids claim the same victims."""
+    pair = Pair("evict by frequency", capacity=30)
+    pair.features = [(0, 0)]
+    pair.insert(torch.arange(30).repeat_interleave(torch.arange(30) % 4 + 1), torch.tensor([0, 73]))
+    for count in (10, 30, 300):
+        for group in (pair.cpu, pair.gpu):
+            group.clock[0] += 1
+        pair.insert(torch.arange(count) + 1000 * count, torch.tensor([0, count]))
+        pair.check()
+    assert pair.cpu.tables[0, Table.EVICTED] == 10 + 30 + 30
+    assert pair.cpu.tables[0, Table.REJECTED] == 270
+
+
+@pytest.mark.parametrize("capacity", [50, 200])
+def test_victims_that_many_want(seed: int, capacity: int) -> None:
     """New ids of one bucket: they displace each other, and some find no victim."""
     from collisions import ids_in_one_bucket
 
-    pair = Pair("protected")
+    pair = Pair("protected", capacity)
     pair.features = [(0, 0)]
-    pair.insert(torch.arange(50), torch.tensor([0, 50]))
+    pair.insert(torch.arange(capacity), torch.tensor([0, capacity]))
     for group in (pair.cpu, pair.gpu):
         group.clock[0] += 5
     bucket_count = int(pair.cpu.tables[0, Table.BUCKET_COUNT])

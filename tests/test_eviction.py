@@ -48,16 +48,18 @@ def zipf_ids(generator: torch.Generator, count: int, distinct: int) -> Tensor:
     return (distinct**uniform).long() * 7919 - 100
 
 
+@pytest.mark.parametrize("capacity", [50, 150])  # a small index is looked at as a whole
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
-def test_every_call_does_what_a_plain_model_says(policy: td.Policy) -> None:
-    group = make_group(policy)
+def test_every_call_does_what_a_plain_model_says(policy: td.Policy, capacity: int) -> None:
+    group = make_group(td.Policy(**{**vars(policy), "capacity": capacity}))
     group.record_evicted(1000)
     generator = seeded(3)
     compared = 0
     for step in range(60):
         if "custom" in policy.scores:
             group.set_batch_score(0, int(torch.randint(0, 5, (1,), generator=generator)))
-        ids = zipf_ids(generator, int(torch.randint(1, 40, (1,), generator=generator)), 300)
+        count = int(torch.randint(1, capacity * 4 // 5, (1,), generator=generator))
+        ids = zipf_ids(generator, count, 6 * capacity)
         before = group.stats(wait=True)["t"]
         expected = expected_call(group, 0, ids.tolist())
         handles = group.insert(0, ids)

@@ -8,6 +8,7 @@ from seeding import seeded
 
 import torch_dynemb as td
 from torch_dynemb.table_content import (
+    CountedIds,
     read_content,
     read_counts,
     score_names,
@@ -89,3 +90,38 @@ def test_a_table_without_room_is_left_empty() -> None:
     with pytest.raises(RuntimeError, match="'small' has no room"):
         write_content(group, 0, content, None, ())
     assert group.size(0) == 0
+
+
+def test_ids_that_only_wait_for_room_arrive_with_their_counts() -> None:
+    """They are beyond the threshold, and get no row before they are seen again."""
+    policy = td.Policy(score="step", capacity=3, on_full="default", admission=td.AdmitFrequent(2))
+
+    def make(capacity: int) -> td.TableGroup:
+        given = td.Policy(**{**vars(policy), "capacity": capacity})
+        return td.TableGroup([td.TableConfig("t", 4, policy=given)], optimizer=None, seed=1)
+
+    source, target = make(3), make(10)
+    source.insert(0, torch.tensor([1, 2, 3]).repeat(2))
+    source.insert(0, torch.tensor([4] * 5 + [5]))
+    content, counted = read_content(source, 0), read_counts(source, 0)
+    assert counted is not None
+    assert (counted.ids.tolist(), counted.counts.tolist()) == ([4, 5], [5, 1])
+    write_content(target, 0, content, counted, score_names(source, 0))
+    again = read_counts(target, 0)
+    assert again is not None
+    assert (again.ids.tolist(), again.counts.tolist()) == ([4, 5], [5, 1])
+    assert read_content(target, 0).ids.tolist() == [1, 2, 3]
+    assert target.stats(wait=True)["t"].not_admitted == 0
+    target.insert(0, torch.tensor([4]))
+    assert read_content(target, 0).ids.tolist() == [1, 2, 3, 4]
+
+
+def test_what_has_a_row_is_not_counted_though_a_file_says_so() -> None:
+    """Earlier versions kept the counts of ids that were assigned rows."""
+    source = trained(5, td.SGD(lr=0.1)).group
+    target = trained(2, td.SGD(lr=0.1)).group
+    content = read_content(source, 0)
+    counted = CountedIds(content.ids, torch.ones_like(content.ids))
+    write_content(target, 0, content, counted, score_names(source, 0))
+    assert target.stats(wait=True)["kept"].counted == 0
+    assert torch.equal(read_content(target, 0).ids, content.ids)

@@ -32,7 +32,8 @@ class AdmitFrequent(AdmissionRule):
     """An id gets a row with its ``threshold``-th occurrence in training.
 
     Occurrences of ids without a row are counted exactly, in a hash table of its own: about 23 bytes
-    for every id that has been seen less often. The counts are part of the state.
+    for every id that has been seen less often, or for which a full table had no room: it keeps its
+    count and gets a row as soon as it is seen and there is room. The counts are part of the state.
 
     Example:
         >>> import torch_dynemb as td
@@ -53,8 +54,8 @@ class AdmitFrequentSketch(AdmissionRule):
     A count-min sketch (Cormode, Muthukrishnan 2005) of four rows with conservative update (Estan,
     Varghese 2002). A count is never too small. With cells = memory / 16 it exceeds the true one by
     more than e / cells of all occurrences counted so far with probability below e^-4 = 1.8 %, so
-    that some ids are admitted too early. Counts are not forgotten on admission. The sketch is part
-    of the state.
+    that some ids are admitted too early. Counts are not forgotten on admission: a sketch cannot
+    forget one id. The sketch is part of the state.
 
     Args:
         threshold: occurrences.

@@ -31,9 +31,11 @@ class Policy:
             ``"none"``. Or several, such as ``("timestamp", "frequency")``: the first decides.
             Default: ``"step"`` if ids can be evicted, else ``"none"``.
         capacity: ids that the table may hold; None: as many as memory.
-        on_full: what becomes of a new id for which there is no room. ``"evict"``: another one goes.
+        on_full: what becomes of a new id for which there is no room. ``"evict"``: another one goes;
+            tables of up to 89 ids look at all, larger ones at about 20 of them.
             ``"default"``: it gets no row and is looked up as ``refused``. ``"error"``: the lookup
-            raises. ``"grow"``: the table exceeds its capacity. Default: ``"evict"``.
+            raises. ``"grow"``: the table exceeds its capacity. Default: ``"evict"``. What admission
+            has counted of an id that gets no row is kept.
         protected_steps: ids that training saw in the last so many steps, the current one included,
             are not evicted. More than 1 where batches are looked up ahead of their backward.
         admission: which new ids get a row, such as ``AdmitFrequent(2)``; None: all.
@@ -160,11 +162,13 @@ class FeaturePolicy:
     """What a feature does otherwise than the policy of its table.
 
     Args:
-        threshold: occurrences from which on an id that this feature brings first gets a row; needs
-            a table that admits frequent ids.
+        threshold: occurrences from which on an id that this feature brings gets a row; needs a
+            table that admits frequent ids. Of several features that bring an id in one lookup, the
+            least threshold counts.
         ttl: seconds; an id stays for the longest ttl of the features that looked it up.
         updates_scores: False: lookups by this feature do not refresh timestamps, frequencies,
-            custom scores and expiry, and do not count towards admission.
+            custom scores and expiry, and do not count towards admission. A new id that only such
+            features bring starts with all of them, but with a frequency of 0.
 
     Example:
         >>> import torch_dynemb as td

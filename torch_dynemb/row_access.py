@@ -47,7 +47,8 @@ class RowAccess(Scores):
     def insert_or_assign(self, table: int, ids: Tensor, rows: Tensor) -> None:
         """Sets rows of ids, inserting those that are new; optimizer state of a new row is fresh.
 
-        Admission does not apply; other ids are evicted where there is no room.
+        Admission does not apply, and exact counts of these ids are forgotten (a sketch cannot
+        forget one id); other ids are evicted where there is no room.
 
         Args:
             ids: int64 [n], distinct.
@@ -56,7 +57,8 @@ class RowAccess(Scores):
         Raises:
             ValueError: shapes do not match, an id is given twice, or one is the padding id.
             RuntimeError: the table is full, or memory is short; no row has been written, and none
-                of the new ids is there. Ids that were evicted to make room stay away.
+                of the new ids is there, nor is a count forgotten. Ids that were evicted to make
+                room stay away.
         """
         config = self._config(table)
         if tuple(rows.shape) != (ids.numel(), config.embedding_dim):
@@ -83,6 +85,7 @@ class RowAccess(Scores):
                         "has been inserted or written"
                     )
                 self._write_rows(table, handles, values)
+                self._forget_counts(table, ids)
             except BaseException:
                 self.erase(table, ids[~there])
                 raise
@@ -99,6 +102,23 @@ class RowAccess(Scores):
             self.state[slab][fresh] = initial.to(self.state[slab].dtype)
         self.weights[slab][written] = values
         self.generations[slab][written] = generations
+
+    def _forget_counts(self, table: int, ids: Tensor) -> None:
+        """Ids that have a row wait for admission no longer."""
+        counters = self.layout.counters[table]
+        if counters is not None:
+            flat, offsets, _ = self._one_table(table, ids)
+            ops.erase_(
+                self.buckets,
+                self.scores,
+                self.tables,
+                self.slabs,
+                self.free_rows,
+                self.meta,
+                flat,
+                offsets,
+                [counters],
+            )
 
     def materialize(self) -> int:
         """Writes the rows that no backward has written yet; returns how many."""

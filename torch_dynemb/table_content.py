@@ -12,7 +12,7 @@ from torch_dynemb import ops
 from torch_dynemb.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.group_parts import exported
 from torch_dynemb.interrupts import held_back
-from torch_dynemb.ops.columns import Meta, RowClock, Table
+from torch_dynemb.ops.columns import Meta, PolicyColumn, RowClock, Table
 from torch_dynemb.policy_layout import score_words_of
 from torch_dynemb.table import TableGroup, handle_rows
 
@@ -37,7 +37,7 @@ class TableContent(NamedTuple):
 
 
 class CountedIds(NamedTuple):
-    """Ids that have no row yet, and how often they have been seen.
+    """Ids that have no row, and how often they have been seen: too seldom, or there was no room.
 
     Attributes:
         ids: int64 [n], ascending.
@@ -137,22 +137,7 @@ def _replace(
     clear(group, table)
     group.reserve(table, content.ids.numel())
     if counted is not None and counted.ids.numel() > 0:
-        # seen once, they are counted; then how often they have been seen is set
-        offsets = torch.tensor([0, counted.ids.numel()], device=group.device)
-        before = group.tables[table, _LOOKUPS]
-        group.find_or_insert(counted.ids, offsets, [table])
-        group.tables[table, _LOOKUPS] = before  # nobody has looked anything up
-        counters = group.layout.counters[table]
-        if counters is not None:
-            ops.set_handles_(
-                group.buckets,
-                group.tables,
-                group.meta,
-                counted.ids,
-                offsets,
-                [counters],
-                counted.counts - 1,  # stored as handles are, where 0 is an empty slot
-            )
+        _write_counts(group, table, counted)
     if content.ids.numel() == 0:
         return
     group.insert_or_assign(table, content.ids, content.rows)
@@ -182,6 +167,44 @@ def _replace(
             content.scores[:, column].contiguous(),
             word=group.layout.score_words.index(name),
         )
+
+
+def _write_counts(group: TableGroup, table: int, counted: CountedIds) -> None:
+    """Counts ids that have no row, also those that wait for room only."""
+    counters = group.layout.counters[table]
+    assert counters is not None
+    policy = group.policy.clone()
+    policy[table, PolicyColumn.THRESHOLD] = 1 << 62  # beyond any count
+    offsets = torch.tensor([0, counted.ids.numel()], device=group.device)
+    before = group.tables[table, _LOOKUPS]
+    ops.find_or_insert_(
+        group.buckets,
+        group.scores,
+        group.tables,
+        group.slabs,
+        group.free_rows,
+        group.sketch,
+        group.evicted,
+        group.meta,
+        policy,
+        group.clock,
+        counted.ids,
+        offsets,
+        None,
+        [table],
+        [table],
+    )
+    group.tables[table, _LOOKUPS] = before  # nobody has looked anything up
+    # stored as handles are, where 0 is an empty slot
+    ops.set_handles_(
+        group.buckets,
+        group.tables,
+        group.meta,
+        counted.ids,
+        offsets,
+        [counters],
+        counted.counts - 1,
+    )
 
 
 def optimizer_steps(group: TableGroup, table: int) -> int:

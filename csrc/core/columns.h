@@ -21,7 +21,7 @@ enum MetaColumn : int {
   kMetaRegionBuckets = 10,  // buckets in the region
   kMetaRefusedBegin = 11,   // records for ids that training refused a row
   kMetaRefusedCount = 12,
-  kMetaUnscored = 13,     // no scores are kept of the table's ids
+  kMetaUnscored = 13,     // of counted ids: they have neither scores nor rows
   kMetaFirstColumn = 14,  // where the rows begin in those of a wider table; a multiple of 4
   kMetaColumns = 16
 };

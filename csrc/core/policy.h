@@ -49,7 +49,7 @@ enum Admission : int {
 enum Verdict : int {
   kVerdictInsert = 0,   // it gets a row
   kVerdictCount = 1,    // its first count is kept
-  kVerdictCounted = 2,  // one more count
+  kVerdictCounted = 2,  // its count grows
   kVerdictRefuse = 3
 };
 
@@ -84,14 +84,17 @@ struct ScoreUpdate {
 DYNEMB_HD ScoreUpdate step_update(const int64_t* clock) {
   return {clock[kClockStep], 0, 0, 0, false, 0, 0, 0, 0};
 }
+// When an id that is seen now expires; INT64_MAX: never.
+DYNEMB_HD int64_t expires_at(const int64_t* policy, const int64_t* clock) {
+  const int64_t ttl = policy[kPolicyTtl];
+  return ttl > 0 && ttl < INT64_MAX - clock[kClockNow] ? clock[kClockNow] + ttl : INT64_MAX;
+}
 DYNEMB_HD ScoreUpdate policy_update(const int64_t* policy, const int64_t* clock, int64_t table) {
   ScoreUpdate update;
   update.step = clock[kClockStep];
   update.now = clock[kClockNow];
   update.custom = clock[kClockHead + table];
-  // saturated: a ttl may be any number
-  const int64_t ttl = policy[kPolicyTtl];
-  update.expires = ttl > 0 && update.now < INT64_MAX - ttl ? update.now + ttl : INT64_MAX;
+  update.expires = expires_at(policy, clock);
   update.timestamp_word = static_cast<int>(policy[kPolicyTimestampWord]);
   update.frequency_word = static_cast<int>(policy[kPolicyFrequencyWord]);
   update.custom_word = static_cast<int>(policy[kPolicyCustomWord]);
@@ -110,6 +113,27 @@ DYNEMB_HD int64_t new_score(const ScoreUpdate& update, int word, int64_t occurre
   if (word == update.custom_word) return update.custom;
   if (word == update.expiry_word) return update.expires;
   return 0;
+}
+
+// -- new ids of several features -----------------------------------------------------------------
+
+// Where features with policies of their own bring one new id in a call, it gets what an id that is
+// there would get of them: the largest of their expiries. It needs the least of their thresholds,
+// since whichever lets it in would have let it in alone. Both are largest ranks, of which 0 says
+// that no feature has come yet, so that neither the order of features nor that of threads matters.
+
+// Features that leave scores alone speak of the expiry only where no other does.
+DYNEMB_HD uint64_t expiry_rank(const int64_t* policy, const int64_t* clock) {
+  const auto expires = static_cast<uint64_t>(expires_at(policy, clock));
+  return policy[kPolicyUpdatesScores] != 0 ? expires | (uint64_t{1} << 63) : expires;
+}
+DYNEMB_HD int64_t ranked_expiry(uint64_t rank) { return static_cast<int64_t>(rank << 1 >> 1); }
+
+DYNEMB_HD uint64_t threshold_rank(const int64_t* policy) {
+  return static_cast<uint64_t>(INT64_MAX) - static_cast<uint64_t>(policy[kPolicyThreshold]);
+}
+DYNEMB_HD int64_t ranked_threshold(uint64_t rank) {
+  return static_cast<int64_t>(static_cast<uint64_t>(INT64_MAX) - rank);
 }
 
 // -- admission -----------------------------------------------------------------------------------
@@ -142,6 +166,23 @@ DYNEMB_HD int32_t add_sketch_count(int32_t count, int64_t occurrences) {
 
 // What the frequency of an admitted id starts from: all occurrences that have been counted.
 DYNEMB_HD int64_t counted_frequency(int64_t count) { return count < INT32_MAX ? count : INT32_MAX; }
+
+// What becomes of an admitted id for which there is no room: its occurrences are counted as if it
+// had not been admitted, so that it gets a row as soon as it is seen and there is room. `counted`:
+// it has an exact counter.
+DYNEMB_HD Verdict verdict_without_room(const int64_t* policy, bool counted, int64_t occurrences) {
+  if (occurrences == 0) return kVerdictRefuse;
+  if (policy[kPolicyAdmission] == kAdmitFrequentSketch) return kVerdictCounted;
+  if (policy[kPolicyAdmission] != kAdmitFrequent) return kVerdictRefuse;
+  return counted ? kVerdictCounted : kVerdictCount;
+}
+
+// Whether an admitted id needs a new exact counter if there is no room for it. Where a full table
+// grows or raises, every id of the call has room.
+DYNEMB_HD bool may_need_counter(const int64_t* policy, bool counted, int64_t occurrences) {
+  const bool refuses = policy[kPolicyOnFull] == kFullEvict || policy[kPolicyOnFull] == kFullDefault;
+  return refuses && verdict_without_room(policy, counted, occurrences) == kVerdictCount;
+}
 
 // -- room ----------------------------------------------------------------------------------------
 
@@ -207,6 +248,16 @@ DYNEMB_HD int64_t ids_with_room(const int64_t* policy, int64_t size, int64_t inc
 // buckets, so the new id need not take the victim's slot. (Hit rates by number of buckets are in
 // benchmarks/README.md.)
 constexpr int kVictimBuckets = 8;
+
+// Small indexes are looked at as a whole, so that a full table refuses nobody for whom another id
+// could go: eight of 16 buckets hold no id of a table of capacity 1 half of the time, and of a
+// table of capacity 64 they hold none but those of the step now and then. (Refusals and cost by
+// size are in benchmarks/README.md: larger tables refuse nobody unless a call replaces more than
+// half of their ids, and looking at more slots would cost more than that is worth.)
+constexpr int64_t kWholeIndexBuckets = 32;
+DYNEMB_HD int victim_buckets(int64_t bucket_count) {
+  return bucket_count <= kWholeIndexBuckets ? static_cast<int>(bucket_count) : kVictimBuckets;
+}
 
 struct VictimRank {
   int64_t score;

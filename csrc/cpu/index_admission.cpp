@@ -20,38 +20,36 @@ int32_t sketch_count(const PolicyView& policies, const IndexView& index, const i
   return count;
 }
 
+SlotPosition find_counter(const IndexView& index, const int64_t* policy, int64_t id) {
+  const TableView counters = index.table(policy[kPolicyCounterTable]);
+  return probe(counters, id, first_hash(id, counters.salt), 0);
+}
+
+int64_t& stored_count(const IndexView& index, const int64_t* policy, const NewId& entry) {
+  const TableView counters = index.table(policy[kPolicyCounterTable]);
+  return counters.line(entry.counter_bucket)[kBucketWidth + entry.counter_slot];
+}
+
 void decide(const IndexView& index, const PolicyView& policies, const int32_t* sketch,
             NewId* entry) {
   const int64_t* policy = policies.row(entry->policy);
+  const int64_t threshold = ranked_threshold(entry->threshold_rank);
   bool admitted = true;
   switch (policy[kPolicyAdmission]) {
     case kAdmitFrequent: {
-      const TableView counters = index.table(policy[kPolicyCounterTable]);
-      const SlotPosition at = probe(counters, entry->id, first_hash(entry->id, counters.salt), 0);
-      int64_t count = entry->occurrences;
+      const SlotPosition at = find_counter(index, policy, entry->id);
       if (at.bucket >= 0) {
         entry->counter_bucket = at.bucket;
         entry->counter_slot = at.slot;
-        count += counters.line(at.bucket)[kBucketWidth + at.slot];
+        entry->counted = stored_count(index, policy, *entry);
       }
-      admitted = count >= policy[kPolicyThreshold];
-      if (admitted) entry->occurrences = counted_frequency(count);
-      if (!admitted && entry->occurrences > 0) {
-        entry->verdict = at.bucket >= 0 ? kVerdictCounted : kVerdictCount;
-        return;
-      }
+      admitted = entry->counted + entry->occurrences >= threshold;
       break;
     }
     case kAdmitFrequentSketch: {
       const int32_t count = sketch_count(policies, index, sketch, *entry);
-      const int32_t sum = add_sketch_count(count, entry->occurrences);
-      admitted = sum >= policy[kPolicyThreshold];
-      if (admitted) entry->occurrences = counted_frequency(sum);
-      if (!admitted && entry->occurrences > 0) {
-        entry->verdict = kVerdictCounted;
-        entry->handle = count;  // until rows are given out
-        return;
-      }
+      entry->counted = count;
+      admitted = add_sketch_count(count, entry->occurrences) >= threshold;
       break;
     }
     case kAdmitByChance:
@@ -64,7 +62,9 @@ void decide(const IndexView& index, const PolicyView& policies, const int32_t* s
     default:
       break;
   }
-  entry->verdict = admitted ? kVerdictInsert : kVerdictRefuse;
+  entry->verdict = admitted
+                       ? kVerdictInsert
+                       : verdict_without_room(policy, entry->has_counter(), entry->occurrences);
 }
 
 }  // namespace
@@ -76,16 +76,22 @@ std::vector<NewId> collect_new_ids(const PolicyView& policies, const FeatureIds&
   for (size_t i = 0; i < misses.tiles.size(); ++i) {
     const Tile& tile = misses.tiles[i];
     const int64_t policy = policies.of_feature[tile.feature];
-    const bool counts = policies.row(policy)[kPolicyUpdatesScores] != 0;
+    const int64_t* row = policies.row(policy);
+    const bool counts = row[kPolicyUpdatesScores] != 0;
+    const uint64_t expiry = expiry_rank(row, policies.clock);
+    const uint64_t threshold = threshold_rank(row);
     for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
       const int64_t position = tile.begin + misses.in_tile[tile.begin + m - misses.tile_begin[i]];
       const int32_t first = misses.first[m];
       if (first == m) {
         number[m] = static_cast<int32_t>(new_ids.size());
         new_ids.push_back({features.ids[position], first, static_cast<int32_t>(tile.table),
-                           static_cast<int32_t>(policy), kVerdictRefuse, 0, kNoHandle, -1, 0});
+                           static_cast<int32_t>(policy), kVerdictRefuse, 0, 0, 0, 0, kNoHandle, -1,
+                           0});
       }
       NewId& entry = new_ids[number[first]];
+      entry.expiry_rank = std::max(entry.expiry_rank, expiry);
+      entry.threshold_rank = std::max(entry.threshold_rank, threshold);
       entry.occurrences += counts;
       if (admit == nullptr || admit[position]) entry.verdict = kVerdictInsert;
     }
@@ -105,30 +111,40 @@ void decide_admission(const IndexView& index, const PolicyView& policies, const 
   });
 }
 
+void refuse_without_room(const PolicyView& policies, NewId* entry) {
+  entry->handle = kRefusedHandle;
+  entry->verdict =
+      verdict_without_room(policies.row(entry->policy), entry->has_counter(), entry->occurrences);
+}
+
+void find_counter_again(const IndexView& index, const PolicyView& policies, NewId* entry) {
+  const SlotPosition at = find_counter(index, policies.row(entry->policy), entry->id);
+  entry->counter_bucket = at.bucket;
+  entry->counter_slot = at.slot;
+}
+
 void note_admission(const IndexView& index, const PolicyView& policies, int32_t* sketch,
-                    const std::vector<NewId>& new_ids) {
-  for (const NewId& entry : new_ids) {
-    const int64_t* policy = policies.row(entry.policy);
-    if (policy[kPolicyAdmission] == kAdmitFrequentSketch && entry.verdict == kVerdictCounted) {
-      const int32_t count = add_sketch_count(static_cast<int32_t>(entry.handle), entry.occurrences);
-      const uint64_t salt = bucket_salt(index.meta_row(entry.table)[kMetaSeed]);
-      for (int row = 0; row < kSketchRows; ++row) {
-        int32_t& cell = sketch[policy[kPolicySketchBegin] +
-                               sketch_cell(entry.id, salt, row, policy[kPolicySketchWidth])];
-        cell = std::max(cell, count);
-      }
+                    const NewId& entry) {
+  const int64_t* policy = policies.row(entry.policy);
+  if (policy[kPolicyAdmission] == kAdmitFrequentSketch && entry.verdict == kVerdictCounted) {
+    const int32_t count = add_sketch_count(static_cast<int32_t>(entry.counted), entry.occurrences);
+    const uint64_t salt = bucket_salt(index.meta_row(entry.table)[kMetaSeed]);
+    for (int row = 0; row < kSketchRows; ++row) {
+      int32_t& cell = sketch[policy[kPolicySketchBegin] +
+                             sketch_cell(entry.id, salt, row, policy[kPolicySketchWidth])];
+      cell = std::max(cell, count);
     }
-    if (entry.counter_bucket < 0) continue;
+  }
+  if (!entry.has_counter()) return;
+  if (entry.verdict == kVerdictCounted) {
+    int64_t& stored = stored_count(index, policy, entry);
+    stored = add_frequency(stored, entry.occurrences);
+  } else if (entry.verdict == kVerdictInsert) {
     const TableView counters = index.table(policy[kPolicyCounterTable]);
-    if (entry.verdict == kVerdictCounted) {
-      int64_t& stored = counters.line(entry.counter_bucket)[kBucketWidth + entry.counter_slot];
-      stored = add_frequency(stored, entry.occurrences);
-    } else if (entry.verdict == kVerdictInsert) {
-      int64_t* row = index.table_row(policy[kPolicyCounterTable]);
-      row[kTableTombstones] += clear_slot(counters, entry.counter_bucket, entry.counter_slot);
-      --row[kTableSize];
-      ++row[kTableErased];
-    }
+    int64_t* row = index.table_row(policy[kPolicyCounterTable]);
+    row[kTableTombstones] += clear_slot(counters, entry.counter_bucket, entry.counter_slot);
+    --row[kTableSize];
+    ++row[kTableErased];
   }
 }
 

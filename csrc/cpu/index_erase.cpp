@@ -29,14 +29,17 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
     const int64_t t = features.table[f];
     const TableView table = index.table(t);
     const int64_t s = index.meta_row(t)[kMetaSlab];
+    const bool has_rows = index.meta_row(t)[kMetaUnscored] == 0;
     int64_t* row = index.table_row(t);
     for (int64_t i = features.begin[f]; i < features.begin[f + 1]; ++i) {
       const int64_t id = features.ids[i];
       const SlotPosition position = probe(table, id, first_hash(id, table.salt), 0);
       if (position.bucket < 0) continue;
-      const int64_t stored = table.line(position.bucket)[kBucketWidth + position.slot];
-      free_row[s * max_rows + slab[s * kSlabColumns + kSlabFreeCount]++] =
-          next_owner(decode_handle(stored));
+      if (has_rows) {
+        const int64_t stored = table.line(position.bucket)[kBucketWidth + position.slot];
+        free_row[s * max_rows + slab[s * kSlabColumns + kSlabFreeCount]++] =
+            next_owner(decode_handle(stored));
+      }
       row[kTableTombstones] += clear_slot(table, position.bucket, position.slot);
       --row[kTableSize];
       ++row[kTableErased];

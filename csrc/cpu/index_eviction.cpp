@@ -23,6 +23,8 @@ struct Claims {
   std::vector<Evictor> evictors;         // by order
   std::vector<char> failed;              // by order; each is set by one thread, once
   std::vector<int64_t*> victims;         // by order: the step word that it claimed last, or nearly
+  // By table whose whole index is looked at: an order that found nothing; nor does any later one.
+  std::vector<int64_t> exhausted;
   int64_t step;
 
   int64_t bucket(const Evictor& evictor, int k) const {
@@ -32,6 +34,7 @@ struct Claims {
   }
   void prefetch(const Evictor& evictor) const {
     const TableView& table = tables[evictor.table];
+    if (table.bucket_count <= kWholeIndexBuckets) return;  // it is in the cache
     for (int k = 0; k < kVictimBuckets; ++k) {
       const int64_t at = bucket(evictor, k);
       prefetch_line(table.line(at));
@@ -59,8 +62,9 @@ DYNEMB_INLINE void search_victim_body(const SearchJob& job) {
   const int64_t word = policy[kPolicyEvictionWord];
   const Words4 now = four(claims.step);
   const Words4 newest = four(claims.step - policy[kPolicyProtectedSteps]);
+  const int buckets = victim_buckets(table.bucket_count);
   Words4 best_score = four(0), best_step = four(0), best_id = four(0), best_at = four(-1);
-  for (int k = 0; k < kVictimBuckets; ++k) {
+  for (int k = 0; k < buckets; ++k) {
     const int64_t bucket = claims.bucket(evictor, k);
     const int64_t* line = table.line(bucket);
     const int64_t* scores = table.score(bucket, 0);
@@ -107,10 +111,16 @@ DYNEMB_SIMD_VARIANTS(search_victim, (const SearchJob& job), (job))
 // Claims a victim for the new id of this order, and others for those that it displaces.
 void claim_victim(Claims* claims, int64_t order) {
   for (;;) {
-    int64_t* word;
-    search_victim({claims, order, &word});
+    const int32_t t = claims->evictors[order].table;
+    int64_t* word = nullptr;
+    if (order <= __atomic_load_n(&claims->exhausted[t], __ATOMIC_RELAXED)) {
+      search_victim({claims, order, &word});
+    }
     if (word == nullptr) {
       claims->failed[order] = 1;
+      if (claims->tables[t].bucket_count <= kWholeIndexBuckets) {
+        __atomic_store_n(&claims->exhausted[t], order, __ATOMIC_RELAXED);
+      }
       return;
     }
     int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
@@ -184,6 +194,7 @@ void evict(const IndexView& index, const PolicyView& policies, const EvictionLog
     claims.tables.push_back(index.table(t));
     claims.policies.push_back(policies.row(t));
   }
+  claims.exhausted.assign(index.table_count, INT64_MAX);
   claims.step = policies.clock[kClockStep];
   for (const int32_t position : positions) {
     const NewId& entry = (*new_ids)[position];
@@ -208,7 +219,7 @@ void evict(const IndexView& index, const PolicyView& policies, const EvictionLog
     int64_t* row = index.table_row(entry.table);
     records[e] = next;
     if (claims.failed[e] != 0) {
-      entry.verdict = kVerdictRefuse;
+      refuse_without_room(policies, &entry);
       ++row[kTableRejected];
     } else {
       ++next;

@@ -69,7 +69,7 @@ void place_misses(const IndexView& index, int64_t step, const Misses& misses) {
 struct Plan {
   std::vector<int64_t> added;    // ids that get a row that no other id has
   std::vector<int64_t> evicted;  // ids that need a victim
-  std::vector<int64_t> counted;  // ids counted for the first time, by counter table
+  std::vector<int64_t> counted;  // ids counted for the first time at most, by counter table
   std::vector<GrowthDecision> growth;
 };
 
@@ -152,7 +152,9 @@ void plan_room(const IndexView& index, const PolicyView& policies,
 }
 
 Entry entry_of(const IndexView& index, const PolicyView& policies, const NewId& id, int64_t table) {
-  const ScoreUpdate update = policy_update(policies.row(id.policy), policies.clock, id.table);
+  ScoreUpdate update = policy_update(policies.row(id.policy), policies.clock, id.table);
+  update.expires = ranked_expiry(id.expiry_rank);
+  const int64_t frequency = counted_frequency(id.counted + id.occurrences);
   Entry entry{first_hash(id.id, index.table(table).salt),
               id.id,
               id.verdict == kVerdictCount ? id.occurrences : encode_handle(id.handle),
@@ -160,9 +162,67 @@ Entry entry_of(const IndexView& index, const PolicyView& policies, const NewId& 
               0,
               {}};
   for (int w = 0; w < index.score_words; ++w) {
-    entry.score[w] = new_score(update, w, id.occurrences);
+    entry.score[w] = new_score(update, w, frequency);
   }
   return entry;
+}
+
+// Decides who of the new ids gets a row, and checks that there is room for all of it. Changes
+// nothing but the verdicts.
+Plan plan_by_policy(const IndexView& index, const PolicyView& policies,
+                    const RowAllocator& allocator, int64_t slabs,
+                    const std::vector<NewId>& new_ids) {
+  Plan plan;
+  std::vector<int64_t> admitted(index.table_count, 0);
+  std::vector<int64_t> uncounted(index.table_count, 0);
+  plan.counted.assign(index.table_count, 0);
+  for (const NewId& entry : new_ids) {
+    const int64_t* policy = policies.row(entry.policy);
+    if (entry.verdict == kVerdictInsert) {
+      ++admitted[entry.table];
+      if (may_need_counter(policy, entry.has_counter(), entry.occurrences)) {
+        ++uncounted[policy[kPolicyCounterTable]];
+      }
+    } else if (entry.verdict == kVerdictCount) {
+      ++plan.counted[policy[kPolicyCounterTable]];
+    }
+  }
+  plan_room(index, policies, admitted, &plan);
+  // Of those for whom there is no room, who has a counter is known only when rows are given out.
+  int64_t without_room = 0;
+  for (int64_t t = 0; t < index.table_count; ++t) without_room += admitted[t] - plan.added[t];
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    plan.counted[t] += std::min(uncounted[t], without_room);
+  }
+  check_plan(index, allocator, slabs, &plan);
+  return plan;
+}
+
+// Rows for the new ids for which there is room; counts of the others. Returns the positions of
+// those that need a victim.
+std::vector<int32_t> give_rows(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+                               const Plan& plan, RowAllocator* allocator,
+                               std::vector<NewId>* new_ids) {
+  std::vector<int64_t> given(index.table_count, 0);
+  std::vector<int32_t> evictors;
+  for (size_t i = 0; i < new_ids->size(); ++i) {
+    NewId& entry = (*new_ids)[i];
+    int64_t* row = index.table_row(entry.table);
+    if (entry.verdict != kVerdictInsert) {
+      entry.handle = kRefusedHandle;
+      ++row[kTableNotAdmitted];
+    } else if (given[entry.table]++ < plan.added[entry.table]) {
+      entry.handle = allocator->take(index.meta_row(entry.table)[kMetaSlab]);
+    } else if (plan.evicted[entry.table] > 0) {
+      evictors.push_back(static_cast<int32_t>(i));
+      continue;  // whether it is counted or not is known later
+    } else {
+      refuse_without_room(policies, &entry);
+      ++row[kTableRejected];
+    }
+    note_admission(index, policies, sketch, entry);
+  }
+  return evictors;
 }
 
 // Rows and places for the new ids that the policies let in.
@@ -172,41 +232,20 @@ void insert_by_policy(const IndexView& index, const PolicyView& policies, int32_
   dedupe_misses(index.table_count, misses);
   std::vector<NewId> new_ids = collect_new_ids(policies, features, *misses, admit);
   decide_admission(index, policies, sketch, &new_ids);
-  Plan plan;
-  std::vector<int64_t> admitted(index.table_count, 0);
-  plan.counted.assign(index.table_count, 0);
-  for (const NewId& entry : new_ids) {
-    admitted[entry.table] += entry.verdict == kVerdictInsert;
-    if (entry.verdict == kVerdictCount) {
-      ++plan.counted[policies.row(entry.policy)[kPolicyCounterTable]];
-    }
-  }
-  plan_room(index, policies, admitted, &plan);
-  check_plan(index, *allocator, slabs, &plan);
+  const Plan plan = plan_by_policy(index, policies, *allocator, slabs, new_ids);
   // Up to here nothing has been changed but the scores of the ids found.
-  note_admission(index, policies, sketch, new_ids);
+  const std::vector<int32_t> evictors =
+      give_rows(index, policies, sketch, plan, allocator, &new_ids);
   rehash_tables(index, plan);
-  std::vector<int64_t> given(index.table_count, 0);
-  std::vector<int32_t> evictors;
-  for (size_t i = 0; i < new_ids.size(); ++i) {
-    NewId& entry = new_ids[i];
-    int64_t* row = index.table_row(entry.table);
-    if (entry.verdict != kVerdictInsert) {
-      entry.handle = kRefusedHandle;
-      ++row[kTableNotAdmitted];
-    } else if (given[entry.table]++ < plan.added[entry.table]) {
-      entry.handle = allocator->take(index.meta_row(entry.table)[kMetaSlab]);
-    } else {
-      entry.handle = kRefusedHandle;
-      if (plan.evicted[entry.table] > 0) {
-        evictors.push_back(static_cast<int32_t>(i));
-      } else {
-        entry.verdict = kVerdictRefuse;
-        ++row[kTableRejected];
-      }
-    }
-  }
   evict(index, policies, log, evictors, &new_ids);
+  for (const int32_t i : evictors) {
+    NewId& entry = new_ids[i];
+    if (entry.has_counter() &&
+        plan.growth[policies.row(entry.policy)[kPolicyCounterTable]].rehash) {
+      find_counter_again(index, policies, &entry);
+    }
+    note_admission(index, policies, sketch, entry);
+  }
   std::vector<Entry> entries;
   entries.reserve(new_ids.size());
   misses->handle.resize(misses->count());

@@ -5,8 +5,7 @@ namespace {
 
 struct Decision {
   int verdict;
-  int64_t count;      // NewIds::counts
-  int64_t frequency;  // of an id that is admitted
+  int64_t count;  // NewIds::counts
 };
 
 // The least of an id's cells.
@@ -23,7 +22,7 @@ __device__ __forceinline__ int32_t sketch_count(const int64_t* policy, uint64_t 
 
 __device__ __forceinline__ Decision decide(const IndexArgs& index, const PolicyArgs& policies,
                                            const int32_t* sketch, int64_t t, const int64_t* policy,
-                                           int64_t id, int64_t occurrences) {
+                                           int64_t threshold, int64_t id, int64_t occurrences) {
   const int64_t seed = index.meta_row(t)[kMetaSeed];
   switch (policy[kPolicyAdmission]) {
     case kAdmitFrequent: {
@@ -31,26 +30,23 @@ __device__ __forceinline__ Decision decide(const IndexArgs& index, const PolicyA
       const bool known = at.stored != 0;
       const int64_t place = known ? pack_place({at.bucket, at.slot, at.never_full}) : -1;
       // without a counter `stored` is 0
-      const int64_t sum = at.stored + occurrences;
-      if (sum >= policy[kPolicyThreshold]) return {kVerdictInsert, place, counted_frequency(sum)};
-      if (occurrences == 0) return {kVerdictRefuse, place, 0};
-      return {known ? kVerdictCounted : kVerdictCount, place, 0};
+      if (at.stored + occurrences >= threshold) return {kVerdictInsert, place};
+      return {verdict_without_room(policy, known, occurrences), place};
     }
     case kAdmitFrequentSketch: {
       const int32_t count = sketch_count(policy, bucket_salt(seed), sketch, id);
-      const int32_t sum = add_sketch_count(count, occurrences);
-      if (sum >= policy[kPolicyThreshold]) return {kVerdictInsert, count, counted_frequency(sum)};
-      return {occurrences > 0 ? kVerdictCounted : kVerdictRefuse, count, 0};
+      if (add_sketch_count(count, occurrences) >= threshold) return {kVerdictInsert, count};
+      return {verdict_without_room(policy, false, occurrences), count};
     }
     case kAdmitByChance:
       return {admitted_by_chance(seed, id, policies.clock[kClockStep], policy[kPolicyChance])
                   ? kVerdictInsert
                   : kVerdictRefuse,
-              -1, occurrences};
+              -1};
     case kAdmitNone:
-      return {kVerdictRefuse, -1, 0};
+      return {kVerdictRefuse, -1};
     default:
-      return {kVerdictInsert, -1, occurrences};
+      return {kVerdictInsert, -1};
   }
 }
 
@@ -72,6 +68,7 @@ __global__ void decide_new(IndexArgs index, FeatureArgs features, PolicyArgs pol
   int64_t t = 0;
   int64_t counter_table = 0;
   bool has_counter = false;
+  bool may_be_counted = false;
   int verdict = kVerdictRefuse;
   if (first) {
     f = features.features == 1 ? 0 : features.feature_of(i);
@@ -80,16 +77,16 @@ __global__ void decide_new(IndexArgs index, FeatureArgs features, PolicyArgs pol
     const int64_t slot = kMissBase - handles[i];
     int64_t count = -1;
     if (!admit || new_ids.wanted[slot] != 0) {
+      const int64_t occurrences = new_ids.occurrences[slot];
       const Decision decision =
-          decide(index, policies, sketch, t, policy, features.ids[i], new_ids.occurrences[slot]);
+          decide(index, policies, sketch, t, policy, new_ids.threshold(slot, policy),
+                 features.ids[i], occurrences);
       verdict = decision.verdict;
       count = decision.count;
-      if (verdict == kVerdictInsert) {  // no other thread has this slot's first occurrence
-        new_ids.occurrences[slot] = static_cast<int32_t>(decision.frequency);
-      }
       if (policy[kPolicyAdmission] == kAdmitFrequent) {
         counter_table = policy[kPolicyCounterTable];
         has_counter = count >= 0;
+        may_be_counted = may_need_counter(policy, has_counter, occurrences);
       }
     }
     new_ids.verdicts[i] = static_cast<uint8_t>(verdict);
@@ -102,36 +99,7 @@ __global__ void decide_new(IndexArgs index, FeatureArgs features, PolicyArgs pol
   count_by_key(first && !inserted, t, plan.not_admitted);
   count_by_key(first && verdict == kVerdictCount, counter_table, plan.counted);
   count_by_key(inserted && has_counter, counter_table, plan.admitted);
-}
-
-__device__ __forceinline__ void note_in_sketch(const IndexArgs& index, const int64_t* policy,
-                                               int64_t t, int64_t id, int32_t count,
-                                               int32_t* sketch) {
-  const uint64_t salt = bucket_salt(index.meta_row(t)[kMetaSeed]);
-#pragma unroll
-  for (int row = 0; row < kSketchRows; ++row) {
-    const int64_t cell = sketch_cell(id, salt, row, policy[kPolicySketchWidth]);
-    atomicMax(sketch + policy[kPolicySketchBegin] + cell, count);
-  }
-}
-
-// Counts the id once more, or forgets its count if it gets a row. Its table has not been rehashed.
-__device__ __forceinline__ void note_in_counters(const IndexArgs& index, const Plan& plan,
-                                                 int64_t counter_table, int verdict, int64_t place,
-                                                 int64_t occurrences) {
-  const TableView counters = table_view(index, counter_table);
-  const SlotPlace at = unpack_place(place);
-  if (verdict == kVerdictCounted) {
-    int64_t& stored = counters.line(at.bucket)[kBucketWidth + at.slot];
-    stored = add_frequency(stored, occurrences);
-  } else if (verdict == kVerdictInsert) {
-    // a rehash drops the tombstones; the plan has counted it already
-    if (clear_slot(counters, at) && plan.old_buckets[counter_table] == 0) {
-      atomicAdd(
-          reinterpret_cast<unsigned long long*>(index.table_row(counter_table) + kTableTombstones),
-          1ULL);
-    }
-  }
+  count_by_key(inserted && may_be_counted, counter_table, plan.uncounted);
 }
 
 // A thread per id: reads 8 bytes in order. For a new id 17 more in order or nearly so and 4 at
@@ -154,32 +122,52 @@ __global__ void give_admitted(PlacedIds placed, SlabArgs slabs, DedupeTable dedu
   const int64_t f = features.features == 1 ? 0 : features.feature_of(i);
   const int64_t t = features.table[f];
   const int64_t* policy = placed.policies.feature_row(f);
-  const int32_t occurrences = new_ids.occurrences[kMissBase - handles[i]];
+  const int64_t slot = kMissBase - handles[i];
+  const int32_t occurrences = new_ids.occurrences[slot];
   const int64_t count = new_ids.counts[i];
-  if (policy[kPolicyAdmission] == kAdmitFrequent && count >= 0) {
-    note_in_counters(index, plan, policy[kPolicyCounterTable], verdict, count, occurrences);
-  } else if (policy[kPolicyAdmission] == kAdmitFrequentSketch && verdict == kVerdictCounted) {
+  const int64_t in_feature = insert_rank - plan.feature_first[f];
+  const bool has_row = inserted && in_feature + plan.feature_in_table[f] < plan.added[t];
+  const bool needs_victim = inserted && !has_row && plan.evicted[t] > 0;
+  const bool without_room = inserted && !has_row && !needs_victim;
+  const bool in_counters = policy[kPolicyAdmission] == kAdmitFrequent;
+  const bool has_counter = in_counters && count >= 0;
+  const bool in_sketch = policy[kPolicyAdmission] == kAdmitFrequentSketch;
+  int64_t before = in_sketch && count > 0 ? count : 0;
+  if (has_counter) {
+    // its table has not been rehashed yet
+    const int64_t counter_table = policy[kPolicyCounterTable];
+    const SlotPlace place = unpack_place(count);
+    int64_t& stored =
+        table_view(index, counter_table).line(place.bucket)[kBucketWidth + place.slot];
+    before = stored;
+    if (has_row) {
+      clear_counter(index, counter_table, place, plan.old_buckets[counter_table] == 0);
+    } else if (verdict != kVerdictRefuse) {  // one who finds a victim is forgotten later
+      stored = add_frequency(stored, occurrences);
+    }
+  } else if (in_sketch && (verdict == kVerdictCounted || without_room)) {
     note_in_sketch(index, policy, t, features.ids[i],
                    add_sketch_count(static_cast<int32_t>(count), occurrences), sketch);
   }
   handles[i] = kRefusedHandle;
   if (!is_placed(verdict)) return;
   placed.positions[order] = static_cast<int32_t>(i);
-  placed.occurrences[order] = occurrences;
+  placed.occurrences[order] = static_cast<int32_t>(counted_frequency(before + occurrences));
+  if (placed.expires != nullptr) placed.expires[order] = ranked_expiry(new_ids.expiry_ranks[slot]);
   placed.feature[order] = static_cast<int32_t>(inserted ? f : ~f);
   if (!inserted) {
     placed.stored_word[order] = occurrences;
-    return;
+  } else if (needs_victim) {
+    placed.stored_word[order] = PlacedIds::kNeedsVictim;
+  } else if (without_room) {
+    placed.stored_word[order] = PlacedIds::kRefused;
+    if (in_counters && !has_counter) placed.count_instead(order, f);
+  } else {
+    const int64_t handle =
+        slabs.row_handle(plan, index.meta_row(t)[kMetaSlab], in_feature + plan.feature_row[f]);
+    placed.stored_word[order] = encode_handle(handle);
+    handles[i] = handle;
   }
-  const int64_t in_feature = insert_rank - plan.feature_first[f];
-  if (in_feature + plan.feature_in_table[f] >= plan.added[t]) {
-    placed.stored_word[order] = plan.evicted[t] > 0 ? PlacedIds::kNeedsVictim : PlacedIds::kRefused;
-    return;
-  }
-  const int64_t handle =
-      slabs.row_handle(plan, index.meta_row(t)[kMetaSlab], in_feature + plan.feature_row[f]);
-  placed.stored_word[order] = encode_handle(handle);
-  handles[i] = handle;
 }
 
 }  // namespace

@@ -73,8 +73,10 @@ __global__ void clear_slots(IndexArgs index, FeatureArgs features, int64_t* free
   const int64_t row = rank - plan.feature_first[f] + plan.feature_row[f];
   const TableView table = table_view(index, t);
   const SlotPlace place = unpack_place(places[i]);
-  free_rows[s * max_rows + plan.slab_free[s] + row] =
-      next_owner(decode_handle(table.line(place.bucket)[kBucketWidth + place.slot]));
+  if (has_rows(index, t)) {
+    free_rows[s * max_rows + plan.slab_free[s] + row] =
+        next_owner(decode_handle(table.line(place.bucket)[kBucketWidth + place.slot]));
+  }
   if (clear_slot(table, place)) {
     atomicAdd(reinterpret_cast<unsigned long long*>(index.table_row(t) + kTableTombstones), 1ULL);
   }

@@ -34,7 +34,8 @@ __device__ __forceinline__ Victim best_victim(const PlacedIds& placed, int64_t o
   const int64_t protected_steps = search.policy[kPolicyProtectedSteps];
   Victim best{nullptr, 0};
   VictimRank best_rank{};
-  for (int k = 0; k < kVictimBuckets; ++k) {
+  const int buckets = victim_buckets(search.table.bucket_count);
+  for (int k = 0; k < buckets; ++k) {
     const int64_t bucket = search.bucket(k);
     const Line line = load_line(search.table.line(bucket));
 #pragma unroll
@@ -96,23 +97,54 @@ __device__ __forceinline__ SlotPlace claimed_victim(const PlacedIds& placed, int
   }
 }
 
+// Counts an id that has found no victim, if it is not in its counter: that has been done.
+__device__ __forceinline__ void count_without_victim(const PlacedIds& placed, int64_t e, int64_t t,
+                                                     int64_t count, int32_t* sketch) {
+  const int64_t f = placed.feature[e];
+  const int64_t* policy = placed.policies.feature_row(f);
+  if (policy[kPolicyAdmission] == kAdmitFrequentSketch) {
+    note_in_sketch(placed.index, policy, t, placed.id(e), placed.occurrences[e], sketch);
+  } else if (policy[kPolicyAdmission] == kAdmitFrequent && count < 0) {
+    placed.count_instead(e, f);
+  }
+}
+
+// Where the exact counter of an id that has found a victim lies after a rehash; -1: nowhere.
+__device__ __forceinline__ int64_t counter_place(const PlacedIds& placed, const Plan& plan,
+                                                 int64_t e, int64_t count) {
+  const int64_t* policy = placed.policies.feature_row(placed.feature[e]);
+  if (policy[kPolicyAdmission] != kAdmitFrequent || count < 0) return -1;
+  const int64_t counters = policy[kPolicyCounterTable];
+  if (plan.old_buckets[counters] == 0) return count;
+  const FoundSlot at = find_slot(table_view(placed.index, counters), placed.id(e));
+  return pack_place({at.bucket, at.slot, at.never_full});
+}
+
 // A thread per placed id; for one that has a victim up to four random lines of scores and one line
-// of the index. Nothing is cleared before every thread knows which buckets were full.
+// of the index, and one more if it was counted. Nothing is cleared before every thread knows which
+// buckets were full. Ids without a victim are counted.
 __global__ void find_victims(PlacedIds placed, Plan plan, int32_t* block_counts, int64_t* victims,
-                             int64_t* handles) {
+                             int64_t* counts, int32_t* sketch, int64_t* handles) {
   if (plan.head[kPlanEvictors] == 0) return;
   const int64_t e = thread_number();
-  const bool found = e < plan.head[kPlanTotal] && placed.stored_word[e] == PlacedIds::kNeedsVictim;
-  int64_t t = 0;
-  if (e < plan.head[kPlanTotal]) victims[e] = -1;
+  const bool is_placed = e < plan.head[kPlanTotal];
+  const bool found = is_placed && placed.stored_word[e] == PlacedIds::kNeedsVictim;
+  const int64_t t = is_placed ? placed.table(e) : 0;
+  if (is_placed) victims[e] = -1;
+  // tables that evict have refused nobody before
+  if (is_placed && placed.feature[e] >= 0 && placed.stored_word[e] == PlacedIds::kRefused &&
+      plan.evicted[t] > 0) {
+    count_without_victim(placed, e, t, counts[placed.positions[e]], sketch);
+  }
   if (found) {
-    t = placed.table(e);
     const SlotPlace place = claimed_victim(placed, e);
     const int64_t* line = table_view(placed.index, t).line(place.bucket);
     const int64_t handle = next_owner(decode_handle(line[kBucketWidth + place.slot]));
     placed.stored_word[e] = encode_handle(handle);
     handles[placed.positions[e]] = handle;
     victims[e] = pack_place(place);
+    int64_t& count = counts[placed.positions[e]];
+    count = counter_place(placed, plan, e, count);
   }
   const int count = __syncthreads_count(found);
   if (threadIdx.x == 0) block_counts[blockIdx.x] = count;
@@ -140,9 +172,10 @@ __global__ void __launch_bounds__(kPlanBlock)
 }
 
 // A thread per placed id; for one that has a victim a random line of the index and its scores are
-// read and written, and 32 bytes of the log.
+// read and written, and 32 bytes of the log, and one more line if it was counted.
 __global__ void clear_victims(PlacedIds placed, Plan plan, EvictionLog log,
-                              const int32_t* block_counts, const int64_t* victims) {
+                              const int32_t* block_counts, const int64_t* victims,
+                              const int64_t* counts) {
   if (plan.head[kPlanEvictors] == 0) return;
   const int64_t e = thread_number();
   const bool found = e < plan.head[kPlanTotal] && victims[e] >= 0;
@@ -163,26 +196,29 @@ __global__ void clear_victims(PlacedIds placed, Plan plan, EvictionLog log,
     to[kEvictedScore] = word == kStepWord ? step_of(*score, placed.policies.clock[kClockStep])
                                           : score[word * kBucketWidth];
   }
-  if (clear_slot(table, place)) {
-    auto* tombstones = placed.index.table_row(t) + kTableTombstones;
-    atomicAdd(reinterpret_cast<unsigned long long*>(tombstones), 1ULL);
+  if (clear_slot(table, place)) add_to_table(placed.index, t, kTableTombstones, 1);
+  const int64_t count = counts[placed.positions[e]];
+  if (count >= 0) {
+    const int64_t* policy = placed.policies.feature_row(placed.feature[e]);
+    clear_counter(placed.index, policy[kPolicyCounterTable], unpack_place(count), true);
   }
 }
 
 }  // namespace
 
 void evict(const Call& call, const PlannedCall& planned, const EvictionLog& log,
-           const PlacedIds& placed, int64_t* victims, int64_t* handles) {
+           const PlacedIds& placed, int64_t* victims, int64_t* counts, int32_t* sketch,
+           int64_t* handles) {
   const int64_t rank_threads = planned.blocks * kRankBlock;
   // the counts of new ids by block have been used
   int32_t* block_counts = planned.block_counts;
   call.launch_strided(claim_victims, planned.features.count, placed, planned.plan);
   call.launch(find_victims, rank_threads, kRankBlock, placed, planned.plan, block_counts, victims,
-              handles);
+              counts, sketch, handles);
   call.launch(plan_eviction, kPlanBlock, kPlanBlock, placed.index, planned.plan, log, block_counts,
               planned.blocks);
   call.launch(clear_victims, rank_threads, kRankBlock, placed, planned.plan, log, block_counts,
-              victims);
+              victims, counts);
 }
 
 }  // namespace dynemb::cuda

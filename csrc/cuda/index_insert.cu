@@ -53,6 +53,7 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
         if (policies.feature_row(f)[kPolicyUpdatesScores] != 0) {
           atomicAdd(new_ids.occurrences + slot, 1);
         }
+        new_ids.note_feature(slot, policies.feature_row(f), policies.clock);
         if (admit != nullptr && admit[i]) new_ids.wanted[slot] = 1;
       }
     }
@@ -174,7 +175,9 @@ NewIdCounts count_exactly(const Call& call, const Plan& plan,
   const auto of_feature = read(plan.feature_count, static_cast<int64_t>(feature_tables.size()));
   NewIdCounts counts{std::vector<int64_t>(static_cast<size_t>(table_count), 0),
                      read(plan.counted, table_count)};
+  const auto uncounted = read(plan.uncounted, table_count);
   call.synchronize();
+  for (size_t t = 0; t < uncounted.size(); ++t) counts.counted[t] += uncounted[t];
   for (size_t f = 0; f < of_feature.size(); ++f) {
     counts.inserted[static_cast<size_t>(feature_tables[f])] += of_feature[f];
   }
@@ -192,8 +195,11 @@ struct PolicyParts {
   Scratch::Part<int64_t> stored;
   Scratch::Part<int32_t> placed_occurrences;
   Scratch::Part<int64_t> victims;
+  Scratch::Part<unsigned long long> ranks;
+  Scratch::Part<int64_t> expires;
 
-  PolicyParts(Scratch* scratch, int64_t ids, int64_t slots, int64_t blocks)
+  // `ranks`: features of one table have different policies.
+  PolicyParts(Scratch* scratch, int64_t ids, int64_t slots, int64_t blocks, bool ranked)
       : occurrences(scratch->add<int32_t>(slots)),
         wanted(scratch->add<uint8_t>(slots)),
         verdicts(scratch->add<uint8_t>(ids)),
@@ -202,8 +208,22 @@ struct PolicyParts {
         feature(scratch->add<int32_t>(ids)),
         stored(scratch->add<int64_t>(ids)),
         placed_occurrences(scratch->add<int32_t>(ids)),
-        victims(scratch->add<int64_t>(ids)) {}
+        victims(scratch->add<int64_t>(ids)),
+        ranks(scratch->add<unsigned long long>(ranked ? 2 * slots : 0)),
+        expires(scratch->add<int64_t>(ranked ? ids : 0)) {}
 };
+
+// Whether two features of one table have different policies.
+bool policies_differ(const std::vector<int64_t>& feature_tables,
+                     const std::vector<int64_t>& feature_policies, int64_t table_count) {
+  std::vector<int64_t> of_table(static_cast<size_t>(table_count), -1);
+  for (size_t f = 0; f < feature_policies.size(); ++f) {
+    int64_t& known = of_table[static_cast<size_t>(feature_tables[f])];
+    if (known >= 0 && known != feature_policies[f]) return true;
+    known = feature_policies[f];
+  }
+  return false;
+}
 
 Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
                        Tensor sketch, Tensor evicted, Tensor meta, Tensor policy, Tensor clock,
@@ -239,7 +259,8 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   const int64_t slots = dedupe_slots(features.count);
   const auto position_part = planned.scratch.add<int32_t>(features.count);
   std::optional<PolicyParts> parts;
-  if (by_policy) parts.emplace(&planned.scratch, features.count, slots, planned.blocks);
+  const bool ranked = policies_differ(feature_tables, feature_policies, index.table_count);
+  if (by_policy) parts.emplace(&planned.scratch, features.count, slots, planned.blocks, ranked);
   planned.start(call);
   policies.of_feature = planned.feature_policy;
   const Plan& plan = planned.plan;
@@ -253,11 +274,14 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   int32_t* placed_counts = nullptr;
   if (by_policy) {
     const Scratch& scratch = planned.scratch;
-    new_ids = {scratch.get(parts->occurrences), scratch.get(parts->wanted),
-               scratch.get(parts->verdicts), scratch.get(parts->counts)};
+    unsigned long long* ranks = ranked ? scratch.get(parts->ranks) : nullptr;
+    new_ids = {
+        scratch.get(parts->occurrences),  scratch.get(parts->wanted),   ranks,
+        ranked ? ranks + slots : nullptr, scratch.get(parts->verdicts), scratch.get(parts->counts)};
     placed_counts = scratch.get(parts->placed_counts);
     call.fill(new_ids.occurrences, 0, slots * 4);
     if (admitted != nullptr) call.fill(new_ids.wanted, 0, slots);
+    if (ranked) call.fill(ranks, 0, 2 * slots * 8);
   }
 
   const int64_t threads = features.threads();
@@ -290,14 +314,15 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
                            new_positions,
                            scratch.get(parts->feature),
                            scratch.get(parts->stored),
-                           scratch.get(parts->placed_occurrences)};
+                           scratch.get(parts->placed_occurrences),
+                           ranked ? scratch.get(parts->expires) : nullptr};
     // before the counters are rehashed: it is known where they lay
     give_admitted_rows(call, slab_args, planned, new_ids, cells, handle, placed_counts, placed);
     if (room.growth) {
       rehash(call, index, plan, old_scratch, old_parts, room.old_buckets, room.expected);
     }
     evict(call, planned, {static_cast<int64_t*>(evicted.data_ptr()), evicted.size(0) - 1}, placed,
-          scratch.get(parts->victims), handle);
+          scratch.get(parts->victims), new_ids.counts, cells, handle);
     call.launch_strided(claim_new<PlacedIds>, features.count, placed, plan);
     call.launch_strided(settle_new<PlacedIds>, features.count, placed, plan);
   } else {

@@ -31,6 +31,8 @@ __device__ bool divide_new_ids(const PlanJob& job, int64_t t, int64_t level) {
   plan.added[t] = added;
   plan.evicted[t] = evicts ? rest : 0;
   plan.rejected[t] = evicts ? 0 : rest;
+  atomicAdd(reinterpret_cast<unsigned long long*>(plan.head + kPlanNoRoom),
+            static_cast<unsigned long long>(rest));
   if (rest == 0 || policy[kPolicyOnFull] != kFullError) return true;
   job.errors.report(kErrorFull, t);
   return false;
@@ -98,6 +100,12 @@ __device__ void rank_rows(const PlanJob& job) {
   }
 }
 
+// Ids that a counter table gets at most: of those for whom there is no room, who has a counter is
+// known only when rows are given out.
+__device__ int64_t most_counted(const Plan& plan, int64_t t) {
+  return plan.counted[t] + min(plan.uncounted[t], plan.head[kPlanNoRoom]);
+}
+
 // Growth of a table's index; false if there is no room for it.
 __device__ bool plan_table(const PlanJob& job, int64_t t) {
   const Plan& plan = job.plan;
@@ -106,7 +114,7 @@ __device__ bool plan_table(const PlanJob& job, int64_t t) {
   // the slots of victims become tombstones
   const GrowthDecision decision =
       decide_growth(row[kTableBucketCount], region, row[kTableSize], row[kTableTombstones],
-                    plan.added[t] + plan.counted[t], plan.evicted[t]);
+                    plan.added[t] + most_counted(plan, t), plan.evicted[t]);
   plan.old_buckets[t] = decision.rehash ? row[kTableBucketCount] : 0;
   plan.old_begin[t] = decision.bucket_count;  // until the sums below
   if (decision.rehash && decision.bucket_count > region) {
@@ -159,13 +167,13 @@ __device__ int64_t ids_of_table(const FeatureArgs& features, int64_t t) {
   return ids;
 }
 
-// The counts of a table after the call, but for what evictions change later.
+// The counts of a table after the call, but for what evictions change later, and for ids that are
+// counted no longer, or because there is no room.
 __device__ void advance_table(const PlanJob& job, int64_t t) {
   const Plan& plan = job.plan;
   int64_t* row = job.index.table_row(t);
-  row[kTableSize] += plan.added[t] + plan.counted[t] - plan.admitted[t];
+  row[kTableSize] += plan.added[t] + plan.counted[t];
   row[kTableInserted] += plan.added[t] + plan.counted[t];
-  row[kTableErased] += plan.admitted[t];
   row[kTableRejected] += plan.rejected[t];
   row[kTableNotAdmitted] += plan.not_admitted[t];
   row[kTableFound] += ids_of_table(job.features, t) - plan.missed[t] - plan.padding[t];
@@ -188,12 +196,14 @@ __device__ void advance_slab(const PlanJob& job, int64_t s) {
   slab[kSlabNextRow] = end;
 }
 
-// What the host may see without waiting. Tombstones are a bound: slots will be cleared, and taken.
+// What the host may see without waiting. Sizes and tombstones are bounds: slots will be cleared,
+// and taken.
 __device__ void write_mirror(const PlanJob& job) {
   const SharedWords& shared = job.shared;
   for (int64_t t = threadIdx.x; t < job.index.table_count; t += blockDim.x) {
     const int64_t* row = job.index.table_row(t);
-    shared.table(t)[kSharedSize] = row[kTableSize];
+    shared.table(t)[kSharedSize] =
+        row[kTableSize] + most_counted(job.plan, t) - job.plan.counted[t];
     shared.table(t)[kSharedBucketCount] = row[kTableBucketCount];
     shared.table(t)[kSharedTombstones] =
         row[kTableTombstones] + job.plan.evicted[t] + job.plan.admitted[t];

@@ -25,7 +25,8 @@ struct Plan {
   int64_t* rejected;      // new ids for which there is no row
   int64_t* not_admitted;  // new ids that were not admitted
   int64_t* counted;       // counter tables: ids that are counted for the first time
-  int64_t* admitted;      // counter tables: ids that are counted no longer
+  int64_t* admitted;      // counter tables: ids that are counted no longer, if there is room
+  int64_t* uncounted;     // counter tables: ids that are counted first if there is no room
   int64_t* victims;       // ids that have been evicted
   int64_t* old_buckets;   // bucket count before a rehash; 0: none
   int64_t* old_begin;     // [tables + 1] first of its buckets among all that are rehashed
@@ -39,12 +40,13 @@ enum PlanHead : int {
   kPlanRehash = 4,    // buckets that are rehashed
   kPlanEvictors = 5,  // new ids that need a victim
   kPlanLogBegin = 6,  // records in the log of evicted ids before the call
+  kPlanNoRoom = 7,    // new ids that need a victim or are refused
   kPlanHeadWords = 8
 };
 
 constexpr int64_t kPlanFeatureArrays = 4;
 constexpr int64_t kPlanSlabArrays = 2;
-constexpr int64_t kPlanTableArrays = 11;
+constexpr int64_t kPlanTableArrays = 12;
 
 inline int64_t plan_words(int64_t features, int64_t tables, int64_t slabs) {
   return kPlanHeadWords + kPlanFeatureArrays * features + kPlanSlabArrays * slabs +
@@ -65,7 +67,7 @@ inline Plan make_plan(int64_t* words, int64_t features, int64_t tables, int64_t 
   for (int64_t** array : {&plan.slab_free, &plan.slab_next}) *array = take(slabs);
   for (int64_t** array :
        {&plan.missed, &plan.padding, &plan.added, &plan.evicted, &plan.rejected, &plan.not_admitted,
-        &plan.counted, &plan.admitted, &plan.victims, &plan.old_buckets}) {
+        &plan.counted, &plan.admitted, &plan.uncounted, &plan.victims, &plan.old_buckets}) {
     *array = take(tables);
   }
   plan.old_begin = take(tables + 1);
@@ -128,6 +130,11 @@ __device__ __forceinline__ int64_t scan_counts(int32_t* counts, int64_t blocks) 
   return total;
 }
 
+// Whether the ids of a table have rows; those of a counter table have none.
+__device__ __forceinline__ bool has_rows(const IndexArgs& index, int64_t table) {
+  return index.meta_row(table)[kMetaUnscored] == 0;
+}
+
 // Ranks of the features' first ids, in all and within their slab. One block.
 __device__ __forceinline__ void rank_features(const IndexArgs& index, const FeatureArgs& features,
                                               const Plan& plan) {
@@ -138,7 +145,8 @@ __device__ __forceinline__ void rank_features(const IndexArgs& index, const Feat
     for (int64_t g = 0; g < f; ++g) {
       const int64_t count = plan.feature_count[g];
       first += count;
-      if (index.meta_row(features.table[g])[kMetaSlab] == slab) row += count;
+      const int64_t other = features.table[g];
+      if (has_rows(index, other) && index.meta_row(other)[kMetaSlab] == slab) row += count;
     }
     plan.feature_first[f] = first;
     plan.feature_row[f] = row;
@@ -158,7 +166,8 @@ __device__ __forceinline__ int64_t slab_total(const IndexArgs& index, const Feat
                                               const Plan& plan, int64_t slab) {
   int64_t total = 0;
   for (int64_t f = 0; f < features.features; ++f) {
-    if (index.meta_row(features.table[f])[kMetaSlab] == slab) total += plan.feature_count[f];
+    const int64_t t = features.table[f];
+    if (has_rows(index, t) && index.meta_row(t)[kMetaSlab] == slab) total += plan.feature_count[f];
   }
   return total;
 }

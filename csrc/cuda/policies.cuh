@@ -43,17 +43,38 @@ __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_
 // What a call finds out about its new ids before it changes anything.
 struct NewIds {
   // by slot of the dedupe table
-  int32_t*
-      occurrences;  // in lookups that update scores; of admitted ids, with those counted before
-  uint8_t* wanted;  // set if `admit` is true at an occurrence
+  int32_t* occurrences;  // in lookups that update scores
+  uint8_t* wanted;       // set if `admit` is true at an occurrence
+  // largest ranks of the features that bring the id; nullptr: those of a table have one policy
+  unsigned long long* expiry_ranks;
+  unsigned long long* threshold_ranks;
   // by position, of first occurrences
   uint8_t* verdicts;  // Verdict
   int64_t* counts;    // kAdmitFrequent: where the id is counted (pack_place), -1 if it is not;
                       // kAdmitFrequentSketch: its count
+
+  __device__ __forceinline__ void note_feature(int64_t slot, const int64_t* policy,
+                                               const int64_t* clock) const {
+    if (expiry_ranks == nullptr) return;
+    atomicMax(expiry_ranks + slot, static_cast<unsigned long long>(expiry_rank(policy, clock)));
+    atomicMax(threshold_ranks + slot, static_cast<unsigned long long>(threshold_rank(policy)));
+  }
+  // `policy` is that of the feature that brings the id first.
+  __device__ __forceinline__ int64_t threshold(int64_t slot, const int64_t* policy) const {
+    return expiry_ranks == nullptr ? policy[kPolicyThreshold]
+                                   : ranked_threshold(threshold_ranks[slot]);
+  }
 };
 
+// Adds to a count of a table that no other thread reads meanwhile.
+__device__ __forceinline__ void add_to_table(const IndexArgs& index, int64_t table, int column,
+                                             int64_t number) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(index.table_row(table) + column),
+            static_cast<unsigned long long>(number));
+}
+
 // New ids that are to be placed, by order of first occurrence. Ids that are counted for the first
-// time go into a counter table.
+// time go into a counter table, also those for which there turns out to be no room.
 struct PlacedIds {
   static constexpr int64_t kRefused = 0;
   static constexpr int64_t kNeedsVictim = -1;
@@ -64,7 +85,8 @@ struct PlacedIds {
   int32_t* positions;
   int32_t* feature;      // of the first occurrence; ~feature for an id that is only counted
   int64_t* stored_word;  // kRefused, kNeedsVictim until it has one, or what the index stores
-  int32_t* occurrences;
+  int32_t* occurrences;  // with those that were counted before
+  int64_t* expires;      // nullptr: as the policy of the feature says
 
   __device__ __forceinline__ int64_t table(int64_t order) const {
     const int32_t f = feature[order];
@@ -83,6 +105,17 @@ struct PlacedIds {
   }
   __device__ __forceinline__ int64_t stored(int64_t order) const { return stored_word[order]; }
 
+  // From now on the id of this order goes into its counter table, if it has occurred: the feature
+  // that brings it first is `f`.
+  __device__ __forceinline__ void count_instead(int64_t order, int64_t f) const {
+    stored_word[order] = occurrences[order];
+    if (stored_word[order] == kRefused) return;
+    feature[order] = static_cast<int32_t>(~f);
+    const int64_t counters = policies.feature_row(f)[kPolicyCounterTable];
+    add_to_table(index, counters, kTableSize, 1);
+    add_to_table(index, counters, kTableInserted, 1);
+  }
+
   struct Score {
     ScoreUpdate update;
     int64_t occurrences;
@@ -92,9 +125,32 @@ struct PlacedIds {
   };
   __device__ __forceinline__ Score score(int64_t order) const {
     const int32_t f = feature[order] >= 0 ? feature[order] : ~feature[order];
-    return {policy_update(policies.feature_row(f), policies.clock, features.table[f]),
-            occurrences[order]};
+    ScoreUpdate update = policy_update(policies.feature_row(f), policies.clock, features.table[f]);
+    if (expires != nullptr) update.expires = expires[order];
+    return {update, occurrences[order]};
   }
 };
+
+// Brings the cells of an id up to `count`.
+__device__ __forceinline__ void note_in_sketch(const IndexArgs& index, const int64_t* policy,
+                                               int64_t t, int64_t id, int32_t count,
+                                               int32_t* sketch) {
+  const uint64_t salt = bucket_salt(index.meta_row(t)[kMetaSeed]);
+#pragma unroll
+  for (int row = 0; row < kSketchRows; ++row) {
+    const int64_t cell = sketch_cell(id, salt, row, policy[kPolicySketchWidth]);
+    atomicMax(sketch + policy[kPolicySketchBegin] + cell, count);
+  }
+}
+
+// Forgets the exact count of an id. `kept_tombstones`: they are not dropped by a rehash to come.
+__device__ __forceinline__ void clear_counter(const IndexArgs& index, int64_t counter_table,
+                                              const SlotPlace& place, bool kept_tombstones) {
+  if (clear_slot(table_view(index, counter_table), place) && kept_tombstones) {
+    add_to_table(index, counter_table, kTableTombstones, 1);
+  }
+  add_to_table(index, counter_table, kTableSize, -1);
+  add_to_table(index, counter_table, kTableErased, 1);
+}
 
 }  // namespace dynemb::cuda

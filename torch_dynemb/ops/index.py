@@ -196,7 +196,7 @@ def erase_(
     offsets: Tensor,
     feature_tables: Sequence[int],
 ) -> Tensor:
-    """Removes ids from the index; later ids get their rows.
+    """Removes ids from the index; later ids get their rows. Ids of a table of counts have none.
 
     Returns:
         int64 [tables]; how many ids each table lost.
