@@ -15,6 +15,7 @@ ANY_DEVICE = {
     "test_index_growth",
     "test_index_sequences",
     "test_initializers",
+    "test_interrupts",
     "test_known_faults",
     "test_life_cycle",
     "test_long_life",

@@ -1,0 +1,78 @@
+"""Ctrl-C at a chosen line or op of torch_dynemb: real signals, raised by the process itself."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_dynemb
+
+_PACKAGE = str(Path(torch_dynemb.__file__).parent)
+
+Call = Callable[[], object]
+
+
+def interrupt() -> None:
+    """What Ctrl-C does."""
+    signal.raise_signal(signal.SIGINT)
+
+
+def interrupt_unheld() -> None:
+    """What no handler of signals holds back: as where an op fails."""
+    raise KeyboardInterrupt
+
+
+def at_line(call: Call, line: int) -> int:
+    """Calls with Ctrl-C before the ``line``-th line of torch_dynemb; returns how many lines ran."""
+    ran = 0
+
+    def of_line(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal ran
+        if event == "line":
+            ran += 1
+            if ran == line:
+                interrupt()
+        return of_line
+
+    def of_call(frame: FrameType, event: str, _: Any) -> Any:
+        return of_line if frame.f_code.co_filename.startswith(_PACKAGE) else None
+
+    outer = sys.gettrace()
+    sys.settrace(of_call)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(outer)
+    return ran
+
+
+class _CountedOps(TorchDispatchMode):
+    def __init__(self, number: int, act: Call) -> None:
+        super().__init__()
+        self.ran, self._number, self._act = 0, number, act
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.ran += 1
+        if self.ran == self._number:
+            self._act()
+        return result
+
+
+def after_op(call: Call, number: int, act: Call = interrupt) -> int:
+    """Calls with Ctrl-C after the ``number``-th op of torch; returns how many ran."""
+    ops = _CountedOps(number, act)
+    try:
+        with ops:
+            call()
+    except KeyboardInterrupt:
+        pass
+    return ops.ran
