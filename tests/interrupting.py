@@ -14,8 +14,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_dynemb
 
 _PACKAGE = str(Path(torch_dynemb.__file__).parent)
+_SECTIONS = str(Path(_PACKAGE) / "interrupts.py")
 
 Call = Callable[[], object]
+
+
+def of_tables(file: str) -> bool:
+    """All of torch_dynemb but for what holds signals back."""
+    return file.startswith(_PACKAGE) and file != _SECTIONS
+
+
+def of_sections(file: str) -> bool:
+    """What holds signals back."""
+    return file == _SECTIONS
 
 
 def interrupt() -> None:
@@ -28,8 +39,8 @@ def interrupt_unheld() -> None:
     raise KeyboardInterrupt
 
 
-def at_line(call: Call, line: int) -> int:
-    """Calls with Ctrl-C before the ``line``-th line of torch_dynemb; returns how many lines ran."""
+def at_line(call: Call, line: int, files: Callable[[str], bool] = of_tables) -> int:
+    """Calls with Ctrl-C before the ``line``-th line of ``files``; returns how many lines ran."""
     ran = 0
 
     def of_line(frame: FrameType, event: str, _: Any) -> Any:
@@ -41,7 +52,7 @@ def at_line(call: Call, line: int) -> int:
         return of_line
 
     def of_call(frame: FrameType, event: str, _: Any) -> Any:
-        return of_line if frame.f_code.co_filename.startswith(_PACKAGE) else None
+        return of_line if files(frame.f_code.co_filename) else None
 
     outer = sys.gettrace()
     sys.settrace(of_call)

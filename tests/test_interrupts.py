@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from interrupting import after_op, at_line, interrupt, interrupt_unheld
+from interrupting import after_op, at_line, interrupt, interrupt_unheld, of_sections
 from torch import Tensor
 
 import torch_dynemb as td
@@ -217,11 +217,18 @@ def test_the_calls_change_something(trials: Callable[[str], Trial]) -> None:
         assert same(trial._before, trial._after) == (name == "compact"), name
 
 
+def some(steps: int) -> list[int]:
+    """A few of all steps, and more of the last ones, where changes become seen."""
+    return sorted(
+        {*range(1, steps + 1, max(1, steps // 4)), *range(max(1, steps - 24), steps + 1, 3)}
+    )
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_an_interrupt_at_some_lines(name: str, trials: Callable[[str], Trial]) -> None:
     trial = trials(name)
     lines = trial.run(lambda call: at_line(call, 0))
-    for line in range(1, lines + 1, max(1, lines // 7)):
+    for line in some(lines):
         trial.run(lambda call, line=line: at_line(call, line))
 
 
@@ -237,7 +244,7 @@ def test_an_interrupt_at_every_line(name: str, trials: Callable[[str], Trial]) -
 def test_an_interrupt_after_some_ops(name: str, trials: Callable[[str], Trial]) -> None:
     trial = trials(name)
     ops = trial.run(lambda call: after_op(call, 0))
-    for number in range(1, ops + 1, max(1, ops // 5)):
+    for number in some(ops):
         trial.run(lambda call, number=number: after_op(call, number))
 
 
@@ -463,7 +470,8 @@ def test_a_signal_at_any_line_of_a_section_is_heard_once() -> None:
             ran.append(2)
 
     handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
-    lines = at_line(lambda: section([]), 0)
+    lines = at_line(lambda: section([]), 0, of_sections)
+    assert lines > 100
     for line in range(1, lines + 1):
         ran: list[int] = []
         interrupted = []
@@ -474,7 +482,7 @@ def test_a_signal_at_any_line_of_a_section_is_heard_once() -> None:
             except KeyboardInterrupt:
                 interrupted.append(1)
 
-        at_line(call, line)
+        at_line(call, line, of_sections)
         assert interrupted == [1]
         assert ran in ([], [1, 2])
         # handlers that an interrupt has left behind go away with the next section
