@@ -59,6 +59,9 @@ CPU_ONLY = {
     "test_train_policies",
     "test_train_reader",
     "test_train_resume",
+    # processes and what is left of deleted objects
+    "test_freed",
+    "test_processes",
     # threads, instruction sets and memory of the CPU
     "test_index_threads",
     "test_large_batches",
