@@ -52,6 +52,8 @@ CPU_ONLY = {
     "test_emulator",
     "test_gpu_check",
     "test_inspection",
+    "test_saved_numbers",
+    "test_state_fuzz",
     "test_sequence_model",
     "test_train_end_to_end",
     "test_train_model",

@@ -127,7 +127,7 @@ def saved(name: str) -> State:
     train(module, range(3))
     for t in range(len(module.group.names)):
         module.group.erase(t, torch.arange(0, 20, 3))
-    return dict(module.state_dict())
+    return plain(module.state_dict())
 
 
 # -- changes --------------------------------------------------------------------------------------

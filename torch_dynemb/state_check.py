@@ -7,7 +7,7 @@ looked at here: addresses, counts that are added to, words in which eviction kee
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -191,11 +191,13 @@ def check_content(group: TableGroup, entries: Mapping[str, Tensor]) -> None:
 
 def _check_counts(name: str, counts: Tensor) -> None:
     """0 to 2^62: far from overflow, whatever is added."""
-    if bool((counts < 0).any()):
+    if counts.numel() == 0:
+        return
+    if _least(counts) < 0:
         raise ValueError(
             f"state entry {name!r} is corrupted: a count is negative: {_least(counts)}"
         )
-    if bool((counts > MAX_COUNT).any()):
+    if _most(counts) > MAX_COUNT:  # as numbers of Python: int32 cannot be compared with it
         raise ValueError(
             f"state entry {name!r} is corrupted: a count is above 2^62: {_most(counts)}"
         )
@@ -394,7 +396,8 @@ def _check_rows(
     owned_once = torch.zeros(used, dtype=torch.bool)
     if not bool(owned_once.index_fill_(0, rows, True).all()):
         raise damage(f"{prefix}.free_rows", "or an id has a row that another one has")
-    _check_generations(entries[f"{prefix}.generations"], rows, both, owned.numel(), damage)
+    entry = f"{prefix}.generations"
+    _check_generations(entry, entries[entry], rows, both, owned.numel(), damage)
 
 
 def _check_slab(group: TableGroup, s: int, slab: list[int]) -> None:
@@ -424,16 +427,21 @@ def _check_slab(group: TableGroup, s: int, slab: list[int]) -> None:
 
 
 def _check_generations(
-    stored: Tensor, rows: Tensor, handles: Tensor, owned: int, damage: Any
+    entry: str,
+    stored: Tensor,
+    rows: Tensor,
+    handles: Tensor,
+    owned: int,
+    damage: Callable[[str, str], ValueError],
 ) -> None:
     """Rows are live where an id has them, and older than their next owner where none has.
 
     Args:
+        entry: its name.
         stored: int32 [rows].
         rows, handles: int64 [rows], first those of ids.
         owned: how many ids there are.
     """
-    entry = "generations"
     generations = stored[rows].to(torch.int64)
     given = handles & _GENERATION_MASK
     if generations.numel() == 0:

@@ -226,19 +226,35 @@ class FusedOptimizer(torch.optim.Optimizer):
         ]
         return {"state": {}, "param_groups": groups, "optimizer": self._config.name}
 
+    @staticmethod
+    def _check_hyper(table: str, name: str, value: Any, numbers: int) -> None:
+        try:
+            valid = len(hyper_values(name, value)) == numbers
+        except (TypeError, ValueError):
+            valid = False
+        if not valid:
+            raise ValueError(
+                f"load_state_dict: {name} of table {table!r} is {value!r}, expected {numbers} "
+                f"number{'s' if numbers > 1 else ''}"
+            )
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Writes hyper-parameters into the tensor the kernels read.
 
         Raises:
             ValueError: other tables than this optimizer's, or other hyper-parameters.
         """
-        optimizer = state_dict.get("optimizer")
+        optimizer, saved = state_dict.get("optimizer"), state_dict.get("param_groups")
         if optimizer != self._config.name:
             raise ValueError(
                 f"load_state_dict: state_dict is of optimizer {optimizer!r}, expected "
                 f"{self._config.name!r}"
             )
-        saved = state_dict["param_groups"]
+        if not isinstance(saved, list) or not all(isinstance(group, dict) for group in saved):
+            raise ValueError(
+                f"load_state_dict: param_groups is a {type(saved).__name__}, expected a list of "
+                "dicts, one per table"
+            )
         names = [group["name"] for group in self.param_groups]
         if [group.get("name") for group in saved] != names:
             raise ValueError(
@@ -252,6 +268,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"load_state_dict: the param group of table {group['name']!r} lacks "
                     f"{sorted(missing)}"
                 )
+            for name, columns in self._config.hyper_columns.items():
+                self._check_hyper(group["name"], name, entries[name], len(columns))
         before = self.state_dict()["param_groups"]
         with held_back():
             try:
