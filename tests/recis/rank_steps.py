@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -164,6 +165,37 @@ def other_group_refused(rank: int) -> str:
     except ValueError as error:
         return str(error)
     return "no error"
+
+
+def different_options(rank: int) -> dict[str, str]:
+    """What is raised where this rank is given something else than the other."""
+    mine = [0.1, 0.2][rank]
+
+    def optimizer(lr: float, **options: Any) -> SparseAdam:
+        table = DynamicEmbedding(option(**options))
+        return SparseAdam(filter_out_sparse_param(table), lr=lr)
+
+    names = ["clicked", "user"] if rank == 0 else ["user", "clicked"]
+    calls: dict[str, Callable[[], Any]] = {
+        "initializer": lambda: DynamicEmbedding(option(initializer=td.Normal(0.0, mine))),
+        "order": lambda: EmbeddingEngine({name: features()[name] for name in names}),
+        "hook": lambda: EmbeddingEngine(
+            {
+                "user": option("user"),
+                "item": option(admit_hook=AdmitHook("Frequency", {"threshold": 2 + rank})),
+            }
+        ),
+        "lr": lambda: optimizer(mine),
+        "sizes": lambda: optimizer(0.1, block_size=10 + rank),
+    }
+    raised = {}
+    for name, call in calls.items():
+        try:
+            call()
+            raised[name] = ""
+        except ValueError as error:
+            raised[name] = str(error)
+    return raised
 
 
 def overlapped(rank: int, samples: list[range]) -> list[dict[str, torch.Tensor]]:

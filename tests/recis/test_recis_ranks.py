@@ -9,6 +9,7 @@ import torch
 from rank_steps import (
     batch,
     dense_parameters_too,
+    different_options,
     features,
     one_group_each,
     other_group_refused,
@@ -159,6 +160,26 @@ def test_a_group_without_this_process_is_refused(two_ranks: Ranks) -> None:
     first, second = two_ranks.run(other_group_refused)
     assert first == ""
     assert "does not have this process as a member" in second
+
+
+def test_ranks_with_different_options_all_raise(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(different_options)
+    assert first == second
+    assert first == {
+        "initializer": "DynamicEmbedding: table 'item': initializer differs between ranks: "
+        "Normal(mean=0.0, std=0.1) on rank 0; Normal(mean=0.0, std=0.2) on rank 1: the ranks share "
+        "the tables, so give all of them the same",
+        "order": "EmbeddingEngine: names of emb_options differs between ranks: ['clicked', 'user'] "
+        "on rank 0; ['user', 'clicked'] on rank 1: the ranks share the tables, so give all of them "
+        "the same",
+        "hook": "EmbeddingEngine: table 'item': admit_hook differs between ranks: "
+        "AdmitHook(name='Frequency', params={'threshold': 2}) on rank 0; "
+        "AdmitHook(name='Frequency', params={'threshold': 3}) on rank 1: the ranks share the "
+        "tables, so give all of them the same",
+        "lr": "SparseAdam: optimizer.lr differs between ranks: 0.1 on rank 0; 0.2 on rank 1: the "
+        "ranks share the tables, so give all of them the same",
+        "sizes": "",
+    }
 
 
 def test_ids_of_the_next_batch_travel_meanwhile(two_ranks: Ranks) -> None:

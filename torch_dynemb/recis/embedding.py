@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.admission import AdmissionRule
+from torch_dynemb.rank_agreement import Option, described
 from torch_dynemb.recis.bags import Ids, bags_of
 from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.hooks import READ_ONLY
 from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.launch import Launch, Request, Runtime
 from torch_dynemb.recis.options import EmbeddingOption
-from torch_dynemb.recis.rank_group import RankGroup, common_start, rank_group
+from torch_dynemb.recis.rank_group import RankGroup, check_ranks_agree, common_start, rank_group
 from torch_dynemb.recis.slices import gen_slice
 
 
@@ -72,7 +73,7 @@ def _hash_table(
             f"{sorted(slots)}, expected one number"
         )
     start = common_start(pg, seed_of(first.initializer))
-    return HashTable(
+    table = HashTable(
         [first.embedding_dim],
         block_size=max(option.block_size for option in options.values()),
         dtype=first.dtype,
@@ -93,6 +94,8 @@ def _hash_table(
         seed=start.seed,
         now=start.now,
     )
+    table.rank_group = group
+    return table
 
 
 class DynamicEmbedding(nn.Module):
@@ -121,6 +124,7 @@ class DynamicEmbedding(nn.Module):
         super().__init__()
         pg = emb_opt.pg if pg is None else pg
         self._group = rank_group(pg)
+        check_ranks_agree("DynamicEmbedding", emb_opt.described(emb_opt.shared_name), self._group)
         self.emb_opt = replace(emb_opt, pg=None)  # a group cannot be copied or saved
         self.hashtable = _hash_table(
             emb_opt.shared_name,
@@ -246,7 +250,8 @@ class EmbeddingEngine(nn.Module):
         pg: process group; default: the options', else the default group, if there is one.
 
     Raises:
-        ValueError: features share a name, but their options are not those of one table.
+        ValueError: features share a name, but their options are not those of one table; or ranks
+            were given different options (all of them raise).
 
     Example:
         >>> import torch
@@ -270,6 +275,7 @@ class EmbeddingEngine(nn.Module):
         super().__init__()
         if not emb_options:
             raise ValueError("EmbeddingEngine: emb_options is empty, expected at least one")
+        _check_ranks_agree(emb_options, pg)
         by_table: dict[str, dict[str, EmbeddingOption]] = {}
         groups: dict[str, dist.ProcessGroup | None] = {}
         owners: dict[str, tuple[str, str]] = {}
@@ -362,6 +368,22 @@ class EmbeddingEngine(nn.Module):
         if not isinstance(input_features, PreparedLookup):
             input_features = self.exchange_ids(input_features)
         return _finished(input_features)
+
+
+def _check_ranks_agree(
+    options: Mapping[str, EmbeddingOption], pg: dist.ProcessGroup | None
+) -> None:
+    """Raises ValueError unless the ranks of each group have the same features in one order."""
+    by_group: dict[str, list[str]] = {}
+    groups = {name: rank_group(of.pg if pg is None else pg) for name, of in options.items()}
+    for name, group in groups.items():
+        if group is not None:
+            by_group.setdefault(group.name, []).append(name)
+    for _, names in sorted(by_group.items()):  # in one order on all ranks
+        alike = {Option("", "names of emb_options"): described(names)}
+        for name in names:
+            alike |= options[name].described(name)
+        check_ranks_agree("EmbeddingEngine", alike, groups[names[0]])
 
 
 def _table_name(option: EmbeddingOption, group: RankGroup | None) -> str:

@@ -20,6 +20,7 @@ from torch_dynemb.policy import Policy
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
 from torch_dynemb.recis.initializers import initializer_of, seed_of
 from torch_dynemb.recis.packed_rows import pack_rows, packed_columns, unpack_rows
+from torch_dynemb.recis.rank_group import RankGroup
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.row_access import handle_rows
@@ -152,6 +153,7 @@ class HashTable(TableModule):
             seed=seed_of(initializer) if seed is None else seed,
         )
         self.name = name
+        self.rank_group: RankGroup | None = None  # of the ranks that share it, as an engine sets it
         self.embedding_dim = dim
         self.grad_reduce_by = grad_reduce_by
         self.slice = gen_slice() if slice is None else slice

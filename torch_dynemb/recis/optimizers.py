@@ -11,7 +11,9 @@ from torch import Tensor
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.rank_agreement import Option, described, options_of
 from torch_dynemb.recis.hash_table import HashTable
+from torch_dynemb.recis.rank_group import check_ranks_agree
 
 
 class SparseOptimizer(torch.optim.Optimizer):
@@ -27,11 +29,13 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     Raises:
         TypeError: an entry is no hash table.
-        ValueError: no table is trainable, or two have one name or share a child's name.
+        ValueError: no table is trainable, two have one name or share a child's name, or the ranks
+            that share a table were given other hyper-parameters (all of them raise).
     """
 
     def __init__(self, param_dict: Mapping[str, HashTable], config: OptimizerConfig) -> None:
         self._tables = _checked_tables(type(self).__name__, param_dict)
+        _check_ranks_agree(type(self).__name__, self._tables, config)
         for table in self._tables.values():
             table.set_optimizer(config)
         self._accum_steps = 1
@@ -135,6 +139,19 @@ class SparseOptimizer(torch.optim.Optimizer):
                 "other parameters to an optimizer of their own"
             )
         super().add_param_group(param_group)
+
+
+def _check_ranks_agree(
+    owner: str, tables: Mapping[str, HashTable], config: OptimizerConfig
+) -> None:
+    by_group: dict[str, list[str]] = {}
+    for name, table in tables.items():
+        if table.rank_group is not None:
+            by_group.setdefault(table.rank_group.name, []).append(name)
+    for _, names in sorted(by_group.items()):  # in one order on all ranks
+        alike = options_of("", "optimizer", config)
+        alike[Option("", "tables")] = described(sorted(names))
+        check_ranks_agree(owner, alike, tables[names[0]].rank_group)
 
 
 def _checked_tables(owner: str, param_dict: Mapping[str, HashTable]) -> dict[str, HashTable]:

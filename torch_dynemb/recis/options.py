@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from torch_dynemb.initializers import Constant, Initializer
+from torch_dynemb.rank_agreement import Described, Option, described
 from torch_dynemb.recis.hash_table import GRAD_REDUCTIONS
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.table_config import ROW_DTYPES
 
 Combiner = Literal["sum", "mean", "tile"]
 COMBINERS = ("sum", "mean", "tile")
+
+
+_NOT_ALIKE = ("block_size", "device", "pg")
 
 
 @dataclass(eq=False)
@@ -164,6 +168,15 @@ class EmbeddingOption:
     def reads_only(self) -> bool:
         """Whether training with it inserts nothing."""
         return self.admit_hook is not None and self.admit_hook.make() == READ_ONLY
+
+    def described(self, feature: str) -> Described:
+        """What all ranks must have alike: all but sizes, groups, and which GPU it is."""
+        entries = {of.name: getattr(self, of.name) for of in fields(self)}
+        for name in _NOT_ALIKE:
+            del entries[name]
+        assert isinstance(self.device, torch.device)
+        entries["device"] = self.device.type
+        return {Option(feature, name): described(value) for name, value in entries.items()}
 
     def coalesced_info(self) -> str:
         """What tables must agree on to become one physical table, as JSON."""

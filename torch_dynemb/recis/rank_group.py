@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
+from torch.distributed import distributed_c10d
+
+from torch_dynemb.rank_agreement import Described, check_agreement
 
 
 class RankGroup(NamedTuple):
@@ -64,6 +67,13 @@ def common_start(pg: dist.ProcessGroup | None, own_seed: int | None = None) -> C
     return CommonStart(seed, now if group.size > 1 else None)
 
 
+def check_ranks_agree(owner: str, options: Described, group: RankGroup | None) -> None:
+    """Raises ValueError on all ranks of a group unless all were given the same options."""
+    if group is not None and group.size > 1:
+        c10d: Any = distributed_c10d  # the function is private, and what functional collectives use
+        check_agreement(owner, options, c10d._resolve_process_group(group.name))
+
+
 def all_to_all(tensor: Tensor, received: list[int], sent: list[int], group: RankGroup) -> Tensor:
     """Sends ``sent[r]`` rows to rank r; the result arrives later: :func:`arrived` waits for it.
 
@@ -80,4 +90,12 @@ def arrived(tensor: Tensor) -> Tensor:
     return tensor
 
 
-__all__ = ["CommonStart", "RankGroup", "all_to_all", "arrived", "common_start", "rank_group"]
+__all__ = [
+    "CommonStart",
+    "RankGroup",
+    "all_to_all",
+    "arrived",
+    "check_ranks_agree",
+    "common_start",
+    "rank_group",
+]
