@@ -33,6 +33,7 @@ from torch_dynemb.torchrec import (
     TableOptions,
     collective_plan,
     dynamic_enumerator,
+    table_sizes,
 )
 from torch_dynemb.torchrec.estimators import planned_optimizer, shard_bytes
 from torch_dynemb.torchrec.fused_params import optimizer_of
@@ -281,6 +282,39 @@ def test_what_no_dynamic_table_can_meet_is_refused() -> None:
         )
     with pytest.raises(ValueError, match=r"make \['x'\] dynamic, but.*\['a'\]: correct"):
         dynamic_enumerator(topology, {"x": dynamic(5)}).enumerate(bags(a=9), sharders())
+
+
+def test_constraints_name_tables_of_the_model() -> None:
+    for constraints, message in (
+        (
+            {"user": dynamic()},
+            r"constraints make \['user'\] dynamic, but the model's tables are \[",
+        ),
+        (
+            {"a": dynamic(), "user": ParameterConstraints(min_partition=8)},
+            r"constraints name \['user'\], which are no tables of the model, whose tables are \['a",
+        ),
+    ):
+        enumerator = dynamic_enumerator(machine(), constraints, BATCH)
+        with pytest.raises(ValueError, match=message):
+            enumerator.enumerate(bags(a=10), sharders())
+
+    class Both(nn.Module):
+        """One collection is not sharded by these sharders: its tables are tables all the same."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags, self.sequences = bags(a=10), sequences(user=10)
+
+    enumerator = dynamic_enumerator(
+        machine(), {"a": dynamic(), "user": ParameterConstraints(min_partition=8)}, BATCH
+    )
+    assert {option.name for option in enumerator.enumerate(Both(), sharders()[:1])} == {"a"}
+
+
+def test_a_model_that_is_not_sharded_has_no_sizes() -> None:
+    with pytest.raises(ValueError, match="model, a EmbeddingBagCollection, has no sharded collec"):
+        table_sizes(bags(a=10))
 
 
 def test_planner_by_dynamicembs_name() -> None:

@@ -31,18 +31,30 @@ class LocalShard(NamedTuple):
 
 
 def local_shards(model: nn.Module) -> Iterator[LocalShard]:
-    """The shards of dynamic tables on this rank, of all sharded collections of a model."""
+    """The shards of dynamic tables on this rank, of all sharded collections of a model.
+
+    Raises:
+        ValueError: the model has no sharded collection of a sharder for dynamic tables.
+    """
     whole = model.module if isinstance(model, DistributedModelParallel) else model
+    sharded = False
     for path, module in whole.named_modules():
         kernels: Any = getattr(module, "kernels", None)
         if not callable(kernels):
             continue
+        sharded = True
         for kernel in kernels():
             if not isinstance(kernel, DynamicKernel):
                 continue
             for number, shard in enumerate(kernel.tables.shards):
                 name = f"{path}.{shard.table}" if path else shard.table
                 yield LocalShard(name, shard, kernel.tables.group, number)
+    if not sharded:
+        raise ValueError(
+            f"local_shards: model, a {type(model).__name__}, has no sharded collection with "
+            "dynamic tables: give what DistributedModelParallel returns, with sharders of "
+            "torch_dynemb.torchrec"
+        )
 
 
 def table_sizes(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> dict[str, int]:
@@ -51,6 +63,9 @@ def table_sizes(model: nn.Module, process_group: dist.ProcessGroup | None = None
     Args:
         model: sharded.
         process_group: over which it is sharded; default: all ranks.
+
+    Raises:
+        ValueError: the model has no sharded collection of a sharder for dynamic tables.
     """
     here: dict[str, int] = {}
     for local in local_shards(model):

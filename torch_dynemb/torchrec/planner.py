@@ -123,7 +123,7 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         """The sharding options of all tables of a model.
 
         Raises:
-            ValueError: the model lacks a table that is to be dynamic, or its sharder cannot make it
+            ValueError: the model lacks a table that constraints name, or its sharder cannot make it
                 dynamic.
         """
         options: list[ShardingOption] = super().enumerate(module, sharders)
@@ -138,6 +138,14 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
             raise ValueError(
                 f"DynamicEmbeddingEnumerator: constraints make {sorted(missing)} dynamic, but the "
                 f"model's tables are {sorted(names)}: correct or remove these names"
+            )
+        parameters = {part for name, _ in module.named_parameters() for part in name.split(".")}
+        unknown = set(self._constraints or {}) - names - parameters
+        if unknown:
+            raise ValueError(
+                f"DynamicEmbeddingEnumerator: constraints name {sorted(unknown)}, which are no "
+                f"tables of the model, whose tables are {sorted(names)}: correct or remove these "
+                "names"
             )
         return options
 
