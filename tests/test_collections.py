@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -343,8 +344,10 @@ def test_keyed_jagged_errors() -> None:
         tables(td.KeyedJagged([*NAMES, "user"], torch.arange(10), torch.arange(11)))
     with pytest.raises(ValueError, match=r"offsets has 8 elements, expected 4 features \* batch"):
         tables(td.KeyedJagged(NAMES, values, offsets[:-1]))
-    with pytest.raises(TypeError, match=r"input has dtype torch\.float32"):
-        tables(td.KeyedJagged(NAMES, values.float(), offsets))
+    for dtype in (torch.float32, torch.float64, torch.bool, torch.int8, torch.uint8, torch.int16):
+        message = f"features {NAMES}: input has dtype {dtype}, expected int64 or int32 ids"
+        with pytest.raises(TypeError, match=re.escape(message)):
+            tables(td.KeyedJagged(NAMES, values.to(dtype), offsets))
     with pytest.raises(ValueError, match=r"weights has shape \(7,\)"):
         tables(td.KeyedJagged(NAMES, values, offsets, torch.rand(7)))
     with pytest.raises(TypeError, match=r"weights has dtype torch\.float64"):

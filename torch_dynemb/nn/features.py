@@ -184,7 +184,10 @@ def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped
     variable_stride = getattr(features, "variable_stride_per_key", None)
     if variable_stride is not None and variable_stride():
         raise ValueError(f"{owner}: features has a batch size per key, expected one for all keys")
-    ids = integer_ids(f"{owner}: features {keys}", features.values())
+    values = features.values()
+    if isinstance(values, Tensor) and values.dtype not in (torch.int64, torch.int32):
+        integer_ids(f"{owner}: features {keys}", values)  # raises; names cost time otherwise
+    ids = integer_ids(owner, values)
     offsets = integer_offsets(owner, features.offsets())
     weights = features.weights_or_none()
     if weights is not None:
