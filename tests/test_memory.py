@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from torch_dynemb import ops
+from torch_dynemb import address_space, ops
+from torch_dynemb.ops.columns import BUCKET_WIDTH, Meta
 from torch_dynemb.table_memory import HostMemory
 
 MIB = 1 << 20
@@ -246,6 +247,110 @@ def test_resident_memory_follows_the_ids() -> None:
     used = module.memory()["total"]
     assert used > 100 * MIB
     assert resident() - before < 1.3 * used
+
+
+def limited(program: str, *, left: int) -> str:
+    """What a program prints that may reserve ``left`` bytes more than it has by then."""
+    limit = (
+        "import resource, torch, torch_dynemb as td\n"
+        "torch.zeros(100, 100) @ torch.zeros(100, 100)\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        f"limit = pages * resource.getpagesize() + {left}\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", limit + program],
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_tables_reserve_less_where_the_process_is_limited() -> None:
+    output = limited(
+        "tables = [td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1)) for _ in range(30)]\n"
+        "for table in tables:\n"
+        "    table(torch.arange(1000)).sum().backward()\n"
+        "print(*(table.group.weights[0].shape[0] for table in tables))\n"
+        "try:\n"
+        "    td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1), max_rows=10**9)\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n",
+        left=4 << 30,
+    )
+    rows, error = output.splitlines()
+    assert min(map(int, rows.split())) > 30_000
+    assert int(rows.split()[0]) > 3_000_000
+    assert "could not reserve" in error
+    for part in ("bytes of addresses", "RLIMIT_AS", "ulimit -v unlimited", "max_rows", "capacity"):
+        assert part in error
+
+
+def strict_overcommit(path: str) -> str:
+    if path == "/proc/sys/vm/overcommit_memory":
+        return "2\n"
+    if path == "/proc/meminfo":
+        return "MemTotal: 9 kB\nCommitLimit:    3000000 kB\nCommitted_AS:   1000000 kB\n"
+    return Path(path).read_text()
+
+
+def test_tables_reserve_less_where_reserved_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address_space, "read_text", strict_overcommit)
+    before = process_bytes("VmSize")
+    table = td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1))
+    assert table.group.weights[0].shape[0] > 10_000
+    assert process_bytes("VmSize") - before < 2_000_000 * 1024 // 2
+    (limit,) = address_space.address_limits()
+    assert limit.left == 2_000_000 * 1024
+    with pytest.raises(RuntimeError) as raised:
+        td.DynamicEmbedding(4096, optimizer=td.Adam(lr=0.1), max_rows=(1 << 35) - 1)
+    assert "could not reserve" in str(raised.value)
+    assert "2048000000 bytes: set it to 0 or 1 (sysctl vm.overcommit_memory" in str(raised.value)
+
+
+def test_an_error_names_the_limit_of_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"/proc/self/maps": "map\n" * 100, "/proc/sys/vm/max_map_count": "105\n"}
+    monkeypatch.setattr(address_space, "read_text", lambda path: files.get(path, ""))
+    assert "100 mappings of memory, and vm.max_map_count is 105" in address_space.what_ran_out(1)
+    files["/proc/sys/vm/max_map_count"] = "65530\n"
+    assert "addresses of the process have run out" in address_space.what_ran_out(1)
+
+
+def test_counts_of_a_table_with_a_capacity_reserve_what_it_may_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HostMemory, "total_bytes", lambda self: 64 << 40)
+    sizes = {}
+    for capacity in (None, 1000, 10_000_000):
+        policy = td.Policy(capacity=capacity, admission=td.AdmitFrequent(2))
+        group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None)
+        sizes[capacity] = BUCKET_WIDTH * int(group.meta[1, Meta.REGION_BUCKETS])
+        assert group.buckets.shape[0] == int(group.meta[:, Meta.REGION_BUCKETS].sum())
+    assert (1 << 26) < sizes[1000] < 1 << 30
+    assert 640_000_000 < sizes[10_000_000] < sizes[None] // 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("memory", [None, 2 << 40], ids=["this machine", "2 TiB"])
+def test_a_thousand_modules_in_one_process(
+    monkeypatch: pytest.MonkeyPatch, memory: int | None
+) -> None:
+    if memory is not None:
+        monkeypatch.setattr(HostMemory, "total_bytes", lambda self: memory)
+    policy = td.Policy(admission=td.AdmitFrequent(2))
+    modules = [
+        td.DynamicEmbedding(2, optimizer=td.AMSGrad(lr=0.1), split=True, policy=policy)
+        for _ in range(1000)
+    ]
+    for module in modules:
+        module(torch.tensor([1, 1, 2])).sum().backward()
+        module.optimizer.step()
+    assert all(len(module) == 1 for module in modules)
+    assert all(module.group.weights[0].shape[0] > 10**7 for module in modules)
+    del module, modules
+    gc.collect()  # other tests ask how many addresses are left
 
 
 def test_a_thousand_tables_fit_into_the_addresses_of_a_large_machine(

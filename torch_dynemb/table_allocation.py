@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torch_dynemb.address_space import ADDRESS_SPACE, address_limits
 from torch_dynemb.initializers import InitData, Initializer
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -36,23 +37,34 @@ if TYPE_CHECKING:
     from torch_dynemb.table_config import SlabConfig
     from torch_dynemb.table_memory import TableMemory
 
-# Bytes of addresses that a process and its GPUs have, and those that groups have taken.
-_ADDRESS_SPACE = 1 << 47
+# Exact counts of a table with a capacity: so many times the capacity, but at least so many ids.
+_COUNTED_PER_ID = 64
+_LEAST_COUNTED = 1 << 26
+# Bytes of addresses that groups have taken.
 _reserved: weakref.WeakKeyDictionary[TableGroup, int] = weakref.WeakKeyDictionary()
 
 
 def allocate(group: TableGroup, memory: TableMemory) -> None:
     """Sets the tensors of a group. None of them ever changes its shape or address."""
     rows = _reserved_rows(group, memory)
-    buckets = _describe_tables(group, rows, memory)
-    _allocate_index(group, memory, rows, buckets)
-    _allocate_rows(group, memory, rows)
-    memory.bind(group, [], [])
+    try:
+        buckets = _describe_tables(group, rows, memory)
+        _allocate_index(group, memory, rows, buckets)
+        _allocate_rows(group, memory, rows)
+        memory.bind(group, [], [])
+    except BaseException:
+        _reserved.pop(group, None)  # the error may keep the group for longer
+        raise
 
 
 def _free_share() -> int:
-    """Bytes of addresses for a group that would take any number: 4 TB, or 10 GB after 1,000."""
-    return (_ADDRESS_SPACE - sum(_reserved.values())) // (4 * (len(_reserved) + 8))
+    """Bytes of addresses for a group that would take any number: 4 TB, or 10 GB after 1,000.
+
+    A quarter of what is left at first where the process or the machine has a limit of its own.
+    """
+    groups = len(_reserved)
+    share = (ADDRESS_SPACE - sum(_reserved.values())) // (4 * (groups + 8))
+    return min([share, *(limit.left // (2 * (groups + 2)) for limit in address_limits())])
 
 
 def _reserved_rows(group: TableGroup, memory: TableMemory) -> list[int]:
@@ -88,8 +100,12 @@ def _counted_ids(group: TableGroup, memory: TableMemory, rows: list[int]) -> int
     if group.max_rows is not None:
         return 4 * max(rows)
     counters = max(len(group.layout.counter_tables), 1)
-    most = min(memory.total_bytes() // 16, _free_share() // (8 * counters))
-    return max(1, most // BUCKET_WIDTH)
+    most = min(memory.total_bytes() // 16, _free_share() // (8 * counters)) // BUCKET_WIDTH
+    capacities = [group.capacity_bound(t) for t in group.layout.counter_tables]
+    if capacities and None not in capacities:
+        largest = max(capacity or 0 for capacity in capacities)
+        most = min(most, max(_LEAST_COUNTED, _COUNTED_PER_ID * largest))
+    return max(1, most)
 
 
 def _addresses_of_row(group: TableGroup, slab: SlabConfig, tables: int) -> int:

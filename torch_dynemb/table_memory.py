@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.address_space import what_ran_out
 from torch_dynemb.ops.columns import Meta, Slab, Table
 from torch_dynemb.ops.pending import PendingGradients
 
@@ -49,7 +51,14 @@ class HostMemory:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
-        return ops.reserve(size, dtype, huge_pages=huge_pages)
+        try:
+            return ops.reserve(size, dtype, huge_pages=huge_pages)
+        except RuntimeError as error:
+            wanted = math.prod(size) * dtype.itemsize
+            raise RuntimeError(
+                f"TableGroup: could not reserve {wanted} bytes of addresses for a tensor of "
+                f"{size[0]} rows: {what_ran_out(wanted)}"
+            ) from error
 
     def bind(self, group: TableGroup, buckets: Sequence[int], rows: Sequence[int]) -> None:
         pass

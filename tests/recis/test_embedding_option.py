@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch_dynemb.recis import (
     READ_ONLY,
     AdmitHook,
     ConstantInitializer,
+    DynamicEmbedding,
+    EmbeddingEngine,
     EmbeddingOption,
     FilterHook,
     HashTable,
@@ -147,6 +150,7 @@ def test_infos_say_what_is_shared() -> None:
         {"initializer": td.Normal()},
         {"grad_reduce_by": "id"},
         {"filter_hook": FilterHook("GlobalStepFilter", {"filter_step": 4})},
+        {"max_rows": 100},
     ):
         assert EmbeddingOption(**change).coalesced_info() != EmbeddingOption().coalesced_info()  # type: ignore[arg-type]
         assert EmbeddingOption(**change).runtime_info() == EmbeddingOption().runtime_info()  # type: ignore[arg-type]
@@ -160,11 +164,24 @@ def test_infos_say_what_is_shared() -> None:
         assert EmbeddingOption(**change).coalesced_info() == EmbeddingOption().coalesced_info()  # type: ignore[arg-type]
 
 
+def test_max_rows_bound_the_tables() -> None:
+    bounded = EmbeddingOption(embedding_dim=4, shared_name="a", max_rows=100)
+    alone = DynamicEmbedding(bounded)
+    assert alone.hashtable.group.weights[0].shape == (100, 4)
+    engine = EmbeddingEngine({"a": bounded, "b": EmbeddingOption(embedding_dim=4, shared_name="b")})
+    assert sorted(t.group.max_rows or 0 for t in engine.tables.values()) == [0, 100]
+    different = replace(bounded, max_rows=101)
+    with pytest.raises(ValueError, match="are not those of one table"):
+        EmbeddingEngine({"a": bounded, "b": different})
+
+
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"embedding_dim": 0}, ValueError, "embedding_dim is 0, expected at least 1"),
     ({"embedding_dim": 4.0}, TypeError, "embedding_dim is 4.0, expected int"),
     ({"block_size": 0}, ValueError, "block_size is 0"),
     ({"max_partition_num": -1}, ValueError, "max_partition_num is -1"),
+    ({"max_rows": 0}, ValueError, "max_rows is 0, expected at least 1"),
+    ({"max_rows": "9"}, TypeError, "max_rows is '9', expected int"),
     ({"dtype": torch.int64}, ValueError, "dtype is torch.int64"),
     ({"combiner": "max"}, ValueError, "combiner is 'max', expected one of"),
     ({"combiner": "tile"}, ValueError, "combiner_kwargs is None, expected {'tile_len': n}"),

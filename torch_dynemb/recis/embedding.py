@@ -91,6 +91,7 @@ def _hash_table(
         filter_hook=first.filter_hook,
         admissions=_admissions(options),
         trainable=any(option.trainable for option in options.values()),
+        max_rows=first.max_rows,
         seed=start.seed,
         now=start.now,
     )

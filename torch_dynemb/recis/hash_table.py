@@ -92,6 +92,7 @@ class HashTable(TableModule):
             0's where there is a process group).
         now: seconds to begin with, where ranks have slices of the table and agree on the time;
             default: the machine's clock counts.
+        max_rows: rows to reserve; see :class:`EmbeddingOption`.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class HashTable(TableModule):
         trainable: bool = True,
         seed: int | None = None,
         now: int | None = None,
+        max_rows: int | None = None,
     ) -> None:
         dim = _one_dimension(embedding_shape)
         names = [name] if not children else list(children)
@@ -148,7 +150,7 @@ class HashTable(TableModule):
             output_dtype=torch.float32,
             split=True,
             device=device,
-            max_rows=None,
+            max_rows=max_rows,
             memory_budget=None,
             seed=seed_of(initializer) if seed is None else seed,
         )
@@ -164,7 +166,7 @@ class HashTable(TableModule):
         self._has_optimizer = False
         self._rebind_optimizer()  # its steps filter rows from here on
         for child in range(len(names)):
-            self._group.reserve(child, block_size)
+            self._group.reserve(child, min(block_size, max_rows or block_size))
         if now is not None and self._group.keeps_time:
             self._group.share_time(now)
 

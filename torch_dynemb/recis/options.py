@@ -10,7 +10,9 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from torch_dynemb.argument_checks import integer
 from torch_dynemb.initializers import Constant, Initializer
+from torch_dynemb.ops.columns import MAX_ROWS
 from torch_dynemb.rank_agreement import Described, Option, described
 from torch_dynemb.recis.hash_table import GRAD_REDUCTIONS
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
@@ -54,6 +56,9 @@ class EmbeddingOption:
             the id.
         filter_hook: removes rows from time to time.
         admit_hook: which new ids get a row.
+        max_rows: rows to reserve; default: what would fill the device's memory, but less where many
+            tables share the addresses of the process. Part of what tables must agree on to share
+            one.
         fp16_enabled: int8 rows come out as float16 instead of float32.
 
     Raises:
@@ -82,6 +87,7 @@ class EmbeddingOption:
     filter_hook: FilterHook | None = None
     admit_hook: AdmitHook | None = None
     fp16_enabled: bool = False
+    max_rows: int | None = None
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.device)
@@ -94,6 +100,8 @@ class EmbeddingOption:
                 raise TypeError(f"EmbeddingOption: {name} is {value!r}, expected int")
             if value < 1:
                 raise ValueError(f"EmbeddingOption: {name} is {value}, expected at least 1")
+        if self.max_rows is not None:
+            integer("EmbeddingOption: max_rows", self.max_rows, least=1, most=MAX_ROWS)
         if self.dtype not in (*ROW_DTYPES, torch.int8):
             raise ValueError(
                 f"EmbeddingOption: dtype is {self.dtype}, expected one of {list(ROW_DTYPES)} or "
@@ -189,6 +197,8 @@ class EmbeddingOption:
             "grad_reduce_by": self.grad_reduce_by,
             "filter_hook": repr(self.filter_hook),
         }
+        if self.max_rows is not None:  # names of tables without it are those of older states
+            info["max_rows"] = str(self.max_rows)
         return json.dumps(info)
 
     def runtime_info(self) -> str:
