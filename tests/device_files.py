@@ -44,6 +44,7 @@ CPU_ONLY = {
     "test_generated_code",
     "test_opcheck",
     "test_schemas",
+    "test_misuse",
     "test_doctest",
     "test_readme",
     # the build, the emulator, programs and jobs, which start processes of their own

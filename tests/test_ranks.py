@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import torch_dynemb as td
-from torch_dynemb.rank_agreement import described
+from torch_dynemb.rank_agreement import comparable
 
 
 def _first_rows(rank: int, store: str, results: str) -> None:
@@ -37,14 +37,14 @@ def test_values_are_described_alike_in_every_process() -> None:
     ones = torch.ones(5000)
     other = ones.clone()
     other[2500] = 2
-    assert described(ones) == described(ones.clone()) != described(other)
-    assert described({"b": [1, 2.5], "a": (None, torch.int8)}) == (
+    assert comparable(ones) == comparable(ones.clone()) != comparable(other)
+    assert comparable({"b": [1, 2.5], "a": (None, torch.int8)}) == (
         "{'a': [None, torch.int8], 'b': [1, 2.5]}"
     )
-    assert described({3, 1, 2}) == "{1, 2, 3}"
-    assert described(td.AdmitFrequent(2)) == "AdmitFrequent(threshold=2)"
-    assert described(functools.partial(_first_rows, 1)) == (
+    assert comparable({3, 1, 2}) == "{1, 2, 3}"
+    assert comparable(td.AdmitFrequent(2)) == "AdmitFrequent(threshold=2)"
+    assert comparable(functools.partial(_first_rows, 1)) == (
         "partial([test_ranks._first_rows, [1], {}])"
     )
-    assert described(object()) == "builtins.object"
-    assert described(torch.optim.Adam) == "torch.optim.adam.Adam"
+    assert comparable(object()) == "builtins.object"
+    assert comparable(torch.optim.Adam) == "torch.optim.adam.Adam"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described, integer, number, text
 from torch_dynemb.ops.columns import SKETCH_ROWS
 
 
@@ -77,10 +78,8 @@ class AdmitFrequentSketch(AdmissionRule):
                 f"AdmitFrequentSketch: memory is {self.memory!r}, expected at least "
                 f"{4 * SKETCH_ROWS} bytes"
             )
-        if self.halve_every is not None and self.halve_every < 1:
-            raise ValueError(
-                f"AdmitFrequentSketch: halve_every is {self.halve_every}, expected at least 1 step"
-            )
+        if self.halve_every is not None:
+            integer("AdmitFrequentSketch: halve_every", self.halve_every, least=1)
 
     @property
     def width(self) -> int:
@@ -98,7 +97,9 @@ class AdmitByChance(AdmissionRule):
     probability: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.probability <= 1:
+        probability = number("AdmitByChance: probability", self.probability)
+        object.__setattr__(self, "probability", probability)
+        if not 0 < probability <= 1:
             raise ValueError(
                 f"AdmitByChance: probability is {self.probability}, expected more than 0 and at "
                 "most 1"
@@ -148,7 +149,13 @@ def register_admission(name: str) -> Callable[[AdmissionHook], AdmissionHook]:
         >>> policy = td.Policy(admission=td.AdmitBy("even ids only"))
     """
 
+    text("register_admission: name", name)
+
     def register(hook: AdmissionHook) -> AdmissionHook:
+        if not callable(hook):
+            raise TypeError(
+                f"register_admission: hook is {described(hook)}, expected a function of NewIds"
+            )
         known = _hooks.get(name)
         # the same function again, when a module is reloaded or a notebook's cell is run twice
         if known is not None and (known.__module__, known.__qualname__) != (
@@ -168,7 +175,7 @@ def admission_hook(name: str) -> AdmissionHook:
     Raises:
         ValueError: there is none.
     """
-    if name not in _hooks:
+    if text("AdmitBy: name", name) not in _hooks:
         raise ValueError(
             f"AdmitBy: no admission hook is named {name!r}, only {sorted(_hooks)}: register it "
             "with torch_dynemb.register_admission before the table is made"

@@ -131,22 +131,55 @@ def tensor(owner: str, value: object, expected: str = "a Tensor") -> Tensor:
     return value
 
 
-def ids(owner: str, value: object, device: torch.device) -> Tensor:
-    """``value`` as ids, int64 [n].
+def on_device(owner: str, value: Tensor, device: torch.device) -> Tensor:
+    """``value``, which must be on the device of the table.
+
+    Raises:
+        ValueError: it is on another one.
+    """
+    if value.device != device:
+        raise ValueError(f"{owner} is on {value.device}, but the table is on {device}")
+    return value
+
+
+def flat_int64(owner: str, value: object, device: torch.device) -> Tensor:
+    """``value`` as int64 [n], ids or scores.
 
     Raises:
         TypeError: it is no dense tensor of int64.
         ValueError: it is on another device.
     """
-    given = tensor(owner, value, "an int64 Tensor of ids")
+    given = tensor(owner, value, "an int64 Tensor")
     if given.dtype != torch.int64:
         raise TypeError(
             f"{owner} has dtype {given.dtype}, expected int64"
-            + (": use ids.long()" if given.dtype == torch.int32 else "")
+            + (": use .long()" if given.dtype == torch.int32 else "")
         )
-    if given.device != device:
-        raise ValueError(f"{owner} is on {given.device}, but the table is on {device}")
-    return given.reshape(-1).contiguous()
+    return on_device(owner, given, device).reshape(-1).contiguous()
 
 
-__all__ = ["described", "flag", "ids", "integer", "integers", "number", "tensor", "text"]
+def float_rows(owner: str, value: object, device: torch.device) -> Tensor:
+    """``value``, which must be a dense tensor of real numbers.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it is on another device.
+    """
+    given = tensor(owner, value, "a float Tensor")
+    if given.dtype == torch.bool or given.is_complex():
+        raise TypeError(f"{owner} has dtype {given.dtype}, expected floats")
+    return on_device(owner, given, device)
+
+
+__all__ = [
+    "described",
+    "flag",
+    "flat_int64",
+    "float_rows",
+    "integer",
+    "integers",
+    "number",
+    "on_device",
+    "tensor",
+    "text",
+]

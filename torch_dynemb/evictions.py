@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.forked import check_own
 from torch_dynemb.group_parts import GroupParts
 from torch_dynemb.interrupts import held_back
@@ -52,8 +53,8 @@ class Evictions(GroupParts):
         self.__dict__.update(self._empty_records(records, rows=rows))
 
     def _empty_records(self, records: int, *, rows: bool) -> dict[str, object]:
-        if records < 1:
-            raise ValueError(f"record_evicted: records is {records}, expected at least 1")
+        records = integer("record_evicted: records", records, least=1)
+        flag("record_evicted: rows", rows)
         evicted = torch.zeros(1 + records, EVICTED_COLUMNS, dtype=torch.int64, device=self.device)
         mark_static([evicted])
         kept: list[list[Tensor]] | None = [[] for _ in self.tables_config] if rows else None

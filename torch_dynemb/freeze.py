@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import described
 from torch_dynemb.frozen_state import check_frozen
 from torch_dynemb.group_parts import exported
 from torch_dynemb.nn.bag import DynamicEmbeddingBag, bag_inputs
@@ -327,6 +328,8 @@ def freeze(model: Model) -> Model:
         >>> torch.equal(program.module()(ids), model.eval()(ids))
         True
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"freeze: model is {described(model)}, expected a torch.nn.Module")
     memo: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, TableModule):

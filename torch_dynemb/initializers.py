@@ -9,12 +9,13 @@ has no num_embeddings, so fan_out is an argument and dim if it is not given.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described, integer, number
 from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, InitKind
 
 
@@ -40,7 +41,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 def _finite(initializer: Initializer, **values: float) -> None:
     for name, value in values.items():
-        if not abs(value) <= _LARGEST:
+        if not abs(number(f"{type(initializer).__name__}: {name}", value)) <= _LARGEST:
             raise ValueError(
                 f"{type(initializer).__name__}: {name} is {value}, expected a finite number of "
                 "single precision"
@@ -215,8 +216,20 @@ class ByColumn(Initializer):
     parts: tuple[tuple[int, Initializer], ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.parts, Iterable) or not all(
+            isinstance(part, tuple | list) and len(part) == 2 for part in self.parts
+        ):
+            raise TypeError(
+                f"ByColumn: parts is {described(self.parts)}, expected pairs (number of columns, "
+                "initializer)"
+            )
         object.__setattr__(self, "parts", tuple(tuple(part) for part in self.parts))
-        for columns, part in self.parts:
+        for i, (columns, part) in enumerate(self.parts):
+            integer(f"ByColumn: parts[{i}][0]", columns)
+            if not isinstance(part, Initializer):
+                raise TypeError(
+                    f"ByColumn: parts[{i}][1] is {described(part)}, expected an initializer"
+                )
             if columns <= 0:
                 raise ValueError(f"ByColumn: a part has {columns} columns, expected at least 1")
             if isinstance(part, ByColumn):

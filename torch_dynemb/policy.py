@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from torch_dynemb.admission import AdmissionRule, AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.argument_checks import described, flag, tensor
 from torch_dynemb.initializers import Initializer
 
 Score = Literal["none", "step", "timestamp", "frequency", "custom"]
@@ -17,6 +18,12 @@ Check = Literal["ignore", "warning", "error"]
 Default = Literal["initial", "zeros"] | Tensor | Initializer
 
 SCORES = ("step", "timestamp", "frequency", "custom")
+
+
+def check_default(owner: str, value: object) -> None:
+    """Raises TypeError for a vector of default values that is no dense tensor of floats."""
+    if isinstance(value, Tensor) and not tensor(owner, value).is_floating_point():
+        raise TypeError(f"{owner} has dtype {value.dtype}, expected floats")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,6 +81,10 @@ class Policy:
                 raise TypeError(f"Policy: {name} is {value!r}, expected int")
             if value < 1:
                 raise ValueError(f"Policy: {name} is {value}, expected at least 1")
+        if self.score is not None and not isinstance(self.score, str | tuple | list):
+            raise TypeError(
+                f"Policy: score is {described(self.score)}, expected a name or a tuple of names"
+            )
         for score in self.scores if self.score is not None else ():
             if score not in (*SCORES, "none"):
                 raise ValueError(
@@ -104,6 +115,7 @@ class Policy:
                 f"Policy: admission is {self.admission!r}, expected a rule such as "
                 "torch_dynemb.AdmitFrequent(2)"
             )
+        check_default("Policy: refused", self.refused)
         drawn = isinstance(self.refused, Tensor | Initializer)
         if not drawn and self.refused not in (None, "initial", "zeros"):
             raise ValueError(
@@ -190,12 +202,18 @@ class FeaturePolicy:
                 raise TypeError(f"FeaturePolicy: {name} is {value!r}, expected int")
             if value is not None and value < 1:
                 raise ValueError(f"FeaturePolicy: {name} is {value}, expected at least 1")
+        flag("FeaturePolicy: updates_scores", self.updates_scores)
 
 
 def check_feature_policies(
     owner: str, policy: Policy, features: tuple[str, ...], given: Mapping[str, FeaturePolicy]
 ) -> None:
     """Raises ValueError or TypeError for policies of features that do not fit their table."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{owner}: feature_policies is {described(given)}, expected a dict of FeaturePolicy by "
+            "feature name"
+        )
     for name, feature in given.items():
         if name not in features:
             raise ValueError(

@@ -32,7 +32,7 @@ class Option(NamedTuple):
 Described = dict[Option, str]
 
 
-def described(value: object) -> str:
+def comparable(value: object) -> str:
     """A value as text that is equal in two processes if the values are.
 
     Unlike repr, it has no addresses and all of a tensor.
@@ -44,17 +44,17 @@ def described(value: object) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if is_dataclass(value) and not isinstance(value, type):
-        inner = (f"{of.name}={described(getattr(value, of.name))}" for of in fields(value))
+        inner = (f"{of.name}={comparable(getattr(value, of.name))}" for of in fields(value))
         return f"{type(value).__name__}({', '.join(inner)})"
     if isinstance(value, Mapping):
-        items = sorted((described(key), described(of)) for key, of in value.items())
+        items = sorted((comparable(key), comparable(of)) for key, of in value.items())
         return "{" + ", ".join(f"{key}: {of}" for key, of in items) + "}"
     if isinstance(value, set | frozenset):
-        return "{" + ", ".join(sorted(described(of) for of in value)) + "}"
+        return "{" + ", ".join(sorted(comparable(of) for of in value)) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(described(of) for of in value) + "]"
+        return "[" + ", ".join(comparable(of) for of in value) + "]"
     if isinstance(value, functools.partial):
-        return f"partial({described([value.func, value.args, value.keywords])})"
+        return f"partial({comparable([value.func, value.args, value.keywords])})"
     name = getattr(value, "__qualname__", None)
     if isinstance(name, str):
         return f"{getattr(value, '__module__', '')}.{name}"
@@ -65,14 +65,14 @@ def described(value: object) -> str:
 def options_of(table: str, prefix: str, value: object) -> Described:
     """An option for each field of a dataclass or entry of a mapping, named after it."""
     if isinstance(value, Mapping):
-        return {Option(table, f"{prefix}[{key!r}]"): described(of) for key, of in value.items()}
+        return {Option(table, f"{prefix}[{key!r}]"): comparable(of) for key, of in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         parts = {
-            Option(table, f"{prefix}.{of.name}"): described(getattr(value, of.name))
+            Option(table, f"{prefix}.{of.name}"): comparable(getattr(value, of.name))
             for of in fields(value)
         }
         return {Option(table, prefix): type(value).__name__, **parts}
-    return {Option(table, prefix): described(value)}
+    return {Option(table, prefix): comparable(value)}
 
 
 def check_agreement(
@@ -149,4 +149,4 @@ def _ranks(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:_SHOWN_RANKS]))}{more}"
 
 
-__all__ = ["Described", "Option", "check_agreement", "described", "options_of"]
+__all__ = ["Described", "Option", "check_agreement", "comparable", "options_of"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmitFrequentSketch
+from torch_dynemb.argument_checks import described, flag, integer, number
 from torch_dynemb.forked import check_own
 from torch_dynemb.group_parts import exported
 from torch_dynemb.interrupts import held_back
@@ -61,7 +62,8 @@ class Removal(Scores):
             ValueError, TypeError: no condition or several, or one that does not fit the table.
                 Nothing has been removed then, nor where ``predicate`` raises.
         """
-        self._config(table)
+        self._config(table, "remove")
+        batch_size = integer("remove: batch_size", batch_size, least=BUCKET_WIDTH)
         condition = condition_of(
             self,
             table,
@@ -73,10 +75,6 @@ class Removal(Scores):
                 "predicate": predicate,
             },
         )
-        if batch_size < BUCKET_WIDTH:
-            raise ValueError(
-                f"remove: batch_size is {batch_size}, expected at least {BUCKET_WIDTH}"
-            )
         check_own(self)
         # removed together, so that a predicate that raises, or an interrupt, removes nothing
         chosen = [batch.ids[condition(batch)] for batch in exported(self, table, batch_size)]
@@ -84,11 +82,13 @@ class Removal(Scores):
 
     def clear(self, table: int) -> int:
         """Removes all ids of a table; returns how many. Its index keeps its size."""
+        self._config(table, "clear")
         return self.remove(table, predicate=lambda ids, _: torch.ones_like(ids, dtype=torch.bool))
 
     def fill(self, table: int, value: float) -> None:
         """Sets the rows of all ids of a table to a value; optimizer state stays."""
-        slab = int(self.meta[self.names.index(self._config(table).name), Meta.SLAB])
+        value = number("fill: value", value)
+        slab = int(self.meta[self.names.index(self._config(table, "fill").name), Meta.SLAB])
         check_own(self)
         self.materialize()
         rows = [batch.handles >> GENERATION_BITS for batch in exported(self, table, 1 << 20)]
@@ -101,7 +101,7 @@ class Removal(Scores):
         Raises:
             ValueError: the table's admission counts nothing.
         """
-        rule = self._config(table).policy.admission
+        rule = self._config(table, "reset_counts").policy.admission
         check_own(self)
         counters = self.layout.counters[table]
         if counters is not None:
@@ -149,24 +149,24 @@ def condition_of(group: Scores, table: int, conditions: dict[str, object]) -> Co
             "remove: expired needs a ttl, but no table has one: create it with "
             "policy=Policy(ttl=seconds)"
         )
-    if isinstance(value, int) and name == "not_seen_for":
-        if value < 1:
-            raise ValueError(f"remove: not_seen_for is {value}, expected at least 1 step")
-        oldest = group.clock[Clock.STEP] - value
+    if name == "not_seen_for":
+        steps = integer("remove: not_seen_for", value, least=1, what="a number of steps, int")
+        oldest = group.clock[Clock.STEP] - steps
         return lambda batch: batch.scores[:, 0] < oldest
     if name == "expired":
+        flag("remove: expired", value)
         word = group.layout.word("expiry")
         return lambda batch: batch.scores[:, word] <= group.clock[Clock.NOW]
-    if isinstance(value, int) and name == "score_below":
-        least = value
+    if name == "score_below":
+        least = integer("remove: score_below", value)
         return lambda batch: group._eviction_scores(table, batch) < least
-    if isinstance(value, int | float) and name == "norm_below":
-        if not value > 0:
+    if name == "norm_below":
+        smallest = number("remove: norm_below", value)
+        if not smallest > 0:
             raise ValueError(f"remove: norm_below is {value}, expected more than 0")
-        smallest = value
         return lambda batch: _norms(group, table, batch) < smallest
-    if name != "predicate" or not callable(value):
-        raise TypeError(f"remove: {name} is {value!r}, expected a function")
+    if not callable(value):
+        raise TypeError(f"remove: {name} is {described(value)}, expected a function")
     return lambda batch: _checked(value(batch.ids, group._eviction_scores(table, batch)), batch.ids)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import float_rows, integer
 from torch_dynemb.group_parts import exported
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Hyper, Meta
@@ -34,7 +35,7 @@ class RowAccess(Scores):
 
     def read(self, table: int, ids: Tensor) -> Tensor:
         """Rows of ids, float32 [n, dim]; an id that is not in the table gives its default."""
-        flat, offsets, features = self._one_table(table, ids)
+        flat, offsets, features = self._one_table(table, ids, "read")
         return ops.embedding_inference(
             self.rows,
             flat,
@@ -60,7 +61,9 @@ class RowAccess(Scores):
                 of the new ids is there, nor is a count forgotten. Ids that were evicted to make
                 room stay away.
         """
-        config = self._config(table)
+        config = self._config(table, "insert_or_assign")
+        ids, offsets, features = self._one_table(table, ids, "insert_or_assign")
+        rows = float_rows("insert_or_assign: rows", rows, self.device)
         if tuple(rows.shape) != (ids.numel(), config.embedding_dim):
             raise ValueError(
                 f"insert_or_assign: rows has shape {tuple(rows.shape)}, expected "
@@ -76,7 +79,7 @@ class RowAccess(Scores):
         rule = self.layout.assign_rows[table : table + 1]
         values = rows.detach().to(self.weights[int(self.meta[table, Meta.SLAB])].dtype)
         with held_back():
-            handles = self.find_or_insert(*self._one_table(table, ids), rule)
+            handles = self.find_or_insert(ids, offsets, features, rule)
             try:
                 if bool((handles < 0).any()):
                     self.end_step()  # if a GPU has refused the ids, it says why here
@@ -154,12 +157,10 @@ class RowAccess(Scores):
         Raises:
             ValueError: ``score`` is not kept.
         """
-        if batch_size < BUCKET_WIDTH:
-            raise ValueError(
-                f"export: batch_size is {batch_size}, expected at least {BUCKET_WIDTH}"
-            )
-        dim = self._config(table).embedding_dim
-        word = 0 if since is None else self._word(table, score)
+        batch_size = integer("export: batch_size", batch_size, least=BUCKET_WIDTH)
+        dim = self._config(table, "export").embedding_dim
+        since = None if since is None else integer("export: since", since, what="int or None")
+        word = 0 if since is None else self._word(table, score, "export")
         for batch in exported(self, table, batch_size):
             if since is not None:
                 chosen = batch.scores[:, word] >= since

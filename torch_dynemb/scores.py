@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import flat_int64, integer, tensor, text
 from torch_dynemb.forked import check_own
 from torch_dynemb.group_parts import GroupParts
 from torch_dynemb.interrupts import held_back
@@ -62,11 +63,12 @@ class Scores(GroupParts):
         evicts = bool(rows) and rows[table][PolicyColumn.ON_FULL] == OnFull.EVICT
         return "step" if name == "none" and evicts else name
 
-    def _word(self, table: int, score: str | None) -> int:
-        name = self.deciding_score(table) if score is None else score
+    def _word(self, table: int, score: str | None, call: str = "TableGroup") -> int:
+        self._config(table, call)
+        name = self.deciding_score(table) if score is None else text(f"{call}: score", score)
         if name not in self.layout.score_words or (score is None and name == "none"):
             raise ValueError(
-                f"table {self.names[table]!r} does not keep score {name!r}: create it with "
+                f"{call}: table {self.names[table]!r} does not keep score {name!r}: create it with "
                 f"policy=Policy(score={'step' if name == 'none' else name!r})"
             )
         return self.layout.score_words.index(name)
@@ -86,8 +88,8 @@ class Scores(GroupParts):
         Raises:
             ValueError: it is not kept.
         """
-        word = self._word(table, score)
-        flat, offsets, features = self._one_table(table, ids)
+        word = self._word(table, score, "get_score")
+        flat, offsets, features = self._one_table(table, ids, "get_score")
         return ops.get_scores(
             self.buckets, self.scores, self.tables, self.meta, flat, offsets, features, word=word
         )
@@ -106,10 +108,11 @@ class Scores(GroupParts):
         Raises:
             ValueError, TypeError: shape, dtype or values of scores, or a score that is not kept.
         """
-        word = self._word(table, score)
+        word = self._word(table, score, "set_score")
+        flat, offsets, features = self._one_table(table, ids, "set_score")
+        scores = flat_int64("set_score: scores", scores, self.device)
         self._check_given_scores(self.layout.score_words[word], scores)
         check_own(self)
-        flat, offsets, features = self._one_table(table, ids)
         found = ops.set_scores_(
             self.buckets,
             self.scores,
@@ -118,7 +121,7 @@ class Scores(GroupParts):
             flat,
             offsets,
             features,
-            scores.reshape(-1).contiguous(),
+            scores,
             word=word,
         )
         return int(found.sum())
@@ -142,13 +145,12 @@ class Scores(GroupParts):
         Raises:
             ValueError: the table keeps no custom scores, or the score leaves int64.
         """
-        if "custom" not in self._config(table).policy.scores:
+        if "custom" not in self._config(table, "set_batch_score").policy.scores:
             raise ValueError(
                 f"set_batch_score: table {self.names[table]!r} keeps no custom scores: create it "
                 "with policy=Policy(score='custom')"
             )
-        if not -(1 << 63) <= score < (1 << 63):
-            raise ValueError(f"set_batch_score: score is {score}, expected an int64")
+        score = integer("set_batch_score: score", score)
         check_own(self)
         with held_back():
             self.clock[CLOCK_HEAD + table] = score
@@ -171,15 +173,17 @@ class Scores(GroupParts):
                 "scores are given, but no table keeps custom scores: create one with "
                 "policy=Policy(score='custom')"
             )
-        if scores.dtype != torch.int64:
-            raise TypeError(f"scores has dtype {scores.dtype}, expected int64")
+        if tensor("find_or_insert: scores", scores).dtype != torch.int64:
+            raise TypeError(f"find_or_insert: scores has dtype {scores.dtype}, expected int64")
         if scores.shape != ids.shape:
             raise ValueError(
-                f"scores has shape {tuple(scores.shape)}, expected that of the ids, "
-                f"{tuple(ids.shape)}"
+                f"find_or_insert: scores has shape {tuple(scores.shape)}, expected that of the "
+                f"ids, {tuple(ids.shape)}"
             )
         if scores.device != ids.device:
-            raise ValueError(f"scores is on {scores.device}, but the ids are on {ids.device}")
+            raise ValueError(
+                f"find_or_insert: scores is on {scores.device}, but the ids are on {ids.device}"
+            )
 
     def without_expired(
         self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], handles: Tensor

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb import ops, table_allocation, table_extension, table_state
 from torch_dynemb.admission import parse_bytes
+from torch_dynemb.argument_checks import flag, flat_int64, integer
 from torch_dynemb.forked import check_own, watch
 from torch_dynemb.life_cycle import LifeCycle
 from torch_dynemb.ops.columns import (
@@ -32,7 +33,12 @@ from torch_dynemb.policy_layout import layout_of
 from torch_dynemb.row_access import ExportedRows, RowAccess, handle_rows
 from torch_dynemb.sending import sent_as_bytes
 from torch_dynemb.static_tensors import mark_static
-from torch_dynemb.table_config import EvalDefault, SlabConfig, TableConfig
+from torch_dynemb.table_config import (
+    EvalDefault,
+    SlabConfig,
+    TableConfig,
+    check_tables,
+)
 from torch_dynemb.table_memory import memory_of
 
 
@@ -81,8 +87,7 @@ class TableGroup(LifeCycle, RowAccess):
         device: torch.device | str | None = None,
         split: bool = False,
     ) -> None:
-        if not tables:
-            raise ValueError("TableGroup: tables is empty, expected at least one table")
+        tables = check_tables("TableGroup", tables)
         names = [table.name for table in tables]
         for name in names:
             if names.count(name) > 1:
@@ -92,10 +97,15 @@ class TableGroup(LifeCycle, RowAccess):
                 f"TableGroup: optimizer is {optimizer!r}, expected a config such as "
                 "torch_dynemb.Adam(lr=1e-3); the rows have no torch parameters"
             )
-        if max_rows is not None and not 0 < max_rows <= MAX_ROWS:
-            raise ValueError(
-                f"TableGroup: max_rows is {max_rows}, expected 1 to {MAX_ROWS}, or None"
-            )
+        if max_rows is not None:
+            max_rows = integer("TableGroup: max_rows", max_rows, what="int or None")
+            if not 0 < max_rows <= MAX_ROWS:
+                raise ValueError(
+                    f"TableGroup: max_rows is {max_rows}, expected 1 to {MAX_ROWS}, or None"
+                )
+        if seed is not None:
+            seed = integer("TableGroup: seed", seed, most=(1 << 64) - 1, what="int or None")
+        flag("TableGroup: split", split)
         self.tables_config = tuple(tables)
         self.optimizer_config = optimizer
         self.max_rows = max_rows
@@ -223,6 +233,7 @@ class TableGroup(LifeCycle, RowAccess):
             ValueError: its name is taken, or its policy contradicts the group's budget.
             RuntimeError: the group is a module's.
         """
+        check_tables("add_table", [table])
         self._check_no_owner("add_table")
         self.become(table_extension.extend(self, table))
         return len(self.tables_config) - 1
@@ -332,26 +343,31 @@ class TableGroup(LifeCycle, RowAccess):
         self._keep_evicted_rows(before)
         return handles
 
-    def _config(self, table: int) -> TableConfig:
-        if not 0 <= table < len(self.tables_config):
-            raise IndexError(f"table is {table}, expected 0 to {len(self.tables_config) - 1}")
-        return self.tables_config[table]
+    def _config(self, table: int, call: str = "TableGroup") -> TableConfig:
+        number = integer(f"{call}: table", table, what="the number of a table, int")
+        if not 0 <= number < len(self.tables_config):
+            raise IndexError(
+                f"{call}: table is {number}, expected 0 to {len(self.tables_config) - 1}"
+            )
+        return self.tables_config[number]
 
-    def _one_table(self, table: int, ids: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        self._config(table)
-        flat = ids.reshape(-1).contiguous()
-        return flat, self.one_bag, [table]
+    def _one_table(
+        self, table: int, ids: Tensor, call: str = "TableGroup"
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        self._config(table, call)
+        return flat_int64(f"{call}: ids", ids, self.device), self.one_bag, [int(table)]
 
     def insert(self, table: int, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
         """Gives rows to ids, int64 of any shape, of one table; returns handles int64 [n].
 
         The table's policy decides as in training.
         """
-        return self.find_or_insert(*self._one_table(table, ids), scores=scores)
+        return self.find_or_insert(*self._one_table(table, ids, "insert"), scores=scores)
 
     def contains(self, table: int, ids: Tensor) -> Tensor:
         """Which ids are in a table: bool of the shape of ``ids``."""
-        return (self.find(*self._one_table(table, ids)).handles >= 0).reshape(ids.shape)
+        found = self.find(*self._one_table(table, ids, "contains")).handles
+        return (found >= 0).reshape(ids.shape)
 
     def erase(self, table: int, ids: Tensor) -> int:
         """Removes ids from a table; returns how many were there. Later ids reuse their rows."""
@@ -363,15 +379,14 @@ class TableGroup(LifeCycle, RowAccess):
             self.slabs,
             self.free_rows,
             self.meta,
-            *self._one_table(table, ids),
+            *self._one_table(table, ids, "erase"),
         )
         return int(erased[table])
 
     def reserve(self, table: int, ids: int) -> None:
         """Grows a table's index once, so that ``ids`` ids fit without another growth."""
-        self._config(table)
-        if ids < 0:
-            raise ValueError(f"reserve: ids is {ids}, expected at least 0")
+        self._config(table, "reserve")
+        ids = integer("reserve: ids", ids, least=0)
         check_own(self)
         ops.grow_(self.buckets, self.scores, self.tables, self.meta, table, ids)
 
@@ -379,7 +394,7 @@ class TableGroup(LifeCycle, RowAccess):
 
     def size(self, table: int) -> int:
         """Number of ids in a table."""
-        self._config(table)
+        self._config(table, "size")
         return int(self.tables[table, Table.SIZE])
 
     def sizes(self) -> dict[str, int]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.initializers import Initializer, Normal
-from torch_dynemb.policy import FeaturePolicy, Policy, check_feature_policies
+from torch_dynemb.policy import FeaturePolicy, Policy, check_default, check_feature_policies
 
 EvalDefault = Literal["initial", "zeros"] | Tensor | Initializer
 
@@ -88,6 +89,8 @@ class TableConfig:
     shard: ColumnShard | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"TableConfig: name is {described(self.name)}, expected str")
         if not self.name:
             raise ValueError("TableConfig: name is empty, expected a name for the table")
         if isinstance(self.embedding_dim, bool) or not isinstance(self.embedding_dim, int):
@@ -98,6 +101,11 @@ class TableConfig:
             raise ValueError(
                 f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
                 "least 1"
+            )
+        if self.embedding_dim >= 1 << 31:
+            raise ValueError(
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected less "
+                "than 2^31"
             )
         if not isinstance(self.initializer, Initializer):
             raise TypeError(
@@ -114,6 +122,7 @@ class TableConfig:
                 f"TableConfig {self.name!r}: policy is {self.policy!r}, expected "
                 "torch_dynemb.Policy(...)"
             )
+        check_default(f"TableConfig {self.name!r}: eval_default", self.eval_default)
         for name, value in (
             ("eval_default", self.eval_default),
             ("policy.refused", self.policy.refused),
@@ -132,9 +141,13 @@ class TableConfig:
                 f"TableConfig {self.name!r}: eval_default is {self.eval_default!r}, expected "
                 "'initial', 'zeros' or values: a tensor or an initializer"
             )
-        if self.padding_idx is not None and not -(1 << 63) <= self.padding_idx < (1 << 63):
-            raise ValueError(
-                f"TableConfig {self.name!r}: padding_idx is {self.padding_idx}, expected an int64"
+        if self.padding_idx is not None:
+            padding = integer(f"TableConfig {self.name!r}: padding_idx", self.padding_idx)
+            object.__setattr__(self, "padding_idx", padding)
+        if self.shard is not None and not isinstance(self.shard, ColumnShard):
+            raise TypeError(
+                f"TableConfig {self.name!r}: shard is {described(self.shard)}, expected a "
+                "ColumnShard"
             )
         if self.shard is not None:
             _, dim, first = self.shard
@@ -143,7 +156,15 @@ class TableConfig:
                     f"TableConfig {self.name!r}: shard is {self.shard}, expected first_column to "
                     f"be a multiple of 4 from 0 to {dim - self.embedding_dim}"
                 )
-        names = tuple(self.feature_names) or (self.name,)
+        given = self.feature_names
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(
+                f"TableConfig {self.name!r}: feature_names is {described(given)}, expected a list "
+                "of names"
+            )
+        names = tuple(given) or (self.name,)
+        for i, feature in enumerate(names):
+            text(f"TableConfig {self.name!r}: feature_names[{i}]", feature)
         object.__setattr__(self, "feature_names", names)
         check_feature_policies(
             f"TableConfig {self.name!r}", self.policy, names, self.feature_policies
@@ -163,4 +184,33 @@ class TableConfig:
         }
 
 
-__all__ = ["ROW_DTYPES", "ColumnShard", "EvalDefault", "SlabConfig", "TableConfig"]
+def check_tables(owner: str, tables: object) -> tuple[TableConfig, ...]:
+    """The configs of tables, at least one.
+
+    Raises:
+        TypeError: it is no sequence of them.
+        ValueError: it is empty.
+    """
+    if isinstance(tables, str) or not isinstance(tables, Iterable):
+        raise TypeError(
+            f"{owner}: tables is {described(tables)}, expected a list of torch_dynemb.TableConfig"
+        )
+    configs = tuple(tables)
+    if not configs:
+        raise ValueError(f"{owner}: tables is empty, expected at least one table")
+    for i, table in enumerate(configs):
+        if not isinstance(table, TableConfig):
+            raise TypeError(
+                f"{owner}: tables[{i}] is {described(table)}, expected a torch_dynemb.TableConfig"
+            )
+    return configs
+
+
+__all__ = [
+    "ROW_DTYPES",
+    "ColumnShard",
+    "EvalDefault",
+    "SlabConfig",
+    "TableConfig",
+    "check_tables",
+]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.address_space import what_ran_out
+from torch_dynemb.argument_checks import described
 from torch_dynemb.ops.columns import Meta, Slab, Table
 from torch_dynemb.ops.pending import PendingGradients
 
@@ -153,15 +154,30 @@ def check_device(owner: str, device: torch.device) -> None:
         )
 
 
+def device_of(owner: str, device: object) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        TypeError: it is neither a device nor a name.
+        RuntimeError: there is no such kind of device.
+    """
+    if isinstance(device, bool) or not isinstance(device, torch.device | str | int):
+        raise TypeError(f"{owner}: device is {described(device)}, expected a torch.device or str")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise RuntimeError(f"{owner}: device is {device!r}: {error}") from None
+
+
 def memory_of(owner: str, device: torch.device | str | None) -> TableMemory:
     """The memory of a device; None: torch's default device.
 
     Raises:
         RuntimeError: tables cannot lie there.
     """
-    chosen = torch.get_default_device() if device is None else torch.device(device)
+    chosen = torch.get_default_device() if device is None else device_of(owner, device)
     check_device(owner, chosen)
     return HostMemory() if chosen.type == "cpu" else CudaMemory(chosen)
 
 
-__all__ = ["CudaMemory", "HostMemory", "TableMemory", "check_device", "memory_of"]
+__all__ = ["CudaMemory", "HostMemory", "TableMemory", "check_device", "device_of", "memory_of"]

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.group_parts import GroupParts
 from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, RowClock, Table
 
@@ -128,7 +129,12 @@ class Statistics(GroupParts):
             writer: anything with its ``add_scalar``.
             step: default: the number of ``optimizer.step()`` so far.
         """
-        at = self._steps if step is None else step
+        if not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(
+                f"log_to: writer is {described(writer)}, expected one with add_scalar, such as "
+                "torch.utils.tensorboard.SummaryWriter"
+            )
+        at = self._steps if step is None else integer("log_to: step", step)
         for table, values in self.stats().items():
             for name, value in values.as_dict().items():
                 writer.add_scalar(f"{table}/{name}", value, at)

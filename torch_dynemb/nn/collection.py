@@ -15,6 +15,7 @@ from torch_dynemb.nn.table_module import TableModule, integer_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.table import TableConfig, TableGroup, pooling_of
+from torch_dynemb.table_config import check_tables
 
 
 class Collection(TableModule):
@@ -37,6 +38,7 @@ class Collection(TableModule):
         max_rows: int | None,
         memory_budget: int | str | None,
     ) -> None:
+        tables = check_tables(type(self).__name__, tables)
         super().__init__(
             tables,
             optimizer=optimizer,
@@ -83,6 +85,7 @@ class Collection(TableModule):
         Raises:
             ValueError: a name is taken, or the table does not fit; nothing has been changed.
         """
+        check_tables(f"{type(self).__name__}.add_table", [table])
         self._check_new_table(table)
         extended = table_extension.extend(self._group, table)
         features = self._named_features(extended)
@@ -191,6 +194,11 @@ def sequence_inputs(
         KeyError: a feature is missing.
         TypeError: a feature is no tensor of integers.
     """
+    if not isinstance(features, Mapping):
+        raise TypeError(
+            f"{owner}: features is a {type(features).__name__}, expected a dict of ids by feature "
+            "name"
+        )
     missing = [name for name in names if name not in features]
     if missing:
         raise KeyError(f"{owner}: features lacks {missing}; it has {list(features)}")
@@ -246,6 +254,7 @@ class DynamicEmbeddingCollection(Collection):
         max_rows: int | None = None,
         memory_budget: int | str | None = None,
     ) -> None:
+        tables = check_tables("DynamicEmbeddingCollection", tables)
         dims = {table.name: table.embedding_dim for table in tables}
         if len(set(dims.values())) > 1:
             raise ValueError(

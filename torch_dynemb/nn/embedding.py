@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.nn.table_module import TableModule, default_name, flat_ids, flat_scores
 from torch_dynemb.ops.columns import Pooling
@@ -76,11 +77,9 @@ class SingleTable(TableModule):
         return True  # an empty table is still a module
 
     def __contains__(self, id: int) -> bool:
-        return bool(
-            self._group.contains(
-                0, torch.tensor([id], dtype=torch.int64, device=self._group.device)
-            )
-        )
+        known = integer(f"{type(self).__name__}.__contains__: id", id)
+        ids = torch.tensor([known], dtype=torch.int64, device=self._group.device)
+        return bool(self._group.contains(0, ids))
 
     def ids(self) -> Tensor:
         """All ids, int64 [n], in the order of the index."""
@@ -108,11 +107,13 @@ def check_static_weight(owner: str, weight: Tensor, ids: Tensor | None) -> Tenso
     Raises:
         ValueError: shapes do not match.
     """
+    if not tensor(f"{owner}: weight", weight).is_floating_point():
+        raise TypeError(f"{owner}: weight has dtype {weight.dtype}, expected floats")
     if weight.dim() != 2:
         raise ValueError(f"{owner}: weight has shape {tuple(weight.shape)}, expected (n, dim)")
     if ids is None:
         return torch.arange(weight.shape[0], device=weight.device)
-    if tuple(ids.shape) != (weight.shape[0],):
+    if tuple(tensor(f"{owner}: ids", ids).shape) != (weight.shape[0],):
         raise ValueError(
             f"{owner}: ids has shape {tuple(ids.shape)}, expected ({weight.shape[0]},), one id per "
             "row of weight"

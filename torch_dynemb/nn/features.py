@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import described
 from torch_dynemb.nn.table_module import (
     as_ops_take_them,
     flat_weights,
@@ -42,6 +43,8 @@ class KeyedJagged:
     def __init__(
         self, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
     ) -> None:
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            raise TypeError(f"KeyedJagged: keys is {described(keys)}, expected a list of names")
         self._keys = list(keys)
         self._values = values
         self._offsets = offsets

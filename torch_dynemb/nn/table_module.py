@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb import ops, table_extension
+from torch_dynemb.argument_checks import flag
 from torch_dynemb.forked import check_own
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.recomputation import repeats_a_forward
@@ -24,7 +25,7 @@ from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
 from torch_dynemb.table import TableConfig, TableGroup
 from torch_dynemb.table_config import ROW_DTYPES
-from torch_dynemb.table_memory import check_device
+from torch_dynemb.table_memory import check_device, device_of
 
 # Updates without optimizer.step() from which on a module reports that the call is missing.
 FORGOTTEN_STEPS = 16
@@ -83,8 +84,9 @@ class TableModule(nn.Module):
             raise TypeError(
                 f"{owner}: output_dtype is {output_dtype}, expected one of {list(ROW_DTYPES)}"
             )
+        flag(f"{owner}: trainable", trainable)
         if device is not None:
-            check_device(owner, torch.device(device))
+            check_device(owner, device_of(owner, device))
         self.trainable = trainable
         self._group = TableGroup(
             tables,
@@ -521,10 +523,19 @@ def _in_functional_call() -> bool:
     return False
 
 
+def _check_dense(owner: str, given: Tensor) -> None:
+    if given.layout != torch.strided:
+        raise TypeError(
+            f"{owner} is a tensor of layout {given.layout}, expected a dense one: give the ids of "
+            "sparse or nested inputs as values with offsets"
+        )
+
+
 def integer_ids(owner: str, ids: Tensor) -> Tensor:
     """ids, contiguous, of any shape; raises TypeError unless they are int64 or int32."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"{owner}: input is a {type(ids).__name__}, expected a Tensor of ids")
+    _check_dense(f"{owner}: input", ids)
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{owner}: input has dtype {ids.dtype}, expected int64 or int32 ids")
     check_device(owner, ids.device)
@@ -543,6 +554,7 @@ def integer_offsets(owner: str, offsets: Tensor) -> Tensor:
     """offsets, contiguous; raises TypeError or ValueError unless they are a 1-D integer tensor."""
     if not isinstance(offsets, Tensor):
         raise TypeError(f"{owner}: offsets is a {type(offsets).__name__}, expected a Tensor")
+    _check_dense(f"{owner}: offsets", offsets)
     if offsets.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{owner}: offsets has dtype {offsets.dtype}, expected int64 or int32")
     if offsets.dim() != 1:
@@ -563,6 +575,7 @@ def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
     """
     if not isinstance(weights, Tensor):
         raise TypeError(f"{owner} is a {type(weights).__name__}, expected a Tensor")
+    _check_dense(owner, weights)
     if weights.shape != shape:
         raise ValueError(
             f"{owner} has shape {tuple(weights.shape)}, expected that of the ids, {tuple(shape)}"
@@ -578,11 +591,16 @@ def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
     """Custom scores as int64 [n]; raises TypeError or ValueError unless they fit the ids."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"{owner}: scores is a {type(scores).__name__}, expected a Tensor")
+    _check_dense(f"{owner}: scores", scores)
     if scores.dtype != torch.int64:
         raise TypeError(f"{owner}: scores has dtype {scores.dtype}, expected int64")
     if scores.shape != input.shape:
         raise ValueError(
             f"{owner}: scores has shape {tuple(scores.shape)}, expected that of the ids, "
             f"{tuple(input.shape)}"
+        )
+    if scores.device != input.device:
+        raise ValueError(
+            f"{owner}: scores is on {scores.device}, but the ids are on {input.device}"
         )
     return scores.reshape(-1).contiguous()

@@ -8,12 +8,14 @@ an id in the batch; ``weight_decay * w`` has been added to it unless weight deca
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described, number
 from torch_dynemb.ops.columns import DECAY_BY_ITSELF, HYPER_COLUMNS, Hyper, NonFinite
 
 _NON_FINITE = {
@@ -21,6 +23,11 @@ _NON_FINITE = {
     "skip": NonFinite.SKIP,
     "raise": NonFinite.RAISE,
 }
+# The numbers of all configs.
+_NUMBERS = (
+    *("lr", "weight_decay", "clip_value", "clip_norm", "momentum", "trust_coefficient", "eps"),
+    *("l1", "l2", "beta", "initial_accumulator_value", "group_l1"),
+)
 _BLOCK_COLUMNS = 128  # columns of a row that share a scale, in 8-bit state
 
 
@@ -151,6 +158,9 @@ class OptimizerConfig:
                         "expected one number"
                     )
                 object.__setattr__(self, entry.name, float(value))
+        for name in _NUMBERS:
+            if getattr(self, name, None) is not None:
+                number(f"{self.name}: {name}", getattr(self, name))
         self._check_non_negative("lr", "weight_decay")
         for name in ("decoupled_weight_decay", "stochastic_rounding"):
             self._check(name, isinstance(getattr(self, name), bool), "True or False")
@@ -165,7 +175,7 @@ class OptimizerConfig:
 
     def _check_non_negative(self, *names: str) -> None:
         for name in names:
-            value = getattr(self, name)
+            value = number(f"{self.name}: {name}", getattr(self, name))
             self._check(name, math.isfinite(value) and value >= 0, "a finite number of at least 0")
 
     def _check_state_dtype(self, *, block: bool) -> None:
@@ -175,7 +185,7 @@ class OptimizerConfig:
         )
 
     def _check_momentum(self) -> None:
-        momentum = getattr(self, "momentum", 0.0)
+        momentum = number(f"{self.name}: momentum", getattr(self, "momentum", 0.0))
         self._check("momentum", 0 <= momentum < 1, "a number in [0, 1)")
 
 
@@ -190,7 +200,7 @@ def hyper_values(name: str, value: Any) -> list[float]:
             raise ValueError(f"param group: {name} is None, expected a number")
         return [math.inf]
     values = value if isinstance(value, tuple | list) else (value,)
-    return [float(x) for x in values]
+    return [float(x) if isinstance(x, bool) else number(f"param group: {name}", x) for x in values]
 
 
 @dataclass(frozen=True)
@@ -398,7 +408,10 @@ class Adam(OptimizerConfig):
         return "step" if self.row_steps else None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
+        if isinstance(self.betas, str) or not isinstance(self.betas, Iterable):
+            raise TypeError(f"{self.name}: betas is {described(self.betas)}, expected two numbers")
+        betas = [number(f"{self.name}: betas[{i}]", b) for i, b in enumerate(self.betas)]
+        object.__setattr__(self, "betas", tuple(betas))
         super().__post_init__()
         self._check_non_negative("eps")
         self._check(

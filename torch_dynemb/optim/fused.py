@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.lookup import Rows
@@ -191,6 +192,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"optimizer.step: now: seconds is {now}, expected at least 0")
         if now is not None and now > MAX_COUNT:
             raise ValueError(f"optimizer.step: now: seconds is {now}, expected at most 2^62")
+        if closure is not None and not callable(closure):
+            raise TypeError(
+                f"optimizer.step: closure is {described(closure)}, expected a function or None"
+            )
         if self._check_step is not None:
             self._check_step(now)
         loss = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described, number
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
@@ -175,7 +176,18 @@ def clip_grad_norm_(
             it with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
         RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True.
     """
+    if not isinstance(modules, torch.nn.Module | Iterable):
+        raise TypeError(
+            f"clip_grad_norm_: modules is {described(modules)}, expected a module or several"
+        )
     roots = [modules] if isinstance(modules, torch.nn.Module) else list(modules)
+    for i, root in enumerate(roots):
+        if not isinstance(root, torch.nn.Module):
+            raise TypeError(
+                f"clip_grad_norm_: modules[{i}] is {described(root)}, expected a torch.nn.Module"
+            )
+    max_norm = number("clip_grad_norm_: max_norm", max_norm)
+    norm_type = number("clip_grad_norm_: norm_type", norm_type)
     parameters: dict[int, torch.nn.Parameter] = {}
     for module in {id(m): m for root in roots for m in root.modules()}.values():
         optimizer = getattr(module, "_optimizer", None)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.admission import AdmissionRule
-from torch_dynemb.rank_agreement import Option, described
+from torch_dynemb.argument_checks import described
+from torch_dynemb.rank_agreement import Option, comparable
 from torch_dynemb.recis.bags import Ids, bags_of
 from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.hooks import READ_ONLY
@@ -123,6 +124,10 @@ class DynamicEmbedding(nn.Module):
 
     def __init__(self, emb_opt: EmbeddingOption, pg: dist.ProcessGroup | None = None) -> None:
         super().__init__()
+        if not isinstance(emb_opt, EmbeddingOption):
+            raise TypeError(
+                f"DynamicEmbedding: emb_opt is {described(emb_opt)}, expected an EmbeddingOption"
+            )
         pg = emb_opt.pg if pg is None else pg
         self._group = rank_group(pg)
         check_ranks_agree("DynamicEmbedding", emb_opt.described(emb_opt.shared_name), self._group)
@@ -274,6 +279,17 @@ class EmbeddingEngine(nn.Module):
         pg: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(emb_options, Mapping):
+            raise TypeError(
+                f"EmbeddingEngine: emb_options is {described(emb_options)}, expected a dict of "
+                "EmbeddingOption by feature name"
+            )
+        for name, option in emb_options.items():
+            if not isinstance(option, EmbeddingOption):
+                raise TypeError(
+                    f"EmbeddingEngine: emb_options[{name!r}] is {described(option)}, expected an "
+                    "EmbeddingOption"
+                )
         if not emb_options:
             raise ValueError("EmbeddingEngine: emb_options is empty, expected at least one")
         _check_ranks_agree(emb_options, pg)
@@ -326,6 +342,11 @@ class EmbeddingEngine(nn.Module):
         Raises:
             KeyError: a feature is missing.
         """
+        if not isinstance(input_features, Mapping):
+            raise TypeError(
+                f"EmbeddingEngine: input_features is {described(input_features)}, expected a dict "
+                "of ids by feature name"
+            )
         missing = [name for name in self._features if name not in input_features]
         if missing:
             raise KeyError(
@@ -381,7 +402,7 @@ def _check_ranks_agree(
         if group is not None:
             by_group.setdefault(group.name, []).append(name)
     for _, names in sorted(by_group.items()):  # in one order on all ranks
-        alike = {Option("", "names of emb_options"): described(names)}
+        alike = {Option("", "names of emb_options"): comparable(names)}
         for name in names:
             alike |= options[name].described(name)
         check_ranks_agree("EmbeddingEngine", alike, groups[names[0]])

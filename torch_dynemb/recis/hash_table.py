@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,13 @@ from torch import Tensor, nn
 
 from torch_dynemb import ops
 from torch_dynemb.admission import AdmissionRule
+from torch_dynemb.argument_checks import (
+    described,
+    float_rows,
+    integer,
+    integers,
+    text,
+)
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.table_module import TableModule, flat_ids
@@ -60,11 +67,10 @@ class IdsMap(NamedTuple):
 
 
 def _one_dimension(embedding_shape: Sequence[int]) -> int:
-    if len(embedding_shape) != 1:
-        raise ValueError(
-            f"HashTable: embedding_shape is {list(embedding_shape)}, expected one size"
-        )
-    return int(embedding_shape[0])
+    sizes = integers("HashTable: embedding_shape", embedding_shape, least=1)
+    if len(sizes) != 1:
+        raise ValueError(f"HashTable: embedding_shape is {sizes}, expected one size")
+    return sizes[0]
 
 
 class HashTable(TableModule):
@@ -116,7 +122,21 @@ class HashTable(TableModule):
         max_rows: int | None = None,
     ) -> None:
         dim = _one_dimension(embedding_shape)
-        names = [name] if not children else list(children)
+        if isinstance(children, str) or not isinstance(children, Iterable | None):
+            raise TypeError(
+                f"HashTable: children is {described(children)}, expected a list of names"
+            )
+        names = [text("HashTable: name", name)] if not children else list(children)
+        block_size = integer("HashTable: block_size", block_size, least=0)
+        for argument, value, kind in (
+            ("slice", slice, Slice),
+            ("filter_hook", filter_hook, FilterHook),
+            ("admissions", admissions, Mapping),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(
+                    f"HashTable: {argument} is {described(value)}, expected a {kind.__name__}"
+                )
         if len(names) > 1 and not coalesced:
             raise ValueError(
                 f"HashTable: children are {names}, but coalesced is False: one table has one child"
@@ -289,6 +309,10 @@ class HashTable(TableModule):
     def _reads_only(self, hook: AdmitHook | None) -> bool:
         if hook is None:
             return False
+        if not isinstance(hook, AdmitHook):
+            raise TypeError(
+                f"HashTable: admit_hook is {described(hook)}, expected an AdmitHook or None"
+            )
         rule = hook.make()
         if rule == READ_ONLY:
             return True
@@ -367,12 +391,13 @@ class HashTable(TableModule):
             ValueError: shapes do not match, an id is there twice, or belongs to another slice.
         """
         table = self._table(child)
-        if tuple(embeddings.shape) != (ids.numel(), self.embedding_dim):
+        flat = flat_ids("HashTable.insert: ids", ids)
+        embeddings = float_rows("HashTable.insert: embeddings", embeddings, self._group.device)
+        if tuple(embeddings.shape) != (flat.numel(), self.embedding_dim):
             raise ValueError(
                 f"HashTable.insert: embeddings has shape {tuple(embeddings.shape)}, expected "
-                f"({ids.numel()}, {self.embedding_dim})"
+                f"({flat.numel()}, {self.embedding_dim})"
             )
-        flat = flat_ids("HashTable.insert", ids)
         self._check_slice("insert", flat)
         rows = pack_rows(embeddings) if self.packed else embeddings
         self._group.insert_or_assign(table, flat, rows)
@@ -409,6 +434,7 @@ class HashTable(TableModule):
                 slice.
         """
         flat = flat_ids("HashTable.accept_grad", ids)
+        grad = float_rows("HashTable.accept_grad: grad", grad, self._group.device)
         if tuple(grad.shape) != (flat.shape[0], self.embedding_dim):
             raise ValueError(
                 f"HashTable.accept_grad: grad has shape {tuple(grad.shape)}, expected "
@@ -419,7 +445,7 @@ class HashTable(TableModule):
         group, table = self._group, self._table(child)
         self._check_slice("accept_grad", flat)
         gradients = grad.detach().to(flat.device, torch.float32)
-        request = group._one_table(table, flat)
+        request = group._one_table(table, flat, "HashTable.accept_grad")
         handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
         add_waiting(group, table, WaitingGradients(flat, handles, gradients))
 
@@ -487,6 +513,10 @@ def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
     Raises:
         ValueError: two tables have one name, or tables share a child's name.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"filter_out_sparse_param: model is {described(model)}, expected a torch.nn.Module"
+        )
     tables: dict[str, HashTable] = {}
     owners: dict[str, str] = {}
     for module in model.modules():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch_dynemb.admission import AdmissionRule, AdmitByChance, AdmitFrequent
+from torch_dynemb.argument_checks import described, text
 from torch_dynemb.policy import Score
 from torch_dynemb.table import TableGroup
 
@@ -33,6 +34,7 @@ class FilterHook:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_hook("FilterHook", self.name, self.params)
         object.__setattr__(self, "params", dict(self.params))
         self.make()
 
@@ -60,6 +62,7 @@ class AdmitHook:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_hook("AdmitHook", self.name, self.params)
         object.__setattr__(self, "params", dict(self.params))
         self.make()
 
@@ -94,6 +97,12 @@ FilterFactory = Callable[..., RowFilter]
 AdmitFactory = Callable[..., AdmissionRule | ReadOnly]
 _FILTERS: dict[str, FilterFactory] = {}
 _ADMISSIONS: dict[str, AdmitFactory] = {}
+
+
+def _check_hook(kind: str, name: object, params: object) -> None:
+    text(f"{kind}: name", name)
+    if not isinstance(params, Mapping):
+        raise TypeError(f"{kind}: params is {described(params)}, expected a dict")
 
 
 def _made(kind: str, name: str, params: Mapping[str, Any], registry: Mapping[str, Any]) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described, number
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
-from torch_dynemb.rank_agreement import Option, described, options_of
+from torch_dynemb.rank_agreement import Option, comparable, options_of
 from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.rank_group import check_ranks_agree
 
@@ -76,6 +77,11 @@ class SparseOptimizer(torch.optim.Optimizer):
             now: seconds, for tables that keep times, the same on all ranks; default: what their
                 clocks say, on which ranks agree.
         """
+        if closure is not None and not callable(closure):
+            raise TypeError(
+                f"{type(self).__name__}.step: closure is {described(closure)}, expected a function "
+                "or None"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -150,11 +156,16 @@ def _check_ranks_agree(
             by_group.setdefault(table.rank_group.name, []).append(name)
     for _, names in sorted(by_group.items()):  # in one order on all ranks
         alike = options_of("", "optimizer", config)
-        alike[Option("", "tables")] = described(sorted(names))
+        alike[Option("", "tables")] = comparable(sorted(names))
         check_ranks_agree(owner, alike, tables[names[0]].rank_group)
 
 
 def _checked_tables(owner: str, param_dict: Mapping[str, HashTable]) -> dict[str, HashTable]:
+    if not isinstance(param_dict, Mapping):
+        raise TypeError(
+            f"{owner}: param_dict is {described(param_dict)}, expected a dict of HashTable: "
+            "filter_out_sparse_param(model) gives it"
+        )
     tables: dict[str, HashTable] = {}
     owners: dict[str, str] = {}
     for name, table in param_dict.items():
@@ -206,7 +217,9 @@ class SparseAdam(SparseOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        config = Adam(lr=float(lr), betas=betas, eps=eps, weight_decay=weight_decay)
+        config = Adam(
+            lr=number("SparseAdam: lr", lr), betas=betas, eps=eps, weight_decay=weight_decay
+        )
         super().__init__(param_dict, config)
 
 
@@ -226,7 +239,9 @@ class SparseAdamW(SparseOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        config = AdamW(lr=float(lr), betas=betas, eps=eps, weight_decay=weight_decay)
+        config = AdamW(
+            lr=number("SparseAdamW: lr", lr), betas=betas, eps=eps, weight_decay=weight_decay
+        )
         super().__init__(param_dict, config)
 
 
@@ -249,7 +264,11 @@ class SparseAdamWTF(SparseOptimizer):
         weight_decay: float = 1e-2,
     ) -> None:
         config = AdamWTF(
-            lr=float(lr), betas=betas, eps=eps, weight_decay=weight_decay, decay_by_lr=False
+            lr=number("SparseAdamWTF: lr", lr),
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            decay_by_lr=False,
         )
         super().__init__(param_dict, config)
 

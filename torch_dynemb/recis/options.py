@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from torch_dynemb.argument_checks import integer
+from torch_dynemb.argument_checks import described, flag, integer, text
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
-from torch_dynemb.rank_agreement import Described, Option, described
+from torch_dynemb.rank_agreement import Described, Option, comparable
 from torch_dynemb.recis.hash_table import GRAD_REDUCTIONS
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.table_config import ROW_DTYPES
+from torch_dynemb.table_memory import device_of
 
 Combiner = Literal["sum", "mean", "tile"]
 COMBINERS = ("sum", "mean", "tile")
@@ -90,8 +91,24 @@ class EmbeddingOption:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        self.device = torch.device(self.device)
+        self.device = device_of("EmbeddingOption", self.device)
+        if isinstance(self.children, str) or not isinstance(self.children, Iterable):
+            raise TypeError(
+                f"EmbeddingOption: children is {described(self.children)}, expected a list of names"
+            )
         self.children = list(self.children) or [self.shared_name]
+        for name in ("trainable", "coalesced", "use_weight", "fp16_enabled"):
+            flag(f"EmbeddingOption: {name}", getattr(self, name))
+        for name, value in [
+            ("shared_name", self.shared_name),
+            *((f"children[{i}]", child) for i, child in enumerate(self.children)),
+        ]:
+            text(f"EmbeddingOption: {name}", value)
+        if self.combiner_kwargs is not None and not isinstance(self.combiner_kwargs, Mapping):
+            raise TypeError(
+                f"EmbeddingOption: combiner_kwargs is {described(self.combiner_kwargs)}, expected "
+                "a dict or None"
+            )
         if self.initializer is None:
             self.initializer = Constant(0.0)
         for name in ("embedding_dim", "block_size", "max_partition_num"):
@@ -184,7 +201,7 @@ class EmbeddingOption:
             del entries[name]
         assert isinstance(self.device, torch.device)
         entries["device"] = self.device.type
-        return {Option(feature, name): described(value) for name, value in entries.items()}
+        return {Option(feature, name): comparable(value) for name, value in entries.items()}
 
     def coalesced_info(self) -> str:
         """What tables must agree on to become one physical table, as JSON."""

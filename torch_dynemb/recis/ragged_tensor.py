@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import described
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
@@ -58,6 +59,11 @@ class RaggedTensor:
         dense_shape: Sequence[int] | None = None,
     ) -> None:
         self._values = values
+        if isinstance(offsets, str) or not isinstance(offsets, Tensor | Iterable):
+            raise TypeError(
+                f"RaggedTensor: offsets is {described(offsets)}, expected a Tensor or a list of "
+                "them"
+            )
         self._offsets = [offsets] if isinstance(offsets, Tensor) else list(offsets)
         self._weight = weight
         self._dense_shape = None if dense_shape is None else tuple(dense_shape)
@@ -72,12 +78,23 @@ class RaggedTensor:
             raise TypeError(
                 f"RaggedTensor: values is a {type(self._values).__name__}, expected a Tensor"
             )
+        for name, given in (("values", self._values), ("weight", self._weight)):
+            if isinstance(given, Tensor) and given.layout != torch.strided:
+                raise TypeError(
+                    f"RaggedTensor: {name} is a tensor of layout {given.layout}, expected a dense "
+                    "one"
+                )
         if self._values.dim() == 0:
             raise ValueError("RaggedTensor: values has 0 dimensions, expected at least 1")
         for d, offsets in enumerate(self._offsets):
             if not isinstance(offsets, Tensor):
                 raise TypeError(
                     f"RaggedTensor: offsets[{d}] is a {type(offsets).__name__}, expected a Tensor"
+                )
+            if offsets.layout != torch.strided:
+                raise TypeError(
+                    f"RaggedTensor: offsets[{d}] is a tensor of layout {offsets.layout}, expected "
+                    "a dense one"
                 )
             if offsets.dtype not in _INDEX_DTYPES:
                 raise TypeError(

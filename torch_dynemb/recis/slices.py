@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torch_dynemb.argument_checks import integer
+
 
 class Slice(NamedTuple):
     """The slots of ids that a table has: ``[slice_begin, slice_end)`` of ``slice_size``."""
@@ -28,6 +30,9 @@ def gen_slice(shard_index: int = 0, shard_num: int = 1, slice_size: int = 65536)
         >>> gen_slice(1, 3, 8)
         Slice(slice_begin=3, slice_end=6, slice_size=8)
     """
+    shard_index = integer("gen_slice: shard_index", shard_index)
+    shard_num = integer("gen_slice: shard_num", shard_num)
+    slice_size = integer("gen_slice: slice_size", slice_size, least=1)
     if not 1 <= shard_num <= slice_size:
         raise ValueError(f"gen_slice: shard_num is {shard_num}, expected 1 to {slice_size}")
     if not 0 <= shard_index < shard_num:

@@ -18,7 +18,7 @@ from torch_dynemb.admission import AdmitFrequent
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy_layout import score_words_of
-from torch_dynemb.rank_agreement import Option, check_agreement, described
+from torch_dynemb.rank_agreement import Option, check_agreement, comparable
 from torch_dynemb.table_config import TableConfig
 from torch_dynemb.table_content import (
     begin_step,
@@ -225,7 +225,7 @@ class ModuleState:
 
     def _differences_of_ranks(self, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """What ranks were given differently; they would wait for each other."""
-        entries = {Option(name, "entries"): described(sorted(of)) for name, of in given.items()}
+        entries = {Option(name, "entries"): comparable(sorted(of)) for name, of in given.items()}
         try:
             check_agreement("load_state_dict", entries, self._group)
         except ValueError as error:

@@ -11,7 +11,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
 from torch_dynemb.optim.config import OptimizerConfig
-from torch_dynemb.rank_agreement import Described, Option, check_agreement, described, options_of
+from torch_dynemb.rank_agreement import Described, Option, check_agreement, comparable, options_of
 from torch_dynemb.torchrec.options import TableOptions, is_dynamic, planned_options
 
 _KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
@@ -100,16 +100,16 @@ def check_ranks_agree(
     It comes before each rank judges what it was given: a rank that raised alone would leave the
     others waiting.
     """
-    alike: Described = {Option("", name): described(value) for name, value in flags.items()}
-    alike[Option("", "tables")] = described([config.name for config in configs])
+    alike: Described = {Option("", name): comparable(value) for name, value in flags.items()}
+    alike[Option("", "tables")] = comparable([config.name for config in configs])
     in_backward = _in_backward(module)
     for config in configs:
         table = config.name
         for name in _CONFIG:
-            alike[Option(table, name)] = described(getattr(config, name, None))
+            alike[Option(table, name)] = comparable(getattr(config, name, None))
         sharding = shardings.get(table)
         for name in _SHARDING:
-            alike[Option(table, name)] = described(getattr(sharding, name, None))
+            alike[Option(table, name)] = comparable(getattr(sharding, name, None))
         planned = None if sharding is None else planned_options(sharding)
         given = {"planned options": planned, "options": options.get(table)}
         for prefix, of_table in given.items():
@@ -119,7 +119,7 @@ def check_ranks_agree(
                 del alike[Option(table, f"{prefix}.policy")]
         alike |= options_of(table, "optimizer", optimizer)
         alike |= options_of(table, "fused_params", fused_params or {})
-        alike[Option(table, "optimizer in backward")] = described(in_backward.get(table))
+        alike[Option(table, "optimizer in backward")] = comparable(in_backward.get(table))
     check_agreement(owner, alike, env.process_group)
 
 
