@@ -217,6 +217,31 @@ def test_modules_equal_eager(make: Callable[[], Head], inputs: Inputs) -> None:
     assert counter.frame_count <= 1
 
 
+class Twice(nn.Module):
+    """Looks one table up twice before a backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = td.DynamicEmbeddingBag(
+            DIM,
+            optimizer=td.SGD(lr=0.1, delayed_gradients="apply"),
+            name="twice",
+            max_rows=1024,  # aot_eager copies tables
+        )
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.table(one).square().sum() + self.table(other).square().sum()
+
+
+def test_delayed_gradients_equal_eager() -> None:
+    eager, model = make_twins(Twice)
+    function = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for step in range(3):
+        given = random_ids(8, 3, seed=step), random_ids(8, 3, seed=step + 10)
+        assert torch.equal(train_step(eager, eager, given), train_step(model, function, given))
+        assert_equal_bits(eager, model)
+
+
 def test_reading_equals_eager() -> None:
     """eval(), no_grad and inference_mode read; each is a graph of its own."""
     make, inputs = KINDS["keyed bags"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -453,11 +454,44 @@ def test_lookup_before_an_update_cannot_update_after_it(config: OptimizerConfig)
     call = flat_call(group, 0, torch.arange(5))
     first, second = bag_lookup(group, call), bag_lookup(group, call)
     second.sum().backward(retain_graph=True)
-    message = r"updated between this lookup's forward .*use split mode"
+    message = r"updated between this lookup's forward .*use split mode.*delayed_gradients"
     for output in (first, second):
         with raises_in_step(group, message):
             output.sum().backward(retain_graph=True)
         assert unchanged(group, lambda o=output: o.sum().backward(retain_graph=True)) == []
+
+
+@plain_optimizers
+def test_delayed_gradients_update_the_rows_as_they_are_by_then(config: OptimizerConfig) -> None:
+    late = make_group(replace(config, delayed_gradients="apply"))
+    in_turn = make_group(config)
+    call = flat_call(late, 0, torch.arange(5))
+    gradients = [exact_gradient(5, 6, seed=seed) for seed in range(3)]
+    # backwards overtake each other, and one runs twice
+    first, second = bag_lookup(late, call), bag_lookup(late, call)
+    second.backward(gradients[0])
+    first.backward(gradients[1], retain_graph=True)
+    first.backward(gradients[2])
+    in_turn.find_or_insert(call.ids, call.offsets, call.tables)
+    for gradient in gradients:
+        bag_lookup(in_turn, call).backward(gradient)
+    assert torch.equal(late.read(0, call.ids), in_turn.read(0, call.ids))
+    for one, other in zip(late.state, in_turn.state, strict=True):
+        assert torch.equal(one, other)
+    assert late.row_clock.tolist() == in_turn.row_clock.tolist()
+
+
+def test_delayed_gradients_of_a_row_that_was_given_away_are_dropped() -> None:
+    group = make_group(td.SGD(lr=1.0, delayed_gradients="apply"))
+    kept, lost, later = torch.tensor([1]), torch.tensor([2]), torch.tensor([3])
+    output = bag_lookup(group, flat_call(group, 0, torch.cat([kept, lost])))
+    group.erase(0, lost)
+    bag_lookup(group, flat_call(group, 0, later)).backward(torch.zeros(1, 6))
+    before = group.read(0, torch.cat([kept, later]))
+    output.backward(torch.ones(2, 6))
+    expected = before - torch.tensor([[1.0], [0.0]])
+    assert torch.equal(group.read(0, torch.cat([kept, later])), expected)
+    assert group.stale_gradients() == 1
 
 
 def test_no_optimizer_leaves_rows_alone() -> None:
@@ -492,6 +526,10 @@ def test_no_optimizer_leaves_rows_alone() -> None:
             r"momentum is 0\.0, expected more than 0",
         ),
         (lambda: td.AMSGrad(lr=-1.0), r"AMSGrad: lr is -1\.0"),
+        (
+            lambda: td.SGD(lr=1.0, delayed_gradients="skip"),
+            r"SGD: delayed_gradients is 'skip', expected one of \('raise', 'apply'\)",
+        ),
     ],
 )
 def test_wrong_hyper_parameters(make: Callable[[], object], message: str) -> None:

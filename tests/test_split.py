@@ -448,6 +448,19 @@ def test_gradients_of_weights_need_the_rows_of_the_forward() -> None:
         output.sum().backward()
 
 
+def test_gradients_of_weights_may_be_those_of_the_rows_by_then() -> None:
+    module = bag(td.SGD(lr=1.0, delayed_gradients="apply"), split=True)
+    ids, weights = torch.tensor([[1, 2]]), torch.ones(1, 2, requires_grad=True)
+    output = module(ids, per_sample_weights=weights)
+    train(module, ids, torch.ones(1, DIM))
+    module.optimizer.step()
+    output.sum().backward()
+    rows = module.group.read(0, ids[0])
+    torch.testing.assert_close(weights.grad, rows.sum(1)[None])
+    module.optimizer.step()
+    torch.testing.assert_close(module.group.read(0, ids[0]), rows - 1)
+
+
 def test_lookups_before_a_step_may_go_backward_after_it() -> None:
     """As with nn.Embedding: the gradient of a sum does not depend on the rows."""
     module = embedding(td.SGD(lr=1.0))

@@ -27,7 +27,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.ops.lookup import Rows
-from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
+from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.policy_layout import layout_of
 from torch_dynemb.row_access import ExportedRows, RowAccess, handle_rows
@@ -48,6 +48,14 @@ def _base_seed() -> int:
     if dist.is_available() and dist.is_initialized():
         dist.broadcast_object_list(seed, src=0)
     return seed[0]
+
+
+def _code_of(optimizer: OptimizerConfig | None) -> int:
+    """What lookups are given for an optimizer; see :func:`torch_dynemb.ops.embedding_bag`."""
+    if optimizer is None:
+        return NO_OPTIMIZER
+    code = OPTIMIZER_NAMES.index(optimizer.op_name)
+    return code + APPLIES_DELAYED if optimizer.delayed_gradients == "apply" else code
 
 
 @sent_as_bytes
@@ -120,9 +128,7 @@ class TableGroup(LifeCycle, RowAccess):
             {table.slab for table in tables},
             key=lambda slab: slab.order,
         )
-        self.optimizer_code = (
-            NO_OPTIMIZER if optimizer is None else OPTIMIZER_NAMES.index(optimizer.op_name)
-        )
+        self.optimizer_code = _code_of(optimizer)
         self.layout = layout_of(
             tables,
             [self.row_bytes(table.slab) for table in tables],

@@ -77,7 +77,9 @@ struct UpdateCall {
         " then, ", extra[kRowClockUpdates],
         " now), so its gradients no longer fit them. Do not look a table up twice before a "
         "backward, nor run backward twice: pass all features of a table to one call, or use split "
-        "mode (split=True, then one module.optimizer.step())");
+        "mode (split=True, then one module.optimizer.step()); where gradients are to come late, "
+        "give "
+        "the optimizer delayed_gradients=\"apply\"");
     std::vector<bool> updated(table_count, false);
     for (const int64_t t : updated_tables) {
       STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", op, ": ", tables_argument,

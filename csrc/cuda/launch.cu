@@ -118,7 +118,8 @@ std::string error_text(ErrorWord word) {
              ") and its backward, so its gradients no longer fit them, and nothing was updated. Do "
              "not look a table up twice before a backward, nor run backward twice: pass all "
              "features of a table to one call, or use split mode (split=True, then one "
-             "module.optimizer.step())";
+             "module.optimizer.step()); where gradients are to come late, give the optimizer "
+             "delayed_gradients=\"apply\"";
     case kErrorEntry:
       return "entry " + value +
              " names a row or table that does not exist, and was skipped; expected what "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,10 +29,12 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSemiSync
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import torch_dynemb as td
+from torch_dynemb.table_content import read_content
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
@@ -64,10 +69,24 @@ class Model(nn.Module):
         return score.square().mean() + history.square().sum() / 100, score
 
 
-def model_of(*, dedup: bool, codecs: Any = None, by_rows: bool = True) -> DistributedModelParallel:
+def model_of(
+    *,
+    dedup: bool,
+    codecs: Any = None,
+    by_rows: bool = True,
+    learns: bool = True,
+    **options_of_tables: Any,
+) -> DistributedModelParallel:
+    """A sharded model.
+
+    Args:
+        learns: whether the dense part does.
+        options_of_tables: of all dynamic tables.
+    """
     torch.manual_seed(0)
     model = Model()
-    options = TableOptions(initializer=td.Normal())
+    model.dense.requires_grad_(learns)
+    options = TableOptions(initializer=td.Normal(), **options_of_tables)
     shared: dict[str, Any] = {
         "use_index_dedup": dedup,
         "optimizer": td.Adam(lr=0.1),
@@ -102,6 +121,7 @@ def model_of(*, dedup: bool, codecs: Any = None, by_rows: bool = True) -> Distri
         device=torch.device("cpu"),
         plan=ShardingPlan({"pooled": pooled, "sequence": sequence}),
         sharders=sharders,
+        init_data_parallel=learns,
     )
 
 
@@ -148,6 +168,56 @@ def losses(rank: int, pipelined: bool, dedup: bool) -> list[float]:
         loss.backward()
         optimizer.step()
         result.append(float(score.square().mean()))
+    return result
+
+
+@contextmanager
+def streams_of_cpu() -> Iterator[None]:
+    """For pipelines of TorchRec that ask for streams of a GPU, and tie tensors to them."""
+    with (
+        mock.patch.object(torch.Tensor, "record_stream"),
+        mock.patch("torch.get_device_module", return_value=torch.cpu),
+    ):
+        yield
+
+
+def semi_synchronous(rank: int, pipelined: bool) -> tuple[list[float], dict[str, dict[int, float]]]:
+    """Looks each batch up before the backward of the one before; scores, and sums of rows by id."""
+    model = model_of(dedup=False, learns=False, delayed_gradients="apply")
+    optimizer = model.fused_optimizer
+    result = []
+    if pipelined:
+        pipeline = TrainPipelineSemiSync(
+            model, optimizer, torch.device("cpu"), execute_all_batches=True, start_batch=0
+        )
+        stream = iter(batches(rank))
+        with streams_of_cpu():
+            while True:
+                try:
+                    result.append(float(pipeline.progress(stream).square().mean()))
+                except StopIteration:
+                    return result, rows_of(model)
+    following = [*batches(rank)[1:], None]
+    loss, score = model(batches(rank)[0])
+    for features in following:
+        result.append(float(score.square().mean()))
+        due = loss
+        if features is not None:
+            loss, score = model(features)
+        due.backward()
+        optimizer.step()
+    return result, rows_of(model)
+
+
+def rows_of(model: DistributedModelParallel) -> dict[str, dict[int, float]]:
+    """By table the sum of the row of each id on this rank."""
+    result = {}
+    for module in (model.module.pooled, model.module.sequence):
+        for kernel in module.kernels():
+            kernel.tables.group.materialize()
+            for t, shard in enumerate(kernel.tables.shards):
+                ids, rows, *_ = read_content(kernel.tables.group, t)
+                result[shard.table] = dict(zip(ids.tolist(), rows.sum(1).tolist(), strict=True))
     return result
 
 

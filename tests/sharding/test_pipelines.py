@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pipeline_steps import losses, modes, quantized, reshard, sizes
+from pipeline_steps import losses, modes, quantized, reshard, semi_synchronous, sizes
 from ranks import Ranks
 
 
@@ -14,6 +14,17 @@ def test_pipelined_training_is_the_same(two_ranks: Ranks, dedup: bool) -> None:
     for one, other in zip(plain, pipelined, strict=True):
         assert len(one) == 5
         assert other == pytest.approx(one, rel=1e-5)
+
+
+def test_semi_synchronous_training_applies_delayed_gradients(two_ranks: Ranks) -> None:
+    plain = two_ranks.run(semi_synchronous, False)
+    pipelined = two_ranks.run(semi_synchronous, True)
+    for (scores, rows), (others, other_rows) in zip(plain, pipelined, strict=True):
+        assert len(scores) == 5
+        assert others == pytest.approx(scores, rel=1e-5)
+        assert other_rows.keys() == rows.keys()
+        for table, of_ids in rows.items():
+            assert other_rows[table] == pytest.approx(of_ids, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("dedup", [False, True])

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from torch_dynemb._library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients
-from torch_dynemb.ops.update import NO_OPTIMIZER, OPTIMIZER_NAMES
+from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
 
 
 class Rows(NamedTuple):
@@ -88,7 +88,8 @@ def embedding_bag(
         per_sample_weights: float32 [N] or None; gets a gradient.
         feature_dims: dim of each feature's table.
         pooling: 0 sum, 1 mean (over weights if there are any).
-        optimizer: position in ``OPTIMIZER_NAMES``; -1: the backward leaves the rows alone.
+        optimizer: position in ``OPTIMIZER_NAMES``, plus ``APPLIES_DELAYED`` where the backward may
+            follow updates that came after the forward; -1: the backward leaves the rows alone.
 
     Returns:
         float32 [B, sum of feature_dims]; 0 for an empty bag.
@@ -283,6 +284,7 @@ class _Lookup(NamedTuple):
 
     rows: Rows
     optimizer: int
+    applies_delayed: bool
     tables: list[int]
     dims: list[int]
     pooling: int
@@ -291,12 +293,14 @@ class _Lookup(NamedTuple):
 def _checked_lookup(
     rows: Rows, optimizer: int, tables: list[int], dims: list[int], pooling: int
 ) -> _Lookup:
-    if not NO_OPTIMIZER <= optimizer < len(OPTIMIZER_NAMES):
+    applies_delayed = optimizer >= APPLIES_DELAYED
+    position = optimizer - APPLIES_DELAYED if applies_delayed else optimizer
+    if not NO_OPTIMIZER <= position < len(OPTIMIZER_NAMES):
         raise ValueError(
-            f"lookup: optimizer is {optimizer}, expected a position in {OPTIMIZER_NAMES}, or "
-            f"{NO_OPTIMIZER} for none"
+            f"lookup: optimizer is {optimizer}, expected a position in {OPTIMIZER_NAMES} (plus "
+            f"{APPLIES_DELAYED} for delayed gradients), or {NO_OPTIMIZER} for none"
         )
-    return _Lookup(rows, optimizer, tables, dims, pooling)
+    return _Lookup(rows, position, applies_delayed, tables, dims, pooling)
 
 
 @raises_out_of_memory
@@ -312,6 +316,10 @@ def _update_rows(
     if lookup.optimizer == NO_OPTIMIZER:
         return
     rows = lookup.rows
+    if lookup.applies_delayed:
+        # the op compares this with the clock, which tells it of updates since the forward
+        place = rows.row_clock.shape[0] - ROW_CLOCK_EXTRA + RowClock.UPDATES
+        updates = rows.row_clock.narrow(0, place, 1).clone()
     features = (lookup.tables, lookup.dims, lookup.pooling)
     shared = (grad_output, ids, handles, offsets, per_sample_weights, updates, *features)
     if rows.pending:

@@ -27,6 +27,8 @@ OPTIMIZER_NAMES = (
     "group_ftrl",
 )
 NO_OPTIMIZER = -1
+# What is added to the code where gradients are applied that other updates have overtaken.
+APPLIES_DELAYED = 1 << 8
 
 
 @raises_out_of_memory

@@ -28,6 +28,8 @@ _NUMBERS = (
     *("lr", "weight_decay", "clip_value", "clip_norm", "momentum", "trust_coefficient", "eps"),
     *("l1", "l2", "beta", "initial_accumulator_value", "group_l1"),
 )
+DelayedGradients = Literal["raise", "apply"]
+DELAYED_GRADIENTS = ("raise", "apply")
 _BLOCK_COLUMNS = 128  # columns of a row that share a scale, in 8-bit state
 
 
@@ -73,6 +75,14 @@ class OptimizerConfig:
         non_finite: rows whose gradient has NaN or infinity are updated with it (``"propagate"``),
             left alone and counted (``"skip"``, see ``optimizer.non_finite_gradients()``), or
             nothing is updated and an error raised (``"raise"``; on a GPU in ``step()``).
+        delayed_gradients: what becomes of gradients whose rows others have updated between the
+            forward and the backward. ``"raise"``: an error, because they were computed from rows
+            that are no more. ``"apply"``: they update the rows as they are by then, as asynchronous
+            and semi-synchronous training does (delayed SGD: Langford et al. 2009); each backward is
+            an update of its own, also a second one of the same lookup. Gradients of ids whose row
+            another id has by then are dropped and counted in any case
+            (``group.stale_gradients()``). In split mode this is about the gradients of
+            per_sample_weights, which read the rows: others wait for ``step()`` anyway.
         stochastic_rounding: of rows, and state, of less than float32: up or down with the
             probability of the remainder, else to nearest. Reproducible: the random bits are a
             function of seed, id, step and column.
@@ -87,6 +97,7 @@ class OptimizerConfig:
     clip_value: float | None = None
     clip_norm: float | None = None
     non_finite: Literal["propagate", "skip", "raise"] = "propagate"
+    delayed_gradients: DelayedGradients = "raise"
     stochastic_rounding: bool = True
 
     op_name: ClassVar[str]
@@ -168,6 +179,10 @@ class OptimizerConfig:
             limit = getattr(self, name)
             self._check(name, limit is None or limit > 0, "a number above 0, or None")
         self._check("non_finite", self.non_finite in _NON_FINITE, f"one of {list(_NON_FINITE)}")
+        delayed = self.delayed_gradients
+        self._check(
+            "delayed_gradients", delayed in DELAYED_GRADIENTS, f"one of {DELAYED_GRADIENTS}"
+        )
 
     def _check(self, name: str, valid: bool, expected: str) -> None:
         if not valid:

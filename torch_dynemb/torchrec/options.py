@@ -11,7 +11,7 @@ from torchrec.distributed.types import KeyValueParams, ParameterSharding
 
 from torch_dynemb.admission import AdmitNone
 from torch_dynemb.initializers import Initializer
-from torch_dynemb.optim.config import SGD, OptimizerConfig
+from torch_dynemb.optim.config import DELAYED_GRADIENTS, SGD, DelayedGradients, OptimizerConfig
 from torch_dynemb.policy import FeaturePolicy, Policy
 from torch_dynemb.table_config import EvalDefault
 
@@ -38,9 +38,16 @@ class TableOptions:
         eval_default: what a read gives for an id that is not there.
         trainable: False: insert nothing, train nothing: rows are those of a loaded state and have
             no optimizer state; a training lookup gives what a read gives.
+        delayed_gradients: as in :class:`torch_dynemb.optim.OptimizerConfig`; None: what the
+            sharder's ``optimizer`` says. ``"apply"`` is for pipelines that look a batch up before
+            the backward of the one before, such as TorchRec's ``TrainPipelineSemiSync``.
+
+    Tables of one module may differ in all of it; what is about updates also decides which of them
+    share a kernel.
 
     Raises:
         TypeError: ``initializer``, ``policy`` or ``trainable`` is something else.
+        ValueError: ``delayed_gradients`` is none of its values.
     """
 
     initializer: Initializer | None = None
@@ -49,6 +56,7 @@ class TableOptions:
     padding_idx: int | None = None
     eval_default: EvalDefault = "initial"
     trainable: bool = True
+    delayed_gradients: DelayedGradients | None = None
 
     def __post_init__(self) -> None:
         if self.initializer is not None and not isinstance(self.initializer, Initializer):
@@ -64,13 +72,22 @@ class TableOptions:
             raise TypeError(
                 f"TableOptions: trainable is {self.trainable!r}, expected True or False"
             )
+        if self.delayed_gradients not in (None, *DELAYED_GRADIENTS):
+            raise ValueError(
+                f"TableOptions: delayed_gradients is {self.delayed_gradients!r}, expected None or "
+                f"one of {DELAYED_GRADIENTS}"
+            )
         if not self.trainable:
             policy = replace(self.policy, admission=AdmitNone(), refused=None)
             object.__setattr__(self, "policy", policy)
 
     def optimizer_of(self, optimizer: OptimizerConfig) -> OptimizerConfig:
         """What updates rows, where ``optimizer`` is that of the trained tables."""
-        return optimizer if self.trainable else NOT_TRAINED
+        if not self.trainable:
+            return NOT_TRAINED
+        if self.delayed_gradients is None:
+            return optimizer
+        return replace(optimizer, delayed_gradients=self.delayed_gradients)
 
     @property
     def keeps_time(self) -> bool:
