@@ -148,13 +148,19 @@ def optimizer_of(model: DistributedModelParallel) -> CombinedOptimizer:
     return CombinedOptimizer([model.fused_optimizer, dense])
 
 
-def losses(rank: int, pipelined: bool, dedup: bool) -> list[float]:
+def losses(rank: int, pipelined: bool, dedup: bool, free_features: bool = False) -> list[float]:
+    """Scores of batches.
+
+    Args:
+        free_features: the pipeline frees the memory of a batch when its ids have been sent.
+    """
     model = model_of(dedup=dedup)
     optimizer = optimizer_of(model)
     result = []
     if pipelined:
+        more = {"free_features_storage_early": True} if free_features else {}
         pipeline = TrainPipelineSparseDist(
-            model, optimizer, torch.device("cpu"), execute_all_batches=True
+            model, optimizer, torch.device("cpu"), execute_all_batches=True, **more
         )
         stream = iter(batches(rank))
         while True:

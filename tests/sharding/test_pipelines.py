@@ -10,10 +10,11 @@ from ranks import Ranks
 @pytest.mark.parametrize("dedup", [False, True])
 def test_pipelined_training_is_the_same(two_ranks: Ranks, dedup: bool) -> None:
     plain = two_ranks.run(losses, False, dedup)
-    pipelined = two_ranks.run(losses, True, dedup)
-    for one, other in zip(plain, pipelined, strict=True):
-        assert len(one) == 5
-        assert other == pytest.approx(one, rel=1e-5)
+    for free_features in (False, True):
+        pipelined = two_ranks.run(losses, True, dedup, free_features)
+        for one, other in zip(plain, pipelined, strict=True):
+            assert len(one) == 5
+            assert other == pytest.approx(one, rel=1e-5)
 
 
 def test_semi_synchronous_training_applies_delayed_gradients(two_ranks: Ranks) -> None:

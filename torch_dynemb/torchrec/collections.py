@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +27,12 @@ from torch_dynemb.torchrec.means import mean_divisor, pooled_outputs
 from torch_dynemb.torchrec.module_state import ModuleState
 from torch_dynemb.torchrec.optimizer import shown_parameter
 from torch_dynemb.torchrec.options import TableOptions, is_dynamic
-from torch_dynemb.torchrec.plans import ModulePlan, module_plan, plan_dynamic
-from torch_dynemb.torchrec.shardings import POOLED, SEQUENCE
+from torch_dynemb.torchrec.plans import (
+    ModulePlan,
+    module_plan,
+    plan_dynamic,
+)
+from torch_dynemb.torchrec.shardings import POOLED, SEQUENCE, copied
 from torch_dynemb.torchrec.tables import PLAN, TablePlan
 
 _PLAN = "torch_dynemb_plan"  # how a plan travels through TorchRec's constructors
@@ -47,6 +51,8 @@ class _Sharded:
     module_sharding_plan: Mapping[str, ParameterSharding]
     _keeps_state = False
     _strict_load = True
+    _has_uninitialized_input_dist: bool
+    _reorders: Callable[[], bool]  # whether batches have features in another order
 
     def _keep_state(
         self,
@@ -122,6 +128,19 @@ class _Sharded:
             return super().load_state_dict(state_dict, strict, **more)  # type: ignore[misc]
         finally:
             self._strict_load = True
+
+    def _own(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Features whose memory no other module of a pipeline gives back.
+
+        With ``free_features_storage_early``, TorchRec's pipelines free that of a batch as soon as
+        one module has put its features into another order, which copies them. A module that takes
+        them as they come would go on reading them.
+        """
+        if not getattr(self, "_free_features_storage_early", False):
+            return features
+        if self._has_uninitialized_input_dist or not self._reorders():
+            return copied(features)
+        return features
 
     def kernels(self) -> Iterator[DynamicKernel]:
         """The kernels of dynamic tables on this rank."""
@@ -262,9 +281,12 @@ class ShardedDynamicEmbeddingBagCollection(_Sharded, ShardedEmbeddingBagCollecti
         finally:
             self._embedding_bag_configs = configs
 
+    def _reorders(self) -> bool:
+        return bool(self._has_features_permute)
+
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Sends ids to the ranks that own them."""
-        features = self._check_batch(features, first=self._has_uninitialized_input_dist)
+        features = self._own(self._check_batch(features, first=self._has_uninitialized_input_dist))
         if self._grids and features.variable_stride_per_key():
             raise NotImplementedError(
                 f"EmbeddingBagCollection: tables {self._grids} are grid_shard, and features has a "
@@ -396,9 +418,12 @@ class ShardedDynamicEmbeddingCollection(_Sharded, ShardedEmbeddingCollection):  
         finally:
             self._embedding_configs = configs
 
+    def _reorders(self) -> bool:
+        return bool(self._features_order)
+
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Sends ids to the ranks that own them."""
-        features = self._check_batch(features, first=self._has_uninitialized_input_dist)
+        features = self._own(self._check_batch(features, first=self._has_uninitialized_input_dist))
         if not features.variable_stride_per_key() and features.stride() == 0:
             # TorchRec's outputs want a sample, and the other ranks a backward of this one
             features = with_one_sample(features)

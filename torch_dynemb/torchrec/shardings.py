@@ -45,6 +45,16 @@ def with_ids(features: KeyedJaggedTensor, ids: torch.Tensor) -> KeyedJaggedTenso
     return changed
 
 
+def copied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same features in memory of their own."""
+    copies = copy.copy(features)
+    for name in ("_values", "_weights", "_lengths", "_offsets"):
+        tensor = getattr(features, name)
+        setattr(copies, name, None if tensor is None else tensor.clone())
+    copies._jt_dict = None  # whose tensors are parts of the others
+    return copies
+
+
 def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJaggedTensor]:
     (features,) = arguments
     ids = features.values().to(torch.int64).contiguous()
@@ -254,4 +264,4 @@ BY_ROWS = {
     ShardingType.GRID_SHARD.value,
 }
 
-__all__ = ["BY_ROWS", "POOLED", "SEQUENCE", "with_ids"]
+__all__ = ["BY_ROWS", "POOLED", "SEQUENCE", "copied", "with_ids"]
