@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from jagged_batches import Batch, batches_of_ranks, keyed_jagged
 from sharded_models import Table, kernels, sharded
 from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
@@ -189,3 +191,68 @@ def reads(rank: int) -> tuple[int, int]:
     with torch.no_grad():
         model(keyed_jagged(other, "plain"))
     return trained, len(_rows(model))
+
+
+MICRO_BATCHES = 2
+OF_ALL_SHARDINGS = (
+    Table("rows", 8, ("a", "b"), "mean", "row_wise"),
+    Table("whole", 12, ("c",), "sum", "table_wise"),
+    Table("columns", 16, ("d",), "sum", "column_wise"),
+    Table("each", 8, ("e",), "none", "row_wise"),
+)
+
+
+def accumulated(rank: int, split: bool) -> dict[str, list[torch.Tensor]]:
+    """Trains on micro-batches in split mode, else on whole batches; what is saved of this rank."""
+    options = {
+        table.name: TableOptions(initializer=td.Normal(), split=split) for table in OF_ALL_SHARDINGS
+    }
+    torch.manual_seed(0)
+    model = sharded(OF_ALL_SHARDINGS, options=options, optimizer=td.Adam(lr=0.1, row_steps=True))
+    features = [feature for table in OF_ALL_SHARDINGS for feature in table.features]
+    for step in range(3):
+        parts = [
+            batches_of_ranks("plain", features, dist.get_world_size(), step + 10 * part, 30)[rank]
+            for part in range(MICRO_BATCHES)
+        ]
+        whole = Batch({name: [bag for of in parts for bag in of.ids[name]] for name in features})
+        model.fused_optimizer.zero_grad()
+        for batch in parts if split else [whole]:
+            outputs = model(keyed_jagged(batch, "plain"))
+            torch.stack([of.square().sum() for of in outputs.values()]).sum().backward()
+        model.fused_optimizer.step()
+    return _local(model.state_dict())
+
+
+def _local(state: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
+    """What a state dict has of this rank."""
+    return {
+        name: [shard.tensor for shard in entry.local_shards()]
+        if isinstance(entry, ShardedTensor)
+        else [entry]
+        for name, entry in state.items()
+    }
+
+
+def forgotten(rank: int) -> tuple[bool, bool, bool]:
+    """Whether rows are as before after a backward, after zero_grad and step, and after a step."""
+    options = {
+        table.name: TableOptions(initializer=td.Normal(), split=True) for table in TABLES[:1]
+    }
+    model = sharded(TABLES[:1], options=options, optimizer=td.SGD(lr=0.1))
+    features = keyed_jagged(batches_of_ranks("plain", ["a", "b"], 2, 0)[rank], "plain")
+
+    def backward() -> None:
+        torch.stack([of.square().sum() for of in model(features).values()]).sum().backward()
+
+    model(features)
+    before, unchanged = _rows(model), []
+    backward()
+    unchanged.append(_rows(model) == before)
+    model.fused_optimizer.zero_grad()
+    model.fused_optimizer.step()
+    unchanged.append(_rows(model) == before)
+    backward()
+    model.fused_optimizer.step()
+    unchanged.append(_rows(model) == before)
+    return unchanged[0], unchanged[1], unchanged[2]

@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 from fused_optimizer_calls import (
     clocks,
+import torch
+from fused_optimizer_calls import (
+    OF_ALL_SHARDINGS,
+    accumulated,
+    clocks,
+    forgotten,
     learning_rates,
     names,
     reads,
@@ -64,3 +70,21 @@ def test_clock_of_policies(two_ranks: Ranks) -> None:
 def test_evaluation_inserts_nothing(two_ranks: Ranks) -> None:
     for trained, evaluated in two_ranks.run(reads):
         assert trained == evaluated > 0
+
+
+def test_micro_batches_of_split_mode_are_one_batch(two_ranks: Ranks) -> None:
+    in_parts, at_once = two_ranks.run(accumulated, True), two_ranks.run(accumulated, False)
+    for one, other in zip(in_parts, at_once, strict=True):
+        assert one.keys() == other.keys()
+        assert sum(name.endswith(".weight_id") for name in one) == len(OF_ALL_SHARDINGS)
+        for name, tensors in one.items():
+            assert len(tensors) == len(other[name])
+            for x, y in zip(tensors, other[name], strict=True):
+                torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_split_mode_wait_for_the_step(two_ranks: Ranks) -> None:
+    for after_backward, after_zero_grad, after_step in two_ranks.run(forgotten):
+        assert after_backward
+        assert after_zero_grad
+        assert not after_step

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused_optimizer_calls import accumulated
 from ranks import Ranks
 from state_steps import (
     Setting,
@@ -144,6 +145,14 @@ def test_state_dict_without_a_file(
                     assert torch.equal(x["content"][name], y["content"][name])
                 for name, state in x["content"]["state"].items():
                     assert torch.equal(state, y["content"]["state"][name])
+
+
+def test_micro_batches_on_one_process_are_one_batch(other_ranks: dict[int, Ranks]) -> None:
+    (in_parts,), (at_once,) = (other_ranks[1].run(accumulated, split) for split in (True, False))
+    assert in_parts.keys() == at_once.keys()
+    for name, tensors in in_parts.items():
+        for x, y in zip(tensors, at_once[name], strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
 def test_names_are_those_of_virtual_tables(two_ranks: Ranks) -> None:

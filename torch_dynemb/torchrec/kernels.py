@@ -21,7 +21,8 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
     """Dynamic tables of one rank that are looked up together, pooled or per id.
 
     Args:
-        config: its fused_params are ``optimizer_config``, ``output_dtype`` and a plan per table.
+        config: its fused_params are ``optimizer_config``, ``output_dtype``, ``split`` and a plan
+            per table.
         device: of the rows.
         routing: which ids come here.
         pooled: whether bags become one vector here.
@@ -48,6 +49,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             routing=routing,
             pooling=pooling_of_kernel(config.pooling, routing) if pooled else Pooling.NONE,
             output_dtype=fused_params["output_dtype"],
+            split=fused_params["split"],
             device=device,
             counted=counted,
             by_rank=by_rank,

@@ -43,6 +43,8 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
     """Updates run in backward; :meth:`step` ends a training step of the tables.
 
     Calling it is optional: a forward in training that follows a backward ends the step before it.
+    In split mode it is not: gradients wait until :meth:`step` applies their sum.
+
     Rows' state is in the module's state dict, beside the rows; here are hyper-parameters, which
     TorchRec saves after ``save_param_groups(True)``.
 
@@ -72,7 +74,9 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         self._tables.end_step(now)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Nothing: rows keep no gradients."""
+        """Forgets gradients that wait in split mode; else there are none."""
+        if self._tables.group.split:
+            self._tables.optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:
         """Raises NotImplementedError: steps come from the state dict of the module."""

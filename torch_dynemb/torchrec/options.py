@@ -41,12 +41,15 @@ class TableOptions:
         delayed_gradients: as in :class:`torch_dynemb.optim.OptimizerConfig`; None: what the
             sharder's ``optimizer`` says. ``"apply"`` is for pipelines that look a batch up before
             the backward of the one before, such as TorchRec's ``TrainPipelineSemiSync``.
+        split: backward only gathers gradients, and ``step()`` of the model's ``fused_optimizer``
+            applies their sum once: several micro-batches are one batch. ``zero_grad()`` forgets
+            them. See :class:`torch_dynemb.SplitOptimizer`.
 
     Tables of one module may differ in all of it; what is about updates also decides which of them
     share a kernel.
 
     Raises:
-        TypeError: ``initializer``, ``policy`` or ``trainable`` is something else.
+        TypeError: ``initializer``, ``policy``, ``trainable`` or ``split`` is something else.
         ValueError: ``delayed_gradients`` is none of its values.
     """
 
@@ -57,6 +60,7 @@ class TableOptions:
     eval_default: EvalDefault = "initial"
     trainable: bool = True
     delayed_gradients: DelayedGradients | None = None
+    split: bool = False
 
     def __post_init__(self) -> None:
         if self.initializer is not None and not isinstance(self.initializer, Initializer):
@@ -68,10 +72,10 @@ class TableOptions:
             raise TypeError(
                 f"TableOptions: policy is {self.policy!r}, expected torch_dynemb.Policy(...)"
             )
-        if not isinstance(self.trainable, bool):
-            raise TypeError(
-                f"TableOptions: trainable is {self.trainable!r}, expected True or False"
-            )
+        for name in ("trainable", "split"):
+            given = getattr(self, name)
+            if not isinstance(given, bool):
+                raise TypeError(f"TableOptions: {name} is {given!r}, expected True or False")
         if self.delayed_gradients not in (None, *DELAYED_GRADIENTS):
             raise ValueError(
                 f"TableOptions: delayed_gradients is {self.delayed_gradients!r}, expected None or "

@@ -201,6 +201,7 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
     return {
         "optimizer_config": optimizer,
         "output_dtype": output_dtype_of(of_table, given),
+        "split": plan.options[name].split,
         PLAN: TablePlan(plan.options[name], plan.seed, plan.now, plan.dedup),
     }
 

@@ -165,6 +165,7 @@ class ShardTables(TableModule):
         routing: which ids come here.
         pooling: how ids of a bag become one vector here; means of row-wise shards are taken later.
         output_dtype: of what lookups return.
+        split: backward only gathers gradients, and :meth:`end_step` applies them.
         device: of the rows.
         counted: without pooling, weights of ids say how often they occur.
         by_rank: without pooling, return rows in the order in which ranks sent their ids.
@@ -178,6 +179,7 @@ class ShardTables(TableModule):
         routing: Routing,
         pooling: Pooling,
         output_dtype: torch.dtype,
+        split: bool,
         device: torch.device | None,
         counted: bool,
         by_rank: bool = False,
@@ -188,7 +190,7 @@ class ShardTables(TableModule):
             optimizer=optimizer,
             trainable=True,
             output_dtype=output_dtype,
-            split=False,
+            split=split,
             device=device,
             max_rows=None,
             memory_budget=None,
@@ -228,7 +230,8 @@ class ShardTables(TableModule):
             pooled: (B, sum of dims); with a batch size per feature, flat: rank after rank, feature
             after feature. Not pooled: (N, dim), feature after feature, or rank after rank.
         """
-        if self._in_step and self.training and torch.is_grad_enabled():
+        # in split mode, it may be the next micro-batch of a step
+        if self._in_step and not self._group.split and self.learns():
             self.end_step()
         ids = features.values().to(torch.int64).contiguous()
         if self.routing.parts > 1:
@@ -254,7 +257,10 @@ class ShardTables(TableModule):
         self._in_step = True
 
     def end_step(self, now: int | None = None) -> None:
-        """Ends a training step: ``optimizer.step()``, or the forward that follows a backward."""
+        """Ends a training step.
+
+        ``optimizer.step()`` does, and but in split mode the forward that follows a backward.
+        """
         self._in_step = False
         self.optimizer.step(now=now)
 
