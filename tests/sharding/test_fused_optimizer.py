@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fused_optimizer_calls import (
-    clocks,
 import torch
 from fused_optimizer_calls import (
     OF_ALL_SHARDINGS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ def check_ranks_agree(
     configs: Sequence[Any],
     shardings: Mapping[str, ParameterSharding],
     env: ShardingEnv,
+    device: torch.device | None,
     *,
     options: Mapping[str, TableOptions],
     optimizer: OptimizerConfig | None,
@@ -120,7 +122,10 @@ def check_ranks_agree(
         alike |= options_of(table, "optimizer", optimizer)
         alike |= options_of(table, "fused_params", fused_params or {})
         alike[Option(table, "optimizer in backward")] = comparable(in_backward.get(table))
-    check_agreement(owner, alike, env.process_group)
+    # nccl sends what is no tensor from the current device, which need not be that of the tables
+    on_gpu = device is not None and torch.device(device).type == "cuda"
+    with torch.cuda.device(device) if on_gpu else nullcontext():
+        check_agreement(owner, alike, env.process_group)
 
 
 def _in_backward(module: nn.Module) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def module_plan(
         configs,
         shardings,
         env,
+        device,
         options=options,
         optimizer=optimizer,
         fused_params=fused_params,
