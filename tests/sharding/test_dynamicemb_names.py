@@ -344,6 +344,17 @@ def test_constraints_make_a_table_dynamic_or_not() -> None:
     assert static.compute_kernels == ["fused"]
     assert isinstance(static, ParameterConstraints)
 
+    static.compute_kernels = None
+    static.use_dynamicemb = True
+    assert constrained_options(static) is not None
+    assert static.compute_kernels == ["customized_kernel"]
+    static.use_dynamicemb = False
+    assert constrained_options(static) is None
+    assert static.compute_kernels is None
+    constraints.dynamicemb_options = TableOptions()  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="table 'a': dynamicemb_options is TableOptions"):
+        constraints.options_of_table(bags(a=9).embedding_bag_configs()[0], td.SGD(lr=0.1))
+
     with pytest.raises(ValueError, match=r"compute_kernels is \['fused'\].*leave it out"):
         DynamicEmbParameterConstraints(use_dynamicemb=True, compute_kernels=["fused"])
     with pytest.raises(TypeError, match=r"dynamicemb_options is .*DynamicTableConstraints"):

@@ -296,19 +296,31 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                 f"{owner}: dynamicemb_options is {options!r}, expected DynamicEmbTableOptions(...);"
                 " TableOptions(...) go into DynamicTableConstraints"
             )
-        if use_dynamicemb:
-            for name in ("compute_kernels", "key_value_params"):
-                if constraints.get(name) is not None:
-                    raise ValueError(
-                        f"{owner}: {name} is {constraints[name]!r}, but the table is dynamic: "
-                        "leave it out"
-                    )
-            constraints["compute_kernels"] = [DYNAMIC_KERNEL]
-            # says that the table is dynamic; the enumerator asks how, since it knows the config
-            constraints["key_value_params"] = TableParams()
         super().__init__(sharding_types=sharding_types, **constraints)
+        self._use_dynamicemb = False
         self.use_dynamicemb = use_dynamicemb
         self.dynamicemb_options = options
+
+    @property
+    def use_dynamicemb(self) -> bool:
+        """Whether the table is dynamic; can be set."""
+        return self._use_dynamicemb
+
+    @use_dynamicemb.setter
+    def use_dynamicemb(self, value: bool) -> None:
+        if value == self._use_dynamicemb:
+            return
+        for name in ("compute_kernels", "key_value_params"):
+            given = getattr(self, name)
+            if value and given is not None:
+                raise ValueError(
+                    f"DynamicEmbParameterConstraints: {name} is {given!r}, but the table is "
+                    "dynamic: leave it out"
+                )
+        self.compute_kernels = [DYNAMIC_KERNEL] if value else None
+        # says that the table is dynamic; the enumerator asks how, since it knows the config
+        self.key_value_params = TableParams() if value else None
+        self._use_dynamicemb = bool(value)
 
     def __hash__(self) -> int:
         return hash((super().__hash__(), self.use_dynamicemb, repr(self.dynamicemb_options)))
@@ -319,10 +331,16 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
         """The options of the table with this config.
 
         Raises:
-            ValueError: options that are not those of the config.
+            TypeError, ValueError: options that are not those of the config, or have been set to
+                something wrong.
             NotImplementedError: only part of its rows would lie in the memory of the device.
         """
         options, name = self.dynamicemb_options, config.name
+        if not isinstance(options, DynamicEmbTableOptions):
+            raise TypeError(
+                f"DynamicEmbParameterConstraints of table {name!r}: dynamicemb_options is "
+                f"{options!r}, expected DynamicEmbTableOptions(...)"
+            )
         rows, dim = config.num_embeddings, config.embedding_dim
         # not the parameter's dtype: TorchRec makes it float16 for whatever is not float32
         dtype = data_type_to_dtype(config.data_type)
