@@ -118,9 +118,9 @@ DYNEMB_HD int64_t new_score(const ScoreUpdate& update, int word, int64_t occurre
 // -- new ids of several features -----------------------------------------------------------------
 
 // Where features with policies of their own bring one new id in a call, it gets what an id that is
-// there would get of them: the largest of their expiries. It needs the least of their thresholds,
-// since whichever lets it in would have let it in alone. Both are largest ranks, of which 0 says
-// that no feature has come yet, so that neither the order of features nor that of threads matters.
+// there would get of them: the largest of their expiries. The least of their thresholds lets it in.
+// Both are kept as the largest of ranks, 0 before the first feature, so that neither the order of
+// features nor that of threads matters.
 
 // Features that leave scores alone speak of the expiry only where no other does.
 DYNEMB_HD uint64_t expiry_rank(const int64_t* policy, const int64_t* clock) {
@@ -252,8 +252,8 @@ constexpr int kVictimBuckets = 8;
 // Small indexes are looked at as a whole, so that a full table refuses nobody for whom another id
 // could go: eight of 16 buckets hold no id of a table of capacity 1 half of the time, and of a
 // table of capacity 64 they hold none but those of the step now and then. (Refusals and cost by
-// size are in benchmarks/README.md: larger tables refuse nobody unless a call replaces more than
-// half of their ids, and looking at more slots would cost more than that is worth.)
+// size are in benchmarks/README.md: larger tables refuse ids only where a call replaces
+// nearly all of theirs, and to look at all of 64 buckets doubles the price of a new id.)
 constexpr int64_t kWholeIndexBuckets = 32;
 DYNEMB_HD int victim_buckets(int64_t bucket_count) {
   return bucket_count <= kWholeIndexBuckets ? static_cast<int>(bucket_count) : kVictimBuckets;
