@@ -86,3 +86,87 @@ def test_histogram_of_any_scores() -> None:
     assert extremes[-1].split()[2:4] == [str(2**63 - 1), "1"]
     spread = inspection.histogram(torch.arange(25))
     assert [int(line.split()[3]) for line in spread[:-1]] == [3] * (len(spread) - 1)
+
+
+NAMES = [
+    "dim4",
+    "dimension",
+    "tables",
+    "format",
+    "a.b",
+    "clock",
+    "dim4.weights",
+    "a.format",
+    "dim8",
+]
+
+
+def named() -> td.DynamicEmbeddingBagCollection:
+    """Tables with the names of entries, and of their beginnings."""
+    torch.manual_seed(3)
+    module = td.DynamicEmbeddingBagCollection(
+        [
+            td.TableConfig(name, 4, policy=td.Policy(score="step", admission=td.AdmitFrequent(1)))
+            for name in NAMES
+        ],
+        optimizer=td.Adam(lr=0.1),
+    )
+    ids = {name: torch.arange(10 * k + 10)[None] for k, name in enumerate(NAMES)}
+    module(ids).sum().backward()
+    module.optimizer.step()
+    return module
+
+
+@pytest.mark.parametrize("prefix", ["", "format.", "dim4.", "a.b."])
+def test_tables_named_as_entries_are_counted_exactly(prefix: str) -> None:
+    state = {f"{prefix}{name}": tensor for name, tensor in named().state_dict().items()}
+    state |= {f"{prefix}dim4.other": torch.zeros(9999), f"{prefix}dimmer": torch.zeros(9999)}
+    state["head.format"] = torch.zeros(3)
+    (group,) = inspection.saved_groups(state)
+    assert group.prefix == prefix.rstrip(".")
+    said = inspection.describe(group)
+    rows = sum(10 * k + 10 for k in range(len(NAMES)))
+    assert f"rows and optimizer state: {rows * (3 * 4 * 4 + 4) / 1024:.1f} KiB" in said
+    for k, name in enumerate(NAMES):
+        line = next(line.split() for line in said.splitlines() if line.split()[:1] == [name])
+        assert line[:4] == [name, "4", "float32", str(10 * k + 10)]
+
+
+def test_tables_named_as_entries_are_saved_extended_and_loaded() -> None:
+    module, twin = named(), named()
+    twin.load_state_dict(module.state_dict())
+    for one in (module, twin):
+        one.group.erase(0, torch.arange(3))
+        one.group.compact()
+        one.group.add_table(td.TableConfig("dim4.buckets", 4, policy=td.Policy(score="frequency")))
+        one.group.set_optimizer(td.SGD(lr=0.1))
+    states = module.group.state_tensors(), twin.group.state_tensors()
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    assert module.sizes() == {
+        **{name: 10 * k + 10 - 3 * (k == 0) for k, name in enumerate(NAMES)},
+        "dim4.buckets": 0,
+    }
+    ids = torch.arange(20)
+    for table in range(len(NAMES)):
+        assert torch.equal(module.group.read(table, ids), twin.group.read(table, ids))
+
+
+def test_damaged_checkpoints_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = dict(named().state_dict())
+    path = tmp_path / "damaged.pt"
+
+    def said(**changes: torch.Tensor) -> str:
+        torch.save({**state, **changes}, path)
+        assert main(["inspect", str(path)]) == 1
+        return capsys.readouterr().err
+
+    def text(description: str) -> torch.Tensor:
+        return torch.tensor(list(description.encode()), dtype=torch.uint8)
+
+    assert "'format' is corrupted" in said(format=torch.zeros(3))
+    assert "'format' is corrupted" in said(format=text("{"))
+    assert "'format' is damaged" in said(format=text('{"tables": 3}'))
+    assert "'format' is damaged" in said(format=text("[]"))
+    assert "do not go together" in said(tables=torch.zeros(2))
+    del state["dim4.weights"]
+    assert "lack ['dim4.weights']" in said()

@@ -21,10 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         groups = inspection.load(chosen.checkpoint)
+        said = [inspection.describe(group) for group in groups]
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("\n\n".join(inspection.describe(group) for group in groups))
+    print("\n\n".join(said))
     return 0
 
 

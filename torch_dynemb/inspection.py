@@ -138,7 +138,20 @@ def _optimizer(saved: dict[str, Any] | None) -> str:
 
 
 def describe(group: SavedGroup) -> str:
-    """A readable account of a group."""
+    """A readable account of a group.
+
+    Raises:
+        ValueError: its entries do not go together.
+    """
+    try:
+        return _described(group)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{group.prefix or 'tables'}: the entries do not go together: {error!r}"
+        ) from error
+
+
+def _described(group: SavedGroup) -> str:
     about, tensors = group.description, group.tensors
     lines = [
         f"{group.prefix or 'tables'}: optimizer {_optimizer(about['optimizer'])}, "

@@ -277,3 +277,57 @@ def _same(before: dict[str, Any], after: dict[str, Any]) -> bool:
         for x, y in zip(before[table], after[table], strict=True)
         for name in ("ids", "rows", "scores")
     )
+
+
+def _set_shard(rank: int, value: Any, column: int, number: int) -> None:
+    """Sets a value of the first row of this rank's first shard, on rank 0 alone."""
+    shards = value.local_shards()
+    if rank == 0 and shards:
+        shards[0].tensor[0, column] = number
+
+
+# Entry, and what becomes of it: (rank, value) -> new value, or None where it was changed in place.
+DAMAGES: dict[str, tuple[str, Any]] = {
+    "version": ("layout", lambda _, t: t.index_fill(0, torch.tensor([0]), 2)),
+    "steps": ("layout", lambda _, t: t.index_fill(0, torch.tensor([1]), -1)),
+    "clock": ("layout", lambda _, t: t.index_fill(0, torch.tensor([2]), 2**63 - 1)),
+    "score": ("layout", lambda _, t: t.index_fill(0, torch.tensor([5]), 99)),
+    "scores": ("layout", lambda _, t: t.index_fill(0, torch.tensor([3]), -1)),
+    "columns": ("layout", lambda _, t: t.index_fill(0, torch.tensor([t.numel() - 1]), 4)),
+    "floats": ("layout", lambda _, t: t.float()),
+    "no tensor": ("weight", lambda _, t: [1, 2]),
+    "meta": ("layout", lambda _, t: t.to("meta")),
+    "negative step": ("metadata", lambda rank, t: _set_shard(rank, t, 0, -7)),
+    "negative frequency": ("metadata", lambda rank, t: _set_shard(rank, t, 2, -7)),
+    "steps of rows": ("optimizer.step", lambda rank, t: _set_shard(rank, t, 0, -7)),
+    "no count": ("count", lambda rank, t: _set_shard(rank, t, 0, 0)),
+    "many counts": ("count", lambda rank, t: _set_shard(rank, t, 0, 2**31)),
+}
+
+
+def load_damaged(rank: int, setting: Setting, names: list[str]) -> dict[str, tuple[str, bool]]:
+    """The errors of loading damaged states, and whether nothing was changed, by damage."""
+    torch.manual_seed(0)
+    model = model_of(setting)
+    train(model, rank, range(2))
+    result = {}
+    for name in names:
+        entry, damage = DAMAGES[name]
+        before = contents(model)
+        state = dict(model.state_dict())
+        (key,) = (key for key in state if key.endswith(f".ads.{entry}"))
+        changed = damage(rank, state[key])
+        state[key] = state[key] if changed is None else changed
+        error = "nothing"
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as raised:
+            error = str(raised)
+        same = all(
+            torch.equal(x["content"][part], y["content"][part])
+            for table in before
+            for x, y in zip(before[table], contents(model)[table], strict=True)
+            for part in ("ids", "rows", "scores")
+        )
+        result[name] = error, same
+    return result

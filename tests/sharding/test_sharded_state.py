@@ -14,6 +14,7 @@ from ranks import Ranks
 from state_steps import (
     Setting,
     load,
+    load_damaged,
     load_other_entries,
     load_part,
     load_static,
@@ -22,6 +23,9 @@ from state_steps import (
     save,
 )
 from torch import Tensor
+
+from torch_dynemb.policy import SCORES
+from torch_dynemb.torchrec.table_state import Layout
 
 SHARDINGS = ["row_wise", "table_wise", "column_wise"]
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")
@@ -261,3 +265,53 @@ def test_entries_of_other_names_or_of_one_rank_are_refused(two_ranks: Ranks) -> 
             "'optimizer.exp_avg', 'optimizer.exp_avg_sq', 'optimizer.step', 'weight', 'weight_id'] "
             "on rank 0; ['bucket', 'layout', 'optimizer.exp_avg_sq'"
         ) in raised["ranks"]
+
+
+REFUSED = {
+    "scores": {
+        "version": "layout has version [2]",
+        "steps": "layout is damaged",
+        "clock": "layout is damaged",
+        "score": "layout is damaged",
+        "scores": "layout is damaged",
+        "columns": "layout is damaged",
+        "floats": "layout is torch.float32, expected int64",
+        "no tensor": "weight is a list, expected a tensor",
+        "meta": "layout is torch.int64, expected int64 with values",
+        "negative step": "metadata has -7, expected steps from 0",
+        "negative frequency": "metadata has -7, expected frequencies from 0",
+        "steps of rows": "optimizer.step has -7, expected steps from 0",
+    },
+    "admission": {
+        "no count": "count has 0, expected counts from 1",
+        "many counts": "count has 2147483648, expected counts from 1",
+    },
+}
+
+
+@pytest.mark.parametrize("policy", list(REFUSED))
+def test_damaged_states_are_refused_on_all_ranks(two_ranks: Ranks, policy: str) -> None:
+    expected = REFUSED[policy]
+    for of_rank in two_ranks.run(load_damaged, Setting(policy=policy), list(expected)):
+        for name, message in expected.items():
+            error, unchanged = of_rank[name]
+            assert message in error, name
+            assert unchanged, name
+
+
+def test_numbers_of_scores_in_files_never_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first version wrote them."""
+    written = torch.tensor([1, 7, 5, 5, 2, 0, 1, 2, 3, 4, 0, 8])
+    names = ("step", "timestamp", "frequency", "custom", "expiry")
+    layout = Layout(7, 5, names, (0, 8))
+    assert torch.equal(layout.tensor(), written)
+    assert Layout.of("t", written) == layout
+    monkeypatch.setattr("torch_dynemb.policy.SCORES", ("custom", "invented", "step"))
+    assert Layout.of("t", written) == layout
+    some = Layout(7, 5, ("step", "frequency", "expiry"), (0,))
+    assert some.tensor().tolist() == [1, 7, 5, 3, 1, 0, 2, 4, 0]
+
+
+def test_every_score_has_a_number_in_files() -> None:
+    layout = Layout(0, 0, (*SCORES, "expiry"), (0,))
+    assert Layout.of("t", layout.tensor()) == layout
