@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Table
+from torch_dynemb.table_state import check
 
 COUNT = 1_000_000
 SIZES = [2047, 2048, 4096, 4097, 60_000]  # around what one thread does alone, and tiles of ids
@@ -140,3 +143,64 @@ def test_few_buckets_are_few() -> None:
     ids = ids_in_first_buckets(group, 0, 100_000, buckets=1, bucket_count=64)
     assert len(ids.unique()) == len(ids)
     assert bucket_of(first_hashes(group, 0, ids), 64 * 5).max() < 5
+
+
+# -- two trainers --------------------------------------------------------------------------------
+
+
+def refused_of_two(call: Callable[[int, int], object], calls: int) -> list[list[str]]:
+    """Calls ``call(thread, number)`` from two threads at once; the errors, "" for none."""
+    start = threading.Barrier(2)
+    errors: list[list[str]] = [[], []]
+
+    def run(thread: int) -> None:
+        start.wait()
+        for number in range(calls):
+            try:
+                call(thread, number)
+                errors[thread].append("")
+            except RuntimeError as error:
+                errors[thread].append(str(error))
+
+    both = [threading.Thread(target=run, args=(thread,)) for thread in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    return errors
+
+
+def test_of_two_threads_that_insert_one_is_refused_before_it_changes_anything() -> None:
+    group = make_group(max_rows=2_000_000)
+    some = 20_000
+
+    def ids(thread: int, number: int) -> Tensor:
+        return torch.arange(some) + some * (2 * number + thread)
+
+    errors = refused_of_two(lambda *which: group.insert(0, ids(*which)), 30)
+    inserted = 0
+    for thread, of_thread in enumerate(errors):
+        for number, error in enumerate(of_thread):
+            there = group.contains(0, ids(thread, number))
+            assert bool((there == (error == "")).all())
+            assert error == "" or "find_or_insert_: another thread is changing" in error
+            inserted += some * (error == "")
+    assert group.size(0) == inserted > 0
+    check(group, group.state_tensors())
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_two_threads_that_train_a_module_leave_it_sound(split: bool) -> None:
+    module = td.DynamicEmbedding(8, optimizer=td.Adam(lr=0.1), split=split, max_rows=200_000)
+
+    def step(thread: int, number: int) -> None:
+        first = 1500 * (2 * number + thread)
+        module(torch.arange(first, first + 2000)).sum().backward()
+        module.optimizer.step()
+
+    errors = refused_of_two(step, 30)
+    for error in [error for of_thread in errors for error in of_thread if error != ""]:
+        assert "another thread is changing" in error or "were updated between" in error
+    check(module.group, module.group.state_tensors())
+    module(torch.arange(100)).sum().backward()
+    module.optimizer.step()

@@ -9,6 +9,7 @@
 
 #include "cpu/gradient_runs.h"
 #include "cpu/memory.h"
+#include "cpu/one_writer.h"
 #include "cpu/radix_sort.h"
 #include "cpu/simd.h"
 
@@ -200,6 +201,7 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
   const auto tables = table_rows(op, weights, generations, meta, init_data);
   const std::vector<Pending> pending = pending_slabs(
       op, pending_handles, pending_ids, pending_tables, pending_gradients, pending_counts);
+  const OneWriter writer(op, pending_counts.data_ptr());
   STD_TORCH_CHECK(pending.size() == weights.size(), "dynemb::", op, ": pending is of ",
                   pending.size(), " slabs, expected ", weights.size());
   const int64_t table_count = meta.size(0);
@@ -253,6 +255,7 @@ void merge_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> pendin
   check_tensor(op, "row_clock", row_clock, ScalarType::Long);
   STD_TORCH_CHECK(row_clock.numel() > kRowClockExtra, "dynemb::", op, ": row_clock has ",
                   row_clock.numel(), " elements, expected more than ", kRowClockExtra + 0);
+  const OneWriter writer(op, pending_counts.data_ptr());
   int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra;
   for (const Pending& slab : pending_slabs(op, pending_handles, pending_ids, pending_tables,
                                            pending_gradients, pending_counts)) {

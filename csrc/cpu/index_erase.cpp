@@ -6,6 +6,7 @@
 
 #include "cpu/index_probe.h"
 #include "cpu/index_view.h"
+#include "cpu/one_writer.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -25,6 +26,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
   const int64_t max_rows = free_rows.size(1);
   Tensor erased = zeros_cpu({index.table_count}, ScalarType::Long);
   auto* count = static_cast<int64_t*>(erased.data_ptr());
+  const OneWriter writer(op, index.tables);
   for (size_t f = 0; f < features.table.size(); ++f) {
     const int64_t t = features.table[f];
     const TableView table = index.table(t);
@@ -63,6 +65,7 @@ Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tens
                     ", expected a handle");
   }
   Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
+  const OneWriter writer(op, index.tables);
   auto* is_found = static_cast<bool*>(found.data_ptr());
   for (const Tile& tile : make_tiles(features)) {
     const TableView table = index.table(tile.table);

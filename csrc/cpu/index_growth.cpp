@@ -9,6 +9,7 @@
 
 #include "cpu/index_placement.h"
 #include "cpu/memory.h"
+#include "cpu/one_writer.h"
 namespace dynemb::cpu {
 namespace {
 
@@ -77,6 +78,7 @@ void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t ta
   STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::grow_: table is ", table,
                   ", expected 0 to ", index.table_count - 1);
   STD_TORCH_CHECK(ids >= 0, "dynemb::grow_: ids is ", ids, ", expected a count of at least 0");
+  const OneWriter writer(index.op, index.tables);
   const int64_t wanted = buckets_for(ids);
   if (wanted <= index.table_row(table)[kTableBucketCount]) return;
   check_available_memory(index.op, check_rehash(index, table, wanted));
@@ -90,6 +92,7 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
   STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::shrink_: table is ", table,
                   ", expected 0 to ", index.table_count - 1);
   STD_TORCH_CHECK(ids >= 0, "dynemb::shrink_: ids is ", ids, ", expected a count of at least 0");
+  const OneWriter writer(index.op, index.tables);
   int64_t* row = index.table_row(table);
   const TableView old = index.table(table);
   const int64_t wanted = buckets_for(std::max(ids, row[kTableSize]));

@@ -13,6 +13,7 @@
 #include "cpu/index_placement.h"
 #include "cpu/index_probe.h"
 #include "cpu/memory.h"
+#include "cpu/one_writer.h"
 #include "cpu/row_allocator.h"
 
 namespace dynemb::cpu {
@@ -320,6 +321,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
                   " elements, expected fewer than 2^31: split the batch");
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());
+  const OneWriter writer(op, index.tables);
   // Kept between calls, unless large: fresh memory would cost page faults in every call.
   static thread_local Misses kept;
   Misses& misses = kept;  // a lambda that named `kept` would see that of the thread it runs on

@@ -6,6 +6,7 @@
 
 #include "cpu/index_probe.h"
 #include "cpu/index_view.h"
+#include "cpu/one_writer.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -62,6 +63,7 @@ Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
   check_tensor(op, "values", values, ScalarType::Long);
   check_size(op, "values", values, 0, features.count);
   Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
+  const OneWriter writer(op, index.tables);
   const auto* value = static_cast<const int64_t*>(values.data_ptr());
   auto* is_found = static_cast<bool*>(found.data_ptr());
   visit_scores(index, features, word, [&](int64_t i, int64_t* score) {

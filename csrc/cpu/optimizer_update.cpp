@@ -22,6 +22,7 @@
 #include "core/optimizer/sgd.h"
 #include "core/optimizer/smart_decay_adam.h"
 #include "cpu/gradient_runs.h"
+#include "cpu/one_writer.h"
 #include "cpu/optimizer_kernels.h"
 
 namespace dynemb::cpu {
@@ -70,6 +71,7 @@ struct UpdateCall {
     check_size(op, "updates", updates, 0, 1);
     clock = static_cast<int64_t*>(row_clock.data_ptr());
     extra = clock + table_count;
+    writer_.emplace(op, clock);
     const int64_t seen = *static_cast<const int64_t*>(updates.data_ptr());
     STD_TORCH_CHECK(
         seen == extra[kRowClockUpdates], "dynemb::", op,
@@ -127,6 +129,7 @@ struct UpdateCall {
   }
 
  private:
+  std::optional<OneWriter> writer_;
   std::vector<bool> updated_;
 };
 
