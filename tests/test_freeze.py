@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import torch_dynemb as td
+from torch_dynemb.ops.columns import Meta, Table
 
 IDS = torch.randint(-(2**60), 2**60, (40, 3), generator=seeded(0)) % 500
 UNSEEN = IDS + 1000
@@ -210,6 +211,65 @@ def test_a_frozen_model_is_an_ordinary_module(tmp_path: Path) -> None:
     other.load_state_dict(frozen.state_dict())
     assert torch.equal(other(IDS), expected)
     assert torch.equal(td.freeze(frozen)(IDS), expected)
+
+
+def frozen_states() -> tuple[nn.Module, dict[str, Tensor]]:
+    """A module, and the state of one like it."""
+    module = trained(CASES["bags"][0], CASES["bags"][1])
+    one, other = td.freeze(module), td.freeze(module)
+    return one, {name: tensor.clone() for name, tensor in other.state_dict().items()}
+
+
+def tamper(name: str, *index: int, value: float) -> Callable[[dict[str, Any]], None]:
+    def change(state: dict[str, Any]) -> None:
+        state[f"frozen_tables.{name}"][index] = value
+
+    return change
+
+
+def another_kind(state: dict[str, Any]) -> None:
+    state["frozen_tables.weights0"] = state["frozen_tables.weights0"].double()
+
+
+def gone(state: dict[str, Any]) -> None:
+    del state["frozen_tables.tables"]
+
+
+DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "slab": (tamper("meta", 0, Meta.SLAB, value=5), "'meta' is corrupted: table 0 has dim 4 and"),
+    "region": (tamper("meta", 1, Meta.REGION_BEGIN, value=-4), "'meta' is corrupted: its regions"),
+    "records": (tamper("meta", 0, Meta.INIT_BEGIN, value=2**40), "'init_data' is corrupted"),
+    "columns": (tamper("init_data", 1, value=2**30), "'init_data' is corrupted"),
+    "buckets": (tamper("tables", 0, Table.BUCKET_COUNT, value=2**62), "'tables' is corrupted"),
+    "size": (
+        tamper("tables", 0, Table.SIZE, value=1),
+        "'buckets' is corrupted: the index of table 0",
+    ),
+    "generation": (
+        tamper("generations0", 3, value=9),
+        "'buckets' is corrupted: the index of table",
+    ),
+    "stored": (
+        tamper("buckets", 2, 5, value=2**62),
+        "'buckets' is corrupted: the index of table 0",
+    ),
+    "dtype": (another_kind, "'weights0' is torch.float64"),
+    "gone": (gone, "Missing key.*frozen_tables.tables"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_damaged_states_are_refused(change: Callable[[dict[str, Any]], None], message: str) -> None:
+    frozen, state = frozen_states()
+    frozen.load_state_dict(dict(state))
+    before = {name: tensor.clone() for name, tensor in frozen.state_dict().items()}
+    for name in state:
+        if name.endswith(("weights0", "weights1")):
+            state[name] += 1  # loaded first, were the others not looked at before
+    change(state)
+    with pytest.raises(RuntimeError, match=message):
+        frozen.load_state_dict(state)
+    assert all(torch.equal(t, before[name]) for name, t in frozen.state_dict().items())
 
 
 # -- export ------------------------------------------------------------------------------------

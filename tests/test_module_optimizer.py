@@ -120,6 +120,21 @@ def two_tables() -> td.DynamicEmbeddingBagCollection:
     return td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1))
 
 
+@pytest.mark.parametrize("value", ["fast", (0.1, 0.2), None, {}], ids=str)
+def test_a_state_with_no_number_is_refused_before_any_change(value: Any) -> None:
+    module = two_tables()
+    before = module.optimizer.state_dict()
+    state = copy.deepcopy(before)
+    state["param_groups"][0]["lr"] = 0.7
+    state["param_groups"][1]["lr"] = value
+    with pytest.raises(ValueError, match=r"lr of table 'b' is .*, expected 1 number"):
+        module.optimizer.load_state_dict(state)
+    for groups in (None, [3, 4], {}):
+        with pytest.raises(ValueError, match="param_groups is a"):
+            module.optimizer.load_state_dict({**before, "param_groups": groups})
+    assert module.optimizer.state_dict() == before
+
+
 def test_a_param_group_per_table() -> None:
     module = two_tables()
     groups = module.optimizer.param_groups

@@ -72,15 +72,19 @@ def _check_constants(entries: Mapping[str, Tensor], t: int) -> None:
             f"element {begin} on"
         )
         most = data.numel() // INIT_RECORD_COLUMNS
-        if not 0 <= count <= most or not 0 <= begin <= data.numel() - count * INIT_RECORD_COLUMNS:
+        if not 1 <= count <= most or not 0 <= begin <= data.numel() - count * INIT_RECORD_COLUMNS:
             raise damaged
+        described = 0.0  # columns: else a row would begin with what is in memory by chance
         for number in range(count):
             at = begin + number * INIT_RECORD_COLUMNS
             first, end, kind, place = data[at : at + 4].tolist()
-            if not (0 <= first <= end <= meta[Meta.DIM] and kind in set(InitKind)):
+            if not (first == described <= end <= meta[Meta.DIM] and kind in set(InitKind)):
                 raise damaged
             if kind == InitKind.VECTOR and not 0 <= place <= data.numel() - (end - first):
                 raise damaged
+            described = end
+        if described != meta[Meta.DIM]:
+            raise damaged
 
 
 def _check_table(entries: Mapping[str, Tensor], t: int) -> None:

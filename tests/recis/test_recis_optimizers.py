@@ -133,6 +133,34 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
     assert optimizer.state_dict() == before
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("micro_steps", 3),
+        ("micro_steps", -1),
+        ("micro_steps", None),
+        ("grad_accum_steps", 0),
+        ("grad_accum_steps", "2"),
+        ("grad_accum_steps", True),
+    ],
+)
+def test_a_place_in_no_accumulation_is_refused(name: str, value: Any) -> None:
+    optimizer = SparseAdam(filter_out_sparse_param(embedding("a")), lr=0.1)
+    other = SparseAdam(filter_out_sparse_param(embedding("a")), lr=0.5)
+    before = optimizer.state_dict()
+    with pytest.raises(ValueError, match=f"grad_accum_steps and micro_steps are .*{value!r}"):
+        optimizer.load_state_dict({**other.state_dict(), name: value})
+    assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize("given", [[0, 1], None, torch.zeros(2, 2), torch.tensor(3)], ids=str)
+def test_a_damaged_slice_is_refused(given: Any) -> None:
+    table = embedding("a").hashtable
+    state = {**table.state_dict(), "slice": given}
+    with pytest.raises(RuntimeError, match=r"the state is of .*, but the table has Slice"):
+        table.load_state_dict(state)
+
+
 def test_what_is_no_table_is_refused() -> None:
     with pytest.raises(TypeError, match=r"param_dict\['a'\] is a Linear, expected a HashTable"):
         SparseAdam({"a": torch.nn.Linear(1, 1)})  # type: ignore[dict-item]
