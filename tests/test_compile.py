@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
+from torch_dynemb.ops import functional_copies
 from torch_dynemb.ops.columns import Table
 
 DIM = 6
@@ -379,6 +381,39 @@ def test_compiled_activation_checkpointing_counts_ids_once(use_reentrant: bool) 
         table.optimizer.step()
     assert table.group.get_score(0, ids).scores.tolist() == [2, 4, 4]
     assert int(table.group.row_clock[0]) == 2  # updates
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("how", ["forward", "backward", "compiled autograd"])
+def test_backends_that_copy_reserved_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch, how: str, split: bool
+) -> None:
+    table = td.DynamicEmbedding(DIM, optimizer=td.Adam(lr=0.1), split=split, max_rows=1000)
+    index = sum(t.nbytes for t in (table.group.buckets, table.group.scores, table.group.free_rows))
+    assert sum(t.nbytes for t in (*table.group.weights, *table.group.state)) > index
+    most = index - 1 if how == "forward" else index
+    monkeypatch.setattr(functional_copies, "MOST_COPIED", most)
+    compiler = torch.compile(backend="aot_eager")
+    if how == "compiled autograd":
+        function, context = table, torch._dynamo.compiled_autograd._enable(compiler)
+    else:
+        function, context = compiler(table), nullcontext()
+    message = r"would copy the \d+ bytes .* backend='inductor'"
+    with pytest.raises(RuntimeError, match=message), context:
+        function(torch.arange(4)).sum().backward()
+    monkeypatch.undo()
+    assert len(table) == (4 if how == "compiled autograd" else 0)
+
+
+def test_small_tables_train_with_a_backend_that_copies_them() -> None:
+    twins = make_twins(
+        lambda: td.DynamicEmbedding(DIM, name="t", optimizer=td.SGD(lr=0.1), max_rows=100)
+    )
+    compiled_twin = torch.compile(twins[0], backend="aot_eager", fullgraph=True)
+    for function, table in zip((compiled_twin, twins[1]), twins, strict=True):
+        function(torch.arange(4)).square().sum().backward()
+        table.optimizer.step()
+    assert_equal_bits(*twins)
 
 
 def test_two_lookups_before_backward_raise() -> None:

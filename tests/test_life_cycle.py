@@ -65,8 +65,8 @@ def test_wrong_scores_are_refused() -> None:
     group = make_group()
     group.insert(0, torch.arange(3))
     cases = [
-        (torch.arange(3), torch.arange(2), ValueError, r"values has shape \(2,\)"),
-        (torch.arange(3), torch.rand(3), TypeError, r"values has dtype torch\.float32"),
+        (torch.arange(3), torch.arange(2), ValueError, r"scores has 2 elements"),
+        (torch.arange(3), torch.rand(3), TypeError, r"scores has dtype torch\.float32"),
         (torch.arange(3), torch.tensor([1, -1, 2]), ValueError, "scores has -1, expected steps"),
     ]
     for ids, values, error, message in cases:

@@ -151,7 +151,12 @@ CALLS: dict[str, Call] = {
     "set_score": Call(
         method(group, "set_score"),
         {**SCORED, "scores": IDS},
-        {"table": NO_TABLE, "ids": NO_IDS, "scores": [*NO_IDS, -IDS], "score": [5, "x", 1.5]},
+        {
+            "table": NO_TABLE,
+            "ids": NO_IDS,
+            "scores": [*NO_IDS, -IDS, IDS[:2]],
+            "score": [5, "x", 1.5],
+        },
     ),
     "set_batch_score": Call(
         method(group, "set_batch_score"),

@@ -150,7 +150,9 @@ def condition_of(group: Scores, table: int, conditions: dict[str, object]) -> Co
             "policy=Policy(ttl=seconds)"
         )
     if name == "not_seen_for":
-        steps = integer("remove: not_seen_for", value, least=1, what="a number of steps, int")
+        steps = integer("remove: not_seen_for", value, what="a number of steps, int")
+        if steps < 1:
+            raise ValueError(f"remove: not_seen_for is {steps}, expected at least 1 step")
         oldest = group.clock[Clock.STEP] - steps
         return lambda batch: batch.scores[:, 0] < oldest
     if name == "expired":

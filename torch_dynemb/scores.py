@@ -111,6 +111,11 @@ class Scores(GroupParts):
         word = self._word(table, score, "set_score")
         flat, offsets, features = self._one_table(table, ids, "set_score")
         scores = flat_int64("set_score: scores", scores, self.device)
+        if scores.shape != flat.shape:
+            raise ValueError(
+                f"set_score: scores has {scores.shape[0]} elements, expected one for each of the "
+                f"{flat.shape[0]} ids"
+            )
         self._check_given_scores(self.layout.score_words[word], scores)
         check_own(self)
         found = ops.set_scores_(

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 
 from torch_dynemb._library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.columns import BUCKET_WIDTH
+from torch_dynemb.ops.functional_copies import refuse_copies
 
 
 class FoundIds(NamedTuple):
@@ -371,6 +372,7 @@ def _find_or_insert_fake(
     feature_tables: Sequence[int],
     feature_policies: Sequence[int],
 ) -> Tensor:
+    refuse_copies("find_or_insert_", buckets, scores, free_rows)
     return torch.empty_like(ids)
 
 

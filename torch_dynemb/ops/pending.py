@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library import raises_out_of_memory, register_fake
+from torch_dynemb.ops.functional_copies import refuse_copies
 
 
 class PendingGradients(NamedTuple):
@@ -73,7 +74,7 @@ def _accumulate_fake(
     feature_dims: Sequence[int],
     pooling: int,
 ) -> None:
-    return None
+    refuse_copies("accumulate_grad_", pending_handles, pending_ids, pending_gradients)
 
 
 @register_fake("merge_grad_")

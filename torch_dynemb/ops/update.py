@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library import raises_out_of_memory, register_fake
+from torch_dynemb.ops.functional_copies import refuse_copies
 
 # Position in this list is the code that a lookup carries to its backward: new names come last.
 OPTIMIZER_NAMES = (
@@ -84,7 +85,7 @@ def _register_update_fakes(name: str) -> None:
         updates: Tensor,
         updated_tables: Sequence[int],
     ) -> None:
-        return None
+        refuse_copies(f"{name}_update_", weights, generations, state)
 
     @register_fake(f"{name}_backward_")
     def _backward_fake(
@@ -105,7 +106,7 @@ def _register_update_fakes(name: str) -> None:
         feature_dims: Sequence[int],
         pooling: int,
     ) -> None:
-        return None
+        refuse_copies(f"{name}_backward_", weights, generations, state)
 
 
 for _name in OPTIMIZER_NAMES:

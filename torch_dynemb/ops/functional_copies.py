@@ -1,0 +1,56 @@
+"""Refuses compilers that would copy the reserved memory of a table.
+
+Functionalization makes of an op that changes tensors one that returns changed copies. Inductor
+changes them in place again; other backends of ``torch.compile``, such as ``aot_eager``, do not, and
+copies of a table's reservation take all memory of the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable
+from types import FrameType
+
+from torch import Tensor
+
+# Bytes of reserved memory that a call may copy.
+MOST_COPIED = 1 << 30
+_INDUCTOR = "torch._inductor."
+_FUNCTIONALIZES = "torch._functorch.aot_autograd"
+
+
+def refuse_copies(op: str, *changed: Tensor | Iterable[Tensor]) -> None:
+    """For the fake of an op: raises where a compiler would copy reserved memory.
+
+    Args:
+        changed: what the op changes.
+
+    Raises:
+        RuntimeError: it would; names the backend to choose.
+    """
+    tensors = itertools.chain(*([t] if isinstance(t, Tensor) else t for t in changed))
+    wanted = sum(int(t.numel()) * t.element_size() for t in tensors)
+    if wanted <= MOST_COPIED or not _copies():
+        return
+    raise RuntimeError(
+        f"{op}: the backend of torch.compile would copy the {wanted} bytes that the tables have "
+        "reserved in every call: compile with backend='inductor', the default, which changes "
+        f"tables in place, or give them so small a max_rows or capacity that it is {MOST_COPIED} "
+        "bytes at most"
+    )
+
+
+def _copies() -> bool:
+    functionalizes = False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(_INDUCTOR):
+            return False
+        functionalizes = functionalizes or name == _FUNCTIONALIZES
+        frame = frame.f_back
+    return functionalizes
+
+
+__all__ = ["refuse_copies"]
