@@ -54,12 +54,12 @@ class HostMemory:
     def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
         try:
             return ops.reserve(size, dtype, huge_pages=huge_pages)
-        except RuntimeError as error:
+        except RuntimeError:
             wanted = math.prod(size) * dtype.itemsize
             raise RuntimeError(
                 f"TableGroup: could not reserve {wanted} bytes of addresses for a tensor of "
                 f"{size[0]} rows: {what_ran_out(wanted)}"
-            ) from error
+            ) from None  # the op's own error names another remedy
 
     def bind(self, group: TableGroup, buckets: Sequence[int], rows: Sequence[int]) -> None:
         pass
