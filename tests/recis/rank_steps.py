@@ -273,3 +273,14 @@ def times(
             clock.return_value = float(starts[rank] + paces[rank] * step)
             optimizer.step(now=None if given is None else given[step])
     return result
+
+
+def one_norm(rank: int) -> tuple[float, float]:
+    """The norm that clipping returns, and that of the gradients of the rows of both ranks."""
+    module = DynamicEmbedding(option())
+    SparseAdam(filter_out_sparse_param(module), lr=0.1)
+    module(torch.arange(6)[:, None] + 3 * rank).square().sum().backward()
+    mine = module.hashtable.grad().gradients.square().sum()
+    norm = td.clip_grad_norm_(module, 1e9)
+    dist.all_reduce(mine)
+    return float(norm), float(mine.sqrt())

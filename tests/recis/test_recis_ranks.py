@@ -12,6 +12,7 @@ from rank_steps import (
     different_options,
     features,
     one_group_each,
+    one_norm,
     other_group_refused,
     overlapped,
     saved_and_loaded,
@@ -195,6 +196,13 @@ def test_states_belong_to_their_rank(two_ranks: Ranks) -> None:
     for messages in two_ranks.run(saved_and_loaded, [range(6), range(6, 12)]):
         assert len(messages) == 1
         assert "load each rank's own state" in messages[0]
+
+
+def test_one_norm_over_the_rows_of_all_ranks(two_ranks: Ranks) -> None:
+    (norm, expected), other = two_ranks.run(one_norm)
+    assert other == (norm, expected)
+    assert norm == pytest.approx(expected, rel=1e-5)
+    assert norm > 0
 
 
 def test_the_dense_part_in_ddp(two_ranks: Ranks) -> None:

@@ -256,3 +256,32 @@ def forgotten(rank: int) -> tuple[bool, bool, bool]:
     model.fused_optimizer.step()
     unchanged.append(_rows(model) == before)
     return unchanged[0], unchanged[1], unchanged[2]
+
+
+def clipped(rank: int, norm_type: float) -> tuple[float, float, float]:
+    """The norm that clipping returns, that of all gradients before, and that of them after."""
+    options = {table.name: TableOptions(initializer=td.Normal(), split=True) for table in TABLES}
+    model = sharded(TABLES, options=options, optimizer=td.SGD(lr=0.1), prepare=_add_layer)
+    for step in range(2):
+        _train(model, rank, step)
+    before = _norm_of_all(model, norm_type)
+    norm = td.clip_grad_norm_(model, 0.5, norm_type)
+    return float(norm), before, _norm_of_all(model, norm_type)
+
+
+def _norm_of_all(model: Any, norm_type: float) -> float:
+    """Of the dense part, which is the same on all ranks, and of the rows of all of them."""
+    stand_ins = [s for kernel in kernels(model) for s in kernel.tables.optimizer.stand_ins()]
+    # copies: a view brings the whole reservation along
+    mine = [s.grad.clone().flatten() for s in stand_ins if s.grad is not None]
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, mine)
+    dense = [p.grad.flatten() for n, p in model.named_parameters() if "over" in n]
+    return float(torch.cat([*dense, *(g for of in of_ranks for g in of)]).norm(norm_type))
+
+
+def clipping_refused(rank: int) -> None:
+    """Raises."""
+    model = _model()
+    _train(model, rank, 0)
+    td.clip_grad_norm_(model, 1.0)

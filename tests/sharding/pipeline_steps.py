@@ -183,6 +183,7 @@ def streams_of_cpu() -> Iterator[None]:
     with (
         mock.patch.object(torch.Tensor, "record_stream"),
         mock.patch("torch.get_device_module", return_value=torch.cpu),
+        mock.patch.object(torch.cpu.Stream, "device", torch.device("cpu"), create=True),
     ):
         yield
 

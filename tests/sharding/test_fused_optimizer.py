@@ -7,6 +7,8 @@ import torch
 from fused_optimizer_calls import (
     OF_ALL_SHARDINGS,
     accumulated,
+    clipped,
+    clipping_refused,
     clocks,
     forgotten,
     learning_rates,
@@ -86,3 +88,18 @@ def test_gradients_of_split_mode_wait_for_the_step(two_ranks: Ranks) -> None:
         assert after_backward
         assert after_zero_grad
         assert not after_step
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_one_norm_over_the_gradients_of_all_ranks(two_ranks: Ranks, norm_type: float) -> None:
+    results = two_ranks.run(clipped, norm_type)
+    for norm, before, after in results:
+        assert norm == results[0][0]
+        assert norm == pytest.approx(before, rel=1e-5)
+        assert norm > 0.5
+        assert after == pytest.approx(0.5, rel=1e-4)
+
+
+def test_gradients_that_are_gone_cannot_be_clipped(two_ranks: Ranks) -> None:
+    for traceback in two_ranks.errors(clipping_refused):
+        assert "Collection updates its rows in backward, so their gradients are gone" in traceback

@@ -1,5 +1,6 @@
 """Optimizers of rows: small config objects, and the torch optimizer that a module shows."""
 
+from torch_dynemb.optim.clipping import clip_grad_norm_
 from torch_dynemb.optim.config import (
     LAMB,
     LARSSGD,
@@ -19,7 +20,7 @@ from torch_dynemb.optim.config import (
     SmartDecayAdam,
 )
 from torch_dynemb.optim.fused import FusedOptimizer
-from torch_dynemb.optim.split import SplitOptimizer, clip_grad_norm_
+from torch_dynemb.optim.split import SplitOptimizer
 
 __all__ = [
     "LAMB",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from torch_dynemb.argument_checks import described, number
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
@@ -154,52 +153,3 @@ class SplitOptimizer(FusedOptimizer):
         hyper[:, Hyper.SKIP_IF] = 0 if self._found_inf is None else self._found_inf.double()
         hyper[:, Hyper.DOWN_SCALE_BY] = 1 if scale is None else scale.double()
         self._plain = plain
-
-
-def clip_grad_norm_(
-    modules: torch.nn.Module | Iterable[torch.nn.Module],
-    max_norm: float,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-) -> Tensor:
-    """Clips one norm over the gradients of all parameters and of all rows, as torch's does.
-
-    Args:
-        modules: one, or several, with their parameters and the dynamic tables in them.
-        max_norm, norm_type, error_if_nonfinite: as in ``torch.nn.utils.clip_grad_norm_``.
-
-    Returns:
-        The norm before clipping, 0-d.
-
-    Raises:
-        ValueError: a table updates its rows in backward, so that its gradients are gone: construct
-            it with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True.
-    """
-    if not isinstance(modules, torch.nn.Module | Iterable):
-        raise TypeError(
-            f"clip_grad_norm_: modules is {described(modules)}, expected a module or several"
-        )
-    roots = [modules] if isinstance(modules, torch.nn.Module) else list(modules)
-    for i, root in enumerate(roots):
-        if not isinstance(root, torch.nn.Module):
-            raise TypeError(
-                f"clip_grad_norm_: modules[{i}] is {described(root)}, expected a torch.nn.Module"
-            )
-    max_norm = number("clip_grad_norm_: max_norm", max_norm)
-    norm_type = number("clip_grad_norm_: norm_type", norm_type)
-    parameters: dict[int, torch.nn.Parameter] = {}
-    for module in {id(m): m for root in roots for m in root.modules()}.values():
-        optimizer = getattr(module, "_optimizer", None)
-        if isinstance(optimizer, SplitOptimizer):
-            parameters |= {id(p): p for p in optimizer.stand_ins()}
-        elif isinstance(optimizer, FusedOptimizer):
-            raise ValueError(
-                f"clip_grad_norm_: {type(module).__name__} updates its rows in backward, so their "
-                "gradients are gone: construct it with split=True, or give its optimizer clip_norm"
-            )
-        else:
-            parameters |= {id(p): p for p in module.parameters(recurse=False)}
-    return torch.nn.utils.clip_grad_norm_(
-        parameters.values(), max_norm, norm_type, error_if_nonfinite
-    )

@@ -23,6 +23,7 @@ from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.table_module import TableModule, flat_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
+from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy import Policy
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
 from torch_dynemb.recis.initializers import initializer_of, seed_of
@@ -191,6 +192,14 @@ class HashTable(TableModule):
             self._group.share_time(now)
 
     # -- optimizer -------------------------------------------------------------------------------
+
+    @property
+    def shared_rows(self) -> SharedRows | None:
+        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        group = self.rank_group
+        if group is None or group.size == 1:
+            return None
+        return SharedRows(group.name, self._group.device)
 
     @property
     def optimizer(self) -> FusedOptimizer:

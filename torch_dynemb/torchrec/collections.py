@@ -12,7 +12,9 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.torchrec.batches import BatchCheck
 from torch_dynemb.torchrec.dedup import (
     DEDUPED,
@@ -51,6 +53,8 @@ class _Sharded:
     module_sharding_plan: Mapping[str, ParameterSharding]
     _keeps_state = False
     _strict_load = True
+    _env: ShardingEnv
+    _device: torch.device
     _has_uninitialized_input_dist: bool
     _reorders: Callable[[], bool]  # whether batches have features in another order
 
@@ -148,6 +152,18 @@ class _Sharded:
             for module in lookup.modules():
                 if isinstance(module, DynamicKernel):
                     yield module
+
+    def row_optimizers(self) -> list[FusedOptimizer]:
+        """Those of the rows on this rank, by kernel."""
+        return [kernel.tables.optimizer for kernel in self.kernels()]
+
+    @property
+    def shared_rows(self) -> SharedRows | None:
+        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        group = self._env.process_group
+        if group is None or group.size() == 1:
+            return None
+        return SharedRows(group, self._device)
 
     def update_shards(self, changed_sharding_params: Any, *arguments: Any, **more: Any) -> None:
         """As TorchRec's, for static tables.

@@ -1,0 +1,128 @@
+"""One norm over the gradients of a model, of its rows too, wherever these lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+
+from torch_dynemb.argument_checks import described, number
+from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.optim.split import SplitOptimizer
+
+
+class SharedRows(NamedTuple):
+    """Ranks that have a table's rows, each some of them: ``shared_rows`` of a module.
+
+    Attributes:
+        ranks: process group, or its name.
+        device: of the rows.
+    """
+
+    ranks: dist.ProcessGroup | str
+    device: torch.device
+
+
+def clip_grad_norm_(
+    modules: nn.Module | Iterable[nn.Module],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Clips one norm over the gradients of all parameters and of all rows, as torch's does.
+
+    Rows of tables that ranks share (TorchRec's, and those of :mod:`torch_dynemb.recis` with a
+    process group) count on whichever rank they lie: then all ranks of the group call it, and get
+    one norm. Gradients of parameters are taken to be equal on them, as DistributedDataParallel
+    makes them.
+
+    Args:
+        modules: one, or several, with their parameters and the dynamic tables in them.
+        max_norm, norm_type, error_if_nonfinite: as in ``torch.nn.utils.clip_grad_norm_``.
+
+    Returns:
+        The norm before clipping, 0-d.
+
+    Raises:
+        ValueError: a table updates its rows in backward, so that its gradients are gone: construct
+            it with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True.
+    """
+    if not isinstance(modules, nn.Module | Iterable):
+        raise TypeError(
+            f"clip_grad_norm_: modules is {described(modules)}, expected a module or several"
+        )
+    roots = [modules] if isinstance(modules, nn.Module) else list(modules)
+    for i, root in enumerate(roots):
+        if not isinstance(root, nn.Module):
+            raise TypeError(
+                f"clip_grad_norm_: modules[{i}] is {described(root)}, expected a torch.nn.Module"
+            )
+    max_norm = number("clip_grad_norm_: max_norm", max_norm)
+    norm_type = number("clip_grad_norm_: norm_type", norm_type)
+    here: dict[int, nn.Parameter] = {}
+    shared: dict[SharedRows, dict[int, nn.Parameter]] = {}
+    for module in {id(m): m for root in roots for m in root.modules()}.values():
+        optimizers = _row_optimizers(module)
+        splits = [optimizer for optimizer in optimizers if isinstance(optimizer, SplitOptimizer)]
+        if len(splits) < len(optimizers):
+            raise ValueError(
+                f"clip_grad_norm_: {type(module).__name__} updates its rows in backward, so their "
+                "gradients are gone: construct it with split=True, or give its optimizer clip_norm"
+            )
+        rows: SharedRows | None = getattr(module, "shared_rows", None)
+        of_rows = here if rows is None else shared.setdefault(rows, {})
+        of_rows |= {id(p): p for o in splits for p in o.stand_ins()}
+        if not isinstance(getattr(module, "_optimizer", None), FusedOptimizer):
+            here |= {id(p): p for p in module.parameters(recurse=False)}
+    if not shared:
+        return nn.utils.clip_grad_norm_(here.values(), max_norm, norm_type, error_if_nonfinite)
+    norms = [_norm(list(here.values()), norm_type)]
+    norms += [_norm_over(rows, list(of.values()), norm_type) for rows, of in shared.items()]
+    norm: Tensor = torch.linalg.vector_norm(
+        torch.stack([n.to(norms[-1].device) for n in norms]), norm_type
+    )
+    if error_if_nonfinite and not bool(norm.isfinite()):
+        raise RuntimeError(
+            f"clip_grad_norm_: the norm of order {norm_type} of the gradients is {float(norm)}, so "
+            "they cannot be clipped; error_if_nonfinite=False scales them by it anyway"
+        )
+    clipped = [p for of in (here, *shared.values()) for p in of.values()]
+    nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
+    return norm
+
+
+def _row_optimizers(module: Any) -> Sequence[FusedOptimizer]:
+    """Those of the dynamic tables of a module, but not of modules in it."""
+    if hasattr(module, "row_optimizers"):
+        optimizers: Sequence[FusedOptimizer] = module.row_optimizers()
+        return optimizers
+    optimizer = getattr(module, "_optimizer", None)
+    return [optimizer] if isinstance(optimizer, FusedOptimizer) else []
+
+
+def _norm(parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
+    gradients = [grad for grad in (p.grad for p in parameters) if grad is not None]
+    norm: Tensor = nn.utils.get_total_norm(gradients, norm_type)
+    return norm.to(torch.float32)
+
+
+def _norm_over(rows: SharedRows, parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
+    """The norm of gradients of which every rank has others."""
+    group: Any = rows.ranks
+    if isinstance(group, str):
+        group = cast("Any", distributed_c10d)._resolve_process_group(group)
+    norm = _norm(parameters, norm_type).to(rows.device)
+    if norm_type == float("inf"):
+        dist.all_reduce(norm, dist.ReduceOp.MAX, group)
+        return norm
+    total: Tensor = norm**norm_type
+    dist.all_reduce(total, group=group)
+    return total ** (1.0 / norm_type)
+
+
+__all__ = ["SharedRows", "clip_grad_norm_"]
