@@ -16,9 +16,13 @@ def main(directory: str) -> None:
     if Path(directory).resolve() not in found.resolve().parents:
         raise SystemExit(f"torchrec is {found}, expected one in {directory}")
 
+    from clock_steps import trained
+    from pipeline_steps import losses, semi_synchronous
     from ranks import Ranks
     from sharded_models import Table
     from sharded_training import Case, trains_as_unsharded
+    from test_clocks import BAGS, check_shards
+    from torch.testing import assert_close
 
     bags = (
         Table("rows", 8, ("a", "b"), "mean", "row_wise"),
@@ -29,6 +33,13 @@ def main(directory: str) -> None:
     try:
         for case in (Case(bags), Case(bags, "vbe"), Case(sequences)):
             ranks.run(trains_as_unsharded, case)
+        for kind in ("plain", "vbe"):
+            check_shards(ranks.run(trained, BAGS, kind, None, True))
+        for dedup in (False, True):
+            plain, pipelined = (ranks.run(losses, way, dedup) for way in (False, True))
+            assert_close(plain, pipelined, rtol=1e-5, atol=1e-6)
+        plain, pipelined = (ranks.run(semi_synchronous, way) for way in (False, True))
+        assert_close([scores for scores, _ in plain], [scores for scores, _ in pipelined])
     finally:
         ranks.stop()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -99,7 +98,6 @@ def distinct(features: KeyedJaggedTensor, groups: DedupGroups) -> DistinctFeatur
     return DistinctFeatures(sent, unique.inverse)
 
 
-@dataclass
 class DedupContext(SequenceShardingContext):  # type: ignore[misc]
     """What a batch needs after its rows have come back.
 
@@ -108,8 +106,16 @@ class DedupContext(SequenceShardingContext):  # type: ignore[misc]
         inverse: positions of their ids among those that have been sent.
     """
 
-    batch: KeyedJaggedTensor | None = None
-    inverse: Tensor | None = None
+    def __init__(
+        self,
+        *,
+        batch: KeyedJaggedTensor | None = None,
+        inverse: Tensor | None = None,
+        **of_torchrec: Any,
+    ) -> None:
+        super().__init__(**of_torchrec)  # of a dataclass in some versions only
+        self.batch = batch
+        self.inverse = inverse
 
     def record_stream(self, stream: torch.Stream) -> None:
         super().record_stream(stream)
