@@ -4,6 +4,7 @@ namespace dynemb {
 namespace {
 
 void check_integers(const char* op, const char* name, size_t i, const Tensor& tensor) {
+  check_defined(op, name, i, tensor);
   const ScalarType dtype = tensor.scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Long || dtype == ScalarType::Int, "dynemb::", op, ": ",
                   entry_name(name, i), " has dtype ", dtype_name(dtype),
@@ -22,6 +23,7 @@ std::vector<FeatureBags> feature_bags(const char* op, const std::vector<Tensor>&
   const auto features = static_cast<int64_t>(ids.size());
   check_entries(op, "ids", ids.size(), ids.size());
   STD_TORCH_CHECK(bags >= 0, "dynemb::", op, ": bags is ", bags, ", expected at least 0");
+  result_bytes(op, "bags", bags, {features, bags}, 8);
   STD_TORCH_CHECK(ragged.size() == offsets.size(), "dynemb::", op, ": ragged names ", ragged.size(),
                   " features, expected one for each of ", offsets.size(), " offsets");
   std::vector<FeatureBags> result;

@@ -27,6 +27,8 @@ void check_bucketize(const char* op, const std::vector<Tensor>& values,
                      const std::vector<Tensor>& boundaries) {
   check_entries(op, "boundaries", boundaries.size(), values.size());
   for (size_t i = 0; i < values.size(); ++i) {
+    check_defined(op, "values", i, values[i]);
+    check_defined(op, "boundaries", i, boundaries[i]);
     const ScalarType dtype = values[i].scalar_type();
     STD_TORCH_CHECK(has_order(dtype), "dynemb::", op, ": ", entry_name("values", i), " has dtype ",
                     dtype_name(dtype), ", expected float32, float64, int32 or int64");
@@ -49,6 +51,9 @@ std::vector<int64_t> check_hashes(const char* op, const std::vector<int64_t>& mu
   for (size_t f = 0; f < features; ++f) {
     STD_TORCH_CHECK(hashes[f] >= 0, "dynemb::", op, ": ", entry_name("hashes", f), " is ",
                     hashes[f], ", expected at least 0");
+    STD_TORCH_CHECK(static_cast<uint64_t>(hashes[f]) <= primes.size(), "dynemb::", op, ": ",
+                    entry_name("hashes", f), " is ", hashes[f], ", but there are ", primes.size(),
+                    " primes");
     first[f + 1] = first[f] + hashes[f];
   }
   const auto total = static_cast<size_t>(first[features]);
@@ -70,6 +75,7 @@ void check_strings(const char* op, const std::vector<Tensor>& values,
   check_entries(op, "offsets", offsets.size(), values.size());
   check_list_layout(op, "offsets", offsets, ScalarType::Long, 1);
   for (size_t i = 0; i < values.size(); ++i) {
+    check_defined(op, "values", i, values[i]);
     const ScalarType dtype = values[i].scalar_type();
     STD_TORCH_CHECK(dtype == ScalarType::Byte || dtype == ScalarType::Char, "dynemb::", op, ": ",
                     entry_name("values", i), " has dtype ", dtype_name(dtype),

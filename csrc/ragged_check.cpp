@@ -8,6 +8,7 @@
 namespace dynemb {
 
 int64_t value_bytes(const char* op, const char* name, size_t i, const Tensor& values) {
+  check_defined(op, name, i, values);
   switch (values.scalar_type()) {
     case ScalarType::Bool:
     case ScalarType::Byte:
@@ -46,17 +47,28 @@ std::vector<int64_t> check_values(const char* op, const char* name, const std::v
   return bytes;
 }
 
+namespace {
+
+// Of the list that says whose `name` are: "x_weighted" for "x_weights".
+std::string weighted_name(const char* name) {
+  std::string result = name;
+  return result.replace(result.rfind("weights"), std::string::npos, "weighted");
+}
+
+}  // namespace
+
 std::vector<int64_t> check_weights(const char* op, const char* name,
                                    const std::vector<Tensor>& weights,
                                    const std::vector<int64_t>& weighted,
                                    const std::vector<Tensor>& values) {
   std::vector<int64_t> of_feature(values.size(), -1);
   STD_TORCH_CHECK(weights.size() == weighted.size(), "dynemb::", op, ": ", name, " has ",
-                  weights.size(), " entries, but ", weighted.size(), " features are weighted");
+                  weights.size(), " entries, expected one for each of the ", weighted.size(),
+                  " in ", weighted_name(name));
   for (size_t k = 0; k < weights.size(); ++k) {
     const int64_t f = weighted[k];
-    STD_TORCH_CHECK(f >= 0 && f < static_cast<int64_t>(values.size()), "dynemb::", op,
-                    ": weighted has feature ", f, ", expected 0 to ",
+    STD_TORCH_CHECK(f >= 0 && f < static_cast<int64_t>(values.size()), "dynemb::", op, ": ",
+                    weighted_name(name), " has feature ", f, ", expected 0 to ",
                     static_cast<int64_t>(values.size()) - 1);
     const std::string entry = entry_name(name, static_cast<size_t>(f));
     check_layout(op, entry.c_str(), weights[k], ScalarType::Float);
@@ -120,7 +132,11 @@ void check_tile_grads(const char* op, const std::vector<Tensor>& grads,
   for (size_t f = 0; f < grads.size(); ++f) {
     const std::string entry = entry_name("grads", f);
     check_size(op, entry.c_str(), grads[f], 0, batch);
-    check_size(op, entry.c_str(), grads[f], 1, tile_lens[f] * dim);
+    int64_t columns = 0;
+    STD_TORCH_CHECK(!__builtin_mul_overflow(tile_lens[f], dim, &columns), "dynemb::", op, ": ",
+                    entry_name("tile_lens", f), " is ", tile_lens[f], ", with which a row of dim ",
+                    dim, " is larger than an address space");
+    check_size(op, entry.c_str(), grads[f], 1, columns);
   }
 }
 
@@ -129,7 +145,13 @@ Depths check_depths(const char* op, const std::vector<Tensor>& offsets,
                     size_t features) {
   check_numbers(op, "depths", depths, features, 1);
   Depths result{{0}};
-  for (const int64_t depth : depths) result.first.push_back(result.first.back() + depth);
+  // no more depths than offsets: sums stay small
+  const auto most = static_cast<int64_t>(offsets.size());
+  for (size_t f = 0; f < depths.size(); ++f) {
+    STD_TORCH_CHECK(depths[f] <= most, "dynemb::", op, ": ", entry_name("depths", f), " is ",
+                    depths[f], ", but there are ", most, " offsets");
+    result.first.push_back(result.first.back() + depths[f]);
+  }
   const auto total = static_cast<size_t>(result.first.back());
   STD_TORCH_CHECK(offsets.size() == total && lengths.size() == total, "dynemb::", op, ": ",
                   offsets.size(), " offsets and ", lengths.size(), " lengths, expected ", total,

@@ -32,7 +32,16 @@ const char* dtype_name(ScalarType dtype) {
   }
 }
 
+void check_defined(const char* op, const char* name, const Tensor& tensor) {
+  STD_TORCH_CHECK(tensor.defined(), "dynemb::", op, ": ", name, " is None, expected a tensor");
+}
+
+void check_defined(const char* op, const char* name, size_t i, const Tensor& tensor) {
+  if (!tensor.defined()) check_defined(op, entry_name(name, i).c_str(), tensor);
+}
+
 void check_layout(const char* op, const char* name, const Tensor& tensor, ScalarType dtype) {
+  check_defined(op, name, tensor);
   STD_TORCH_CHECK(tensor.scalar_type() == dtype, "dynemb::", op, ": ", name, " has dtype ",
                   dtype_name(tensor.scalar_type()), ", expected ", dtype_name(dtype));
   STD_TORCH_CHECK(tensor.is_contiguous(), "dynemb::", op, ": ", name,
@@ -41,10 +50,17 @@ void check_layout(const char* op, const char* name, const Tensor& tensor, Scalar
 
 void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
                 int64_t expected) {
-  STD_TORCH_CHECK(tensor.dim() > dim, "dynemb::", op, ": ", name, " has ", tensor.dim(),
-                  " dimensions, expected at least ", dim + 1);
+  // no tensor has more than two: a further dimension of size 0 would leave it without memory
+  STD_TORCH_CHECK(tensor.dim() > dim && tensor.dim() <= 2, "dynemb::", op, ": ", name, " has ",
+                  tensor.dim(), " dimensions, expected ", dim == 1 ? "2" : "1 or 2");
   STD_TORCH_CHECK(tensor.size(dim) == expected, "dynemb::", op, ": ", name, ".size(", dim, ") is ",
                   tensor.size(dim), ", expected ", expected);
+}
+
+void check_length(const char* op, const char* name, const Tensor& tensor, int64_t expected) {
+  STD_TORCH_CHECK(tensor.dim() == 1, "dynemb::", op, ": ", name, " has ", tensor.dim(),
+                  " dimensions, expected 1");
+  check_size(op, name, tensor, 0, expected);
 }
 
 void check_words(const char* op, const char* name, const Tensor& tensor) {
@@ -64,9 +80,8 @@ std::string entry_name(const char* name, size_t i) {
 }
 
 void check_entries(const char* op, const char* name, size_t entries, size_t features) {
-  STD_TORCH_CHECK(features > 0, "dynemb::", op,
-                  ": the lists are empty, expected an entry for "
-                  "each feature");
+  STD_TORCH_CHECK(features > 0, "dynemb::", op, ": the lists are empty, also ", name,
+                  ", expected an entry for each feature");
   STD_TORCH_CHECK(entries == features, "dynemb::", op, ": ", name, " has ", entries,
                   " entries, expected one for each of ", features, " features");
 }
@@ -75,6 +90,7 @@ void check_list_layout(const char* op, const char* name, const std::vector<Tenso
                        ScalarType dtype, int64_t dims) {
   for (size_t i = 0; i < list.size(); ++i) {
     const Tensor& tensor = list[i];
+    check_defined(op, name, i, tensor);
     const bool right_dims = dims == kAnyDims || tensor.dim() == dims;
     if (tensor.scalar_type() == dtype && tensor.is_contiguous() && right_dims) continue;
     const std::string entry = entry_name(name, i);
@@ -110,6 +126,30 @@ void check_clocks(const char* op, const Tensor& tables, const Tensor& row_clock,
                   ": row_clock has ", row_clock.numel(), " elements, expected more than ",
                   kRowClockExtra + 0);
   check_size(op, "clock", clock, 0, kClockHead + tables.size(0));
+}
+
+void check_row_clock(const char* op, const int64_t* words, int64_t count) {
+  constexpr int64_t kMostSteps = int64_t{1} << 62;
+  for (int64_t i = 0; i < count; ++i) {
+    STD_TORCH_CHECK(words[i] >= 0 && words[i] <= kMostSteps, "dynemb::", op, ": row_clock[", i,
+                    "] is ", words[i], ", expected a count from 0 to ", kMostSteps + 0);
+  }
+}
+
+int64_t result_bytes(const char* op, const char* name, int64_t value,
+                     const std::vector<int64_t>& sizes, int64_t value_bytes) {
+  constexpr int64_t kAddressSpace = int64_t{1} << 47;
+  int64_t bytes = value_bytes;
+  bool fits = true;
+  for (const int64_t size : sizes) {
+    // a size of 0 does not make others right: strides are made of them
+    fits = fits && size >= 0 && !__builtin_mul_overflow(bytes, size > 1 ? size : 1, &bytes) &&
+           bytes <= kAddressSpace;
+  }
+  STD_TORCH_CHECK(fits, "dynemb::", op, ": ", name, " is ", value,
+                  ", with which the result is larger than an address space");
+  for (const int64_t size : sizes) bytes = size == 0 ? 0 : bytes;
+  return bytes;
 }
 
 int64_t score_words(const char* op, const Tensor& scores) {

@@ -16,9 +16,14 @@ using torch::stable::Tensor;
 // As in Python, without "torch.".
 const char* dtype_name(ScalarType dtype);
 
+// Raises unless there is a tensor: lists may have None in place of one.
+void check_defined(const char* op, const char* name, const Tensor& tensor);
+void check_defined(const char* op, const char* name, size_t i, const Tensor& tensor);
 // Raises unless `tensor` is contiguous and of the dtype.
 void check_layout(const char* op, const char* name, const Tensor& tensor, ScalarType dtype);
-// Raises unless size(dim) is `expected`.
+// Raises unless `tensor` is a vector of `expected` elements.
+void check_length(const char* op, const char* name, const Tensor& tensor, int64_t expected);
+// Raises unless size(dim) of a matrix, or of a vector where `dim` is 0, is `expected`.
 void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
                 int64_t expected);
 // Raises unless `tensor` is a contiguous vector of int64.
@@ -44,6 +49,12 @@ void check_pooled_offsets(const char* op, const Tensor& offsets);
 // Raises unless row_clock has the step of a table, and clock that of each of `tables`.
 void check_clocks(const char* op, const Tensor& tables, const Tensor& row_clock,
                   const Tensor& clock);
+// Raises unless the words of row_clock are counts to which more can be added.
+void check_row_clock(const char* op, const int64_t* words, int64_t count);
+// The bytes of a result of `sizes`, one of which argument `name` has set to `value`, with
+// `value_bytes` for each element. Raises for what is negative or larger than an address space.
+int64_t result_bytes(const char* op, const char* name, int64_t value,
+                     const std::vector<int64_t>& sizes, int64_t value_bytes);
 // Words that `scores` keeps of an id; 0 if it has no rows. Raises for a wrong layout.
 int64_t score_words(const char* op, const Tensor& scores);
 

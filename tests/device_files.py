@@ -71,11 +71,14 @@ CPU_ONLY = {
     "test_memory",
     "test_simd",
     # ops whose kernels tests/test_cuda_kernels.py compares with the CPU's
+    "test_constants",
     "test_errors_ops",
     "test_feature_values",
+    "test_fuzz_ops",
     "test_ids_concat",
     "test_pooling",
     "test_ragged_ops",
+    "test_raw_arguments",
     "test_routing",
     "test_strings",
     # arguments that are refused before a device sees them

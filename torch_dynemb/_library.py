@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from torch_dynemb._arguments import check_arguments, refuse_size, refuse_sparse
+
 _FILE = "_C.abi3.so"
 _OUT_OF_MEMORY = "out of GPU memory"  # in launch.cu, reservation.cu, group_memory.h
 
@@ -28,6 +30,25 @@ def load_library() -> None:
             "build` or `pip install --no-build-isolation -e .`"
         )
     torch.ops.load_library(str(path))
+    _refuse_sparse_tensors()
+
+
+_implementations = torch.library.Library("dynemb", "IMPL")
+_SPARSE_KEYS = ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA")
+
+
+@functools.cache
+def _refuse_sparse_tensors() -> None:
+    """Ops say which argument is sparse; torch would list the kernels that they have."""
+    prefix = "dynemb::"
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith(prefix):
+            continue
+        op = name.removeprefix(prefix)
+        schema = getattr(torch.ops.dynemb, op).default._schema
+        if any("Tensor" in str(argument.type) for argument in schema.arguments):
+            for key in _SPARSE_KEYS:
+                _implementations.impl(op, refuse_sparse(op), key)
 
 
 def raises_out_of_memory(function: Function) -> Function:
@@ -52,6 +73,20 @@ def raises_out_of_memory(function: Function) -> Function:
 
 
 def register_fake(op: str) -> Callable[[Function], Function]:
-    """``torch.library.register_fake`` for ``dynemb::op``, with a type that keeps the function's."""
-    register: Callable[[Function], Function] = torch.library.register_fake(f"dynemb::{op}")
+    """``torch.library.register_fake`` for ``dynemb::op``; arguments are checked before the call."""
+
+    def register(function: Function) -> Function:
+        @functools.wraps(function)
+        def checked(*arguments: Any) -> Any:
+            check_arguments(op, arguments)
+            try:
+                return function(*arguments)
+            except (RuntimeError, TypeError) as error:
+                if "verflow" not in str(error):
+                    raise
+                refuse_size(op, arguments)
+
+        torch.library.register_fake(f"dynemb::{op}", checked)
+        return function
+
     return register

@@ -54,6 +54,9 @@ class ColumnShard(NamedTuple):
     first_column: int
 
 
+_LARGEST_DIM = 1 << 24
+
+
 @dataclass(frozen=True, eq=False)
 class TableConfig:
     """One table of a group.
@@ -102,10 +105,10 @@ class TableConfig:
                 f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
                 "least 1"
             )
-        if self.embedding_dim >= 1 << 31:
+        if self.embedding_dim > _LARGEST_DIM:
             raise ValueError(
-                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected less "
-                "than 2^31"
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
+                f"most {_LARGEST_DIM}: kernels hold a few rows at once in scratch memory"
             )
         if not isinstance(self.initializer, Initializer):
             raise TypeError(

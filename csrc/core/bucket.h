@@ -32,8 +32,12 @@ constexpr int64_t kMinBuckets = 64 / kBucketWidth;
 // ranges of buckets, before and after a growth: the unit of parallel placement.
 constexpr int64_t kPartitions = 64;
 
-DYNEMB_HD int64_t encode_handle(int64_t handle) { return handle + 1; }
-DYNEMB_HD int64_t decode_handle(int64_t stored) { return stored - 1; }
+DYNEMB_HD int64_t encode_handle(int64_t handle) {  // unsigned: the largest wraps
+  return static_cast<int64_t>(static_cast<uint64_t>(handle) + 1);
+}
+DYNEMB_HD int64_t decode_handle(int64_t stored) {
+  return static_cast<int64_t>(static_cast<uint64_t>(stored) - 1);
+}
 
 constexpr int64_t kTombstoneKey = 1;  // any key but 0, used when the erased id is 0
 
@@ -49,7 +53,9 @@ DYNEMB_HD int64_t round_bucket_count(int64_t buckets) {
 
 // The fewest buckets that hold `ids` at the maximum load.
 DYNEMB_HD int64_t buckets_for(int64_t ids) {
-  const int64_t slots = (ids * 100 + kMaxLoadPercent - 1) / kMaxLoadPercent;
+  const int64_t most = int64_t{1} << 56;  // more than any index holds, and no product overflows
+  const int64_t bounded = ids < most ? ids : most;
+  const int64_t slots = (bounded * 100 + kMaxLoadPercent - 1) / kMaxLoadPercent;
   return round_bucket_count((slots + kBucketWidth - 1) / kBucketWidth);
 }
 

@@ -76,8 +76,8 @@ enum HyperColumn : int {
   kHyperNesterov = 7,     // 0 or 1
   kHyperDecoupled = 8,    // 0: weight decay is added to the gradient, 1: times lr it shrinks the
                           // weight, 2: it shrinks the weight by itself
-  kHyperClipValue = 9,    // infinity: off
-  kHyperClipNorm = 10,    // of a row's gradient; infinity: off
+  kHyperClipValue = 9,    // infinity or 0: off
+  kHyperClipNorm = 10,    // of a row's gradient; infinity or 0: off
   kHyperNonFinite = 11,   // NonFinite
   kHyperStochastic = 12,  // 0 or 1: rounding of rows and state below float32
   kHyperL1 = 13,
@@ -85,7 +85,7 @@ enum HyperColumn : int {
   kHyperGroup = 15,
   kHyperTrust = 16,
   kHyperBeta = 17,
-  kHyperDownScaleBy = 18,  // gradients are divided by it
+  kHyperDownScaleBy = 18,  // gradients are divided by it; 0: they are not
   kHyperSkipIf = 19,       // not 0: the table is not updated
   kHyperColumns = 24
 };

@@ -18,7 +18,9 @@ constexpr int64_t kGenerationMask = (int64_t{1} << kGenerationBits) - 1;
 constexpr int64_t kFirstGeneration = 1;  // zero-filled memory holds generation 0: never written
 
 DYNEMB_HD int64_t make_handle(int64_t row, int64_t generation) {
-  return (row << kGenerationBits) | (generation & kGenerationMask);
+  // unsigned, because the row may be that of a damaged handle, which is negative
+  const uint64_t high = static_cast<uint64_t>(row) << kGenerationBits;
+  return static_cast<int64_t>(high) | (generation & kGenerationMask);
 }
 DYNEMB_HD int64_t handle_row(int64_t handle) { return handle >> kGenerationBits; }
 DYNEMB_HD int32_t handle_generation(int64_t handle) {

@@ -34,6 +34,7 @@ DYNEMB_HD int32_t row_step(int64_t step) {
 }
 
 enum class NonFinite : int { kPropagate = 0, kSkip = 1, kRaise = 2 };
+constexpr int kNonFiniteCount = 3;
 
 struct OptimizerStep {
   double hyper_lr;
@@ -97,6 +98,16 @@ DYNEMB_HD void decay_since(OptimizerStep& s, int64_t k) {
   s.catchup = static_cast<float>(beta1 * (1.0 - left) / (1.0 - beta1));
 }
 
+// What gradients are cut to; infinity where there is no limit.
+DYNEMB_HD float clip_limit(double limit) {
+  return limit > 0.0 ? static_cast<float>(limit) : 3.402823466e38f * 10.0f;
+}
+// Of a number that may be any; what is none of NonFinite propagates.
+DYNEMB_HD NonFinite non_finite_of(double number) {
+  const bool known = number >= 0.0 && number < static_cast<double>(kNonFiniteCount);
+  return known ? static_cast<NonFinite>(static_cast<int>(number)) : NonFinite::kPropagate;
+}
+
 // `step` counts from 1.
 DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   OptimizerStep s;
@@ -123,10 +134,12 @@ DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   s.group = static_cast<float>(hyper[kHyperGroup]);
   s.trust = static_cast<float>(hyper[kHyperTrust]);
   s.beta = static_cast<float>(hyper[kHyperBeta]);
-  s.gradient_scale = static_cast<float>(1.0 / hyper[kHyperDownScaleBy]);
-  s.clip_value = static_cast<float>(hyper[kHyperClipValue]);
-  s.clip_norm = static_cast<float>(hyper[kHyperClipNorm]);
-  s.non_finite = static_cast<NonFinite>(static_cast<int>(hyper[kHyperNonFinite]));
+  // memory that was only zeroed has limits of 0: they are no limits, nor is there a scale of 0
+  const double down_scale = hyper[kHyperDownScaleBy] != 0.0 ? hyper[kHyperDownScaleBy] : 1.0;
+  s.gradient_scale = static_cast<float>(1.0 / down_scale);
+  s.clip_value = clip_limit(hyper[kHyperClipValue]);
+  s.clip_norm = clip_limit(hyper[kHyperClipNorm]);
+  s.non_finite = non_finite_of(hyper[kHyperNonFinite]);
   s.scales = s.gradient_scale != 1.0f || s.clip_value <= 3.4028234e38f;
   s.measures = s.clip_norm <= 3.4028234e38f || s.non_finite != NonFinite::kPropagate;
   s.stochastic = hyper[kHyperStochastic] != 0.0;

@@ -186,10 +186,16 @@ DYNEMB_HD bool may_need_counter(const int64_t* policy, bool counted, int64_t occ
 
 // -- room ----------------------------------------------------------------------------------------
 
+// Bytes of ids, or kMostBytes where they are more: sums over tables stay far from overflow.
+constexpr int64_t kMostBytes = int64_t{1} << 48;
+DYNEMB_HD int64_t bytes_of_ids(int64_t ids, int64_t id_bytes) {
+  return id_bytes > 0 && ids > kMostBytes / id_bytes ? kMostBytes : ids * id_bytes;
+}
+
 // What a group's budget leaves once every table has its ids, or what is reserved for it.
 DYNEMB_HD int64_t budget_share(const int64_t* policy, int64_t size) {
   const int64_t ids = size > policy[kPolicyReservedIds] ? size : policy[kPolicyReservedIds];
-  return ids * policy[kPolicyIdBytes];
+  return bytes_of_ids(ids, policy[kPolicyIdBytes]);
 }
 
 // Of `incoming` new ids, as many as the table's capacity takes without an eviction.
@@ -209,7 +215,7 @@ DYNEMB_HD int64_t reserved_ids(const int64_t* policy, int64_t size) {
 // Bytes that the new ids of a table ask of what the budget leaves.
 DYNEMB_HD int64_t budget_demand(const int64_t* policy, int64_t size, int64_t incoming) {
   const int64_t ids = ids_within_capacity(policy, size, incoming) - reserved_ids(policy, size);
-  return ids > 0 ? ids * policy[kPolicyIdBytes] : 0;
+  return ids > 0 ? bytes_of_ids(ids, policy[kPolicyIdBytes]) : 0;
 }
 
 // The most that a table may take of the `left` bytes, so that all together take no more: what small

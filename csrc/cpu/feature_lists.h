@@ -12,6 +12,7 @@ namespace dynemb::cpu {
 // Raises for a tensor that is not on the CPU.
 inline void check_on_cpu(const char* op, const char* name, const std::vector<Tensor>& list) {
   for (size_t i = 0; i < list.size(); ++i) {
+    check_defined(op, name, i, list[i]);
     if (!list[i].is_cpu())
       check_tensor(op, entry_name(name, i).c_str(), list[i], list[i].scalar_type());
   }

@@ -38,8 +38,9 @@ std::vector<Pending> pending_slabs(const char* op, const std::vector<Tensor>& ha
   const size_t slabs = gradients.size();
   STD_TORCH_CHECK(
       slabs > 0 && handles.size() == slabs && ids.size() == slabs && tables.size() == slabs,
-      "dynemb::", op, ": pending has ", handles.size(), " handles, ", ids.size(), " ids, ",
-      tables.size(), " tables and ", slabs, " gradients, expected one of each per slab");
+      "dynemb::", op, ": got ", handles.size(), " pending_handles, ", ids.size(), " pending_ids, ",
+      tables.size(), " pending_tables and ", slabs,
+      " pending_gradients, expected one of each per slab");
   check_tensor(op, "pending_counts", counts, ScalarType::Long);
   check_size(op, "pending_counts", counts, 0, static_cast<int64_t>(slabs));
   check_size(op, "pending_counts", counts, 1, 2);
@@ -68,6 +69,9 @@ std::vector<Pending> pending_slabs(const char* op, const std::vector<Tensor>& ha
     STD_TORCH_CHECK(count[2 * s] >= 0 && count[2 * s] <= capacity, "dynemb::", op,
                     ": pending_counts says ", count[2 * s], " entries, but there is room for ",
                     capacity);
+    const int64_t sections = count[2 * s + 1];
+    STD_TORCH_CHECK(sections >= 0 && sections <= (int64_t{1} << 62), "dynemb::", op,
+                    ": pending_counts says ", sections, " sections, expected a count");
   }
   return result;
 }
@@ -206,10 +210,11 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
                   pending.size(), " slabs, expected ", weights.size());
   const int64_t table_count = meta.size(0);
   check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-  check_size(op, "row_clock", row_clock, 0, table_count + kRowClockExtra);
+  check_length(op, "row_clock", row_clock, table_count + kRowClockExtra);
   check_tensor(op, "updates", updates, ScalarType::Long);
-  check_size(op, "updates", updates, 0, 1);
+  check_length(op, "updates", updates, 1);
   int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + table_count;
+  check_row_clock(op, extra - table_count, row_clock.numel());
   const Lookup lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
                                     feature_tables, feature_dims, pooling);
   const GradientSource source = gradient_source(op, lookup, grad_output);
@@ -257,6 +262,7 @@ void merge_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> pendin
                   row_clock.numel(), " elements, expected more than ", kRowClockExtra + 0);
   const OneWriter writer(op, pending_counts.data_ptr());
   int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra;
+  check_row_clock(op, static_cast<const int64_t*>(row_clock.data_ptr()), row_clock.numel());
   for (const Pending& slab : pending_slabs(op, pending_handles, pending_ids, pending_tables,
                                            pending_gradients, pending_counts)) {
     extra[kRowClockStale] += merge(op, slab);

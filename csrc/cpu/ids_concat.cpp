@@ -6,6 +6,7 @@
 
 #include "bags_check.h"
 #include "cpu/feature_lists.h"
+#include "cpu/memory.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -47,6 +48,7 @@ std::tuple<Tensor, Tensor> ids_concat(std::vector<Tensor> ids, std::vector<Tenso
     }
   });
   const std::vector<int64_t> first_bag = item_begins(features.size(), [&](size_t) { return bags; });
+  check_result_memory("ids_concat", "bags", bags, 8 * first_bag.back());
   Tensor all_offsets = empty_cpu({first_bag.back() + 1}, ScalarType::Long);
   auto* offset = static_cast<int64_t*>(all_offsets.data_ptr());
   for_each_range(first_bag, 1, [&](size_t f, int64_t first, int64_t last) {

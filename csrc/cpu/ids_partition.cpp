@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/routing.h"
+#include "cpu/memory.h"
 #include "cpu/unique.h"
 #include "feature_check.h"
 
@@ -21,6 +22,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ids_partition(Tensor ids, Tensor offs
   const GroupedIds given = grouped_ids(op, ids, offsets);
   const SlotRanges ranges =
       make_slot_ranges(static_cast<uint64_t>(parts), static_cast<uint64_t>(slots));
+  check_result_memory(op, "parts", parts,
+                      result_bytes(op, "parts", parts, {parts, given.groups}, 8));
   Tensor inverse = empty_cpu({given.count}, ScalarType::Long);
   auto* position = static_cast<int64_t*>(inverse.data_ptr());
   const GroupedUnique distinct = unique_of_groups(given, position);

@@ -7,6 +7,7 @@
 #include "cpu/index_probe.h"
 #include "cpu/index_view.h"
 #include "cpu/one_writer.h"
+#include "cpu/row_allocator.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -16,10 +17,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
               Tensor meta, Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables) {
   const char* op = "erase_";
   const IndexView index = index_view(op, buckets, &scores, tables, meta);
-  check_tensor(op, "slabs", slabs, ScalarType::Long);
-  check_size(op, "slabs", slabs, 1, kSlabColumns);
-  check_tensor(op, "free_rows", free_rows, ScalarType::Long);
-  check_size(op, "free_rows", free_rows, 0, slabs.size(0));
+  check_slabs(index, slabs, free_rows);
   const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
   auto* slab = static_cast<int64_t*>(slabs.data_ptr());
   auto* free_row = static_cast<int64_t*>(free_rows.data_ptr());
@@ -39,6 +37,9 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
       if (position.bucket < 0) continue;
       if (has_rows) {
         const int64_t stored = table.line(position.bucket)[kBucketWidth + position.slot];
+        STD_TORCH_CHECK(slab[s * kSlabColumns + kSlabFreeCount] < max_rows, "dynemb::", op,
+                        ": free_rows has room for ", max_rows, " rows of slab ", s,
+                        ", and all are free: the index and slabs are not of one group");
         free_row[s * max_rows + slab[s * kSlabColumns + kSlabFreeCount]++] =
             next_owner(decode_handle(stored));
       }
@@ -58,7 +59,7 @@ Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tens
   const IndexView index = index_view(op, buckets, nullptr, tables, meta);
   const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
   check_tensor(op, "handles", handles, ScalarType::Long);
-  check_size(op, "handles", handles, 0, features.count);
+  check_length(op, "handles", handles, features.count);
   const auto* handle = static_cast<const int64_t*>(handles.data_ptr());
   for (int64_t i = 0; i < features.count; ++i) {
     STD_TORCH_CHECK(handle[i] >= 0, "dynemb::", op, ": handles[", i, "] is ", handle[i],

@@ -133,6 +133,8 @@ void claim_victim(Claims* claims, int64_t order) {
     __atomic_store_n(&claims->victims[order], word, __ATOMIC_RELAXED);
     if (!is_eviction_claim(seen)) return;
     order = eviction_claim_order(seen);  // displaced
+    // no claim of this call, but a step word that was negative before it
+    if (order >= static_cast<int64_t>(claims->evictors.size())) return;
   }
 }
 
@@ -146,7 +148,8 @@ SlotPosition claimed_victim(const Claims& claims, int64_t order) {
   const Evictor& evictor = claims.evictors[order];
   const TableView& table = claims.tables[evictor.table];
   const int64_t* word = claims.victims[order];
-  for (int i = 0; !holds(word, order); ++i) {
+  for (int i = 0; word == nullptr || !holds(word, order); ++i) {
+    if (i == kVictimBuckets * kBucketWidth) return {-1, -1};  // step words were negative before
     word = table.score(claims.bucket(evictor, i / kBucketWidth), i % kBucketWidth);
   }
   const int64_t stride = kBucketWidth * table.score_words;
@@ -168,6 +171,10 @@ void take_victims(const Claims& claims, const EvictionLog& log, const int64_t* r
     const Evictor& evictor = claims.evictors[e];
     const TableView& table = claims.tables[evictor.table];
     const SlotPosition at = claimed_victim(claims, e);
+    if (at.bucket < 0) {
+      (*new_ids)[evictor.new_id].verdict = kVerdictRefuse;
+      continue;
+    }
     const int64_t* line = table.line(at.bucket);
     const int64_t handle = decode_handle(line[kBucketWidth + at.slot]);
     if (records[e] < log.records) {

@@ -307,15 +307,10 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   const bool* admitted = nullptr;
   if (admit.has_value()) {
     check_tensor(op, "admit", *admit, ScalarType::Bool);
-    check_size(op, "admit", *admit, 0, features.count);
+    check_length(op, "admit", *admit, features.count);
     STD_TORCH_CHECK(!policies.empty(), "dynemb::", op,
                     ": admit is given, but no table has a policy");
     admitted = static_cast<const bool*>(admit->data_ptr());
-  }
-  for (int64_t t = 0; t < index.table_count; ++t) {
-    const int64_t slab = index.meta_row(t)[kMetaSlab];
-    STD_TORCH_CHECK(slab >= 0 && slab < slabs.size(0), "dynemb::", op, ": meta of table ", t,
-                    " names slab ", slab, ", expected 0 to ", slabs.size(0) - 1);
   }
   STD_TORCH_CHECK(features.count < (int64_t{1} << 31), "dynemb::", op, ": ids has ", features.count,
                   " elements, expected fewer than 2^31: split the batch");

@@ -19,6 +19,11 @@ void visit_scores(const IndexView& index, const FeatureIds& features, int64_t wo
   STD_TORCH_CHECK(word >= 0 && word < index.score_words, "dynemb::", index.op, ": word is ", word,
                   ", but the index keeps ", index.score_words,
                   " scores of an id: create the tables with a policy that keeps it");
+  for (const int64_t t : features.table) {
+    STD_TORCH_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
+                    ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
+                    ": no scores are kept of the ids of table ", t);
+  }
   const std::vector<Tile> tiles = make_tiles(features);
   parallel_units(static_cast<int64_t>(tiles.size()), features.count,
                  [&](int64_t begin, int64_t end) {
@@ -61,7 +66,7 @@ Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
   const IndexView index = index_view(op, buckets, &scores, tables, meta);
   const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
   check_tensor(op, "values", values, ScalarType::Long);
-  check_size(op, "values", values, 0, features.count);
+  check_length(op, "values", values, features.count);
   Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
   const OneWriter writer(op, index.tables);
   const auto* value = static_cast<const int64_t*>(values.data_ptr());

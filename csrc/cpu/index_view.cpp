@@ -4,9 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
+
+#include "table_check.h"
 
 namespace dynemb::cpu {
 void check_tensor(const char* op, const char* name, const Tensor& tensor, ScalarType dtype) {
+  check_defined(op, name, tensor);
   STD_TORCH_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name,
                   " is on another device than the CPU: move it, or move the table with .to()");
   check_layout(op, name, tensor, dtype);
@@ -31,10 +35,17 @@ void prefer_huge_pages_if_large(const Tensor& tensor) {
 }  // namespace
 
 Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
-  Tensor tensor = torch::stable::empty(size, dtype, std::nullopt,
-                                       torch::stable::Device(torch::headeronly::DeviceType::CPU));
-  prefer_huge_pages_if_large(tensor);
-  return tensor;
+  try {
+    Tensor tensor = torch::stable::empty(size, dtype, std::nullopt,
+                                         torch::stable::Device(torch::headeronly::DeviceType::CPU));
+    prefer_huge_pages_if_large(tensor);
+    return tensor;
+  } catch (const std::exception&) {  // whose text is that of a call within this library
+    std::string shape;
+    for (const int64_t length : size) shape += (shape.empty() ? "" : ", ") + std::to_string(length);
+    STD_TORCH_CHECK(false, "dynemb::empty: there is no memory for a result of shape [", shape,
+                    "]: give fewer ids, or smaller sizes");
+  }
 }
 
 Tensor zeros_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
@@ -84,14 +95,7 @@ IndexView index_view(const char* op, const Tensor& buckets, const Tensor* scores
     }
   }
   for (int64_t t = 0; t < view.table_count; ++t) {
-    const int64_t* m = view.meta_row(t);
-    const int64_t* row = view.table_row(t);
-    const int64_t region = m[kMetaRegionBuckets];
-    STD_TORCH_CHECK(m[kMetaRegionBegin] >= 0 && region > 0 &&
-                        m[kMetaRegionBegin] + region <= view.bucket_capacity &&
-                        row[kTableBucketCount] > 0 && row[kTableBucketCount] <= region,
-                    "dynemb::", op, ": the descriptor of table ", t,
-                    " does not fit into buckets with ", view.bucket_capacity, " rows");
+    check_region(op, t, view.meta_row(t), view.table_row(t), view.bucket_capacity);
   }
   return view;
 }

@@ -144,7 +144,7 @@ Tensor run_lookup(const Lookup& lookup, const std::vector<TableRows>& tables) {
 // so that the backward can tell whether they are still those of the forward.
 Tensor update_count(const char* op, const Tensor& row_clock, const Tensor& meta) {
   check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-  check_size(op, "row_clock", row_clock, 0, meta.size(0) + kRowClockExtra);
+  check_length(op, "row_clock", row_clock, meta.size(0) + kRowClockExtra);
   Tensor count = empty_cpu({1}, ScalarType::Long);
   *static_cast<int64_t*>(count.data_ptr()) =
       static_cast<const int64_t*>(row_clock.data_ptr())[meta.size(0) + kRowClockUpdates];

@@ -29,6 +29,7 @@ DYNEMB_INLINE void materialize_buckets_body(MaterializeJob& job) {
       if (line[kBucketWidth + slot] == 0) continue;
       const int64_t handle = decode_handle(line[kBucketWidth + slot]);
       const int64_t row = handle_row(handle);
+      if (row < 0 || row >= table.rows) continue;  // lookups raise for it
       if (row_status(handle, table.generations[row]) != RowStatus::kUnwritten) continue;
       write_initial_row(table, table.init_begin, table.init_count, line[slot], job.scratch);
       store_row(table.storage, kToNearest, job.scratch, table.dim, table.row(row));

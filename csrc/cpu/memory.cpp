@@ -158,6 +158,15 @@ void check_available_memory(const char* op, int64_t bytes) {
                   "with more memory");
 }
 
+void check_result_memory(const char* op, const char* name, int64_t value, int64_t bytes) {
+  constexpr int64_t kCheckedBytes = int64_t{256} << 20;
+  if (bytes < kCheckedBytes) return;
+  const int64_t available = available_memory();
+  STD_TORCH_CHECK(bytes <= available, "dynemb::", op, ": ", name, " is ", value,
+                  ", with which the result takes ", bytes, " bytes, but only ", available,
+                  " bytes of memory are available");
+}
+
 void prefer_huge_pages(void* data, size_t bytes) {
   if (!is_reserved(data, bytes)) return;
   const uintptr_t page = page_size();

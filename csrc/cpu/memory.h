@@ -15,6 +15,10 @@ int64_t available_memory();
 // instead. Sizes below 16 MiB are not checked, because asking the system takes microseconds.
 void check_available_memory(const char* op, int64_t bytes);
 
+// The same for the result of an op, one of whose sizes argument `name` has set to `value`. `bytes`
+// are those of result_bytes.
+void check_result_memory(const char* op, const char* name, int64_t value, int64_t bytes);
+
 // Asks for huge pages for what lies in a reserved range; does nothing for other memory.
 void prefer_huge_pages(void* data, size_t bytes);
 

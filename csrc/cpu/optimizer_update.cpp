@@ -63,14 +63,15 @@ struct UpdateCall {
                                                                  : "1");
     }
     check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-    check_size(op, "row_clock", row_clock, 0, table_count + kRowClockExtra);
+    check_length(op, "row_clock", row_clock, table_count + kRowClockExtra);
     check_tensor(op, "hyper", hyper, ScalarType::Double);
     check_size(op, "hyper", hyper, 0, table_count);
     check_size(op, "hyper", hyper, 1, kHyperColumns);
     check_tensor(op, "updates", updates, ScalarType::Long);
-    check_size(op, "updates", updates, 0, 1);
+    check_length(op, "updates", updates, 1);
     clock = static_cast<int64_t*>(row_clock.data_ptr());
     extra = clock + table_count;
+    check_row_clock(op, clock, row_clock.numel());
     writer_.emplace(op, clock);
     const int64_t seen = *static_cast<const int64_t*>(updates.data_ptr());
     STD_TORCH_CHECK(
@@ -272,7 +273,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
                   "dynemb::", op, ": handles, ids, tables and gradients must have one tensor for ",
                   "each of ", slabs, " slabs");
   check_tensor(op, "counts", counts, ScalarType::Long);
-  check_size(op, "counts", counts, 0, static_cast<int64_t>(slabs));
+  check_length(op, "counts", counts, static_cast<int64_t>(slabs));
   const auto* count = static_cast<const int64_t*>(counts.data_ptr());
   const int64_t table_count = static_cast<int64_t>(call.tables.size());
   // not made for all entries at once: they may be millions

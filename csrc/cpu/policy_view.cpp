@@ -3,6 +3,9 @@
 namespace dynemb::cpu {
 namespace {
 
+// Of a time, a step or a count: sums of two do not overflow.
+constexpr int64_t kMostNumber = int64_t{1} << 62;
+
 void check_policy(const IndexView& index, const int64_t* policy, int64_t number, int64_t cells) {
   const auto check = [&](bool holds, const char* what) {
     STD_TORCH_CHECK(holds, "dynemb::", index.op, ": policy ", number, ": ", what);
@@ -19,12 +22,27 @@ void check_policy(const IndexView& index, const int64_t* policy, int64_t number,
         "its counter table does not exist");
   check(admission != kAdmitFrequentSketch ||
             (policy[kPolicySketchBegin] >= 0 && policy[kPolicySketchWidth] > 0 &&
-             policy[kPolicySketchBegin] + kSketchRows * policy[kPolicySketchWidth] <= cells),
+             policy[kPolicySketchBegin] <= cells &&
+             policy[kPolicySketchWidth] <= (cells - policy[kPolicySketchBegin]) / kSketchRows),
         "its cells lie outside the sketch");
   check(policy[kPolicyOnFull] >= kFullGrow && policy[kPolicyOnFull] <= kFullError,
         "on_full is unknown");
   check(policy[kPolicyOnFull] != kFullEvict || words > 0, "eviction needs scores");
   check(policy[kPolicyBudget] == 0 || policy[kPolicyIdBytes] > 0, "an id takes no bytes");
+  const struct {
+    PolicyColumn column;
+    const char* what;
+  } counts[] = {
+      {kPolicyTtl, "ttl is negative or too large"},
+      {kPolicyCapacity, "capacity is negative or too large"},
+      {kPolicyProtectedSteps, "protected_steps is negative or too large"},
+      {kPolicyBudget, "budget is negative or too large"},
+      {kPolicyIdBytes, "an id takes a negative number of bytes, or too many"},
+      {kPolicyReservedIds, "reserved ids are negative or too many"},
+  };
+  for (const auto& of : counts) {
+    check(policy[of.column] >= 0 && policy[of.column] <= kMostNumber, of.what);
+  }
 }
 
 }  // namespace
@@ -33,7 +51,10 @@ PolicyView policy_view(const IndexView& index, const FeatureIds& features, const
                        const Tensor& clock, const Tensor& sketch,
                        const std::vector<int64_t>& feature_policies) {
   check_tensor(index.op, "clock", clock, ScalarType::Long);
-  check_size(index.op, "clock", clock, 0, kClockHead + index.table_count);
+  check_length(index.op, "clock", clock, kClockHead + index.table_count);
+  const int64_t step = static_cast<const int64_t*>(clock.data_ptr())[kClockStep];
+  STD_TORCH_CHECK(step >= 0 && step <= kMostNumber, "dynemb::", index.op, ": clock[0] is ", step,
+                  ", expected a step from 0 to ", kMostNumber + 0);
   check_tensor(index.op, "policy", policy, ScalarType::Long);
   check_size(index.op, "policy", policy, 1, kPolicyColumns);
   check_tensor(index.op, "sketch", sketch, ScalarType::Int);

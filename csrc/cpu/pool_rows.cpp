@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/bags.h"
+#include "cpu/memory.h"
 #include "cpu/rows_view.h"
 
 namespace dynemb::cpu {
@@ -36,9 +37,10 @@ Bags bags_of(const char* op, const Tensor& positions, const Tensor& offsets, int
     check_tensor(op, "weights", *weights, ScalarType::Float);
     STD_TORCH_CHECK(weights->dim() == 1, "dynemb::", op, ": weights has ", weights->dim(),
                     " dimensions, expected 1");
-    check_size(op, "weights", *weights, 0, count);
+    check_length(op, "weights", *weights, count);
     weight = static_cast<const float*>(weights->data_ptr());
   }
+  result_bytes(op, "features", features, {features, dim}, 4);
   return {position, offset, weight, count, bags / features, features, dim};
 }
 
@@ -259,6 +261,8 @@ Tensor pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int64_t fea
                       std::optional<Tensor> weights, int64_t pooling) {
   const Bags bags =
       bags_of_grad("pool_rows_grad", grad, positions, offsets, features, weights, rows, pooling);
+  check_result_memory("pool_rows_grad", "rows", rows,
+                      result_bytes("pool_rows_grad", "rows", rows, {rows, bags.dim}, 4));
   Tensor sums = empty_cpu({rows, bags.dim}, ScalarType::Float);
   const auto* from = static_cast<const float*>(grad.data_ptr());
   auto* to = static_cast<float*>(sums.data_ptr());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/ragged.h"
+#include "cpu/memory.h"
 #include "cpu/ragged.h"
 
 namespace dynemb::cpu {
@@ -61,7 +62,10 @@ std::vector<Nested> nested_of(const char* op, const Lists& values, const Lists& 
     }
     nested.size.assign(nested.depth(), 1);
     for (size_t d = nested.depth() - 1; d > 0; --d) {
-      nested.size[d - 1] = nested.size[d] * nested.length[d];
+      STD_TORCH_CHECK(
+          !__builtin_mul_overflow(nested.size[d], nested.length[d], &nested.size[d - 1]),
+          "dynemb::", op, ": lengths[", at.first[f] + static_cast<int64_t>(d), "] is ",
+          nested.length[d], ", with which a row is larger than an address space");
     }
     result.push_back(nested);
   }
@@ -90,9 +94,16 @@ Lists ragged_to_dense(Lists values, Lists offsets, std::vector<int64_t> depths,
   Lists dense;
   int64_t rows = 1;
   int64_t size = 1;
+  size_t at = 0;  // among all lengths
   for (size_t f = 0; f < nested.size(); ++f) {
-    std::vector<int64_t> shape = nested[f].length;
-    shape.insert(shape.begin(), nested[f].rows);
+    std::vector<int64_t> shape{nested[f].rows};
+    for (const int64_t length : nested[f].length) {
+      shape.push_back(length);
+      const std::string name = entry_name("lengths", at++);
+      check_result_memory(
+          op, name.c_str(), length,
+          result_bytes(op, name.c_str(), length, shape, value_bytes(op, "values", f, values[f])));
+    }
     dense.push_back(empty_cpu(shape, values[f].scalar_type()));
     rows += nested[f].rows;
     size += dense.back().numel();

@@ -7,6 +7,7 @@
 
 #include "cpu/bags.h"
 #include "cpu/feature_lists.h"
+#include "cpu/memory.h"
 #include "ragged_check.h"
 
 namespace dynemb::cpu {
@@ -79,6 +80,8 @@ std::vector<Tensor> ragged_tile(Tensor rows, Tensor positions, Tensor offsets,
   check_tile_sizes(op, tile_lens, bags.batch, bags.dim);
   std::vector<Tensor> tiles;
   for (int64_t f = 0; f < features; ++f) {
+    check_result_memory(op, entry_name("tile_lens", static_cast<size_t>(f)).c_str(), tile_lens[f],
+                        4 * bags.batch * tile_lens[f] * bags.dim);
     tiles.push_back(empty_cpu({bags.batch, tile_lens[f] * bags.dim}, ScalarType::Float));
   }
   const auto* from = static_cast<const float*>(rows.data_ptr());
@@ -145,6 +148,8 @@ Tensor ragged_tile_grad(std::vector<Tensor> grads, Tensor positions, Tensor offs
   const Bags bags = bags_of_grads("ragged_tile_grad", grads, positions, offsets, weights, rows,
                                   tile_lens, pad_left);
   const std::vector<const float*> from = float_data(grads);
+  check_result_memory("ragged_tile_grad", "rows", rows,
+                      result_bytes("ragged_tile_grad", "rows", rows, {rows, bags.dim}, 4));
   Tensor sums = empty_cpu({rows, bags.dim}, ScalarType::Float);
   auto* to = static_cast<float*>(sums.data_ptr());
   std::memset(to, 0, sizeof(float) * static_cast<size_t>(rows * bags.dim));

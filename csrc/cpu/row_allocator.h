@@ -7,17 +7,30 @@
 
 #include "core/row_allocation.h"
 #include "cpu/index_view.h"
+#include "table_check.h"
 
 namespace dynemb::cpu {
+
+// Raises unless slabs and free_rows are those of rows, and each table has its rows in one of them.
+inline void check_slabs(const IndexView& index, const Tensor& slabs, const Tensor& free_rows) {
+  check_tensor(index.op, "slabs", slabs, ScalarType::Long);
+  check_size(index.op, "slabs", slabs, 1, kSlabColumns);
+  check_tensor(index.op, "free_rows", free_rows, ScalarType::Long);
+  check_size(index.op, "free_rows", free_rows, 0, slabs.size(0));
+  STD_TORCH_CHECK(free_rows.dim() == 2, "dynemb::", index.op, ": free_rows has ", free_rows.dim(),
+                  " dimensions, expected 2");
+  check_slab_counts(index.op, static_cast<const int64_t*>(slabs.data_ptr()), slabs.size(0),
+                    free_rows.size(1));
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    check_slab(index.op, t, index.meta_row(t), slabs.size(0));
+  }
+}
 
 class RowAllocator {
  public:
   RowAllocator(const IndexView& index, const Tensor& slabs, const Tensor& free_rows)
       : index_(index) {
-    check_tensor(index.op, "slabs", slabs, ScalarType::Long);
-    check_size(index.op, "slabs", slabs, 1, kSlabColumns);
-    check_tensor(index.op, "free_rows", free_rows, ScalarType::Long);
-    check_size(index.op, "free_rows", free_rows, 0, slabs.size(0));
+    check_slabs(index, slabs, free_rows);
     slabs_ = static_cast<int64_t*>(slabs.data_ptr());
     slab_count_ = slabs.size(0);
     free_rows_ = static_cast<int64_t*>(free_rows.data_ptr());
@@ -37,9 +50,13 @@ class RowAllocator {
                       needed, " rows but has room for ", max_rows_,
                       ": create the table with a larger max_rows, or erase ids");
       if (needed > slab(s)[kSlabCommittedRows]) {
-        bytes += (commit_target(needed, slab(s)[kSlabRowBytes], max_rows_) -
-                  slab(s)[kSlabCommittedRows]) *
-                 slab(s)[kSlabRowBytes];
+        const int64_t added =
+            commit_target(needed, slab(s)[kSlabRowBytes], max_rows_) - slab(s)[kSlabCommittedRows];
+        int64_t added_bytes = 0;
+        if (__builtin_mul_overflow(added, slab(s)[kSlabRowBytes], &added_bytes) ||
+            __builtin_add_overflow(bytes, added_bytes, &bytes)) {
+          return INT64_MAX;  // more than any machine has
+        }
       }
     }
     return bytes;

@@ -13,6 +13,7 @@ std::vector<SlabState> slab_state(const char* op, const std::vector<Tensor>& wei
     const Tensor& tensor = state[i];
     const Tensor& rows = weights[i % slabs];
     const int64_t dim = rows.size(1);
+    check_defined(op, "state", tensor);
     const ScalarType type = tensor.scalar_type();
     check_size(op, "state", tensor, 0, rows.size(0));
     if (tensor.dim() == 1 && type == ScalarType::Int) {

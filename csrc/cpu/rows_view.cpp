@@ -2,9 +2,12 @@
 
 #include <algorithm>
 
+#include "table_check.h"
+
 namespace dynemb::cpu {
 
 Storage storage_of(const char* op, const char* argument, const Tensor& tensor) {
+  check_defined(op, argument, tensor);
   const ScalarType type = tensor.scalar_type();
   const Storage storage = type == ScalarType::BFloat16 ? Storage::kBFloat16
                           : type == ScalarType::Half   ? Storage::kFloat16
@@ -24,6 +27,8 @@ std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& wei
   check_tensor(op, "meta", meta, ScalarType::Long);
   check_size(op, "meta", meta, 1, kMetaColumns);
   check_tensor(op, "init_data", init_data, ScalarType::Double);
+  STD_TORCH_CHECK(init_data.dim() == 1, "dynemb::", op, ": init_data has ", init_data.dim(),
+                  " dimensions, expected 1");
   STD_TORCH_CHECK(!weights.empty() && weights.size() == generations.size(), "dynemb::", op,
                   ": got ", weights.size(), " weights and ", generations.size(),
                   " generations, expected one of each per slab");
@@ -32,7 +37,7 @@ std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& wei
     check_tensor(op, "generations", generations[s], ScalarType::Int);
     STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", op,
                     ": weights must have shape (rows, dim)");
-    check_size(op, "generations", generations[s], 0, weights[s].size(0));
+    check_length(op, "generations", generations[s], weights[s].size(0));
   }
   const auto* m = static_cast<const int64_t*>(meta.data_ptr());
   std::vector<TableRows> tables;
@@ -42,13 +47,8 @@ std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& wei
         s >= 0 && s < static_cast<int64_t>(weights.size()) && weights[s].size(1) == m[kMetaDim],
         "dynemb::", op, ": meta of table ", t, " names slab ", s, " of dim ", m[kMetaDim],
         ", which does not match weights");
-    const auto in_data = [&](int64_t begin, int64_t count) {
-      return begin >= 0 && count > 0 && begin + count * kInitRecordColumns <= init_data.numel();
-    };
-    STD_TORCH_CHECK(in_data(m[kMetaInitBegin], m[kMetaInitCount]) &&
-                        in_data(m[kMetaDefaultBegin], m[kMetaDefaultCount]) &&
-                        in_data(m[kMetaRefusedBegin], m[kMetaRefusedCount]),
-                    "dynemb::", op, ": meta of table ", t, " names records outside init_data");
+    check_initializers(op, t, m, m[kMetaDim], static_cast<const double*>(init_data.data_ptr()),
+                       init_data.numel());
     const Storage storage = storage_of(op, "weights", weights[s]);
     tables.push_back({static_cast<char*>(weights[s].data_ptr()),
                       static_cast<int32_t*>(generations[s].data_ptr()), weights[s].size(0),
@@ -69,7 +69,7 @@ Lookup lookup_call(const char* op, const std::vector<TableRows>& tables, const T
   lookup.features =
       feature_ids(op, ids, offsets, feature_tables, static_cast<int64_t>(tables.size()));
   check_tensor(op, "handles", handles, ScalarType::Long);
-  check_size(op, "handles", handles, 0, lookup.features.count);
+  check_length(op, "handles", handles, lookup.features.count);
   const int64_t features = static_cast<int64_t>(feature_tables.size());
   STD_TORCH_CHECK(static_cast<int64_t>(feature_dims.size()) == features, "dynemb::", op,
                   ": feature_dims has ", feature_dims.size(), " elements, expected ", features);
@@ -80,7 +80,7 @@ Lookup lookup_call(const char* op, const std::vector<TableRows>& tables, const T
   lookup.id_weights = nullptr;
   if (per_sample_weights.has_value()) {
     check_tensor(op, "per_sample_weights", *per_sample_weights, ScalarType::Float);
-    check_size(op, "per_sample_weights", *per_sample_weights, 0, lookup.features.count);
+    check_length(op, "per_sample_weights", *per_sample_weights, lookup.features.count);
     lookup.id_weights = static_cast<const float*>(per_sample_weights->data_ptr());
   }
   if (pooling != kPoolNone) check_pooled_offsets(op, offsets);

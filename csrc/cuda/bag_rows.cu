@@ -61,13 +61,14 @@ BagArgs bag_args(const Call& call, const Tensor& positions, const Tensor& offset
   const int64_t bags = offsets.size(0) - 1;
   STD_TORCH_CHECK(bags >= 0 && bags % features == 0, "dynemb::", call.op, ": offsets has ",
                   bags + 1, " elements, expected one more than a multiple of features, ", features);
+  result_bytes(call.op, "features", features, {features, dim}, 4);
   const int64_t count = positions.size(0);
   const float* weight = nullptr;
   if (weights.has_value()) {
     call.check("weights", *weights, ScalarType::Float);
     STD_TORCH_CHECK(weights->dim() == 1, "dynemb::", call.op, ": weights has ", weights->dim(),
                     " dimensions, expected 1");
-    check_size(call.op, "weights", *weights, 0, count);
+    check_length(call.op, "weights", *weights, count);
     weight = static_cast<const float*>(weights->data_ptr());
   }
   return {{static_cast<const int64_t*>(offsets.data_ptr()), bags, count},

@@ -208,8 +208,9 @@ std::vector<Pending> pending_slabs(const Call& call, const std::vector<Tensor>& 
   const size_t slabs = gradients.size();
   STD_TORCH_CHECK(
       slabs > 0 && handles.size() == slabs && ids.size() == slabs && tables.size() == slabs,
-      "dynemb::", call.op, ": pending has ", handles.size(), " handles, ", ids.size(), " ids, ",
-      tables.size(), " tables and ", slabs, " gradients, expected one of each per slab");
+      "dynemb::", call.op, ": got ", handles.size(), " pending_handles, ", ids.size(),
+      " pending_ids, ", tables.size(), " pending_tables and ", slabs,
+      " pending_gradients, expected one of each per slab");
   call.check("pending_counts", counts, ScalarType::Long);
   check_size(call.op, "pending_counts", counts, 0, static_cast<int64_t>(slabs));
   check_size(call.op, "pending_counts", counts, 1, kCountColumns);
@@ -254,9 +255,9 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
   STD_TORCH_CHECK(slabs == weights.size(), "dynemb::", call.op, ": pending is of ", slabs,
                   " slabs, expected ", weights.size());
   call.check("row_clock", row_clock, ScalarType::Long);
-  check_size(call.op, "row_clock", row_clock, 0, rows.table_count + kRowClockExtra);
+  check_length(call.op, "row_clock", row_clock, rows.table_count + kRowClockExtra);
   call.check("updates", updates, ScalarType::Long);
-  check_size(call.op, "updates", updates, 0, 1);
+  check_length(call.op, "updates", updates, 1);
   int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + rows.table_count;
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);

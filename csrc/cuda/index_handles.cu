@@ -28,7 +28,7 @@ Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tens
   const FeatureArgs features =
       feature_args(call, ids, offsets, feature_tables, index.table_count, scratch.get(words));
   call.check("handles", handles, ScalarType::Long);
-  check_size(call.op, "handles", handles, 0, features.count);
+  check_length(call.op, "handles", handles, features.count);
   Tensor found = call.empty({features.count}, ScalarType::Bool);
   upload_words(call, feature_tables, scratch.get(words));
   const int64_t threads = features.threads();

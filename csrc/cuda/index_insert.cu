@@ -244,7 +244,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   const bool* admitted = nullptr;
   if (admit.has_value()) {
     call.check("admit", *admit, ScalarType::Bool);
-    check_size(call.op, "admit", *admit, 0, features.count);
+    check_length(call.op, "admit", *admit, features.count);
     STD_TORCH_CHECK(by_policy, "dynemb::", call.op, ": admit is given, but no table has a policy");
     admitted = static_cast<const bool*>(admit->data_ptr());
   }

@@ -17,7 +17,9 @@ __device__ __forceinline__ void visit_score(const IndexArgs& index, const Featur
   const int64_t t = features.table[features.features == 1 ? 0 : features.feature_of(i)];
   const TableView table = table_view(index, t);
   const FoundSlot at = find_slot(table, id);
-  visit(i, at.stored == 0 ? nullptr : table.score(at.bucket, at.slot) + word * kBucketWidth);
+  // a table of which no scores are kept has none to visit: the CPU, which can read meta, raises
+  const bool scored = at.stored != 0 && table.scores != nullptr;
+  visit(i, scored ? table.score(at.bucket, at.slot) + word * kBucketWidth : nullptr);
 }
 
 // 8 bytes of score at random, 9 in order.
@@ -93,7 +95,7 @@ Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
   const Call call("set_scores_", "buckets", buckets);
   const ScoreCall scored(call, buckets, scores, tables, meta, ids, offsets, feature_tables, word);
   call.check("values", values, ScalarType::Long);
-  check_size(call.op, "values", values, 0, scored.features.count);
+  check_length(call.op, "values", values, scored.features.count);
   Tensor found = call.empty({scored.features.count}, ScalarType::Bool);
   const int64_t threads = scored.features.threads();
   call.launch(clear_scores, threads, 0, scored.index, scored.features, error_sink(call), threads,

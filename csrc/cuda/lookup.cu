@@ -223,7 +223,7 @@ Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
 // of the forward.
 Tensor update_count(const Call& call, const Tensor& row_clock, const Tensor& meta) {
   call.check("row_clock", row_clock, ScalarType::Long);
-  check_size(call.op, "row_clock", row_clock, 0, meta.size(0) + kRowClockExtra);
+  check_length(call.op, "row_clock", row_clock, meta.size(0) + kRowClockExtra);
   Tensor count = call.empty({1}, ScalarType::Long);
   call.copy(count.data_ptr(),
             static_cast<const int64_t*>(row_clock.data_ptr()) + meta.size(0) + kRowClockUpdates, 8);

@@ -57,7 +57,7 @@ __global__ void write_unwritten(Group group, MaterializeJob job) {
       if (stored == 0) continue;
       const int64_t handle = decode_handle(stored);
       const int64_t row = handle_row(handle);
-      if (row >= job.slab.rows) continue;
+      if (row < 0 || row >= job.slab.rows) continue;  // lookups raise for it
       if (row_status(handle, job.slab.generations[row]) != RowStatus::kUnwritten) continue;
       const int64_t id = line[i % kBucketWidth];
       for (int64_t column = lane * kWidth; column < dim; column += group.size() * kWidth) {

@@ -7,7 +7,7 @@ PolicyArgs policy_args(const Call& call, const IndexArgs& index, const Tensor& p
                        const std::vector<int64_t>& feature_tables,
                        const std::vector<int64_t>& feature_policies) {
   call.check("clock", clock, ScalarType::Long);
-  check_size(call.op, "clock", clock, 0, kClockHead + index.table_count);
+  check_length(call.op, "clock", clock, kClockHead + index.table_count);
   call.check("policy", policy, ScalarType::Long);
   check_size(call.op, "policy", policy, 1, kPolicyColumns);
   call.check("sketch", sketch, ScalarType::Int);

@@ -176,6 +176,7 @@ Tensor pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int64_t fea
   const Call call("pool_rows_grad", "grad", grad);
   const BagArgs args =
       args_of_grad(call, grad, positions, offsets, features, weights, rows, pooling);
+  result_bytes(call.op, "rows", rows, {rows, args.dim}, 4);
   const auto* from = static_cast<const float*>(grad.data_ptr());
   const RowTerms terms(call, args);
   Scratch scratch;

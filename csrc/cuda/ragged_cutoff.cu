@@ -153,6 +153,10 @@ std::tuple<Lists, Lists, Lists, Lists> ragged_cutoff_3d(Lists values, Lists oute
   check_entries(call.op, "drop_left", drop_left.size(), features);
   check_entries(call.op, "pad_left", pad_left.size(), features);
   const auto rows = RaggedWords::rows_of(outer_offsets);
+  for (size_t f = 0; f < features; ++f) {
+    result_bytes(call.op, entry_name("keep_lengths", f).c_str(), keep_lengths[f],
+                 {std::max<int64_t>(rows[f], 1), keep_lengths[f]}, 8);
+  }
   Lists cut_outer = empty_offsets(call, features, [&](size_t f) { return rows[f]; });
   Lists cut_inner =
       empty_offsets(call, features, [&](size_t f) { return rows[f] * keep_lengths[f]; });

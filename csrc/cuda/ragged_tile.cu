@@ -164,6 +164,7 @@ Tensor ragged_tile_grad(std::vector<Tensor> grads, Tensor positions, Tensor offs
                         std::vector<int64_t> pad_left) {
   const Call call("ragged_tile_grad", "positions", positions);
   const TileGrads given(call, grads, positions, offsets, weights, rows, tile_lens, pad_left);
+  result_bytes(call.op, "rows", rows, {rows, given.args.dim}, 4);
   const RowTerms terms(call, given.args);
   const int64_t threads = std::max(given.args.count(), given.args.bag_total());
   call.launch(make_tile_terms, threads, 0, given.args, given.tiles, terms.terms());

@@ -108,12 +108,12 @@ UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, const StateKinds
   }
   const int64_t table_count = rows.table_count;
   call.check("row_clock", row_clock, ScalarType::Long);
-  check_size(call.op, "row_clock", row_clock, 0, table_count + kRowClockExtra);
+  check_length(call.op, "row_clock", row_clock, table_count + kRowClockExtra);
   call.check("hyper", hyper, ScalarType::Double);
   check_size(call.op, "hyper", hyper, 0, table_count);
   check_size(call.op, "hyper", hyper, 1, kHyperColumns);
   call.check("updates", updates, ScalarType::Long);
-  check_size(call.op, "updates", updates, 0, 1);
+  check_length(call.op, "updates", updates, 1);
   std::vector<int64_t> updated(static_cast<size_t>(table_count), 0);
   for (const int64_t t : updated_tables) {
     STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", call.op, ": ", tables_argument,
@@ -184,7 +184,7 @@ std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
                   "for each of ", slabs, " slabs");
   if (slabs > 0) note_applied(handles[0]);
   call.check("counts", counts, ScalarType::Long);
-  check_size(call.op, "counts", counts, 0, static_cast<int64_t>(slabs));
+  check_length(call.op, "counts", counts, static_cast<int64_t>(slabs));
   std::vector<ReducedRows> result;
   for (size_t s = 0; s < slabs; ++s) {
     call.check("handles", handles[s], ScalarType::Long);
@@ -192,9 +192,9 @@ std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
     call.check("tables", tables[s], ScalarType::Long);
     call.check("gradients", gradients[s], ScalarType::Float);
     const int64_t capacity = handles[s].numel();
-    check_size(call.op, "handles", handles[s], 0, capacity);
-    check_size(call.op, "ids", ids[s], 0, capacity);
-    check_size(call.op, "tables", tables[s], 0, capacity);
+    check_length(call.op, "handles", handles[s], capacity);
+    check_length(call.op, "ids", ids[s], capacity);
+    check_length(call.op, "tables", tables[s], capacity);
     check_size(call.op, "gradients", gradients[s], 0, capacity);
     check_size(call.op, "gradients", gradients[s], 1, rows.slabs[s].dim);
     result.push_back({static_cast<const int64_t*>(handles[s].data_ptr()),

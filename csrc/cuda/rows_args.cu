@@ -3,6 +3,7 @@
 namespace dynemb::cuda {
 
 Storage storage_of(const Call& call, const char* argument, const Tensor& tensor) {
+  check_defined(call.op, argument, tensor);
   const ScalarType type = tensor.scalar_type();
   const Storage storage = type == ScalarType::BFloat16 ? Storage::kBFloat16
                           : type == ScalarType::Half   ? Storage::kFloat16
@@ -25,6 +26,7 @@ std::vector<SlabState> slab_state(const Call& call, const std::vector<Tensor>& w
     const Tensor& tensor = state[i];
     const Tensor& rows = weights[i % slabs];
     const int64_t dim = rows.size(1);
+    check_defined(call.op, "state", tensor);
     const ScalarType type = tensor.scalar_type();
     check_size(call.op, "state", tensor, 0, rows.size(0));
     STD_TORCH_CHECK(is_aligned(tensor.data_ptr()), "dynemb::", call.op, ": state ", i / slabs,
@@ -81,7 +83,7 @@ GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
     call.check("generations", generations[s], ScalarType::Int);
     STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", call.op,
                     ": weights must have shape (rows, dim)");
-    check_size(call.op, "generations", generations[s], 0, weights[s].size(0));
+    check_length(call.op, "generations", generations[s], weights[s].size(0));
     const int64_t dim = weights[s].size(1);
     rows.slabs.push_back({static_cast<char*>(weights[s].data_ptr()),
                           static_cast<int32_t*>(generations[s].data_ptr()), weights[s].size(0), dim,
@@ -106,7 +108,7 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
   LookupArgs& args = lookup.args;
   args.features = feature_args(call, ids, offsets, feature_tables, rows.table_count, nullptr);
   call.check("handles", handles, ScalarType::Long);
-  check_size(call.op, "handles", handles, 0, args.features.count);
+  check_length(call.op, "handles", handles, args.features.count);
   const size_t features = feature_tables.size();
   STD_TORCH_CHECK(feature_dims.size() == features, "dynemb::", call.op, ": feature_dims has ",
                   feature_dims.size(), " elements, expected ", features);
@@ -117,7 +119,7 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
   args.id_weights = nullptr;
   if (per_sample_weights.has_value()) {
     call.check("per_sample_weights", *per_sample_weights, ScalarType::Float);
-    check_size(call.op, "per_sample_weights", *per_sample_weights, 0, args.features.count);
+    check_length(call.op, "per_sample_weights", *per_sample_weights, args.features.count);
     args.id_weights = static_cast<const float*>(per_sample_weights->data_ptr());
   }
   args.pooling = pooling;

@@ -90,12 +90,12 @@ def is_current(object_file: Path) -> bool:
     return all(file.is_file() and file.stat().st_mtime <= made for file in [*files, Path(__file__)])
 
 
-def compile_source(source: Path, flags: Sequence[str]) -> Path:
+def compile_source(source: Path, flags: Sequence[str], *, output: Path = OUTPUT) -> Path:
     """Compiles one file, unless its object file is current; returns the object file."""
     name = "_".join(source.relative_to(ROOT).parts)
-    object_file = OUTPUT / f"{name}.o"
+    object_file = output / f"{name}.o"
     if not is_current(object_file):
-        unfinished = OUTPUT / f"{name}.unfinished.o"
+        unfinished = output / f"{name}.unfinished.o"
         depend = ["-MMD", "-MF", str(object_file.with_suffix(".d"))]
         files = ["-x", "c++", "-c", str(source), "-o", str(unfinished)]
         run_compiler([*flags, *INCLUDES, *depend, *files])
@@ -104,10 +104,10 @@ def compile_source(source: Path, flags: Sequence[str]) -> Path:
 
 
 @contextmanager
-def one_build_at_a_time() -> Iterator[None]:
+def one_build_at_a_time(output: Path = OUTPUT) -> Iterator[None]:
     """Keeps other processes from building meanwhile."""
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    with open(OUTPUT / "lock", "w") as lock:
+    output.mkdir(parents=True, exist_ok=True)
+    with open(output / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

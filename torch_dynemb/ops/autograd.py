@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torch_dynemb._arguments import check_arguments
+
 Tensors = tuple[Tensor, ...]
 # (inputs, outputs without a gradient, gradients of all outputs, inputs that need one) -> gradients
 Backward = Callable[
@@ -24,7 +26,15 @@ _library = torch.library.Library("dynemb", "IMPL")
 
 def register_autograd_kernel(op: str, kernel: Callable[..., Any]) -> None:
     """Registers ``kernel(keyset, *arguments)`` for ``dynemb::op`` at the Autograd key."""
-    _library.impl(op, kernel, "Autograd", with_keyset=True)
+
+    def explained(keyset: Any, *arguments: Any) -> Any:
+        try:
+            return kernel(keyset, *arguments)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            check_arguments(op, arguments)  # what Python says of them names neither op nor argument
+            raise
+
+    _library.impl(op, explained, "Autograd", with_keyset=True)
 
 
 def below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:

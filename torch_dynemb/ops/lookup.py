@@ -291,14 +291,15 @@ class _Lookup(NamedTuple):
 
 
 def _checked_lookup(
-    rows: Rows, optimizer: int, tables: list[int], dims: list[int], pooling: int
+    op: Any, rows: Rows, optimizer: int, tables: list[int], dims: list[int], pooling: int
 ) -> _Lookup:
     applies_delayed = optimizer >= APPLIES_DELAYED
     position = optimizer - APPLIES_DELAYED if applies_delayed else optimizer
     if not NO_OPTIMIZER <= position < len(OPTIMIZER_NAMES):
         raise ValueError(
-            f"lookup: optimizer is {optimizer}, expected a position in {OPTIMIZER_NAMES} (plus "
-            f"{APPLIES_DELAYED} for delayed gradients), or {NO_OPTIMIZER} for none"
+            f"{op.name().partition('.')[0]}: optimizer is {optimizer}, expected a position in "
+            f"{OPTIMIZER_NAMES} (plus {APPLIES_DELAYED} for delayed gradients), or {NO_OPTIMIZER} "
+            "for none"
         )
     return _Lookup(rows, position, applies_delayed, tables, dims, pooling)
 
@@ -397,7 +398,7 @@ def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         return below
     result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
         lambda: below_autograd(op, keyset, arguments),
-        _checked_lookup(Rows(*rows), optimizer, tables, dims, pooling),
+        _checked_lookup(op, Rows(*rows), optimizer, tables, dims, pooling),
         ids,
         handles,
         offsets,
@@ -415,7 +416,7 @@ def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         return below
     result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
         lambda: below_autograd(op, keyset, arguments),
-        _checked_lookup(Rows(*rows), optimizer, tables, [dim] * len(tables), int(Pooling.NONE)),
+        _checked_lookup(op, Rows(*rows), optimizer, tables, [dim] * len(tables), int(Pooling.NONE)),
         ids,
         handles,
         offsets,

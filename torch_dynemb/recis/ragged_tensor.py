@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 Side = Literal["left", "right"]
+_CHECKED_BYTES = 256 << 20  # asking how much memory is left takes a while
 
 
 class RaggedTensor:
@@ -413,6 +414,19 @@ class RaggedTensor:
 
     # -- padding ---------------------------------------------------------------------------------
 
+    def _check_room(self, lengths: int | Sequence[int] | None, total: int) -> None:
+        """Raises ValueError before a result of so many values ends the process."""
+        weight = 0 if self._weight is None else self._weight.element_size()
+        room = 2 * total * (self._values.element_size() + weight)  # index_put makes another one
+        if self.device.type != "cpu" or type(room) is not int or room < _CHECKED_BYTES:
+            return  # on a GPU torch raises by itself; a traced size is not known
+        available = ops.available_memory()
+        if room > available:
+            raise ValueError(
+                f"pad: lengths is {lengths}, with which {len(self)} rows take {room} bytes, but "
+                f"only {available} bytes of memory are available"
+            )
+
     def pad(
         self,
         lengths: int | Sequence[int] | None = None,
@@ -430,7 +444,8 @@ class RaggedTensor:
             One whose values are ``to_dense().flatten()`` and whose :meth:`unpad` is this one again.
 
         Raises:
-            ValueError: a row is longer than ``lengths``, or ``side`` is neither.
+            ValueError: a row is longer than ``lengths``, ``side`` is neither, or the result takes
+                more memory than the machine has left.
         """
         self._check_plain("pad")
         if side not in ("left", "right"):
@@ -445,8 +460,9 @@ class RaggedTensor:
             raise ValueError(
                 f"pad: lengths is {lengths}, expected at least {longest}, the longest rows"
             )
-        places = self._dense_places(self._offsets, sizes, side)
         total = len(self) * math.prod(sizes)
+        self._check_room(lengths, total)
+        places = self._dense_places(self._offsets, sizes, side)
         values = self._values.new_full((total,), value).index_put((places,), self._values)
         weight = self._weight
         if weight is not None:

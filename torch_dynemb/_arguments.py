@@ -1,0 +1,296 @@
+"""What the arguments of ``torch.ops.dynemb`` are, for calls that no kernel sees.
+
+Kernels check what they are given. Fake implementations, which run in their place while a program is
+traced and on the meta device, check here what they read: the same words, before Python's own errors
+about an index, an attribute or a negative dimension.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+
+class Expected(NamedTuple):
+    """What a tensor, or each of a list, has to be; None: any.
+
+    Attributes:
+        dtype: of its elements.
+        dims: number of its dimensions.
+    """
+
+    dtype: torch.dtype | None
+    dims: int | None
+
+
+_INT64 = torch.int64
+_WORDS, _WORD_ROWS = Expected(_INT64, 1), Expected(_INT64, 2)
+_FLOATS, _FLOAT_ROWS = Expected(torch.float32, 1), Expected(torch.float32, 2)
+_ANY = Expected(None, None)
+_ANY_ROW = Expected(None, 1)
+
+# by the name of the argument, which is the same thing wherever it occurs, but for those below
+_TENSORS = {
+    **dict.fromkeys(
+        ("ids", "offsets", "handles", "positions", "quotients", "clock", "row_clock"), _WORDS
+    ),
+    **dict.fromkeys(("counts", "updates", "inner_offsets", "outer_offsets"), _WORDS),
+    **dict.fromkeys(("pending_handles", "pending_ids", "pending_tables"), _WORDS),
+    **dict.fromkeys(("x_values", "x_offsets", "y_values", "y_offsets"), _WORDS),
+    **dict.fromkeys(("buckets", "scores", "tables", "slabs", "free_rows", "meta"), _WORD_ROWS),
+    **dict.fromkeys(("policy", "evicted", "pending_counts", "indices"), _WORD_ROWS),
+    **dict.fromkeys(("per_sample_weights", "x_weights", "y_weights"), _FLOATS),
+    **dict.fromkeys(("rows", "grad", "grads", "grad_output", "gradients"), _FLOAT_ROWS),
+    "pending_gradients": _FLOAT_ROWS,
+    "sketch": Expected(torch.int32, 1),
+    "generations": Expected(torch.int32, 1),
+    "hyper": Expected(torch.float64, 2),
+    "init_data": Expected(torch.float64, 1),
+    "admit": Expected(torch.bool, 1),
+    "boundaries": _ANY_ROW,
+}
+_IN_LISTS = {"tables": _WORDS}  # of the entries of a slab
+_ROW_WEIGHTS = Expected(None, 2)  # of one of the dtypes that rows are stored in
+# where an argument of that name is another thing
+_OTHERWISE = {
+    ("ids_concat", "ids"): _ANY,
+    ("ids_encode", "ids"): Expected(_INT64, None),
+    ("ids_concat", "offsets"): _ANY_ROW,
+    ("set_scores_", "values"): _WORDS,
+    ("mod", "values"): Expected(_INT64, None),
+    ("multi_hash", "values"): Expected(_INT64, None),
+    ("bucketize", "values"): _ANY,
+    **{
+        (op, "weights"): _FLOATS
+        for op in (
+            "pool_rows",
+            "pool_rows_grad",
+            "pool_rows_weight_grad",
+            "ragged_tile",
+            "ragged_tile_grad",
+            "ragged_cutoff_2d",
+            "ragged_cutoff_3d",
+            "ragged_topk_index_cutoff",
+        )
+    },
+    **{
+        (op, "values"): _ANY_ROW
+        for op in (
+            "farmhash",
+            "murmurhash",
+            "ragged_cutoff_2d",
+            "ragged_cutoff_3d",
+            "ragged_topk_index_cutoff",
+            "ragged_to_dense",
+            "ragged_indices",
+        )
+    },
+}
+
+# the least value of numbers, and of the entries of lists of them
+_LEAST = {
+    **dict.fromkeys(("features", "parts", "slots", "tile_lens", "depths", "divisors"), 1),
+    **dict.fromkeys(("primes", "buckets", "feature_dims", "dim"), 1),
+    **dict.fromkeys(("rows", "bags", "keep_lengths", "lengths", "hashes", "seed", "part"), 0),
+    **dict.fromkeys(("table", "begin", "ids", "word", "max_ids", "pooling", "feature_tables"), 0),
+    **dict.fromkeys(("feature_policies", "updated_tables", "weighted", "ragged", "size"), 0),
+    **dict.fromkeys(("dtype", "level", "table_buckets", "slab_rows"), 0),
+    "optimizer": -1,
+}
+
+# offsets say where parts begin and the last one ends; those of one bag may be left out
+_NEVER_EMPTY = (
+    *("unique_ids", "unique_ids_padded", "ids_partition", "pool_rows", "pool_rows_grad"),
+    *("pool_rows_weight_grad", "ragged_tile", "ragged_tile_grad", "ragged_tile_weight_grad"),
+    *("ragged_cutoff_2d", "ragged_cutoff_3d", "ragged_topk_index_cutoff", "ragged_to_dense"),
+    *("ragged_indices", "feature_cross_ragged", "farmhash", "murmurhash"),
+    *("embedding_bag", "embedding_bag_inference", "bag_weight_grad"),
+)
+
+_LAST_DTYPE_CODE = 5  # of reserve
+
+_RAGGED = ("values", "offsets")
+_LOOKUP = ("feature_tables", "feature_dims")
+_SLABS = ("weights", "generations")
+# lists of an op that have one length
+_SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
+    "mod": (("values", "divisors"),),
+    "bucketize": (("values", "boundaries"),),
+    "multi_hash": (("values", "hashes"), ("multipliers", "primes", "buckets")),
+    "farmhash": (_RAGGED,),
+    "murmurhash": (_RAGGED,),
+    "ids_encode": (("ids", "tables"),),
+    "ids_concat": (("offsets", "ragged"), ("ids",)),
+    "ragged_tile": (("tile_lens", "pad_left"),),
+    "ragged_tile_grad": (("grads", "tile_lens", "pad_left"),),
+    "ragged_tile_weight_grad": (("grads", "tile_lens", "pad_left"),),
+    "ragged_cutoff_2d": ((*_RAGGED, "keep_lengths", "drop_left"), ("weights", "weighted")),
+    "ragged_cutoff_3d": (
+        ("values", "outer_offsets", "inner_offsets", "keep_lengths", "drop_left", "pad_left"),
+        ("weights", "weighted"),
+    ),
+    "ragged_topk_index_cutoff": ((*_RAGGED, "indices"), ("weights", "weighted")),
+    "ragged_to_dense": (("values", "depths"), ("offsets", "lengths")),
+    "ragged_indices": (("values", "depths"), ("offsets", "lengths")),
+    "dense_to_ragged": (("dense",),),
+    "feature_cross_ragged": (
+        ("x_values", "x_offsets", "y_values", "y_offsets"),
+        ("x_weights", "x_weighted"),
+        ("y_weights", "y_weighted"),
+    ),
+    "embedding_bag": (_SLABS, _LOOKUP),
+    "embedding": (_SLABS,),
+    "embedding_bag_inference": (_SLABS, _LOOKUP),
+    "embedding_inference": (_SLABS,),
+    "reduce_grad": (_SLABS, _LOOKUP),
+    "bag_weight_grad": (_SLABS, _LOOKUP),
+    "accumulate_grad_": (_SLABS, _LOOKUP),
+}
+# lists that may have no entry
+_MAY_BE_EMPTY = ("weights", "x_weights", "y_weights", "offsets", "multipliers", "hashes")
+
+
+def _refuse(op: str, text: str) -> NoReturn:
+    raise RuntimeError(f"dynemb::{op}: {text}")
+
+
+def _entries(name: str, given: Any) -> Iterator[tuple[str, Any]]:
+    """An argument, or those of a list, and what they are called."""
+    if isinstance(given, list | tuple):
+        yield from ((f"{name}[{i}]", entry) for i, entry in enumerate(given))
+    else:
+        yield name, given
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_tensor(op: str, name: str, entry: str, tensor: Tensor) -> None:
+    if tensor.layout != torch.strided:
+        _refuse(op, f"{entry} is a {tensor.layout} tensor, expected a dense one: call .to_dense()")
+    expected = _OTHERWISE.get((op, name)) or (_IN_LISTS.get(name) if entry != name else None)
+    if expected is None:
+        expected = _ROW_WEIGHTS if name == "weights" else _TENSORS.get(name, _ANY)
+    if expected.dtype is not None and tensor.dtype != expected.dtype:
+        dtype = _dtype_name(tensor.dtype)
+        _refuse(op, f"{entry} has dtype {dtype}, expected {_dtype_name(expected.dtype)}")
+    if expected.dims is not None and tensor.dim() != expected.dims:
+        _refuse(op, f"{entry} has {tensor.dim()} dimensions, expected {expected.dims}")
+    if name.endswith("offsets") and op in _NEVER_EMPTY and tensor.dim() == 1:
+        count = tensor.shape[0]
+        if isinstance(count, int) and count == 0:
+            _refuse(op, f"{entry} is empty, expected where each part begins, and the last one ends")
+    if name == "dense" and tensor.dim() < 2:
+        _refuse(op, f"{entry} has {tensor.dim()} dimensions, expected at least 2")
+
+
+def _check_devices(op: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Tensors without memory do not meet others: what the others hold would not be changed."""
+    meta = [name for name, tensor in tensors if _is_meta(tensor)]
+    others = [(name, tensor) for name, tensor in tensors if not _is_meta(tensor)]
+    if meta and others:
+        name, tensor = others[0]
+        _refuse(op, f"{meta[0]} is on the meta device, but {name} is on {tensor.device}: move it")
+
+
+def _is_meta(tensor: Tensor) -> bool:
+    return tensor.device.type == "meta" and not isinstance(tensor, FakeTensor)
+
+
+@functools.cache
+def _argument_types(op: str) -> tuple[tuple[str, bool, bool], ...]:
+    """The name of each argument, whether it has tensors, and whether it may be None."""
+    schema = getattr(torch.ops.dynemb, op).default._schema
+    return tuple(
+        (a.name, "Tensor" in str(a.type), str(a.type).startswith("Optional"))
+        for a in schema.arguments
+    )
+
+
+def check_arguments(op: str, arguments: Sequence[Any]) -> None:
+    """Checks what can be known of a call without values of tensors.
+
+    Args:
+        op: without namespace.
+        arguments: of the call, in the order of its schema.
+
+    Raises:
+        RuntimeError: names the op, the argument, what is wrong and what was expected.
+    """
+    given = dict(zip((name for name, _, _ in _argument_types(op)), arguments, strict=False))
+    tensors: list[tuple[str, Tensor]] = []
+    for name, has_tensors, optional in _argument_types(op)[: len(arguments)]:
+        for entry, value in _entries(name, given[name]):
+            if value is None and not (optional and entry == name):
+                _refuse(op, f"{entry} is None, expected a {'tensor' if has_tensors else 'number'}")
+            if isinstance(value, Tensor):
+                tensors.append((entry, value))
+                _check_tensor(op, name, entry, value)
+            elif type(value) is int and value < _LEAST.get(name, value):
+                _refuse(op, f"{entry} is {value}, expected at least {_LEAST[name]}")
+    _check_devices(op, tensors)
+    for names in _SAME_LENGTH.get(op, ()):
+        lengths = [len(given[name]) for name in names]
+        if lengths[0] == 0 and names[0] not in _MAY_BE_EMPTY:
+            _refuse(op, f"{names[0]} is empty, expected an entry or more")
+        for name, length in zip(names, lengths, strict=True):
+            if length != lengths[0]:
+                _refuse(
+                    op,
+                    f"{name} has {length} entries, expected as many as {names[0]}, {lengths[0]}",
+                )
+    _check_sums(op, given)
+    if "feature_tables" in given and not given["feature_tables"]:
+        _refuse(op, "feature_tables is empty")
+
+
+def _check_sums(op: str, given: dict[str, Any]) -> None:
+    """Numbers that others follow from."""
+    if "depths" in given and sum(given["depths"]) != len(given["offsets"]):
+        _refuse(
+            op,
+            f"depths add up to {sum(given['depths'])}, expected the number of offsets, "
+            f"{len(given['offsets'])}",
+        )
+    if op == "multi_hash" and sum(given["hashes"]) != len(given["primes"]):
+        _refuse(
+            op,
+            f"hashes add up to {sum(given['hashes'])}, expected the number of primes, "
+            f"{len(given['primes'])}",
+        )
+    if "slots" in given and given["parts"] > given["slots"]:
+        _refuse(
+            op, f"parts is {given['parts']}, expected at most the number of slots, {given['slots']}"
+        )
+    if "part" in given and given["part"] >= given["parts"]:
+        _refuse(op, f"part is {given['part']}, expected 0 to {given['parts'] - 1}")
+    if "dtype" in given and given["dtype"] > _LAST_DTYPE_CODE:
+        _refuse(op, f"dtype is {given['dtype']}, expected 0 to {_LAST_DTYPE_CODE}")
+
+
+def refuse_size(op: str, arguments: Sequence[Any]) -> NoReturn:
+    """Raises RuntimeError for the largest number of a call whose result no memory holds."""
+    numbers = [
+        (value, entry)
+        for (name, _, _), given in zip(_argument_types(op), arguments, strict=False)
+        for entry, value in _entries(name, given)
+        if type(value) is int
+    ]
+    value, entry = max(numbers, default=(0, "a size"))
+    _refuse(op, f"{entry} is {value}, with which the result is larger than an address space")
+
+
+def refuse_sparse(op: str) -> Callable[..., NoReturn]:
+    """A kernel of ``dynemb::op`` for layouts that it does not have."""
+
+    def refuse(*arguments: Any) -> NoReturn:
+        check_arguments(op, arguments)
+        _refuse(op, "an argument is a tensor that is not dense: call .to_dense()")
+
+    return refuse
