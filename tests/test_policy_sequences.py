@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_oracle import Expected, entries_of, expected_lookup
+from seeding import seeded
 from whole_group import check_whole
 
 import torch_dynemb as td
@@ -50,7 +51,8 @@ def groups(draw: st.DrawFn) -> td.TableGroup:
     config = td.TableConfig("t", 4, ["a", "b", "c"], policy=policy, feature_policies=own)
     group = td.TableGroup([config], optimizer=None, max_rows=100, seed=draw(st.integers(0, 3)))
     group.record_evicted(100)
-    group.set_batch_score(0, 0) if "custom" in policy.scores else None
+    if "custom" in policy.scores:
+        group.set_batch_score(0, 7)
     return group
 
 
@@ -109,9 +111,8 @@ def check_lookup(
     return expected
 
 
-@settings(max_examples=40)
-@given(st.data())
-def test_a_small_table_lives_as_the_model_says(data: st.DataObject) -> None:
+def check_life(data: st.DataObject) -> None:
+    """Lookups, erasures and assignments in random order."""
     group = data.draw(groups())
     policy = group.tables_config[0].policy
     timed = "expiry" in group.layout.score_words or "timestamp" in policy.scores
@@ -146,6 +147,19 @@ def test_a_small_table_lives_as_the_model_says(data: st.DataObject) -> None:
             group.step(now=now if timed else None)
 
 
+@settings(max_examples=25)
+@given(st.data())
+def test_a_small_table_lives_as_the_model_says(data: st.DataObject) -> None:
+    check_life(data)
+
+
+@pytest.mark.long
+@settings(max_examples=500)
+@given(st.data())
+def test_many_small_tables_live_as_the_model_says(data: st.DataObject) -> None:
+    check_life(data)
+
+
 @pytest.mark.parametrize("capacity", [1, 2, 4, 64, 89])
 @pytest.mark.parametrize("score", ["step", "frequency"])
 def test_a_small_full_table_takes_every_new_id(capacity: int, score: Any) -> None:
@@ -154,7 +168,7 @@ def test_a_small_full_table_takes_every_new_id(capacity: int, score: Any) -> Non
     group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)
     group.insert(0, torch.arange(capacity))
     group.step()
-    generator = torch.Generator().manual_seed(capacity)
+    generator = seeded(capacity)
     for replaced in (1, capacity, (capacity + 1) // 2, capacity) * 3:
         ids = torch.randint(1 << 20, 1 << 60, (replaced,), generator=generator)
         assert bool((group.insert(0, ids) >= 0).all())
