@@ -14,6 +14,7 @@ import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.ops.update import APPLIES_DELAYED
 from torch_dynemb.optim import OptimizerConfig
 
 OpArguments = tuple[Any, ...]
@@ -765,6 +766,9 @@ CASES: dict[str, dict[str, Case]] = {
         "no gradient": partial(bag_arguments, "plain", Pooling.SUM, anchor=False),
         "empty": partial(bag_arguments, "plain", Pooling.SUM, anchor=True, batch=0),
         "weights only": partial(bag_arguments, "learned", Pooling.SUM, anchor=True, optimizer=-1),
+        "delayed gradients": partial(
+            bag_arguments, "plain", Pooling.SUM, anchor=True, optimizer=APPLIES_DELAYED + 3
+        ),
         **{
             name: partial(bag_arguments, "plain", Pooling.SUM, anchor=True, stored=name)
             for name in STORED

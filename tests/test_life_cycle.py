@@ -6,6 +6,7 @@ import copy
 import pickle
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from group_calls import train, unchanged
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.ops.columns import Slab
+from torch_dynemb.ops.columns import Clock, Slab
 
 
 def make_group(score: str = "step", **arguments: object) -> td.TableGroup:
@@ -113,6 +114,45 @@ def test_lookups_stamp_the_time_that_the_last_step_was_told() -> None:
     module.optimizer.step()
     module(torch.tensor([3])).sum().backward()
     assert int(module.group.get_score(0, torch.tensor([3])).scores) >= before
+
+
+def test_a_shared_time_is_the_latest_that_ranks_propose() -> None:
+    """Reading the clock only proposes; what is proposed never goes back, nor does the time."""
+    group = timed_module().group
+    group.share_time(100)
+
+    def times() -> tuple[int, int]:
+        assert group.proposed_now is not None
+        return int(group.clock[Clock.NOW]), int(group.proposed_now)
+
+    assert times() == (100, 100)
+    group.agree_on_now(torch.tensor([90, 130]))
+    assert times() == (130, 100)
+    group.agree_on_now(torch.tensor([120, 110]))
+    assert times() == (130, 100)
+    with mock.patch("time.time", side_effect=[500.9, 400.0, 600.0]):
+        for proposed in (500, 500, 600):
+            group.step()
+            assert times() == (130, proposed)
+    # a time that all ranks give holds at once, also an earlier one
+    group.step(now=70)
+    assert times() == (70, 70)
+    group.set_now(80)
+    assert times() == (80, 80)
+
+
+def test_a_time_stays_shared() -> None:
+    module = timed_module()
+    module.group.share_time(100)
+    module.group.agree_on_now(torch.tensor([130]))
+    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    module.set_optimizer(td.Adagrad(lr=0.1))
+    for one in (module, *copies):
+        assert one.group.proposed_now is not None
+        assert one.group.proposed_now.tolist() == [100]
+        assert int(one.group.clock[Clock.NOW]) == 130
+        one.group.step()
+        assert int(one.group.clock[Clock.NOW]) == 130
 
 
 def test_expired_ids_are_read_as_if_they_were_not_there() -> None:

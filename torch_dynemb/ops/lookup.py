@@ -319,8 +319,8 @@ def _update_rows(
     rows = lookup.rows
     if lookup.applies_delayed:
         # the op compares this with the clock, which tells it of updates since the forward
-        place = rows.row_clock.shape[0] - ROW_CLOCK_EXTRA + RowClock.UPDATES
-        updates = rows.row_clock.narrow(0, place, 1).clone()
+        from_end = ROW_CLOCK_EXTRA - int(RowClock.UPDATES)
+        updates = rows.row_clock.narrow(0, -from_end, 1).clone()
     features = (lookup.tables, lookup.dims, lookup.pooling)
     shared = (grad_output, ids, handles, offsets, per_sample_weights, updates, *features)
     if rows.pending:
