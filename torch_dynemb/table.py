@@ -63,8 +63,9 @@ class TableGroup(LifeCycle, RowAccess):
     """Tables that are looked up together: one index, one slab of rows per distinct dim.
 
     Memory is reserved as address space for as many rows as the machine could hold and taken as ids
-    arrive: rows never move, and no tensor changes shape. One thread may insert or train at a time;
-    any number may read while none writes.
+    arrive: rows never move, and no tensor changes shape. One thread may insert or train at a time
+    (on the CPU, another that tries meanwhile raises RuntimeError, and has changed nothing); any
+    number may read while none writes. A forked process may only read.
 
     Args:
         tables: at least one; names must differ.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from interrupting import at_line
 from torch import Tensor
 from torchrec import (
     EmbeddingBagCollection,
@@ -331,3 +333,26 @@ def load_damaged(rank: int, setting: Setting, names: list[str]) -> dict[str, tup
         )
         result[name] = error, same
     return result
+
+
+def interrupted_loads(rank: int, setting: Setting) -> list[str]:
+    """What Ctrl-C at lines of a load leaves: "before" or "after" of all tables, or "mixed"."""
+    torch.manual_seed(0)
+    saved, model = model_of(setting), model_of(setting)
+    train(saved, rank, range(3))
+    train(model, rank, range(50, 51))
+    states = {"before": model.state_dict(), "after": saved.state_dict()}
+    known = {}
+    model.load_state_dict(states["after"])  # the clock does not go back after it
+    for name, state in states.items():
+        model.load_state_dict(state)
+        known[name] = str(contents(model))
+    lines = at_line(lambda: model.load_state_dict(states["after"]), 0)
+    found = []
+    for line in [*range(1, lines, lines // 8), *range(lines - 90, lines, 10)]:
+        model.load_state_dict(states["before"])
+        at_line(functools.partial(model.load_state_dict, states["after"]), line)
+        now = str(contents(model))
+        found.append(next((name for name in known if known[name] == now), "mixed"))
+    train(model, rank, range(60, 62))
+    return found

@@ -13,6 +13,7 @@ from fused_optimizer_calls import accumulated
 from ranks import Ranks
 from state_steps import (
     Setting,
+    interrupted_loads,
     load,
     load_damaged,
     load_other_entries,
@@ -315,3 +316,11 @@ def test_numbers_of_scores_in_files_never_change(monkeypatch: pytest.MonkeyPatch
 def test_every_score_has_a_number_in_files() -> None:
     layout = Layout(0, 0, (*SCORES, "expiry"), (0,))
     assert Layout.of("t", layout.tensor()) == layout
+
+
+@pytest.mark.parametrize("policy", ["admission", "scores"])
+def test_an_interrupted_load_replaces_all_tables_or_none(
+    other_ranks: dict[int, Ranks], policy: str
+) -> None:
+    (found,) = other_ranks[1].run(interrupted_loads, Setting(policy=policy))
+    assert set(found) == {"before", "after"}

@@ -168,7 +168,7 @@ class TableModule(nn.Module):
 
         State starts fresh, as with a new optimizer of torch; rows stay. All tensors of the group
         are replaced: compiled code is compiled again, graphs must be captured again. While it is
-        done, the tables are in memory twice.
+        done, the tables are in memory twice. Where it fails or is interrupted, nothing has changed.
 
         Returns:
             The new ``module.optimizer``; using the old one raises.

@@ -28,6 +28,8 @@ class SparseOptimizer(torch.optim.Optimizer):
             that are not trainable are left out.
         config: of the rows' optimizer.
 
+    Tables get it one after another: where that is interrupted, some have it. Then make it again.
+
     Raises:
         TypeError: an entry is no hash table.
         ValueError: no table is trainable, two have one name or share a child's name, or the ranks
