@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from interrupting import at_line
 from lookups import embedding, hash_table, option, rows_of
 
 import torch_dynemb as td
+from torch_dynemb.initializers import Constant
 from torch_dynemb.recis import (
     AdmitHook,
     DynamicEmbedding,
@@ -440,3 +442,26 @@ def test_filters_of_users_are_called() -> None:
             assert table.ids("a").tolist() == table.ids("b").tolist() == expected
     finally:
         del hooks_module._FILTERS["SmallRows"]
+
+
+def test_an_interrupted_table_has_the_optimizer_and_its_gradients_or_neither() -> None:
+    def table() -> HashTable:
+        made = HashTable([4], name="t", initializer=Constant(1.0))
+        made(torch.arange(6)).sum().backward()
+        return made
+
+    changed = table()
+    lines = at_line(lambda: changed.set_optimizer(td.SGD(lr=1.0)), 0)
+    seen = set()
+    for line in [*range(1, lines, lines // 8), *range(lines - 30, lines, 3)]:
+        trial = table()
+        at_line(lambda trial=trial: trial.set_optimizer(td.SGD(lr=1.0)), line)
+        seen.add(trial._has_optimizer)
+        assert trial.grad().ids.tolist() == list(range(6))
+        if not trial._has_optimizer:
+            with pytest.raises(RuntimeError, match="no optimizer yet"):
+                trial.optimizer  # noqa: B018
+            trial.set_optimizer(td.SGD(lr=1.0))
+        trial.optimizer.step()
+        assert torch.equal(trial.embeddings(), torch.zeros(6, 4))
+    assert seen == {False, True}
