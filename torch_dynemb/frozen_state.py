@@ -17,7 +17,7 @@ from torch_dynemb.ops.columns import (
     Meta,
     Table,
 )
-from torch_dynemb.state_check import plain_entries
+from torch_dynemb.state_entries import plain_entries
 
 _RECORDS = (
     (Meta.INIT_BEGIN, Meta.INIT_COUNT),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
-from torch_dynemb.state_check import read_format
+from torch_dynemb.state_entries import read_format
 from torch_dynemb.table_config import SlabConfig
 
 BAR_WIDTH = 40  # characters of the fullest bin

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torch_dynemb import state_check
 from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Meta, Slab, Table
+from torch_dynemb.state_check import check_content
+from torch_dynemb.state_entries import check_format, plain_entries, read_format
 
 if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
@@ -135,9 +136,9 @@ def _empty(group: TableGroup) -> None:
 
 def check(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless ``tensors`` is the complete, sound state of a group like this."""
-    state_check.check_format(tensors, FORMAT_VERSION, describe(group))
+    check_format(tensors, FORMAT_VERSION, describe(group))
     expected = dict(used_tensors(group))
-    state_check.check_content(group, state_check.plain_entries(expected, tensors, _FIXED))
+    check_content(group, plain_entries(expected, tensors, _FIXED))
 
 
 def in_own_order(group: TableGroup, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -147,7 +148,7 @@ def in_own_order(group: TableGroup, tensors: Mapping[str, Tensor]) -> Mapping[st
     """
     own = list(group.layout.score_words)
     try:
-        saved = state_check.read_format(tensors)
+        saved = read_format(tensors)
     except ValueError:
         return tensors
     words = saved.get("scores") if isinstance(saved, dict) else None

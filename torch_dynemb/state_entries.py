@@ -1,0 +1,142 @@
+"""The entries of a saved state: what its format says, and what kind of thing each of them is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SHOWN = 200  # characters of what was given, in errors
+
+
+# -- format --------------------------------------------------------------------------------------
+
+
+def read_format(tensors: Mapping[str, Tensor]) -> Any:
+    """What the entry ``format`` says.
+
+    Raises:
+        ValueError: it is missing, or no JSON text.
+    """
+    if "format" not in tensors:
+        raise ValueError("state has no entry 'format': it is not one of torch_dynemb's")
+    text = tensors["format"]
+    _check_kind("format", text)
+    if text.dtype != torch.uint8 or text.dim() != 1:
+        raise ValueError("state entry 'format' is corrupted: expected uint8 of 1 dimension")
+    try:
+        return json.loads(
+            bytes(text.tolist()).decode(),
+            object_pairs_hook=_distinct_keys,
+            parse_constant=_no_number,
+        )
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"state entry 'format' is corrupted: {error}") from error
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a key is there twice")
+    return result
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number")
+
+
+def check_format(
+    tensors: Mapping[str, Tensor], version: int, description: Mapping[str, Any]
+) -> None:
+    """Raises ValueError unless a state is of this version and says of its group what we say."""
+    saved = read_format(tensors)
+    given = saved.get("version") if isinstance(saved, dict) else None
+    if not isinstance(saved, dict) or not _same(given, version):
+        raise ValueError(
+            f"state has format version {str(given)[:_SHOWN]}, but this torch_dynemb reads "
+            f"{version}: load it with the version that wrote it"
+        )
+    for key, expected in description.items():
+        if not _same(saved.get(key), expected):
+            raise ValueError(
+                f"state was saved with {key} = {_shown(saved.get(key))}, but this module has "
+                f"{expected!r}: construct it as it was when it was saved"
+            )
+
+
+def _same(given: Any, expected: Any) -> bool:
+    """As texts: True is not 1, and 4.0 is not 4."""
+    return json.dumps(given, sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+# -- kinds and shapes ----------------------------------------------------------------------------
+
+
+def _check_kind(name: str, given: Any) -> None:
+    """Raises ValueError for what is no plain tensor with values."""
+    if not isinstance(given, Tensor):
+        raise ValueError(
+            f"state entry {name!r} is a {type(given).__name__}, expected a tensor: it was saved as "
+            "one"
+        )
+    if given.is_meta:
+        raise ValueError(
+            f"state entry {name!r} is on the meta device, expected values: load the checkpoint "
+            "onto the CPU or a GPU"
+        )
+    if type(given) not in (Tensor, nn.Parameter):
+        raise ValueError(
+            f"state entry {name!r} is a {type(given).__name__}, expected a plain tensor: gather "
+            "what is distributed (full_tensor()), and take others as torch.Tensor (as_subclass)"
+        )
+    if given.layout != torch.strided:
+        raise ValueError(
+            f"state entry {name!r} has layout {given.layout}, expected a dense tensor: to_dense() "
+            "makes one"
+        )
+
+
+def plain_entries(
+    expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], fixed: Collection[str]
+) -> dict[str, Tensor]:
+    """The entries by name; whole numbers in memory of the CPU, as kernels read them.
+
+    Args:
+        expected: entries of dtypes and shapes that ``tensors`` must have.
+        fixed: those that must have all of the shape; the others may have another length.
+
+    Raises:
+        ValueError: entries are missing, or of another kind, dtype or shape.
+    """
+    missing = sorted(set(expected) - set(tensors))
+    if missing:
+        raise ValueError(f"state lacks {missing}")
+    plain = {}
+    for name, own in expected.items():
+        given = tensors[name]
+        _check_kind(name, given)
+        skip = 0 if name in fixed else 1
+        if (
+            given.dtype != own.dtype
+            or given.dim() != own.dim()
+            or given.shape[skip:] != own.shape[skip:]
+        ):
+            shape = tuple(own.shape) if name in fixed else ("n", *own.shape[1:])
+            raise ValueError(
+                f"state entry {name!r} is {given.dtype} {tuple(given.shape)}, expected {own.dtype} "
+                f"{shape}"
+            )
+        whole = given.dtype in (torch.int32, torch.int64)
+        plain[name] = given.detach().cpu().resolve_neg().contiguous() if whole else given
+    return plain
+
+
+__all__ = ["check_format", "plain_entries", "read_format"]
