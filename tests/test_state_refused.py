@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -420,6 +421,30 @@ def test_a_module_whose_rows_were_given_back_takes_no_far_generation() -> None:
     state["slabs"][0, Slab.GENERATION] = (1 << 27) + 10
     assert_refuses(module, state, "'slabs' has GENERATION 134217738 of 'dim4', too far")
     full_of_policies().load_state_dict(state)
+
+
+def capacity_of(ids: int, **policy: Any) -> td.DynamicEmbedding:
+    torch.manual_seed(0)
+    kept = td.Policy(score="step", capacity=ids, **policy)
+    module = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1), policy=kept, name="t")
+    module(torch.arange(30)).sum().backward()
+    module.optimizer.step()
+    return module
+
+
+def test_a_module_with_another_capacity() -> None:
+    source = capacity_of(30)
+    state = source.state_dict()
+    assert_refuses(capacity_of(10), state, "30 rows 'dim4', more than the 10 .* capacity")
+    for more in (capacity_of(31), capacity_of(500), capacity_of(10, on_full="grow")):
+        more.load_state_dict(state)
+        rows = [one.group.read(0, torch.arange(30)) for one in (more, source)]
+        assert torch.equal(*rows)
+        more(torch.arange(25, 45)).sum().backward()
+        more.optimizer.step()
+        twin = copy.deepcopy(more)
+        assert all(torch.equal(t, more.state_dict()[n]) for n, t in twin.state_dict().items())
+        assert more.sizes()["t"] == (31 if more.group.capacity_bound(0) == 31 else 45)
 
 
 def test_scores_that_could_not_be_saved_are_refused() -> None:

@@ -22,6 +22,7 @@ from torch_dynemb.ops.columns import (
     MAX_COUNT,
     MAX_LOAD_PERCENT,
     MIN_BUCKETS,
+    STEP_AGES,
     Clock,
     Meta,
     Slab,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from torch_dynemb.table import TableGroup
 
 _GENERATION_MASK = (1 << GENERATION_BITS) - 1
-_STEP_AGES = 1 << 32  # eviction tells steps apart that are less old
 
 
 # -- content -------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def _check_scores(
     if bool((steps[~occupied] != 0).any()):
         raise _index_damage(entry, "has a step where no id is, expected 0")
     steps = steps[occupied]  # set_score may have set steps to come; an eviction's claim is negative
-    if bool((steps < 0).any()) or bool((steps <= now - _STEP_AGES).any()):
+    if bool((steps < 0).any()) or bool((steps <= now - STEP_AGES).any()):
         raise _index_damage(
             entry,
             f"has step {_least(steps)}, expected 0 or more, and less than 2^32 before {now}, where "
@@ -247,7 +247,7 @@ def _check_rows(
     if used > group.weights[s].shape[0]:
         raise ValueError(
             f"the state has {used} rows {prefix!r}, more than the {group.weights[s].shape[0]} "
-            "that this module reserves: construct it with a larger max_rows"
+            "that this module reserves: construct it with a larger max_rows, capacity or budget"
         )
     _check_slab(group, s, slab)
     for tensor in state:

@@ -293,6 +293,7 @@ DAMAGES: dict[str, tuple[str, Any]] = {
     "version": ("layout", lambda _, t: t.index_fill(0, torch.tensor([0]), 2)),
     "steps": ("layout", lambda _, t: t.index_fill(0, torch.tensor([1]), -1)),
     "clock": ("layout", lambda _, t: t.index_fill(0, torch.tensor([2]), 2**63 - 1)),
+    "old": ("layout", lambda _, t: t.index_fill(0, torch.tensor([2]), 2**32)),
     "score": ("layout", lambda _, t: t.index_fill(0, torch.tensor([5]), 99)),
     "scores": ("layout", lambda _, t: t.index_fill(0, torch.tensor([3]), -1)),
     "columns": ("layout", lambda _, t: t.index_fill(0, torch.tensor([t.numel() - 1]), 4)),

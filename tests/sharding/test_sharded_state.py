@@ -281,7 +281,8 @@ REFUSED = {
         "meta": "layout is torch.int64, expected int64 with values",
         "negative step": "metadata has -7, expected steps from 0",
         "negative frequency": "metadata has -7, expected frequencies from 0",
-        "steps of rows": "optimizer.step has -7, expected steps from 0",
+        "steps of rows": "optimizer.step has -7, expected steps of rows from 0",
+        "old": "metadata has 0, expected steps from 1",
     },
     "admission": {
         "no count": "count has 0, expected counts from 1",

@@ -13,6 +13,7 @@ MAX_ROWS = (1 << 35) - 1
 NO_HANDLE = -1
 PADDING_HANDLE = -2
 REFUSED_HANDLE = -3
+STEP_AGES = 1 << 32  # evictions tell steps apart that are less old
 COMMIT_STEP_BYTES = 64 << 20
 MAX_COUNT = 1 << 62  # of what is counted: far from overflow
 

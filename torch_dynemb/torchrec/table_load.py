@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from torch_dynemb.ops.columns import MAX_COUNT
+from torch_dynemb.ops.columns import MAX_COUNT, STEP_AGES
 from torch_dynemb.optim.config import StateTensor
 from torch_dynemb.table_content import CountedIds, TableContent
 from torch_dynemb.torchrec.shard_places import Place, part_of
@@ -341,15 +341,20 @@ class TableLoad:
         elif name == "metadata" and self._layout is not None:
             words = dict(zip(self._layout.scores, values.unbind(1), strict=True))
             # an eviction takes a negative step for a claim; other scores may be any numbers
-            counted = {"step": "steps", "frequency": "frequencies"}
-            ranges = [(what, words[word], 0) for word, what in counted.items() if word in words]
+            oldest = max(0, self._layout.clock - STEP_AGES + 1)
+            counted = {"step": ("steps", oldest), "frequency": ("frequencies", 0)}
+            ranges = [
+                (what, words[word], least)
+                for word, (what, least) in counted.items()
+                if word in words
+            ]
         elif values.dtype == torch.int32:
-            ranges = [("steps", values, 0)]
+            ranges = [("steps of rows", values, 0)]
         for what, numbers, least in ranges:
             if numbers.numel() == 0:
                 continue
             low, high = int(numbers.min()), int(numbers.max())
-            most = MAX_COUNT if what != "counts" else (1 << 31) - 1
+            most = {"counts": (1 << 31) - 1, "steps": (1 << 63) - 1}.get(what, MAX_COUNT)
             if low < least or high > most:
                 raise ValueError(
                     f"{name} has {low if low < least else high}, expected {what} from {least} to "
