@@ -236,6 +236,11 @@ CALLS: dict[str, Call] = {
         {},
         {"closure": NO_OBJECT, "now": ["x", 1.5, True, -1]},
     ),
+    "param group": Call(
+        lambda lr: bags().optimizer.param_groups[0].update(lr=lr),
+        {"lr": 0.1},
+        {"lr": [None, "x", (1, 2), torch.rand(2), {}]},
+    ),
     # -- configs
     "TableConfig": Call(
         config(td.TableConfig),
