@@ -18,6 +18,7 @@ from group_calls import (
     raises_in_step,
     snapshot,
 )
+from interrupting import at_line
 from seeding import seeded
 from torch import Tensor, nn
 
@@ -131,6 +132,26 @@ def test_rows_wait_for_step() -> None:
     assert torch.equal(module.group.read(0, ids), before - 1)
     module.optimizer.step()  # nothing is left to apply
     assert torch.equal(module.group.read(0, ids), before - 1)
+
+
+def test_an_interrupted_step_applies_gradients_once() -> None:
+    """Ctrl-C at every line of step(), and step() again: what waits is applied, and forgotten."""
+    module = embedding(td.SGD(lr=1.0))
+    ids = torch.arange(4)
+
+    def waiting() -> Tensor:
+        before = module.group.read(0, ids)
+        train(module, ids, torch.ones(4, DIM))
+        return before
+
+    waiting()
+    lines = at_line(module.optimizer.step, 0)
+    assert lines > 10
+    for line in range(1, lines + 1):
+        before = waiting()
+        at_line(module.optimizer.step, line)
+        module.optimizer.step()
+        assert torch.equal(module.group.read(0, ids), before - 1)
 
 
 @pytest.mark.parametrize("count", [1, 2])

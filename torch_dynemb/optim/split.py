@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
@@ -131,17 +133,19 @@ class SplitOptimizer(FusedOptimizer):
         # the op compares this with the clock before it changes it
         updates = rows.row_clock.narrow(0, self._tables + RowClock.UPDATES, 1)
         update = getattr(torch.ops.dynemb, f"{self._config.op_name}_update_")
-        update(
-            *rows.updated,
-            pending.handles,
-            pending.ids,
-            pending.tables,
-            pending.gradients,
-            pending.counts[:, 0].contiguous(),
-            updates,
-            list(range(self._tables)),
-        )
-        pending.counts.zero_()
+        # gradients that were applied and not forgotten would count twice
+        with nullcontext() if torch.compiler.is_compiling() else held_back():
+            update(
+                *rows.updated,
+                pending.handles,
+                pending.ids,
+                pending.tables,
+                pending.gradients,
+                pending.counts[:, 0].contiguous(),
+                updates,
+                list(range(self._tables)),
+            )
+            pending.counts.zero_()
 
     def _take_scale(self) -> None:
         """Writes what GradScaler has set to where the kernels read it, or that it has not."""
