@@ -125,7 +125,7 @@ void check_clocks(const char* op, const Tensor& tables, const Tensor& row_clock,
   STD_TORCH_CHECK(row_clock.dim() == 1 && row_clock.size(0) > kRowClockExtra, "dynemb::", op,
                   ": row_clock has ", row_clock.numel(), " elements, expected more than ",
                   kRowClockExtra + 0);
-  check_size(op, "clock", clock, 0, kClockHead + tables.size(0));
+  check_length(op, "clock", clock, kClockHead + tables.size(0));
 }
 
 void check_row_clock(const char* op, const int64_t* words, int64_t count) {

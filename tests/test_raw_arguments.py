@@ -132,8 +132,9 @@ def test_the_error_names_op_and_argument(name: str) -> None:
 def test_the_error_of_a_traced_call_names_op_and_argument(name: str) -> None:
     unnamed = []
     for argument, what, make in wrong_arguments(name):
+        arguments = make()
         with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-            arguments = [fake(given, mode) for given in make()]
+            arguments = [fake(given, mode) for given in arguments]
             message = said(name, arguments)
         if message is not None and not names_it(message, name, argument):
             unnamed.append((argument, what, message.partition("\n")[0]))

@@ -112,6 +112,13 @@ _NEVER_EMPTY = (
     *("embedding_bag", "embedding_bag_inference", "bag_weight_grad"),
 )
 
+# lists of features, and a list with an entry for each feature
+_FEATURE_NUMBERS = {
+    "weighted": "values",
+    "x_weighted": "x_values",
+    "y_weighted": "y_values",
+    "ragged": "ids",
+}
 _LAST_DTYPE_CODE = 5  # of reserve
 
 _RAGGED = ("values", "offsets")
@@ -258,6 +265,10 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
             f"depths add up to {sum(given['depths'])}, expected the number of offsets, "
             f"{len(given['offsets'])}",
         )
+    for name, of in _FEATURE_NUMBERS.items():
+        for entry, feature in _entries(name, given.get(name, ())):
+            if feature >= len(given[of]):
+                _refuse(op, f"{entry} is {feature}, expected 0 to {len(given[of]) - 1}")
     if op == "multi_hash" and sum(given["hashes"]) != len(given["primes"]):
         _refuse(
             op,

@@ -48,6 +48,7 @@ DYNEMB_INLINE void write_tiles_body(const TileJob& job) {
   const int64_t dim = bags.dim;
   const int64_t* offset = bags.offset + job.feature * bags.batch;
   const size_t row_bytes = sizeof(float) * static_cast<size_t>(dim);
+  if (row_bytes == 0) return;  // tensors without elements have no memory
   for (int64_t b = job.begin; b < job.end; ++b) {
     const Placed place = placed(offset, b, job.tile_len, job.pad_left);
     float* out = job.output + b * job.tile_len * dim;

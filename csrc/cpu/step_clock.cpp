@@ -19,6 +19,10 @@ void advance_step_(Tensor buckets, Tensor tables, Tensor row_clock, Tensor clock
   check_tensor(op, "row_clock", row_clock, ScalarType::Long);
   check_tensor(op, "clock", clock, ScalarType::Long);
   check_clocks(op, tables, row_clock, clock);
+  constexpr int64_t kMostSteps = int64_t{1} << 62;
+  const int64_t step = static_cast<const int64_t*>(clock.data_ptr())[kClockStep];
+  STD_TORCH_CHECK(step >= 0 && step <= kMostSteps, "dynemb::", op, ": clock[0] is ", step,
+                  ", expected a step from 0 to ", kMostSteps + 0);
   advance_clocks(static_cast<int64_t*>(clock.data_ptr()),
                  static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra,
                  now.has_value() ? &*now : nullptr);
