@@ -29,11 +29,11 @@ void check_policy(const IndexView& index, const int64_t* policy, int64_t number,
         "on_full is unknown");
   check(policy[kPolicyOnFull] != kFullEvict || words > 0, "eviction needs scores");
   check(policy[kPolicyBudget] == 0 || policy[kPolicyIdBytes] > 0, "an id takes no bytes");
+  check(policy[kPolicyTtl] >= 0, "ttl is negative");  // any other: what never expires is in range
   const struct {
     PolicyColumn column;
     const char* what;
   } counts[] = {
-      {kPolicyTtl, "ttl is negative or too large"},
       {kPolicyCapacity, "capacity is negative or too large"},
       {kPolicyProtectedSteps, "protected_steps is negative or too large"},
       {kPolicyBudget, "budget is negative or too large"},

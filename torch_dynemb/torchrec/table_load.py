@@ -123,14 +123,14 @@ def check_entries(
         ]
     if "weight_id" not in entries:
         return [f"{table}: has layout, but no weight_id, which says whose rows these are"]
-    needed = ["weight_id", *(["metadata"] if layout.scores else [])]
-    needed += [name for name in ("count_id", "count") if {"count_id", "count"} & set(entries)]
-    for name in needed:
-        if name not in entries:
-            return [f"{table}: the state lacks {name}, which belongs to its layout"]
-        _, dtype = _size_and_dtype(entries[name])
-        if dtype != torch.int64:
-            return [f"{table}: {name} has dtype {dtype}, expected torch.int64"]
+    counts = {"count_id", "count"} & set(entries)
+    if len(counts) == 1:
+        return [f"{table}: has {counts.pop()}, but not the other of count_id and count"]
+    for name in ("weight_id", "metadata", "count_id", "count"):
+        if name in entries:
+            _, dtype = _size_and_dtype(entries[name])
+            if dtype != torch.int64:
+                return [f"{table}: {name} has dtype {dtype}, expected torch.int64"]
     given = sorted(name for name in entries if name.startswith(state_key("")))
     expected = sorted(state_key(tensor.name) for tensor in shape.optimizer.state)
     if not given:
