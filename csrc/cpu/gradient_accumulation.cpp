@@ -53,7 +53,7 @@ std::vector<Pending> pending_slabs(const char* op, const std::vector<Tensor>& ha
     const int64_t capacity = gradients[s].size(0);
     const auto check_words = [&](const char* name, const Tensor& tensor) {
       check_tensor(op, name, tensor, ScalarType::Long);
-      check_size(op, name, tensor, 0, capacity);
+      check_length(op, name, tensor, capacity);
     };
     check_words("pending_handles", handles[s]);
     check_words("pending_ids", ids[s]);

@@ -304,6 +304,12 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   check_size(op, "evicted", evicted, 1, kEvictedColumns);
   STD_TORCH_CHECK(evicted.size(0) > 0, "dynemb::", op,
                   ": evicted.size(0) is 0, expected 1 or more");
+  const auto* head = static_cast<const int64_t*>(evicted.data_ptr());
+  STD_TORCH_CHECK(head[kEvictedRecords] >= 0 && head[kEvictedRecords] < evicted.size(0) &&
+                      head[kEvictedLost] >= 0 && head[kEvictedLost] <= INT64_MAX / 2,
+                  "dynemb::", op, ": evicted[0] counts ", head[kEvictedRecords], " records and ",
+                  head[kEvictedLost], " that found no place, but there is room for ",
+                  evicted.size(0) - 1);
   const bool* admitted = nullptr;
   if (admit.has_value()) {
     check_tensor(op, "admit", *admit, ScalarType::Bool);

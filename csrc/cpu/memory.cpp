@@ -114,7 +114,7 @@ void release_(Tensor tensor, int64_t begin, int64_t end) {
   const int64_t rows = tensor.size(0);
   STD_TORCH_CHECK(begin >= 0 && begin <= end && end <= rows, "dynemb::release_: rows ", begin,
                   " to ", end, " are not a range of the ", rows, " rows of tensor");
-  if (begin == end) return;
+  if (begin == end || tensor.numel() == 0) return;
   const auto row_bytes =
       static_cast<size_t>(tensor.numel() / rows) * static_cast<size_t>(tensor.element_size());
   char* data = static_cast<char*>(tensor.data_ptr());

@@ -222,7 +222,7 @@ std::vector<Pending> pending_slabs(const Call& call, const std::vector<Tensor>& 
     const int64_t capacity = gradients[s].size(0);
     const auto check_words = [&](const char* name, const Tensor& tensor) {
       call.check(name, tensor, ScalarType::Long);
-      check_size(call.op, name, tensor, 0, capacity);
+      check_length(call.op, name, tensor, capacity);
     };
     check_words("pending_handles", handles[s]);
     check_words("pending_ids", ids[s]);

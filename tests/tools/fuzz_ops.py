@@ -249,7 +249,9 @@ class Fuzzer:
         try:
             result = getattr(torch.ops.dynemb, name)(*arguments)
             results = result if isinstance(result, tuple | list) else [result]
-            wanted = [r.sum() for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+            wanted = [
+                r.double().sum() for r in results if isinstance(r, torch.Tensor) and r.requires_grad
+            ]
             if backward and wanted:
                 sum(wanted).backward()  # type: ignore[union-attr]
         except Exception as error:  # what is raised is looked at by the caller
