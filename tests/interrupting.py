@@ -18,6 +18,10 @@ _SECTIONS = str(Path(_PACKAGE) / "interrupts.py")
 
 Call = Callable[[], object]
 
+# A shell without job control has programs that it starts in the background ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def of_tables(file: str) -> bool:
     """All of torch_dynemb but for what holds signals back."""

@@ -138,8 +138,8 @@ def test_tables_named_as_entries_are_saved_extended_and_loaded() -> None:
     for one in (module, twin):
         one.group.erase(0, torch.arange(3))
         one.group.compact()
-        one.group.add_table(td.TableConfig("dim4.buckets", 4, policy=td.Policy(score="frequency")))
-        one.group.set_optimizer(td.SGD(lr=0.1))
+        one.add_table(td.TableConfig("dim4.buckets", 4, policy=td.Policy(score="frequency")))
+        one.set_optimizer(td.SGD(lr=0.1))
     states = module.group.state_tensors(), twin.group.state_tensors()
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     assert module.sizes() == {

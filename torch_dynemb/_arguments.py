@@ -83,6 +83,7 @@ _OTHERWISE = {
         for op in (
             "farmhash",
             "murmurhash",
+            "murmurhash64a",
             "ragged_cutoff_2d",
             "ragged_cutoff_3d",
             "ragged_topk_index_cutoff",
@@ -109,6 +110,7 @@ _NEVER_EMPTY = (
     *("pool_rows_weight_grad", "ragged_tile", "ragged_tile_grad", "ragged_tile_weight_grad"),
     *("ragged_cutoff_2d", "ragged_cutoff_3d", "ragged_topk_index_cutoff", "ragged_to_dense"),
     *("ragged_indices", "feature_cross_ragged", "farmhash", "murmurhash"),
+    "murmurhash64a",
     *("embedding_bag", "embedding_bag_inference", "bag_weight_grad"),
 )
 
@@ -131,6 +133,7 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "multi_hash": (("values", "hashes"), ("multipliers", "primes", "buckets")),
     "farmhash": (_RAGGED,),
     "murmurhash": (_RAGGED,),
+    "murmurhash64a": (_RAGGED,),
     "ids_encode": (("ids", "tables"),),
     "ids_concat": (("offsets", "ragged"), ("ids",)),
     "ragged_tile": (("tile_lens", "pad_left"),),

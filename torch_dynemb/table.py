@@ -465,15 +465,13 @@ class TableGroup(LifeCycle, RowAccess):
                 nothing has been changed.
         """
         check_own(self)
-        with torch.no_grad():  # a state may be of parameters, which the tables must not become
-            table_state.load(self, table_state.in_own_order(self, tensors))
+        table_state.load(self, table_state.in_own_order(self, tensors))
 
     def fill_state(self, tensors: Mapping[str, Tensor]) -> None:
         """As :meth:`load_state_tensors`, for a new group that nobody sees where it fails."""
-        with torch.no_grad():
-            tensors = table_state.in_own_order(self, tensors)
-            table_state.check(self, tensors)
-            table_state.write(self, tensors)
+        tensors = table_state.in_own_order(self, tensors)
+        table_state.check(self, tensors)
+        table_state.write(self, tensors)
 
     def constructor_arguments(self) -> dict[str, Any]:
         """What makes an equal, empty group."""

@@ -117,7 +117,8 @@ def write(group: TableGroup, tensors: Mapping[str, Tensor]) -> None:
     group.slabs[:, Slab.COMMITTED_ROWS].clamp_(max=group.free_rows.shape[1])
     for name, target in used_tensors(group):  # of the lengths that `tables` and `slabs` give now
         if name not in ("tables", "slabs"):
-            target.copy_(tensors[name])
+            # a state may be of parameters, which the tables must not become
+            target.copy_(tensors[name].detach())
     group.bind_memory()
     group.state_was_loaded()
 

@@ -260,11 +260,12 @@ void merge_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> pendin
   check_tensor(op, "row_clock", row_clock, ScalarType::Long);
   STD_TORCH_CHECK(row_clock.numel() > kRowClockExtra, "dynemb::", op, ": row_clock has ",
                   row_clock.numel(), " elements, expected more than ", kRowClockExtra + 0);
-  const OneWriter writer(op, pending_counts.data_ptr());
   int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra;
   check_row_clock(op, static_cast<const int64_t*>(row_clock.data_ptr()), row_clock.numel());
-  for (const Pending& slab : pending_slabs(op, pending_handles, pending_ids, pending_tables,
-                                           pending_gradients, pending_counts)) {
+  const std::vector<Pending> slabs = pending_slabs(op, pending_handles, pending_ids, pending_tables,
+                                                   pending_gradients, pending_counts);
+  const OneWriter writer(op, pending_counts.data_ptr());
+  for (const Pending& slab : slabs) {
     extra[kRowClockStale] += merge(op, slab);
   }
 }
