@@ -103,6 +103,8 @@ _LEAST = {
     **dict.fromkeys(("dtype", "level", "table_buckets", "slab_rows"), 0),
     "optimizer": -1,
 }
+# numbers of an op that may be any, unlike those of the same name elsewhere
+_ANY_NUMBER = (("murmurhash64a", "seed"),)
 
 # offsets say where parts begin and the last one ends; those of one bag may be left out
 _NEVER_EMPTY = (
@@ -242,7 +244,11 @@ def check_arguments(op: str, arguments: Sequence[Any]) -> None:
             if isinstance(value, Tensor):
                 tensors.append((entry, value))
                 _check_tensor(op, name, entry, value)
-            elif type(value) is int and value < _LEAST.get(name, value):
+            elif (
+                type(value) is int
+                and value < _LEAST.get(name, value)
+                and (op, name) not in _ANY_NUMBER
+            ):
                 _refuse(op, f"{entry} is {value}, expected at least {_LEAST[name]}")
     _check_devices(op, tensors)
     for names in _SAME_LENGTH.get(op, ()):
