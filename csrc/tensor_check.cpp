@@ -129,7 +129,7 @@ void check_clocks(const char* op, const Tensor& tables, const Tensor& row_clock,
 }
 
 void check_row_clock(const char* op, const int64_t* words, int64_t count) {
-  constexpr int64_t kMostSteps = int64_t{1} << 62;
+  constexpr int64_t kMostSteps = INT64_MAX - (int64_t{1} << 32);
   for (int64_t i = 0; i < count; ++i) {
     STD_TORCH_CHECK(words[i] >= 0 && words[i] <= kMostSteps, "dynemb::", op, ": row_clock[", i,
                     "] is ", words[i], ", expected a count from 0 to ", kMostSteps + 0);

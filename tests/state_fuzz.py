@@ -98,7 +98,7 @@ def train(module: Any, steps: range) -> None:
         }
         output = module(features)
         (output * torch.randn(output.shape, generator=generator)).sum().backward()
-        module.optimizer.step(now=NOW + step if module.group._keeps_time else None)
+        module.optimizer.step(now=NOW + step if module.group.keeps_time else None)
 
 
 def live(module: Any, first: int) -> None:

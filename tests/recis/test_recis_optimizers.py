@@ -446,7 +446,7 @@ def test_filters_of_users_are_called() -> None:
 
 def test_an_interrupted_table_has_the_optimizer_and_its_gradients_or_neither() -> None:
     def table() -> HashTable:
-        made = HashTable([4], name="t", initializer=Constant(1.0))
+        made = hash_table([4], initializer=Constant(1.0))
         made(torch.arange(6)).sum().backward()
         return made
 
