@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.scores import Scores
+from torch_dynemb.static_tensors import mark_static
 
 
 class SharedTime(Scores):
@@ -62,9 +63,7 @@ class SharedTime(Scores):
     def _propose(self, now: int) -> None:
         if self.proposed_now is None:
             self.proposed_now = torch.zeros(1, dtype=torch.int64, device=self.device)
-            torch._dynamo.mark_static(self.proposed_now)
-            if self.proposed_now.is_cuda:
-                torch._dynamo.mark_static_address(self.proposed_now)
+            mark_static([self.proposed_now])
         self.proposed_now.fill_(now)
 
     def _share_time_as(self, other: SharedTime) -> None:
