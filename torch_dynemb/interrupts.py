@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
+# The signal module without its enums, of which a section would make a hundred.
+_signal: Any = importlib.import_module("_signal")
 _Handler = Callable[[int, FrameType | None], object]
 
-_SIGNALS = sorted(signal.valid_signals())
+_SIGNALS = sorted(int(signum) for signum in signal.valid_signals())
 _depth = 0  # of sections in the main thread, where alone handlers run
 _arrived: list[int] = []  # since the outermost section began
 
@@ -34,7 +38,7 @@ class _Deferred:
         self._handler(signum, frame)
 
     def put_back(self, signum: int) -> None:
-        signal.signal(signum, self._handler)
+        _signal.signal(signum, self._handler)
 
 
 class _Section:
@@ -49,9 +53,9 @@ class _Section:
             # all signals, not just Ctrl-C: launchers, timeouts and torch's DataLoader have handlers
             # that raise
             for signum in _SIGNALS:
-                handler = signal.getsignal(signum)
+                handler = _signal.getsignal(signum)
                 if callable(handler) and not isinstance(handler, _Deferred):
-                    signal.signal(signum, _Deferred(handler))
+                    _signal.signal(signum, _Deferred(handler))
         _depth += 1
 
     def __exit__(
@@ -68,7 +72,7 @@ class _Section:
             return
         try:
             for signum in _SIGNALS:
-                handler = signal.getsignal(signum)
+                handler = _signal.getsignal(signum)
                 if isinstance(handler, _Deferred):
                     handler.put_back(signum)
         finally:
@@ -81,7 +85,7 @@ def _deliver(frame: FrameType) -> None:
         return
     signum = _arrived.pop(0)
     try:
-        handler = signal.getsignal(signum)
+        handler = _signal.getsignal(signum)
         if callable(handler):
             handler(signum, frame)
     finally:
