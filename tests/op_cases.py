@@ -336,6 +336,11 @@ def pooled_kinds() -> Iterator[tuple[str, Pooling]]:
             yield kind, pooling
 
 
+def no_positions(bags: int) -> tuple[Tensor, Tensor]:
+    """Positions and offsets of empty bags."""
+    return torch.empty(0, dtype=torch.int64), torch.zeros(bags + 1, dtype=torch.int64)
+
+
 def some_rows(rows: int, dim: int) -> Tensor:
     return torch.linspace(-1, 1, rows * dim).reshape(rows, dim)
 
@@ -615,6 +620,7 @@ CASES: dict[str, dict[str, Case]] = {
             f"{kind} {pooling.name}": partial(plain_bag_grad_arguments, kind, pooling)
             for kind, pooling in pooled_kinds()
         },
+        "no rows": lambda: (some_rows(2, 4), *no_positions(2), 1, 0, None, 0),
         "many positions": lambda: (
             some_rows(2, 40),
             torch.arange(300) % 2,
@@ -652,7 +658,8 @@ CASES: dict[str, dict[str, Case]] = {
         ),
     },
     "ragged_tile_grad": {
-        kind: partial(tile_grad_arguments, kind) for kind in ("weighted", "plain")
+        **{kind: partial(tile_grad_arguments, kind) for kind in ("weighted", "plain")},
+        "no rows": lambda: ([some_rows(2, 4)], *no_positions(2), None, 0, [2], [0]),
     },
     "ragged_tile_weight_grad": {"": tile_weight_grad_arguments},
     "ragged_cutoff_2d": {

@@ -11,7 +11,14 @@ from op_cases import CASES, make_group
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, Hyper, InitKind, Meta, Slab
+from torch_dynemb.ops.columns import (
+    INIT_RECORD_COLUMNS,
+    Hyper,
+    InitKind,
+    Meta,
+    RowClock,
+    Slab,
+)
 from torch_dynemb.recis import RaggedTensor
 
 
@@ -157,3 +164,39 @@ def test_results_beyond_memory_are_refused_with_their_bytes() -> None:
 def test_a_dim_has_a_limit() -> None:
     with pytest.raises(ValueError, match=r"embedding_dim is 2147483648, expected at most 16777216"):
         td.TableConfig("t", 2**31)
+
+
+def test_pending_gradients_without_columns() -> None:
+    arguments = arguments_of("merge_grad_")
+    arguments["pending_gradients"] = [
+        g.new_zeros((len(g), 0)) for g in arguments["pending_gradients"]
+    ]
+    with pytest.raises(RuntimeError, match=r"merge_grad_: pending_gradients\[0\] has no columns"):
+        run("merge_grad_", arguments)
+
+
+@pytest.mark.parametrize("table", [-1, 1, 2**40])
+def test_pending_gradients_of_a_table_that_does_not_exist(table: int) -> None:
+    """Of many entries their tables are counted: a number of one was room for as many."""
+    count = 70_000
+    arguments = {
+        "handles": [torch.arange(count)],
+        "ids": [torch.arange(count)],
+        "tables": [torch.full((count,), table)],
+        "gradients": [torch.ones(count, 1)],
+        "counts": torch.tensor([[count, 2]]),
+        "row_clock": torch.zeros(1 + len(RowClock), dtype=torch.int64),
+    }
+    message = rf"merge_grad_: pending_tables: entry 0 is of table {table}, expected 0 to 0"
+    with pytest.raises(RuntimeError, match=message):
+        run("merge_grad_", arguments)
+
+
+@pytest.mark.parametrize("shape", [(8,), (), (3, 4, 1)])
+def test_tiles_of_what_is_no_matrix(shape: tuple[int, ...]) -> None:
+    """The formula of the gradient reads the shape before a kernel does."""
+    arguments = arguments_of("ragged_tile")
+    arguments["rows"] = torch.zeros(shape, requires_grad=True)
+    message = rf"ragged_tile: rows has {len(shape)} dimensions, expected 2"
+    with pytest.raises(RuntimeError, match=message):
+        run("ragged_tile", arguments)

@@ -50,6 +50,8 @@ std::vector<Pending> pending_slabs(const char* op, const std::vector<Tensor>& ha
     check_tensor(op, "pending_gradients", gradients[s], ScalarType::Float);
     STD_TORCH_CHECK(gradients[s].dim() == 2, "dynemb::", op, ": pending_gradients has ",
                     gradients[s].dim(), " dimensions, expected 2");
+    STD_TORCH_CHECK(gradients[s].size(1) > 0, "dynemb::", op, ": pending_gradients[", s,
+                    "] has no columns, expected the dim of its slab");
     const int64_t capacity = gradients[s].size(0);
     const auto check_words = [&](const char* name, const Tensor& tensor) {
       check_tensor(op, name, tensor, ScalarType::Long);
@@ -109,30 +111,31 @@ DYNEMB_SIMD_VARIANTS(merge_runs, (const MergeJob& job), (job))
 
 // Whether entries are of distinct rows already, as lookups of different tables leave them: each
 // table is one stretch of ascending rows. Asked of many entries, whose sort would cost more.
-bool is_merged(const Pending& pending) {
+bool is_merged(const char* op, const Pending& pending, int64_t table_count) {
   constexpr int64_t kEntries = 1 << 16;
   const int64_t count = *pending.count;
   if (count < kEntries) return false;
   const ReducedEntries& entries = pending.entries;
-  std::vector<bool> seen;
+  std::vector<bool> seen(static_cast<size_t>(table_count));
   for (int64_t i = 0; i < count; ++i) {
-    const auto table = static_cast<size_t>(entries.table[i]);
+    const int64_t table = entries.table[i];
     if (i > 0 && entries.table[i] == entries.table[i - 1]) {
       if (handle_row(entries.handle[i]) <= handle_row(entries.handle[i - 1])) return false;
       continue;
     }
-    if (table >= seen.size()) seen.resize(table + 1);
-    if (seen[table]) return false;
-    seen[table] = true;
+    STD_TORCH_CHECK(table >= 0 && table < table_count, "dynemb::", op, ": pending_tables: entry ",
+                    i, " is of table ", table, ", expected 0 to ", table_count - 1);
+    if (seen[static_cast<size_t>(table)]) return false;
+    seen[static_cast<size_t>(table)] = true;
   }
   return true;
 }
 
 // Sums the entries of each row in the order in which they came; ascending by row afterwards. Where
 // a row got a new owner meanwhile, the entries of the old one are dropped; returns for how many.
-int64_t merge(const char* op, const Pending& pending) {
+int64_t merge(const char* op, const Pending& pending, int64_t table_count) {
   const int64_t count = *pending.count;
-  if (*pending.sections > 1 && is_merged(pending)) *pending.sections = 1;
+  if (*pending.sections > 1 && is_merged(op, pending, table_count)) *pending.sections = 1;
   if (*pending.sections <= 1) return 0;
   const int position_bits = bits_for(static_cast<uint64_t>(count));
   Scratch<uint64_t> sorted(static_cast<size_t>(count));
@@ -237,7 +240,7 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
   for (size_t s = 0; s < pending.size(); ++s) {
     const int64_t count = slabs[s].count();
     if (*pending[s].count + count > pending[s].capacity) {
-      extra[kRowClockStale] += merge(op, pending[s]);
+      extra[kRowClockStale] += merge(op, pending[s], table_count);
     }
     STD_TORCH_CHECK(*pending[s].count + count <= pending[s].capacity, "dynemb::", op, ": ",
                     *pending[s].count, " pending gradients and ", count,
@@ -266,7 +269,7 @@ void merge_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> pendin
                                                    pending_gradients, pending_counts);
   const OneWriter writer(op, pending_counts.data_ptr());
   for (const Pending& slab : slabs) {
-    extra[kRowClockStale] += merge(op, slab);
+    extra[kRowClockStale] += merge(op, slab, row_clock.numel() - kRowClockExtra);
   }
 }
 

@@ -266,7 +266,7 @@ Tensor pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int64_t fea
   Tensor sums = empty_cpu({rows, bags.dim}, ScalarType::Float);
   const auto* from = static_cast<const float*>(grad.data_ptr());
   auto* to = static_cast<float*>(sums.data_ptr());
-  std::memset(to, 0, sizeof(float) * static_cast<size_t>(rows * bags.dim));
+  std::fill_n(to, rows * bags.dim, 0.0f);  // not memset: of no rows there is no address
   for_each_column_unit(bags, [&](int64_t begin, int64_t end) {
     const GradJob job{&bags, from, to, pooling, begin, end};
     if (bags.weight == nullptr && pooling == kPoolSum) {

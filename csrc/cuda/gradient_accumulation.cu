@@ -219,6 +219,8 @@ std::vector<Pending> pending_slabs(const Call& call, const std::vector<Tensor>& 
     call.check("pending_gradients", gradients[s], ScalarType::Float);
     STD_TORCH_CHECK(gradients[s].dim() == 2, "dynemb::", call.op, ": pending_gradients has ",
                     gradients[s].dim(), " dimensions, expected 2");
+    STD_TORCH_CHECK(gradients[s].size(1) > 0, "dynemb::", call.op, ": pending_gradients[", s,
+                    "] has no columns, expected the dim of its slab");
     const int64_t capacity = gradients[s].size(0);
     const auto check_words = [&](const char* name, const Tensor& tensor) {
       call.check(name, tensor, ScalarType::Long);
