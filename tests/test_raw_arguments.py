@@ -52,20 +52,13 @@ def with_first(given: Any, value: Any) -> Any:
     return [value, *given[1:]] if isinstance(given, list) and given else value
 
 
-def wrong_arguments(name: str) -> Iterator[tuple[str, str, Callable[[], list[Any]]]]:
-    """The argument, what is wrong with it, and what makes the arguments of the call."""
+def wrong_arguments(name: str) -> Iterator[tuple[int, str, Callable[[Any], Any]]]:
+    """The position of an argument, what is wrong with it, and what makes it wrong."""
 
-    def changed(position: int, change: Callable[[Any], Any]) -> Callable[[], list[Any]]:
-        def make() -> list[Any]:
-            arguments = arguments_of(name)
-            given = arguments[position]
-            arguments[position] = with_first(given, change(first_of(given)))
-            return arguments
-
-        return make
+    def of_first(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda given: with_first(given, change(first_of(given)))
 
     for position, given in enumerate(arguments_of(name)):
-        argument = schema(name).arguments[position].name
         first = first_of(given)
         if isinstance(first, Tensor):
             changes: dict[str, Any] = {**TENSOR_CHANGES, "None": lambda _: None}
@@ -74,22 +67,10 @@ def wrong_arguments(name: str) -> Iterator[tuple[str, str, Callable[[], list[Any
         else:
             continue
         for what, change in changes.items():
-            yield argument, what, changed(position, change)
+            yield position, what, of_first(change)
         if isinstance(given, list):
-            yield argument, "no entries", changed_list(name, position, lambda entries: [])
-            more = lambda entries: [*entries, entries[0]]  # noqa: E731
-            yield argument, "an entry more", changed_list(name, position, more)
-
-
-def changed_list(
-    name: str, position: int, change: Callable[[list[Any]], list[Any]]
-) -> Callable[[], list[Any]]:
-    def make() -> list[Any]:
-        arguments = arguments_of(name)
-        arguments[position] = change(arguments[position])
-        return arguments
-
-    return make
+            yield position, "no entries", lambda _: []
+            yield position, "an entry more", lambda entries: [*entries, entries[0]]
 
 
 def said(name: str, arguments: list[Any]) -> str | None:
@@ -118,24 +99,43 @@ def names_it(message: str, name: str, argument: str) -> bool:
     return argument in said_of or any(f" {other}" in said_of for other in others)
 
 
+def unnamed(name: str, call: Callable[[int, Callable[[Any], Any]], str | None]) -> list[Any]:
+    """The errors of wrong arguments that do not say what is wrong.
+
+    Args:
+        name: of the op.
+        call: makes an argument wrong, and returns what the op says of it.
+    """
+    found = []
+    for position, what, change in wrong_arguments(name):
+        argument = schema(name).arguments[position].name
+        message = call(position, change)
+        if message is not None and not names_it(message, name, argument):
+            found.append((argument, what, message.partition("\n")[0]))
+    return found
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_error_names_op_and_argument(name: str) -> None:
-    unnamed = []
-    for argument, what, make in wrong_arguments(name):
-        message = said(name, make())
-        if message is not None and not names_it(message, name, argument):
-            unnamed.append((argument, what, message.partition("\n")[0]))
-    assert unnamed == []
+    def call(position: int, change: Callable[[Any], Any]) -> str | None:
+        arguments = arguments_of(name)  # of its own: a call that works changes them
+        arguments[position] = change(arguments[position])
+        return said(name, arguments)
+
+    assert unnamed(name, call) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_error_of_a_traced_call_names_op_and_argument(name: str) -> None:
-    unnamed = []
-    for argument, what, make in wrong_arguments(name):
-        arguments = make()
-        with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-            arguments = [fake(given, mode) for given in arguments]
-            message = said(name, arguments)
-        if message is not None and not names_it(message, name, argument):
-            unnamed.append((argument, what, message.partition("\n")[0]))
-    assert unnamed == []
+    arguments = arguments_of(name)
+    # one for all calls of the op: it keeps the fakes of the tensors that are not wrong, and to
+    # make them takes far longer than the calls
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+
+    def call(position: int, change: Callable[[Any], Any]) -> str | None:
+        wrong = [*arguments]
+        wrong[position] = change(wrong[position])
+        with mode:
+            return said(name, [fake(given, mode) for given in wrong])
+
+    assert unnamed(name, call) == []
