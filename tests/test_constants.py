@@ -200,3 +200,12 @@ def test_tiles_of_what_is_no_matrix(shape: tuple[int, ...]) -> None:
     message = rf"ragged_tile: rows has {len(shape)} dimensions, expected 2"
     with pytest.raises(RuntimeError, match=message):
         run("ragged_tile", arguments)
+
+
+@pytest.mark.parametrize("label", ["evict", "counted"])
+def test_counted_ids_are_not_looked_up(label: str) -> None:
+    """They have no scores by which some could be evicted."""
+    arguments = arguments_of("find_or_insert_", label)
+    arguments["meta"] = with_entry(arguments["meta"], 1, Meta.UNSCORED, 1)
+    with pytest.raises(RuntimeError, match=r"find_or_insert_: meta\[1, UNSCORED\] is 1: counted"):
+        run("find_or_insert_", arguments)

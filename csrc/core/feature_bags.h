@@ -23,20 +23,27 @@ DYNEMB_HD int64_t integer_at(const void* data, int64_t wide, int64_t i) {
   return wide != 0 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
 }
 
-// Where bag `bag` begins among the ids of all features; of the bag after the last, where it would.
+// Where bag `bag` begins among the ids of its feature; of the bag after the last, where it would.
+DYNEMB_HD int64_t bag_offset(const FeatureBags& feature, int64_t bag, int64_t bags) {
+  if (feature.entry < 0) return bag * feature.length;
+  if (bag == bags && feature.has_end == 0) return feature.count;
+  return integer_at(feature.offsets, feature.offsets_wide, bag);
+}
+
+// The same among the ids of all features.
 DYNEMB_HD int64_t bag_begin(const FeatureBags& feature, int64_t bag, int64_t bags) {
-  if (feature.entry < 0) return feature.begin + bag * feature.length;
-  if (bag == bags && feature.has_end == 0) return feature.begin + feature.count;
-  return feature.begin + integer_at(feature.offsets, feature.offsets_wide, bag);
+  // unsigned, because offsets may be any number: the op that takes the result checks them
+  return static_cast<int64_t>(static_cast<uint64_t>(feature.begin) +
+                              static_cast<uint64_t>(bag_offset(feature, bag, bags)));
 }
 
 // Whether the feature begins, or ends, with its ids. Else some would move into the bags of the
 // feature next to it.
 DYNEMB_HD bool begins_right(const FeatureBags& feature, int64_t bags) {
-  return bag_begin(feature, 0, bags) == feature.begin;
+  return bag_offset(feature, 0, bags) == 0;
 }
 DYNEMB_HD bool ends_right(const FeatureBags& feature, int64_t bags) {
-  return bag_begin(feature, bags, bags) == feature.begin + feature.count;
+  return bag_offset(feature, bags, bags) == feature.count;
 }
 
 }  // namespace dynemb

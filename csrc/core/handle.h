@@ -40,7 +40,7 @@ DYNEMB_HD int64_t first_owner(int64_t row, int64_t generation) {
 
 // The handle that the row's next owner gets.
 DYNEMB_HD int64_t next_owner(int64_t handle) {
-  return make_handle(handle_row(handle), next_generation(handle));
+  return make_handle(handle_row(handle), next_generation(handle_generation(handle)));
 }
 
 enum class RowStatus { kLive, kUnwritten, kStale };

@@ -18,12 +18,12 @@ void check_meetings(const char* op, const std::vector<FeatureBags>& features, in
     const FeatureBags& feature = features[f];
     STD_TORCH_CHECK(ends_right(feature, bags), "dynemb::", op, ": ",
                     entry_name("offsets", static_cast<size_t>(feature.entry)), " ends with ",
-                    bag_begin(feature, bags, bags) - feature.begin,
-                    ", expected the number of ids, ", feature.count);
+                    bag_offset(feature, bags, bags), ", expected the number of ids, ",
+                    feature.count);
     const FeatureBags& next = features[f + 1];
     STD_TORCH_CHECK(begins_right(next, bags), "dynemb::", op, ": ",
                     entry_name("offsets", static_cast<size_t>(next.entry)), " begins with ",
-                    bag_begin(next, 0, bags) - next.begin, ", expected 0");
+                    bag_offset(next, 0, bags), ", expected 0");
   }
 }
 

@@ -73,7 +73,10 @@ DYNEMB_INLINE void search_victim_body(const SearchJob& job) {
       const Words4 seen = load_words(scores + j);
       const Words4 claimed = seen < 0;
       const Words4 order = (seen ^ four(INT64_MIN)) >> 32;  // eviction_claim_order
-      const Words4 age = (now - seen) & four(0xffffffff);   // step_of
+      // step_of, of a claim only; unsigned, because claims are close to the least number
+      const auto ages =
+          reinterpret_cast<UnsignedWords4>(now) - reinterpret_cast<UnsignedWords4>(seen);
+      const Words4 age = reinterpret_cast<Words4>(ages) & four(0xffffffff);
       const Words4 step = pick(claimed, now - age, seen);
       const Words4 score = word == kStepWord ? step : load_words(scores + word * kBucketWidth + j);
       const Words4 free = (load_words(line + kBucketWidth + j) != 0) & (step <= newest) &

@@ -11,6 +11,7 @@ namespace dynemb::cpu {
 
 typedef int64_t Words2 __attribute__((vector_size(16)));
 typedef int64_t Words4 __attribute__((vector_size(32)));
+typedef uint64_t UnsignedWords4 __attribute__((vector_size(32)));
 static_assert(kBucketWidth % 4 == 0, "a bucket is probed four slots at a time");
 
 DYNEMB_INLINE Words4 load_words(const int64_t* words) {

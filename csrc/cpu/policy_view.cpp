@@ -60,6 +60,11 @@ PolicyView policy_view(const IndexView& index, const FeatureIds& features, const
   check_tensor(index.op, "sketch", sketch, ScalarType::Int);
   STD_TORCH_CHECK(sketch.dim() == 1, "dynemb::", index.op, ": sketch has ", sketch.dim(),
                   " dimensions, expected 1");
+  for (const int64_t t : features.table) {
+    STD_TORCH_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
+                    ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
+                    ": counted ids are in that table, which have neither rows nor scores");
+  }
   PolicyView view;
   view.clock = static_cast<const int64_t*>(clock.data_ptr());
   const int64_t count = policy.size(0);

@@ -210,6 +210,17 @@ def copied(given: Any) -> Any:
     return given
 
 
+def schema_of(name: str) -> Any:
+    import torch
+
+    return getattr(torch.ops.dynemb, name).default._schema
+
+
+def is_tensor(argument: Any) -> bool:
+    """Whether an argument of a schema is a tensor, or a list of some."""
+    return "Tensor" in str(argument.type)
+
+
 class Fuzzer:
     """Makes the calls of a seed."""
 
@@ -225,15 +236,23 @@ class Fuzzer:
         }
         # instances of one function: a few of them are enough
         self.names = sorted(self.cases)
+        self.numbers = {
+            name: [at for at, a in enumerate(schema_of(name).arguments) if not is_tensor(a)]
+            for name in self.names
+        }
 
     def call(self, number: int) -> tuple[str, tuple[Any, ...], bool]:
         """An op, its arguments, and whether its backward is called too."""
+        import torch
+
         damage = Damage(f"{self.seed}/{number}")
         name = damage.random.choice(self.names)
         arguments = copied(list(damage.random.choice(self.cases[name])))
         for _ in range(damage.random.choice((0, 1, 1, 1, 2, 3))):
             if arguments:
                 at = damage.random.randrange(len(arguments))
+                if at in self.numbers[name] and isinstance(arguments[at], torch.Tensor):
+                    continue  # by an earlier damage: torch reads a number of it before any op
                 arguments[at] = damage.argument(arguments[at])
         return name, tuple(arguments), damage.random.random() < 0.5
 
