@@ -72,6 +72,7 @@ def test_batches_of_several_sizes_bring_the_time_along(two_ranks: Ranks, kind: s
     check_shards(two_ranks.run(trained, BAGS, kind, None, True))
 
 
+@pytest.mark.long
 def test_ranks_of_several_nodes_agree(four_ranks: Ranks) -> None:
     of_ranks = four_ranks.run(trained, OVER_NODES, "plain", None, True)
     tables = check_shards(of_ranks)
