@@ -128,9 +128,10 @@ def test_the_error_names_op_and_argument(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_error_of_a_traced_call_names_op_and_argument(name: str) -> None:
     arguments = arguments_of(name)
-    # one for all calls of the op: it keeps the fakes of the tensors that are not wrong, and to
-    # make them takes far longer than the calls
+    # One for all calls of the op: to make fakes takes far longer than the calls. It finds those of
+    # the tensors that are not wrong while somebody holds them.
     mode = FakeTensorMode(shape_env=ShapeEnv())
+    held = [fake(given, mode) for given in arguments]
 
     def call(position: int, change: Callable[[Any], Any]) -> str | None:
         wrong = [*arguments]
@@ -139,3 +140,4 @@ def test_the_error_of_a_traced_call_names_op_and_argument(name: str) -> None:
             return said(name, [fake(given, mode) for given in wrong])
 
     assert unnamed(name, call) == []
+    assert len(held) == len(arguments)
