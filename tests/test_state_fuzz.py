@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parent / "state_fuzz.py"
-LIMIT = 600  # seconds; the program itself ends a change that takes longer than one
+LIMIT = 600  # seconds, after which it hangs
 
 
 def run(first: int, last: int) -> int:
