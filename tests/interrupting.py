@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,10 +19,6 @@ _SECTIONS = str(Path(_PACKAGE) / "interrupts.py")
 
 Call = Callable[[], object]
 
-# A shell without job control has programs that it starts in the background ignore Ctrl-C.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 def of_tables(file: str) -> bool:
     """All of torch_dynemb but for what holds signals back."""
@@ -31,6 +28,20 @@ def of_tables(file: str) -> bool:
 def of_sections(file: str) -> bool:
     """What holds signals back."""
     return file == _SECTIONS
+
+
+@contextmanager
+def ctrl_c_raises() -> Iterator[None]:
+    """Has SIGINT raise KeyboardInterrupt, whatever was to happen before.
+
+    A shell without job control has what it starts in the background ignore it, and torch's
+    launchers leave handlers of their own behind.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:
@@ -59,13 +70,14 @@ def at_line(call: Call, line: int, files: Callable[[str], bool] = of_tables) -> 
         return of_line if files(frame.f_code.co_filename) else None
 
     outer = sys.gettrace()
-    sys.settrace(of_call)
-    try:
-        call()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(outer)
+    with ctrl_c_raises():
+        sys.settrace(of_call)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(outer)
     return ran
 
 
@@ -85,9 +97,10 @@ class _CountedOps(TorchDispatchMode):
 def after_op(call: Call, number: int, act: Call = interrupt) -> int:
     """Calls with Ctrl-C after the ``number``-th op of torch; returns how many ran."""
     ops = _CountedOps(number, act)
-    try:
-        with ops:
-            call()
-    except KeyboardInterrupt:
-        pass
+    with ctrl_c_raises():
+        try:
+            with ops:
+                call()
+        except KeyboardInterrupt:
+            pass
     return ops.ran

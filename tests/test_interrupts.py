@@ -6,12 +6,19 @@ import copy
 import functools
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from interrupting import after_op, at_line, interrupt, interrupt_unheld, of_sections
+from interrupting import (
+    after_op,
+    at_line,
+    ctrl_c_raises,
+    interrupt,
+    interrupt_unheld,
+    of_sections,
+)
 from torch import Tensor
 
 import torch_dynemb as td
@@ -22,6 +29,12 @@ from torch_dynemb.table_state import check
 
 Module = td.DynamicEmbeddingBagCollection
 Snapshot = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    with ctrl_c_raises():
+        yield
 
 
 def make() -> Module:

@@ -30,7 +30,7 @@ def register_autograd_kernel(op: str, kernel: Callable[..., Any]) -> None:
     def explained(keyset: Any, *arguments: Any) -> Any:
         try:
             return kernel(keyset, *arguments)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        except (ArithmeticError, AttributeError, LookupError, TypeError):
             check_arguments(op, arguments)  # what Python says of them names neither op nor argument
             raise
 
