@@ -26,6 +26,8 @@ CAPACITIES = (0.01, 0.1, 0.3)  # of the distinct ids of a stream
 HIT_TARGET = 2.0  # points
 BUCKET_SLOTS = 128
 CURVE_PARTS, CURVE_INSERTS = 300, 3  # points; inserts by capacity
+SMALL_CAPACITIES = (1, 2, 4, 16, 44, 64, 89, 179, 1024)
+WHOLE_INDEX_IDS = 89  # of the largest table whose index is looked at as a whole
 THRESHOLD = 8  # occurrences
 SKETCH_BYTES = (1, 2, 4, 8, 16, 32)  # by distinct ids
 BOUND_SHARE = 100 * math.exp(-4)  # % of the ids whose count may exceed the bound
@@ -168,6 +170,37 @@ def first_eviction_rows(
 def _evicting_at(curve: FillCurve, share: float) -> float:
     """Share of the inserts that evict at the last point where at most ``share`` is in use."""
     return max(e for u, e in zip(curve.used, curve.evicting, strict=True) if u <= share)
+
+
+# -- small tables ------------------------------------------------------------------------------
+
+
+def small_table_rows(bench: str, steps: int, only: list[str]) -> Iterator[Row | str]:
+    """New ids that a full table refuses though others could go, by its capacity."""
+    for capacity in SMALL_CAPACITIES:
+        case = f"new ids refused by a full table of {capacity}"
+        if not is_selected(only, case, "target"):
+            continue
+        yield case
+        shares = {}
+        for what, count in (("one", 1), ("half", max(capacity // 2, 1)), ("all", capacity)):
+            group = _single(td.Policy(capacity=capacity))
+            ids = distinct_ids(0, capacity + steps * count)
+            group.insert(0, ids[:capacity])
+            for batch in ids[capacity:].split(count):
+                group.step()
+                group.insert(0, batch)
+            refused = group.stats(wait=True)["bench"].rejected
+            shares[what] = 100 * refused / (steps * count)
+        yield quantity(
+            bench,
+            case,
+            shares["all"],
+            "%",
+            target=0.0 if capacity <= WHOLE_INDEX_IDS else None,
+            one_of_its_ids=shares["one"],
+            half_of_its_ids=shares["half"],
+        )
 
 
 # -- admission ---------------------------------------------------------------------------------

@@ -282,12 +282,13 @@ def main() -> None:
             f"{KNOWN_BATCHES * 1.5:g} of the capacity, {sizes.capacity}"
         )
     stream = options.stream or (102_400 if options.quick else 2_048_000)
-    report = Report(as_json=options.json, cases=35)
+    report = Report(as_json=options.json, cases=44)
     for rows in (
         steady_rows(sizes, options.only),
         mch_rows(sizes, options.only),
         eviction_quality.hit_rate_rows(BENCH, stream, options.only),
         eviction_quality.first_eviction_rows(BENCH, sizes.capacity, options.only, options.plot),
+        eviction_quality.small_table_rows(BENCH, 50 if options.quick else 1000, options.only),
         eviction_quality.admission_rows(BENCH, stream, options.only),
     ):
         for item in rows:
