@@ -30,8 +30,9 @@ def register_autograd_kernel(op: str, kernel: Callable[..., Any]) -> None:
     def explained(keyset: Any, *arguments: Any) -> Any:
         try:
             return kernel(keyset, *arguments)
-        except (ArithmeticError, AttributeError, LookupError, TypeError):
-            check_arguments(op, arguments)  # what Python says of them names neither op nor argument
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if f"dynemb::{op}" not in str(error):  # Python's own names neither op nor argument
+                check_arguments(op, arguments)
             raise
 
     _library.impl(op, explained, "Autograd", with_keyset=True)
