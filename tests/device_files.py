@@ -53,6 +53,7 @@ CPU_ONLY = {
     "test_emulator",
     "test_gpu_check",
     "test_inspection",
+    "test_saved_files",
     "test_saved_numbers",
     "test_state_fuzz",
     "test_sequence_model",
