@@ -34,7 +34,7 @@ needs_kernels = pytest.mark.skipif(
 
 def kernel_names() -> set[str]:
     """All ``__global__`` functions."""
-    text = "\n".join(file.read_text() for file in sorted(CUDA.glob("*.cu*")))
+    text = "\n".join(file.read_text() for file in sorted(CUDA.rglob("*.cu*")))
     return set(re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\(", text))
 
 
@@ -98,7 +98,7 @@ def test_the_library_holds_machine_code_for_every_architecture() -> None:
     architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join(here or setup.ARCHITECTURES)
     wanted = {int(re.sub(r"\D", "", part)) for part in re.split(r"[;\s]+", architectures) if part}
     found = machine_code()
-    sources = len(list(CUDA.glob("*.cu")))
+    sources = len(list(CUDA.rglob("*.cu")))
     assert {architecture: found[architecture] for architecture in wanted} == dict.fromkeys(
         wanted, sources
     )
@@ -112,7 +112,7 @@ def core_functions() -> set[str]:
 
 def test_what_kernels_share_with_the_cpu_runs_in_cpu_tests() -> None:
     """Placement by claims and error words are of the GPU alone; the emulator's tests run them."""
-    cpu = "\n".join(file.read_text() for file in sorted((ROOT / "csrc" / "cpu").glob("*")))
+    cpu = "\n".join(file.read_text() for file in sorted((ROOT / "csrc" / "cpu").rglob("*.*")))
     core = "\n".join(file.read_text() for file in sorted(CORE.rglob("*.h")))
 
     def calls(text: str, name: str) -> int:

@@ -365,11 +365,11 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.Slab, "columns.h", "SlabColumn", "Slab", "SLAB_COLUMNS"),
         (columns.RowClock, "columns.h", "RowClockColumn", "RowClock", "ROW_CLOCK_EXTRA"),
         (columns.Hyper, "columns.h", "HyperColumn", "Hyper", "HYPER_COLUMNS"),
-        (columns.InitKind, "initializer.h", "InitKind", "Init", None),
-        (columns.PolicyColumn, "policy.h", "PolicyColumn", "Policy", "POLICY_COLUMNS"),
-        (columns.OnFull, "policy.h", "OnFull", "Full", None),
-        (columns.Admission, "policy.h", "Admission", "Admit", None),
-        (columns.Evicted, "policy.h", "EvictedColumn", "Evicted", "EVICTED_COLUMNS"),
+        (columns.InitKind, "rows/initializer.h", "InitKind", "Init", None),
+        (columns.PolicyColumn, "policy/decisions.h", "PolicyColumn", "Policy", "POLICY_COLUMNS"),
+        (columns.OnFull, "policy/decisions.h", "OnFull", "Full", None),
+        (columns.Admission, "policy/decisions.h", "Admission", "Admit", None),
+        (columns.Evicted, "policy/decisions.h", "EvictedColumn", "Evicted", "EVICTED_COLUMNS"),
     ],
 )
 def test_columns_are_those_of_cpp(
@@ -394,31 +394,36 @@ def constant(header: str, name: str) -> str:
 
 
 def test_constants_are_those_of_cpp() -> None:
-    width = re.search(r"#define DYNEMB_BUCKET_WIDTH (\d+)", (CSRC / "core/bucket.h").read_text())
+    width = re.search(
+        r"#define DYNEMB_BUCKET_WIDTH (\d+)", (CSRC / "core/index/bucket.h").read_text()
+    )
     assert width is not None
     assert int(width[1]) == columns.BUCKET_WIDTH
-    assert constant("core/bucket.h", "kBucketWords") == "2 * kBucketWidth"
+    assert constant("core/index/bucket.h", "kBucketWords") == "2 * kBucketWidth"
     assert columns.BUCKET_WORDS == 2 * columns.BUCKET_WIDTH
-    assert int(constant("core/bucket.h", "kMaxLoadPercent")) == columns.MAX_LOAD_PERCENT
-    assert int(constant("core/handle.h", "kGenerationBits")) == columns.GENERATION_BITS
-    assert int(constant("core/handle.h", "kNoHandle")) == columns.NO_HANDLE
-    assert int(constant("core/handle.h", "kPaddingHandle")) == columns.PADDING_HANDLE
-    assert int(constant("core/handle.h", "kRefusedHandle")) == columns.REFUSED_HANDLE
-    assert int(constant("core/policy.h", "kSketchRows")) == columns.SKETCH_ROWS
+    assert int(constant("core/index/bucket.h", "kMaxLoadPercent")) == columns.MAX_LOAD_PERCENT
+    assert int(constant("core/index/handle.h", "kGenerationBits")) == columns.GENERATION_BITS
+    assert int(constant("core/index/handle.h", "kNoHandle")) == columns.NO_HANDLE
+    assert int(constant("core/index/handle.h", "kPaddingHandle")) == columns.PADDING_HANDLE
+    assert int(constant("core/index/handle.h", "kRefusedHandle")) == columns.REFUSED_HANDLE
+    assert int(constant("core/policy/decisions.h", "kSketchRows")) == columns.SKETCH_ROWS
     clock = {f"Clock{c.name.capitalize()}": c.value for c in columns.Clock}
-    assert enum_of("policy.h", "ClockColumn") == {**clock, "ClockHead": columns.CLOCK_HEAD}
-    records = enum_of("initializer.h", "InitColumn")
+    assert enum_of("policy/decisions.h", "ClockColumn") == {
+        **clock,
+        "ClockHead": columns.CLOCK_HEAD,
+    }
+    records = enum_of("rows/initializer.h", "InitColumn")
     assert records["InitRecordColumns"] == columns.INIT_RECORD_COLUMNS
-    assert constant("core/bucket.h", "kMinBuckets") == "64 / kBucketWidth"
+    assert constant("core/index/bucket.h", "kMinBuckets") == "64 / kBucketWidth"
     assert columns.MIN_BUCKETS == 64 // columns.BUCKET_WIDTH
-    assert constant("core/counts.h", "kMaxCount") == "int64_t{1} << 62"
-    assert constant("core/policy.h", "kMaxFrequency") == "kMaxCount"
+    assert constant("core/policy/counts.h", "kMaxCount") == "int64_t{1} << 62"
+    assert constant("core/policy/decisions.h", "kMaxFrequency") == "kMaxCount"
     assert columns.MAX_COUNT == 1 << 62
-    assert constant("core/row_allocation.h", "kCommitStepBytes") == "int64_t{64} << 20"
+    assert constant("core/index/row_allocation.h", "kCommitStepBytes") == "int64_t{64} << 20"
     assert columns.COMMIT_STEP_BYTES == 64 << 20
     assert float(constant("core/columns.h", "kDecayByItself")) == columns.DECAY_BY_ITSELF
-    assert int(constant("core/storage.h", "kBlockColumns")) == config._BLOCK_COLUMNS
-    assert int(constant("core/policy.h", "kMaxScoreWords")) == len((*SCORES, "expiry"))
+    assert int(constant("core/rows/storage.h", "kBlockColumns")) == config._BLOCK_COLUMNS
+    assert int(constant("core/policy/decisions.h", "kMaxScoreWords")) == len((*SCORES, "expiry"))
     assert (columns.MAX_ROWS << columns.GENERATION_BITS) < 1 << 63
 
 

@@ -31,16 +31,17 @@ _MANGLED = re.compile(r"6dynemb4cuda")
 
 
 def kernels_of_sources() -> dict[str, str]:
-    """Kernel -> file, of all kernels in csrc/cuda."""
+    """Kernel -> file under csrc/cuda, of all kernels."""
     found: dict[str, str] = {}
-    for file in sorted([*SOURCES.glob("*.cu"), *SOURCES.glob("*.cuh")]):
+    for file in sorted([*SOURCES.rglob("*.cu"), *SOURCES.rglob("*.cuh")]):
+        place = file.relative_to(SOURCES).as_posix()
         for name in _DEFINITION.findall(file.read_text()):
             if name in found:
                 raise ValueError(
-                    f"{file.name} and {found[name]} both have a kernel {name}: profilers could "
+                    f"{place} and {found[name]} both have a kernel {name}: profilers could "
                     "not tell them apart, so give one another name"
                 )
-            found[name] = file.name
+            found[name] = place
     return found
 
 

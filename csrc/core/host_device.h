@@ -1,7 +1,7 @@
 // Macros for functions that the CPU kernels and the CUDA kernels share.
 //
 // On the host they are forced inline: the CPU kernels compile each leaf function for several SIMD
-// levels (cpu/simd.h), and only inlined code takes the caller's instruction set.
+// levels (cpu/runtime/simd.h), and only inlined code takes the caller's instruction set.
 #pragma once
 
 #include <cstdint>

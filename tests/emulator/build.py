@@ -164,7 +164,9 @@ def build() -> Path:
     Returns:
         A library to load with ``torch.ops.load_library``.
     """
-    sources = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("cuda/**/*.cu")])
+    sources = sorted(
+        [*SOURCES.glob("*.cpp"), *SOURCES.glob("arguments/*.cpp"), *SOURCES.glob("cuda/**/*.cu")]
+    )
     compile_flags, link_flags = torch_flags()
     return build_library(
         "dynemb_emulated", sources, compile_flags=compile_flags, link_flags=link_flags

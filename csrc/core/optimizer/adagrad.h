@@ -1,7 +1,7 @@
 // Adagrad (Duchi, Hazan, Singer 2011), as torch.optim.Adagrad without lr_decay.
 #pragma once
 
-#include "core/optimizer_step.h"
+#include "core/optimizer/step.h"
 
 namespace dynemb {
 

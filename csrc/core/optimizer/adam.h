@@ -3,7 +3,7 @@
 // decoupled weight decay it is AdamW (Loshchilov, Hutter 2019).
 #pragma once
 
-#include "core/optimizer_step.h"
+#include "core/optimizer/step.h"
 
 namespace dynemb {
 

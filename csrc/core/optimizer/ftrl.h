@@ -2,7 +2,7 @@
 // 1).
 #pragma once
 
-#include "core/optimizer_step.h"
+#include "core/optimizer/step.h"
 
 namespace dynemb {
 

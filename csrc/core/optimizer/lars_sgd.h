@@ -2,7 +2,7 @@
 // lr * trust * |w| / (|g| + weight_decay * |w|); lr where either norm is 0.
 #pragma once
 
-#include "core/optimizer_step.h"
+#include "core/optimizer/step.h"
 
 namespace dynemb {
 

@@ -2,7 +2,7 @@
 // Sutskever et al. 2013: torch.optim.SGD without dampening.
 #pragma once
 
-#include "core/optimizer_step.h"
+#include "core/optimizer/step.h"
 
 namespace dynemb {
 

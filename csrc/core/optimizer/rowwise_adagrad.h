@@ -2,7 +2,7 @@
 // (Gupta, Bennett, Weston 2014; FBGEMM's exact_rowwise_adagrad).
 #pragma once
 
-#include "core/optimizer_step.h"
+#include "core/optimizer/step.h"
 
 namespace dynemb {
 

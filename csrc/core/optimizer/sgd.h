@@ -1,7 +1,7 @@
 // Stochastic gradient descent (torch.optim.SGD without momentum).
 #pragma once
 
-#include "core/optimizer_step.h"
+#include "core/optimizer/step.h"
 
 namespace dynemb {
 

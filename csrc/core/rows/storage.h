@@ -1,0 +1,158 @@
+// How values lie in memory: rows as float32, bfloat16 or float16, optimizer state as float32,
+// bfloat16 or 8-bit floats with a scale per block. Arithmetic is float32 always.
+//
+// Rounding is to nearest even, or stochastic: up with the probability of the remainder, so that
+// many small updates are not lost. Random bits are a function of (seed, id, step, tensor, column).
+#pragma once
+
+#include "core/index/hash.h"
+#include "core/rows/float_bits.h"
+
+namespace dynemb {
+
+enum class Storage : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kBlockFloat8 = 3 };
+
+// -- bfloat16 ------------------------------------------------------------------------------------
+
+DYNEMB_HD float bfloat16_to_float(uint16_t value) {
+  return float_from_bits(static_cast<uint32_t>(value) << 16);
+}
+// Values: float, or several floats; Words: their bits. The upper half of the result counts. NaN
+// becomes 0x7fc0, as in torch.
+template <class Values, class Words>
+DYNEMB_HD Words bfloat16_nearest_bits(Values values, Words bits) {
+  const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return values != values ? Words{} + 0x7fc00000u : rounded;
+}
+// `words`: the upper halves are random.
+template <class Values, class Words>
+DYNEMB_HD Words bfloat16_stochastic_bits(Values values, Words bits, Words words) {
+  const Words rounded = bits + (words >> 16);  // infinity stays: its lower half is 0
+  return values != values ? Words{} + 0x7fc00000u : rounded;
+}
+DYNEMB_HD uint16_t bfloat16_nearest(float value) {
+  return static_cast<uint16_t>(bfloat16_nearest_bits(value, float_bits(value)) >> 16);
+}
+DYNEMB_HD uint16_t bfloat16_stochastic(float value, uint32_t word) {
+  return static_cast<uint16_t>(bfloat16_stochastic_bits(value, float_bits(value), word) >> 16);
+}
+
+// -- float16 -------------------------------------------------------------------------------------
+// Without the processor's conversions, which not every instruction set has, and without float32
+// subnormals, which torch.set_flush_denormal would turn into zeros.
+
+DYNEMB_HD float float16_to_float(uint16_t value) {
+  const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16;
+  const uint32_t magnitude = value & 0x7fffu;
+  const float subnormal =
+      static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604644775390625e-8f;  // 2^-24
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  const uint32_t special = (magnitude << 13) | 0x7f800000u;
+  const uint32_t finite = magnitude < 0x0400u ? float_bits(subnormal) : normal;
+  return float_from_bits(sign | (magnitude < 0x7c00u ? finite : special));
+}
+
+// `halfway`: what is added below the last bit that is kept, of 13 bits.
+DYNEMB_HD uint16_t float16_rounded(float value, uint32_t halfway, float subnormal_part) {
+  const uint32_t bits = float_bits(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = (magnitude + halfway - (112u << 23)) >> 13;
+  const uint32_t finite = normal > 0x7c00u ? 0x7c00u : normal;
+  // 2^-14 = 1024 units of 2^-24
+  const float units = float_from_bits(magnitude < 0x38800000u ? magnitude : 0u) * 16777216.0f;
+  const uint32_t subnormal = static_cast<uint32_t>(static_cast<int32_t>(units + subnormal_part));
+  const uint32_t small = magnitude < 0x38800000u ? subnormal : finite;
+  const uint32_t nan = 0x7e00u;
+  const uint32_t special = magnitude > 0x7f800000u ? nan : 0x7c00u;
+  return static_cast<uint16_t>(sign | (magnitude >= 0x47800000u ? special : small));
+}
+DYNEMB_HD uint16_t float16_nearest(float value) {
+  const uint32_t bits = float_bits(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t halfway = 0xfffu + ((bits >> 13) & 1u);
+  // units of 2^-24 below 1024: adding and subtracting 2^23 rounds to nearest even
+  const float units = float_from_bits(magnitude < 0x38800000u ? magnitude : 0u) * 16777216.0f;
+  const float rounded = (units + 8388608.0f) - 8388608.0f;
+  return float16_rounded(value, halfway, rounded - units);
+}
+DYNEMB_HD uint16_t float16_stochastic(float value, uint32_t word) {
+  const float unit = static_cast<float>(static_cast<int32_t>(word >> 19)) * 1.220703125e-4f;
+  return float16_rounded(value, word >> 19, unit);
+}
+
+// -- random bits for rounding --------------------------------------------------------------------
+
+// What tells the random bits of one row and tensor at one step from all others. `tensor`: 0 for
+// weights, 1 + k for state k.
+DYNEMB_HD uint64_t rounding_key(int64_t seed, int64_t id, int64_t step, int tensor) {
+  const uint64_t of_table = fmix64(static_cast<uint64_t>(seed) ^ 0x3c6ef372fe94f82bULL);
+  const uint64_t of_step = 8 * static_cast<uint64_t>(step) + static_cast<uint64_t>(tensor);
+  return fmix64((of_table ^ static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ULL) +
+                of_step * 0xd1b54a32d192ed03ULL);
+}
+// Random bits for column 16 * b + j, and those of column 16 * b + 8 + j, j < 8, as one word: a
+// multiply-xorshift hash of a Weyl sequence with a key that is random itself, as cheap as vectors
+// allow. Tests bound its bias and correlations. `index`: 8 * b + j.
+template <class Words>
+DYNEMB_HD Words rounding_words(uint64_t key, Words index) {
+  Words x = static_cast<uint32_t>(key) + index * 0x9e3779b9u;
+  x ^= x >> 16;
+  x *= 0x21f0aaadu;
+  return x ^ (x >> 15) ^ static_cast<uint32_t>(key >> 32);
+}
+// At least the upper 16 bits are random.
+DYNEMB_HD uint32_t rounding_word(uint64_t key, uint32_t column) {
+  const uint32_t words = rounding_words<uint32_t>(key, column / 16 * 8 + column % 8);
+  return column % 16 < 8 ? words : words << 16;
+}
+
+// -- 8-bit floats in blocks ----------------------------------------------------------------------
+// A row of state is `dim` codes, then a float32 scale for every kBlockColumns columns, 4-byte
+// aligned. Largest value of a block: code for 1.875 times the scale.
+//
+// Signed codes: sign, 4 bits of exponent, 3 of mantissa. Unsigned: 5 and 3. Code 0 is zero.
+// Rounding is stochastic: a moving average moves by less than half a code a step, which rounding to
+// nearest would lose. A positive unsigned value never becomes zero: Adam divides by its root.
+
+constexpr int64_t kBlockColumns = 128;
+
+DYNEMB_HD int64_t block_codes_bytes(int64_t dim) { return (dim + 3) / 4 * 4; }
+DYNEMB_HD int64_t block_row_bytes(int64_t dim) {
+  return block_codes_bytes(dim) + 4 * ((dim + kBlockColumns - 1) / kBlockColumns);
+}
+// `largest`: greatest magnitude in the block, finite.
+DYNEMB_HD float block_scale(float largest) { return largest * (1.0f / 1.875f); }
+DYNEMB_HD float block_inverse(float scale) { return scale > 1e-37f ? 1.0f / scale : 0.0f; }
+
+constexpr uint32_t kUnsignedCodeBase = (127u - 31u) << 3;
+constexpr uint32_t kSignedCodeBase = (127u - 15u) << 3;
+
+DYNEMB_HD float unsigned_code_value(uint8_t code, float scale) {
+  const float value = float_from_bits((kUnsignedCodeBase + code) << 20);
+  return code == 0 ? 0.0f : value * scale;
+}
+DYNEMB_HD float signed_code_value(uint8_t code, float scale) {
+  const uint32_t magnitude = code & 0x7fu;
+  const float value = float_from_bits((kSignedCodeBase + magnitude) << 20);
+  const float scaled = magnitude == 0 ? 0.0f : value * scale;
+  return (code & 0x80u) != 0 ? -scaled : scaled;
+}
+DYNEMB_HD uint32_t code_magnitude(float value, float inverse, uint32_t base, uint32_t most,
+                                  uint32_t word) {
+  const uint32_t bits = float_bits(value * inverse) & 0x7fffffffu;
+  const int32_t code =
+      static_cast<int32_t>((bits + (word >> 12)) >> 20) - static_cast<int32_t>(base);
+  const int32_t capped = code > static_cast<int32_t>(most) ? static_cast<int32_t>(most) : code;
+  return static_cast<uint32_t>(capped < 0 ? 0 : capped);
+}
+DYNEMB_HD uint8_t unsigned_code(float value, float inverse, uint32_t word) {
+  const uint32_t code = code_magnitude(value, inverse, kUnsignedCodeBase, 255, word);
+  return static_cast<uint8_t>(code == 0 && value > 0.0f ? 1u : code);
+}
+DYNEMB_HD uint8_t signed_code(float value, float inverse, uint32_t word) {
+  const uint32_t code = code_magnitude(value, inverse, kSignedCodeBase, 127, word);
+  return static_cast<uint8_t>(code | ((float_bits(value) >> 24) & 0x80u));
+}
+
+}  // namespace dynemb

@@ -1,0 +1,93 @@
+// Lists with an entry for each feature of a call: checks, and work shared among threads.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "arguments/feature.h"
+#include "cpu/index/view.h"
+
+namespace dynemb::cpu {
+
+// Raises for a tensor that is not on the CPU.
+inline void check_on_cpu(const char* op, const char* name, const std::vector<Tensor>& list) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    check_defined(op, name, i, list[i]);
+    if (!list[i].is_cpu())
+      check_tensor(op, entry_name(name, i).c_str(), list[i], list[i].scalar_type());
+  }
+}
+
+// Raises unless the list has a contiguous CPU tensor of the dtype for each feature, of `dims`
+// dimensions (kAnyDims: any).
+inline void check_list(const char* op, const char* name, const std::vector<Tensor>& list,
+                       size_t features, ScalarType dtype, int64_t dims) {
+  check_entries(op, name, list.size(), features);
+  check_list_layout(op, name, list, dtype, dims);
+  check_on_cpu(op, name, list);
+}
+
+// Raises unless the offsets of feature `f` ascend from 0 to `count`, the number of its values.
+inline void check_list_offsets(const char* op, const char* name, size_t f, const Tensor& offsets,
+                               int64_t count) {
+  const int64_t rows = offsets.size(0) - 1;
+  const std::string entry = entry_name(name, f);
+  STD_TORCH_CHECK(rows >= 0, "dynemb::", op, ": ", entry, " is empty, expected [n + 1]");
+  const auto* offset = static_cast<const int64_t*>(offsets.data_ptr());
+  STD_TORCH_CHECK(offset[0] == 0, "dynemb::", op, ": ", entry, " begins with ", offset[0],
+                  ", expected 0");
+  bool decreases = false;
+  for (int64_t i = 0; i < rows; ++i) decreases |= offset[i + 1] < offset[i];
+  if (decreases) {
+    int64_t i = 0;
+    while (offset[i + 1] >= offset[i]) ++i;
+    STD_TORCH_CHECK(false, "dynemb::", op, ": ", entry, "[", i + 1, "] is ", offset[i + 1],
+                    ", less than ", entry, "[", i, "] = ", offset[i],
+                    ": offsets must not decrease");
+  }
+  STD_TORCH_CHECK(offset[rows] == count, "dynemb::", op, ": ", entry, " ends with ", offset[rows],
+                  ", expected the number of values, ", count);
+}
+
+// Tensors of the same shapes and of the dtype.
+inline std::vector<Tensor> empty_like_list(const std::vector<Tensor>& list, ScalarType dtype) {
+  std::vector<Tensor> result;
+  result.reserve(list.size());
+  for (const Tensor& tensor : list) {
+    result.push_back(empty_cpu(shape_of(tensor), dtype));
+  }
+  return result;
+}
+
+// Where the items of each feature begin among those of all [features + 1].
+template <class Count>
+std::vector<int64_t> item_begins(size_t features, const Count& count) {
+  std::vector<int64_t> begin(features + 1, 0);
+  for (size_t f = 0; f < features; ++f) begin[f + 1] = begin[f] + count(f);
+  return begin;
+}
+inline std::vector<int64_t> element_begins(const std::vector<Tensor>& list) {
+  return item_begins(list.size(), [&](size_t f) { return list[f].numel(); });
+}
+
+// Calls f(feature, first, last) for ranges of a feature's items that together are all of them, on
+// torch's threads. `weight` is the work of an item, in ids.
+template <class F>
+void for_each_range(const std::vector<int64_t>& begin, int64_t weight, const F& f) {
+  const int64_t count = begin.back();
+  constexpr int64_t kChunk = 4096;
+  const int64_t chunk = std::max<int64_t>(kChunk / weight, 1);
+  parallel_units((count + chunk - 1) / chunk, count * weight, [&](int64_t from, int64_t to) {
+    int64_t item = from * chunk;
+    const int64_t end = std::min(to * chunk, count);
+    auto feature = std::upper_bound(begin.begin(), begin.end(), item) - begin.begin() - 1;
+    for (; item < end; ++feature) {
+      const int64_t last = std::min(begin[feature + 1], end);
+      if (last > item)
+        f(static_cast<size_t>(feature), item - begin[feature], last - begin[feature]);
+      item = last;
+    }
+  });
+}
+
+}  // namespace dynemb::cpu

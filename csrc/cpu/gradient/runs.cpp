@@ -1,0 +1,274 @@
+#include "cpu/gradient/runs.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/gradient/radix_sort.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+namespace {
+
+constexpr int64_t kGradientsAhead = 12;  // occurrences whose gradients are loaded ahead of the sum
+
+// Row of the gradient that an occurrence gets, and its factor.
+struct Occurrence {
+  const float* gradient;
+  float factor;
+};
+
+DYNEMB_INLINE Occurrence occurrence(const GradientSource& source, int64_t position) {
+  const Lookup& lookup = *source.lookup;
+  if (lookup.pooling == kPoolNone) return {source.gradient + position * lookup.columns, 1.0f};
+  const int64_t bag = source.bag[position];
+  float factor = lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[position];
+  if (lookup.pooling == kPoolMean) factor *= source.scale[bag];
+  int64_t feature = 0;
+  int64_t row = bag;
+  if (lookup.column.size() > 1) {
+    feature = bag / lookup.batch;
+    row = bag - feature * lookup.batch;
+  }
+  return {source.gradient + row * lookup.columns + lookup.column[feature], factor};
+}
+
+DYNEMB_INLINE void sum_occurrences(const GradientSource& source, const GradientRuns& runs,
+                                   int64_t begin, int64_t end, float* sum) {
+  const int64_t dim = runs.dim;
+  const Occurrence first = occurrence(source, runs.position(begin));
+  for (int64_t c = 0; c < dim; ++c) sum[c] = first.factor * first.gradient[c];
+  for (int64_t i = begin + 1; i < end; ++i) {
+    const Occurrence next = occurrence(source, runs.position(i));
+    for (int64_t c = 0; c < dim; ++c) sum[c] += next.factor * next.gradient[c];
+  }
+}
+
+struct PieceJob {
+  const GradientSource* source;
+  const GradientRuns* runs;
+  int64_t begin;
+  int64_t end;
+  float* sum;
+};
+DYNEMB_INLINE void sum_piece_body(const PieceJob& job) {
+  sum_occurrences(*job.source, *job.runs, job.begin, job.end, job.sum);
+}
+DYNEMB_SIMD_VARIANTS(sum_piece, (const PieceJob& job), (job))
+
+DYNEMB_INLINE void sum_runs_simd_body(const RunSumJob& job) {
+  const GradientSource& source = *job.source;
+  const GradientRuns& runs = *job.runs;
+  const LongRuns& long_runs = *job.long_runs;
+  size_t next_long = std::lower_bound(long_runs.run.begin(), long_runs.run.end(), job.begin) -
+                     long_runs.run.begin();
+  const auto occurrences = static_cast<int64_t>(runs.sorted.size());
+  for (int64_t r = job.begin; r < job.end; ++r) {
+    const int64_t begin = runs.run[r];
+    const int64_t end = runs.run[r + 1];
+    for (int64_t i = begin + kGradientsAhead; i < std::min(end + kGradientsAhead, occurrences);
+         ++i) {
+      const float* gradient = occurrence(source, runs.position(i)).gradient;
+      for (int64_t c = 0; c < std::min<int64_t>(runs.dim, 128); c += 16) {
+        __builtin_prefetch(gradient + c);
+      }
+    }
+    float* sum = job.buffer + (r - job.begin) * runs.dim;
+    job.sum[r - job.begin] = sum;
+    if (next_long < long_runs.run.size() && long_runs.run[next_long] == r) {
+      const float* piece = long_runs.sums.data() + long_runs.first_piece[next_long] * runs.dim;
+      const int64_t pieces = (end - begin + kPieceLength - 1) / kPieceLength;
+      std::memcpy(sum, piece, sizeof(float) * static_cast<size_t>(runs.dim));
+      for (int64_t p = 1; p < pieces; ++p) {
+        for (int64_t c = 0; c < runs.dim; ++c) sum[c] += piece[p * runs.dim + c];
+      }
+      ++next_long;
+      continue;
+    }
+    if (end - begin == 1) {
+      const Occurrence only = occurrence(source, runs.position(begin));
+      if (only.factor == 1.0f) {
+        job.sum[r - job.begin] = only.gradient;
+        continue;
+      }
+    }
+    sum_occurrences(source, runs, begin, end, sum);
+  }
+}
+DYNEMB_SIMD_VARIANTS(sum_runs_simd, (const RunSumJob& job), (job))
+
+}  // namespace
+
+int bits_for(uint64_t values) {
+  int bits = 0;
+  while (bits < 63 && (uint64_t{1} << bits) < values) ++bits;
+  return bits;
+}
+
+GradientSource gradient_source(const char* op, const Lookup& lookup, const Tensor& gradient) {
+  check_tensor(op, "grad_output", gradient, ScalarType::Float);
+  const bool pooled = lookup.pooling != kPoolNone;
+  STD_TORCH_CHECK(gradient.dim() == 2, "dynemb::", op, ": grad_output has ", gradient.dim(),
+                  " dimensions, expected 2");
+  check_size(op, "grad_output", gradient, 0, pooled ? lookup.batch : lookup.features.count);
+  check_size(op, "grad_output", gradient, 1, lookup.columns);
+  GradientSource source;
+  source.gradient = static_cast<const float*>(gradient.data_ptr());
+  source.lookup = &lookup;
+  if (!pooled) return source;
+  const int64_t bags = lookup.batch * static_cast<int64_t>(lookup.features.table.size());
+  STD_TORCH_CHECK(bags < (int64_t{1} << 31), "dynemb::", op, ": ", bags,
+                  " bags, expected fewer than 2^31: split the batch");
+  source.bag.resize(lookup.features.count);
+  if (lookup.pooling == kPoolMean) source.scale.resize(bags);
+  constexpr int64_t kBagsPerUnit = 512;
+  parallel_units((bags + kBagsPerUnit - 1) / kBagsPerUnit, lookup.features.count,
+                 [&](int64_t begin, int64_t end) {
+                   const int64_t last = std::min(end * kBagsPerUnit, bags);
+                   for (int64_t b = begin * kBagsPerUnit; b < last; ++b) {
+                     for (int64_t i = lookup.offsets[b]; i < lookup.offsets[b + 1]; ++i) {
+                       source.bag[i] = static_cast<int32_t>(b);
+                     }
+                     if (!source.scale.empty()) bag_scale(lookup, b, &source.scale[b]);
+                   }
+                 });
+  return source;
+}
+
+namespace {
+
+// Features in the order in which their occurrences are sorted, and where each table begins.
+struct SortOrder {
+  std::vector<size_t> feature;
+  std::vector<size_t> table;  // positions in `feature`, and their number at the end
+};
+
+// By table where there is so much to sort that the caches would not hold it: no row is of two
+// tables. Otherwise all features are sorted as if they were of one.
+SortOrder sort_order(const Lookup& lookup, const std::vector<TableRows>& tables, int64_t slab) {
+  constexpr int64_t kOccurrences = 1 << 16;
+  const std::vector<int64_t>& table_of = lookup.features.table;
+  SortOrder order;
+  int64_t occurrences = 0;
+  for (size_t f = 0; f < table_of.size(); ++f) {
+    if (tables[table_of[f]].slab != slab) continue;
+    order.feature.push_back(f);
+    occurrences += lookup.features.begin[f + 1] - lookup.features.begin[f];
+  }
+  order.table.push_back(0);
+  if (occurrences >= kOccurrences) {
+    std::stable_sort(order.feature.begin(), order.feature.end(),
+                     [&](size_t a, size_t b) { return table_of[a] < table_of[b]; });
+    for (size_t k = 1; k < order.feature.size(); ++k) {
+      if (table_of[order.feature[k]] != table_of[order.feature[k - 1]]) order.table.push_back(k);
+    }
+  }
+  order.table.push_back(order.feature.size());
+  return order;
+}
+
+}  // namespace
+
+GradientRuns gradient_runs(const char* op, const Lookup& lookup,
+                           const std::vector<TableRows>& tables, int64_t slab, int64_t dim) {
+  GradientRuns runs;
+  runs.slab = slab;
+  runs.dim = dim;
+  runs.position_bits = bits_for(static_cast<uint64_t>(lookup.features.count));
+  runs.sorted.resize(lookup.features.count);
+  const SortOrder order = sort_order(lookup, tables, slab);
+  uint64_t highest = 0;
+  size_t with_row = 0;
+  std::vector<size_t> part = {0};  // what is sorted by itself
+  for (size_t t = 0; t + 1 < order.table.size(); ++t) {
+    for (size_t k = order.table[t]; k < order.table[t + 1]; ++k) {
+      const size_t f = order.feature[k];
+      for (int64_t i = lookup.features.begin[f]; i < lookup.features.begin[f + 1]; ++i) {
+        const int64_t handle = lookup.handles[i];
+        const uint64_t row = static_cast<uint64_t>(handle_row(handle));
+        runs.sorted[with_row] = (row << runs.position_bits) | static_cast<uint64_t>(i);
+        with_row += handle >= 0;
+        highest = std::max(highest, handle >= 0 ? row : 0);
+      }
+    }
+    part.push_back(with_row);
+  }
+  runs.sorted.resize(with_row);
+  const int row_bits = bits_for(highest + 1);
+  STD_TORCH_CHECK(row_bits + runs.position_bits <= 64, "dynemb::", op, ": ", lookup.features.count,
+                  " ids into ", highest + 1,
+                  " rows are too many for one backward: split the batch");
+  radix_sort_parts(runs.sorted, part, runs.position_bits, runs.position_bits + row_bits);
+  const int64_t count = static_cast<int64_t>(runs.sorted.size());
+  const auto is_last = [&](int64_t i) {
+    return i + 1 == count ||
+           (runs.sorted[i] >> runs.position_bits) != (runs.sorted[i + 1] >> runs.position_bits);
+  };
+  int64_t heads = 0;
+  for (int64_t i = 0; i < count; ++i) heads += is_last(i);
+  runs.run.resize(heads + 1);
+  heads = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    runs.run[heads] = i;
+    heads += is_last(i);
+  }
+  // run[r] is now the last occurrence of run r; the run after it begins one later.
+  for (int64_t r = heads; r > 0; --r) runs.run[r] = runs.run[r - 1] + 1;
+  runs.run[0] = 0;
+  return runs;
+}
+
+LongRuns sum_long_runs(const GradientSource& source, const GradientRuns& runs) {
+  LongRuns result;
+  std::vector<PieceJob> pieces;
+  for (int64_t r = 0; r < runs.count(); ++r) {
+    const int64_t begin = runs.run[r];
+    const int64_t end = runs.run[r + 1];
+    if (end - begin <= kPieceLength) continue;
+    result.run.push_back(r);
+    result.first_piece.push_back(static_cast<int64_t>(pieces.size()));
+    for (int64_t i = begin; i < end; i += kPieceLength) {
+      pieces.push_back({&source, &runs, i, std::min(i + kPieceLength, end), nullptr});
+    }
+  }
+  result.sums.resize(pieces.size() * static_cast<size_t>(runs.dim));
+  const int64_t count = static_cast<int64_t>(pieces.size());
+  parallel_units(count, count * kPieceLength, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      pieces[p].sum = result.sums.data() + p * runs.dim;
+      sum_piece(pieces[p]);
+    }
+  });
+  return result;
+}
+
+void sum_runs(const RunSumJob& job) { sum_runs_simd(job); }
+
+void reduce_runs(const GradientSource& source, const GradientRuns& runs,
+                 const ReducedEntries& entries) {
+  const LongRuns long_runs = sum_long_runs(source, runs);
+  const Lookup& lookup = *source.lookup;
+  const int64_t dim = runs.dim;
+  constexpr int64_t kChunk = 32;
+  const int64_t chunks = (runs.count() + kChunk - 1) / kChunk;
+  const auto occurrences = static_cast<int64_t>(runs.sorted.size());
+  parallel_units(chunks, occurrences, [&](int64_t begin, int64_t end) {
+    const float* sums[kChunk];
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      const int64_t first = chunk * kChunk;
+      const int64_t last = std::min(first + kChunk, runs.count());
+      sum_runs({&source, &runs, &long_runs, first, last, entries.gradient + first * dim, sums});
+      for (int64_t r = first; r < last; ++r) {
+        const int64_t position = runs.position(runs.run[r]);
+        entries.handle[r] = lookup.handles[position];
+        entries.id[r] = lookup.features.ids[position];
+        entries.table[r] = lookup.features.table[source.feature_of(position)];
+        float* gradient = entries.gradient + r * dim;
+        if (sums[r - first] != gradient) {
+          std::memcpy(gradient, sums[r - first], sizeof(float) * static_cast<size_t>(dim));
+        }
+      }
+    }
+  });
+}
+
+}  // namespace dynemb::cpu

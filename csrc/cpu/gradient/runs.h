@@ -1,0 +1,85 @@
+// The backward's dedupe: occurrences of ids sorted by row, so that each row's gradients form a run
+// that is summed in the order of occurrence. No atomics; the sums do not depend on the number of
+// threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/optimizer/summation.h"
+#include "cpu/rows/view.h"
+#include "cpu/runtime/scratch.h"
+
+namespace dynemb::cpu {
+
+// What one lookup's output gradient gives each occurrence of an id.
+struct GradientSource {
+  const float* gradient;  // [batch or ids, columns]
+  const Lookup* lookup;
+  Scratch<int32_t> bag;      // bag of each occurrence; empty without pooling
+  std::vector<float> scale;  // factor of each bag under mean pooling; empty otherwise
+
+  int64_t feature_of(int64_t position) const {
+    const auto& begin = lookup->features.begin;
+    if (begin.size() == 2) return 0;
+    return std::upper_bound(begin.begin(), begin.end() - 1, position) - begin.begin() - 1;
+  }
+};
+
+GradientSource gradient_source(const char* op, const Lookup& lookup, const Tensor& gradient);
+
+// Occurrences of one slab's rows. Run r is the sorted occurrences [run[r], run[r + 1]).
+struct GradientRuns {
+  Scratch<uint64_t> sorted;  // row << position_bits | position
+  int position_bits;
+  Scratch<int64_t> run;
+  int64_t slab;
+  int64_t dim;
+
+  int64_t count() const { return static_cast<int64_t>(run.size()) - 1; }
+  int64_t position(int64_t sorted_index) const {
+    return static_cast<int64_t>(sorted[sorted_index] & ((uint64_t{1} << position_bits) - 1));
+  }
+};
+
+// Leaves out occurrences without a row (missing and padding ids). Runs ascend by row; of many
+// occurrences, by table and then by row.
+GradientRuns gradient_runs(const char* op, const Lookup& lookup,
+                           const std::vector<TableRows>& tables, int64_t slab, int64_t dim);
+
+// Very long runs are summed in pieces of fixed length first, by all threads.
+struct LongRuns {
+  std::vector<int64_t> run;          // indices of runs longer than kPieceLength, ascending
+  std::vector<int64_t> first_piece;  // of each of them
+  std::vector<float> sums;           // [pieces, dim]
+};
+LongRuns sum_long_runs(const GradientSource& source, const GradientRuns& runs);
+
+// Sums of runs [begin, end) into rows of `sums`, or the gradient row itself where a run is one
+// unscaled occurrence: `sum[r - begin]` points to the result.
+struct RunSumJob {
+  const GradientSource* source;
+  const GradientRuns* runs;
+  const LongRuns* long_runs;
+  int64_t begin;
+  int64_t end;
+  float* buffer;      // [end - begin, dim]
+  const float** sum;  // out
+};
+void sum_runs(const RunSumJob& job);
+
+// Rows with their gradients, entry by entry.
+struct ReducedEntries {
+  int64_t* handle;
+  int64_t* id;
+  int64_t* table;
+  float* gradient;  // [entries, dim]
+};
+// An entry for each run, in their order.
+void reduce_runs(const GradientSource& source, const GradientRuns& runs,
+                 const ReducedEntries& entries);
+
+int bits_for(uint64_t values);  // bits that hold 0 .. values - 1
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,49 @@
+// Which new ids of a call get a row, and what is kept of the others.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/index/misses.h"
+#include "cpu/index/policy_view.h"
+
+namespace dynemb::cpu {
+
+// An id that its table does not have, with the policy of the feature that brings it first.
+struct NewId {
+  int64_t id;
+  int32_t order;  // of its first miss
+  int32_t table;
+  int32_t policy;
+  int32_t verdict;          // Verdict
+  uint64_t expiry_rank;     // of all features that bring it
+  uint64_t threshold_rank;  // likewise
+  int64_t occurrences;      // in lookups that update scores
+  int64_t counted;          // occurrences that were counted before the call
+  int64_t handle;
+  int64_t counter_bucket;  // where it is counted exactly; -1: nowhere
+  int64_t counter_slot;
+
+  bool has_counter() const { return counter_bucket >= 0; }
+};
+
+// New ids in order of first occurrence. `admit` bool per id of the call, or nullptr: an id is
+// refused if it is false at all its occurrences.
+std::vector<NewId> collect_new_ids(const PolicyView& policies, const FeatureIds& features,
+                                   const Misses& misses, const bool* admit);
+
+// Sets the verdicts. Changes nothing else.
+void decide_admission(const IndexView& index, const PolicyView& policies, const int32_t* sketch,
+                      std::vector<NewId>* new_ids);
+
+// An admitted id gets no row: it is to be counted instead, where ids are.
+void refuse_without_room(const PolicyView& policies, NewId* entry);
+
+// Finds the exact counter of an id again after its counter table was rehashed.
+void find_counter_again(const IndexView& index, const PolicyView& policies, NewId* entry);
+
+// Adds to the count of an id that is counted, forgets the exact count of one that gets a row.
+void note_admission(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+                    const NewId& entry);
+
+}  // namespace dynemb::cpu

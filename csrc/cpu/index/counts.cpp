@@ -1,0 +1,39 @@
+// reported_counts: what has happened to the tables, as far as it is known without waiting.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "cpu/index/view.h"
+
+namespace dynemb::cpu {
+namespace {
+
+Tensor copy_words(const Tensor& words) {
+  std::vector<int64_t> size;
+  for (int64_t d = 0; d < words.dim(); ++d) size.push_back(words.size(d));
+  Tensor copy = empty_cpu(size, ScalarType::Long);
+  const auto* from = static_cast<const int64_t*>(words.data_ptr());
+  std::copy(from, from + words.numel(), static_cast<int64_t*>(copy.data_ptr()));
+  return copy;
+}
+
+// On the CPU everything is known.
+std::tuple<Tensor, Tensor> reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) {
+  const char* op = "reported_counts";
+  check_tensor(op, "buckets", buckets, ScalarType::Long);
+  check_size(op, "buckets", buckets, 1, kBucketWords);
+  check_tensor(op, "tables", tables, ScalarType::Long);
+  check_size(op, "tables", tables, 1, kTableColumns);
+  check_tensor(op, "row_clock", row_clock, ScalarType::Long);
+  STD_TORCH_CHECK(row_clock.dim() == 1, "dynemb::", op, ": row_clock has ", row_clock.dim(),
+                  " dimensions, expected 1");
+  return {copy_words(tables), copy_words(row_clock)};
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("reported_counts", TORCH_BOX(&dynemb::cpu::reported_counts));
+}

@@ -1,0 +1,23 @@
+// Takes ids out of full tables, so that new ones get their rows.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/index/admission.h"
+#include "cpu/index/policy_view.h"
+
+namespace dynemb::cpu {
+
+// Where evicted ids are noted; see EvictedColumn.
+struct EvictionLog {
+  int64_t* words;
+  int64_t records;  // that have a place
+};
+
+// Finds a victim for each of the new ids at `positions`, ascending, and sets the new id's handle to
+// the victim's row with its next generation. A new id that finds none is refused.
+void evict(const IndexView& index, const PolicyView& policies, const EvictionLog& log,
+           const std::vector<int32_t>& positions, std::vector<NewId>* new_ids);
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,57 @@
+// export_batch: ids and handles of a table in batches, in the order of the index.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "cpu/index/view.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// Ids, handles and scores [n, words] (zeros in a table without scores) of the occupied slots from
+// bucket `begin` on, at most max_ids of them, and the bucket to go on from (-1: that was all).
+std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor scores,
+                                                        Tensor tables, Tensor meta, int64_t table,
+                                                        int64_t begin, int64_t max_ids) {
+  const char* op = "export_batch";
+  const IndexView index = index_view(op, buckets, &scores, tables, meta);
+  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::", op, ": table is ", table,
+                  ", expected 0 to ", index.table_count - 1);
+  const TableView view = index.table(table);
+  STD_TORCH_CHECK(begin >= 0 && begin <= view.bucket_count, "dynemb::", op, ": begin is ", begin,
+                  ", expected a bucket from 0 to ", view.bucket_count);
+  STD_TORCH_CHECK(max_ids >= kBucketWidth, "dynemb::", op, ": max_ids is ", max_ids,
+                  ", expected at least a bucket of ", kBucketWidth);
+  std::vector<int64_t> id, handle, score;
+  int64_t bucket = begin;
+  for (; bucket < view.bucket_count; ++bucket) {
+    if (static_cast<int64_t>(id.size()) + kBucketWidth > max_ids) break;
+    const int64_t* line = view.line(bucket);
+    for (int slot = 0; slot < kBucketWidth; ++slot) {
+      if (line[kBucketWidth + slot] == 0) continue;
+      id.push_back(line[slot]);
+      handle.push_back(decode_handle(line[kBucketWidth + slot]));
+      for (int64_t w = 0; w < index.score_words; ++w) {
+        score.push_back(w < view.score_words ? view.score(bucket, slot)[w * kBucketWidth] : 0);
+      }
+    }
+  }
+  const auto to_tensor = [](const std::vector<int64_t>& values, const std::vector<int64_t>& size) {
+    Tensor tensor = empty_cpu(size, ScalarType::Long);
+    std::copy(values.begin(), values.end(), static_cast<int64_t*>(tensor.data_ptr()));
+    return tensor;
+  };
+  const auto count = static_cast<int64_t>(id.size());
+  return {to_tensor(id, {count}), to_tensor(handle, {count}),
+          to_tensor(score, {count, index.score_words}),
+          to_tensor({bucket < view.bucket_count ? bucket : -1}, {1})};
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("export_batch", TORCH_BOX(&dynemb::cpu::export_batch));
+}

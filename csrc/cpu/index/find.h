@@ -1,0 +1,24 @@
+// Batched lookup of one tile of ids, shared by find and by the first round of find_or_insert_.
+#pragma once
+
+#include <cstdint>
+
+#include "core/policy/decisions.h"
+#include "cpu/index/view.h"
+
+namespace dynemb::cpu {
+
+struct FindJob {
+  TableView table;
+  const int64_t* ids;
+  int64_t count;
+  int64_t* handles;        // out: handle, kNoHandle or kPaddingHandle
+  int32_t* missing;        // out, may be nullptr: positions of ids not found, ascending
+  int64_t* missing_count;  // out
+  int64_t* padding_count;  // out, may be nullptr
+  ScoreUpdate update;      // of the slots found if table.scores is set
+};
+
+void find_tile(const FindJob& job);
+
+}  // namespace dynemb::cpu

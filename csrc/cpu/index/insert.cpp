@@ -1,0 +1,350 @@
+// find_or_insert_: finds all ids, then gives rows to the new ones, in the rounds that keep every
+// integer of the state independent of the number of threads.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "cpu/index/admission.h"
+#include "cpu/index/eviction.h"
+#include "cpu/index/growth.h"
+#include "cpu/index/misses.h"
+#include "cpu/index/one_writer.h"
+#include "cpu/index/placement.h"
+#include "cpu/index/probe.h"
+#include "cpu/memory/reserve.h"
+#include "cpu/rows/allocator.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// Round 3: every new id into its first bucket, partition by partition. A partition is a range of
+// the hash, hence a range of buckets where the bucket count allows it. What finds no place there
+// goes through the remaining rounds in order of occurrence.
+void place_misses(const IndexView& index, int64_t step, const Misses& misses) {
+  constexpr int64_t kLookahead = 16;
+  std::vector<TableView> tables;
+  for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
+  std::vector<std::vector<Entry>> rest(kPartitions);
+  std::vector<int64_t> reused(kPartitions * index.table_count, 0);
+  const bool one_partition = misses.count() < kParallelWork;
+  parallel_units(kPartitions, misses.count(), [&](int64_t part_begin, int64_t part_end) {
+    for (int64_t p = part_begin; p < part_end; ++p) {
+      const Miss* items = misses.items.data() + misses.begin[p];
+      const int64_t count = misses.begin[p + 1] - misses.begin[p];
+      for (int64_t i = 0; i < count; ++i) {
+        if (i + kLookahead < count && items[i + kLookahead].table >= 0) {
+          const Miss& ahead = items[i + kLookahead];
+          const TableView& table = tables[ahead.table];
+          __builtin_prefetch(&misses.handle[ahead.order]);
+          prefetch_line(
+              table.line(bucket_of(first_hash(ahead.id, table.salt), table.bucket_count)));
+        }
+        const Miss& miss = items[i];
+        if (miss.table < 0) continue;
+        const TableView& table = tables[miss.table];
+        const Entry entry{first_hash(miss.id, table.salt),
+                          miss.id,
+                          encode_handle(misses.handle[miss.order]),
+                          miss.table,
+                          miss.order,
+                          {step}};
+        const bool owned = one_partition || table.bucket_count % kPartitions == 0;
+        if (!owned || !put_entry(table, bucket_of(entry.hash, table.bucket_count), entry,
+                                 &reused[p * index.table_count + miss.table])) {
+          rest[p].push_back(entry);
+        }
+      }
+    }
+  });
+  for (int64_t p = 0; p < kPartitions; ++p) {
+    for (int64_t t = 0; t < index.table_count; ++t) {
+      index.table_row(t)[kTableTombstones] -= reused[p * index.table_count + t];
+    }
+  }
+  place_entries(index, merge_by_order(rest, misses.count()));
+}
+
+// What a call does to every table.
+struct Plan {
+  std::vector<int64_t> added;    // ids that get a row that no other id has
+  std::vector<int64_t> evicted;  // ids that need a victim
+  std::vector<int64_t> counted;  // ids counted for the first time at most, by counter table
+  std::vector<GrowthDecision> growth;
+};
+
+// Decides growth and checks room for the plan. Changes nothing.
+void check_plan(const IndexView& index, const RowAllocator& allocator, int64_t slabs, Plan* plan) {
+  std::vector<int64_t> new_rows(slabs, 0);
+  plan->growth.resize(index.table_count);
+  int64_t bytes = 0;
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    const int64_t* row = index.table_row(t);
+    new_rows[index.meta_row(t)[kMetaSlab]] += plan->added[t];
+    // the slots of victims become tombstones
+    plan->growth[t] = decide_growth(row[kTableBucketCount], index.meta_row(t)[kMetaRegionBuckets],
+                                    row[kTableSize], row[kTableTombstones],
+                                    plan->added[t] + plan->counted[t], plan->evicted[t]);
+    if (plan->growth[t].rehash) bytes += check_rehash(index, t, plan->growth[t].bucket_count);
+  }
+  check_available_memory(index.op, bytes + allocator.check(new_rows));
+}
+
+void rehash_tables(const IndexView& index, const Plan& plan) {
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    if (plan.growth[t].rehash) rehash(index, t, plan.growth[t].bucket_count);
+  }
+}
+
+// Rows and places for all new ids, where no table has a policy.
+void insert_all(const IndexView& index, const PolicyView& policies, RowAllocator* allocator,
+                int64_t slabs, Misses* misses) {
+  Plan plan;
+  plan.added = dedupe_misses(index.table_count, misses);
+  plan.evicted.assign(index.table_count, 0);
+  plan.counted.assign(index.table_count, 0);
+  check_plan(index, *allocator, slabs, &plan);
+  // Up to here nothing has been changed but the scores of the ids found.
+  misses->handle.resize(misses->count());
+  for (size_t i = 0; i < misses->tiles.size(); ++i) {
+    const int64_t slab = index.meta_row(misses->tiles[i].table)[kMetaSlab];
+    for (int64_t m = misses->tile_begin[i]; m < misses->tile_begin[i + 1]; ++m) {
+      if (misses->first[m] == m) misses->handle[m] = allocator->take(slab);
+    }
+  }
+  rehash_tables(index, plan);
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    index.table_row(t)[kTableSize] += plan.added[t];
+    index.table_row(t)[kTableInserted] += plan.added[t];
+  }
+  place_misses(index, policies.clock[kClockStep], *misses);
+}
+
+// How many of the admitted ids of each table get a row that no other id has; the others need a
+// victim, or are refused, or are too many.
+void plan_room(const IndexView& index, const PolicyView& policies,
+               const std::vector<int64_t>& admitted, Plan* plan) {
+  int64_t budget = 0;
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    const int64_t* policy = policies.row(t);
+    budget = std::max(budget, policy[kPolicyBudget]);
+  }
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    budget -= budget_share(policies.row(t), index.table_row(t)[kTableSize]);
+  }
+  const int64_t level = budget_level(budget, index.table_count, [&](int64_t t) {
+    return budget_demand(policies.row(t), index.table_row(t)[kTableSize], admitted[t]);
+  });
+  plan->added.resize(index.table_count);
+  plan->evicted.assign(index.table_count, 0);
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    const int64_t* policy = policies.row(t);
+    const int64_t size = index.table_row(t)[kTableSize];
+    plan->added[t] = ids_with_room(policy, size, admitted[t], level);
+    const int64_t rest = admitted[t] - plan->added[t];
+    STD_TORCH_CHECK(rest == 0 || policy[kPolicyOnFull] != kFullError, "dynemb::", index.op,
+                    ": table ", t, " has ", size, " ids and room for ", plan->added[t],
+                    " more, but the call brings ", admitted[t],
+                    " new ones: give it a larger capacity or budget, remove ids, or choose "
+                    "another on_full than \"error\"");
+    if (policy[kPolicyOnFull] == kFullEvict) plan->evicted[t] = rest;
+  }
+}
+
+Entry entry_of(const IndexView& index, const PolicyView& policies, const NewId& id, int64_t table) {
+  ScoreUpdate update = policy_update(policies.row(id.policy), policies.clock, id.table);
+  update.expires = ranked_expiry(id.expiry_rank);
+  const int64_t frequency = counted_frequency(id.counted + id.occurrences);
+  Entry entry{first_hash(id.id, index.table(table).salt),
+              id.id,
+              id.verdict == kVerdictCount ? id.occurrences : encode_handle(id.handle),
+              static_cast<int32_t>(table),
+              0,
+              {}};
+  for (int w = 0; w < index.score_words; ++w) {
+    entry.score[w] = new_score(update, w, frequency);
+  }
+  return entry;
+}
+
+// Decides who of the new ids gets a row, and checks that there is room for all of it. Changes
+// nothing but the verdicts.
+Plan plan_by_policy(const IndexView& index, const PolicyView& policies,
+                    const RowAllocator& allocator, int64_t slabs,
+                    const std::vector<NewId>& new_ids) {
+  Plan plan;
+  std::vector<int64_t> admitted(index.table_count, 0);
+  std::vector<int64_t> uncounted(index.table_count, 0);
+  plan.counted.assign(index.table_count, 0);
+  for (const NewId& entry : new_ids) {
+    const int64_t* policy = policies.row(entry.policy);
+    if (entry.verdict == kVerdictInsert) {
+      ++admitted[entry.table];
+      if (may_need_counter(policy, entry.has_counter(), entry.occurrences)) {
+        ++uncounted[policy[kPolicyCounterTable]];
+      }
+    } else if (entry.verdict == kVerdictCount) {
+      ++plan.counted[policy[kPolicyCounterTable]];
+    }
+  }
+  plan_room(index, policies, admitted, &plan);
+  // Of those for whom there is no room, who has a counter is known only when rows are given out.
+  int64_t without_room = 0;
+  for (int64_t t = 0; t < index.table_count; ++t) without_room += admitted[t] - plan.added[t];
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    plan.counted[t] += std::min(uncounted[t], without_room);
+  }
+  check_plan(index, allocator, slabs, &plan);
+  return plan;
+}
+
+// Rows for the new ids for which there is room; counts of the others. Returns the positions of
+// those that need a victim.
+std::vector<int32_t> give_rows(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+                               const Plan& plan, RowAllocator* allocator,
+                               std::vector<NewId>* new_ids) {
+  std::vector<int64_t> given(index.table_count, 0);
+  std::vector<int32_t> evictors;
+  for (size_t i = 0; i < new_ids->size(); ++i) {
+    NewId& entry = (*new_ids)[i];
+    int64_t* row = index.table_row(entry.table);
+    if (entry.verdict != kVerdictInsert) {
+      entry.handle = kRefusedHandle;
+      ++row[kTableNotAdmitted];
+    } else if (given[entry.table]++ < plan.added[entry.table]) {
+      entry.handle = allocator->take(index.meta_row(entry.table)[kMetaSlab]);
+    } else if (plan.evicted[entry.table] > 0) {
+      evictors.push_back(static_cast<int32_t>(i));
+      continue;  // whether it is counted or not is known later
+    } else {
+      refuse_without_room(policies, &entry);
+      ++row[kTableRejected];
+    }
+    note_admission(index, policies, sketch, entry);
+  }
+  return evictors;
+}
+
+// Rows and places for the new ids that the policies let in.
+void insert_by_policy(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+                      const EvictionLog& log, const FeatureIds& features, const bool* admit,
+                      RowAllocator* allocator, int64_t slabs, Misses* misses) {
+  dedupe_misses(index.table_count, misses);
+  std::vector<NewId> new_ids = collect_new_ids(policies, features, *misses, admit);
+  decide_admission(index, policies, sketch, &new_ids);
+  const Plan plan = plan_by_policy(index, policies, *allocator, slabs, new_ids);
+  // Up to here nothing has been changed but the scores of the ids found.
+  const std::vector<int32_t> evictors =
+      give_rows(index, policies, sketch, plan, allocator, &new_ids);
+  rehash_tables(index, plan);
+  evict(index, policies, log, evictors, &new_ids);
+  for (const int32_t i : evictors) {
+    NewId& entry = new_ids[i];
+    if (entry.has_counter() &&
+        plan.growth[policies.row(entry.policy)[kPolicyCounterTable]].rehash) {
+      find_counter_again(index, policies, &entry);
+    }
+    note_admission(index, policies, sketch, entry);
+  }
+  std::vector<Entry> entries;
+  entries.reserve(new_ids.size());
+  misses->handle.resize(misses->count());
+  for (const NewId& entry : new_ids) {
+    misses->handle[entry.order] = entry.handle;
+    if (entry.verdict == kVerdictInsert) {
+      entries.push_back(entry_of(index, policies, entry, entry.table));
+      ++index.table_row(entry.table)[kTableSize];
+      ++index.table_row(entry.table)[kTableInserted];
+    } else if (entry.verdict == kVerdictCount) {
+      const int64_t counters = policies.row(entry.policy)[kPolicyCounterTable];
+      entries.push_back(entry_of(index, policies, entry, counters));
+      ++index.table_row(counters)[kTableSize];
+      ++index.table_row(counters)[kTableInserted];
+    }
+  }
+  place_entries(index, std::move(entries));
+}
+
+// Handles of the ids that were not found, and how often ids were found, missed and refused.
+void finish(const IndexView& index, const Misses& misses, int64_t* handles) {
+  const auto tile_count = static_cast<int64_t>(misses.tiles.size());
+  std::vector<int64_t> refused(static_cast<size_t>(tile_count), 0);
+  parallel_units(tile_count, misses.count(), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t tile_begin = misses.tiles[i].begin;
+      for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
+        const int64_t position = misses.in_tile[tile_begin + m - misses.tile_begin[i]];
+        const int64_t handle = misses.handle[misses.first[m]];
+        handles[tile_begin + position] = handle;
+        refused[i] += handle < 0;
+      }
+    }
+  });
+  for (int64_t i = 0; i < tile_count; ++i) {
+    const Tile& tile = misses.tiles[i];
+    const int64_t missed = misses.tile_begin[i + 1] - misses.tile_begin[i];
+    int64_t* row = index.table_row(tile.table);
+    row[kTableFound] += tile.end - tile.begin - missed - misses.tile_padding[i];
+    row[kTableMissed] += missed;
+    row[kTableDefaultServed] += refused[i];
+  }
+}
+
+Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
+                       Tensor sketch, Tensor evicted, Tensor meta, Tensor policy, Tensor clock,
+                       Tensor ids, Tensor offsets, std::optional<Tensor> admit,
+                       std::vector<int64_t> feature_tables, std::vector<int64_t> feature_policies) {
+  const char* op = "find_or_insert_";
+  const IndexView index = index_view(op, buckets, &scores, tables, meta);
+  RowAllocator allocator(index, slabs, free_rows);
+  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
+  const PolicyView policies = policy_view(index, features, policy, clock, sketch, feature_policies);
+  check_tensor(op, "evicted", evicted, ScalarType::Long);
+  check_size(op, "evicted", evicted, 1, kEvictedColumns);
+  STD_TORCH_CHECK(evicted.size(0) > 0, "dynemb::", op,
+                  ": evicted.size(0) is 0, expected 1 or more");
+  const auto* head = static_cast<const int64_t*>(evicted.data_ptr());
+  STD_TORCH_CHECK(head[kEvictedRecords] >= 0 && head[kEvictedRecords] < evicted.size(0) &&
+                      head[kEvictedLost] >= 0 && head[kEvictedLost] <= INT64_MAX / 2,
+                  "dynemb::", op, ": evicted[0] counts ", head[kEvictedRecords], " records and ",
+                  head[kEvictedLost], " that found no place, but there is room for ",
+                  evicted.size(0) - 1);
+  const bool* admitted = nullptr;
+  if (admit.has_value()) {
+    check_tensor(op, "admit", *admit, ScalarType::Bool);
+    check_length(op, "admit", *admit, features.count);
+    STD_TORCH_CHECK(!policies.empty(), "dynemb::", op,
+                    ": admit is given, but no table has a policy");
+    admitted = static_cast<const bool*>(admit->data_ptr());
+  }
+  STD_TORCH_CHECK(features.count < (int64_t{1} << 31), "dynemb::", op, ": ids has ", features.count,
+                  " elements, expected fewer than 2^31: split the batch");
+  Tensor handles = empty_cpu({features.count}, ScalarType::Long);
+  auto* handle = static_cast<int64_t*>(handles.data_ptr());
+  const OneWriter writer(op, index.tables);
+  // Kept between calls, unless large: fresh memory would cost page faults in every call.
+  static thread_local Misses kept;
+  Misses& misses = kept;  // a lambda that named `kept` would see that of the thread it runs on
+  const ReleaseLarge release(&misses);
+  find_all(index, features, policies, handle, &misses);
+  if (misses.count() > 0) {
+    partition_misses(index, features, &misses);
+    if (policies.empty()) {
+      insert_all(index, policies, &allocator, slabs.size(0), &misses);
+    } else {
+      insert_by_policy(index, policies, static_cast<int32_t*>(sketch.data_ptr()),
+                       {static_cast<int64_t*>(evicted.data_ptr()), evicted.size(0) - 1}, features,
+                       admitted, &allocator, slabs.size(0), &misses);
+    }
+  }
+  finish(index, misses, handle);
+  return handles;
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("find_or_insert_", TORCH_BOX(&dynemb::cpu::find_or_insert_));
+}

@@ -1,0 +1,36 @@
+// Placement of entries that are known to be absent: the rounds that make the index deterministic.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/policy/decisions.h"
+#include "cpu/index/view.h"
+
+namespace dynemb::cpu {
+
+// An id to be placed. `order` says which of two entries comes first; orders are distinct.
+struct Entry {
+  uint64_t hash;
+  int64_t key;
+  int64_t stored;
+  int32_t table;
+  int32_t order;
+  int64_t score[kMaxScoreWords];
+};
+
+// The entries of all lists in ascending order; orders are less than `orders`.
+std::vector<Entry> merge_by_order(const std::vector<std::vector<Entry>>& lists, int64_t orders);
+
+// Puts the entry into the bucket's first free slot, empty or tombstone, and counts the latter;
+// false if there is none.
+bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
+               int64_t* reused_tombstones);
+
+// Puts every entry into a free slot of its table: first candidate buckets, then second candidates
+// for the rest, then the buckets after them. Within a round a bucket takes its entries in the order
+// given, so the result does not depend on the number of threads. Keys must be distinct, absent, and
+// few enough to fit. Orders are set to positions in `entries`.
+void place_entries(const IndexView& index, std::vector<Entry> entries);
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,101 @@
+// Probing one bucket, in vector form.
+#pragma once
+
+#include <cstring>
+
+#include "core/index/bucket.h"
+#include "cpu/index/view.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+
+typedef int64_t Words2 __attribute__((vector_size(16)));
+typedef int64_t Words4 __attribute__((vector_size(32)));
+typedef uint64_t UnsignedWords4 __attribute__((vector_size(32)));
+static_assert(kBucketWidth % 4 == 0, "a bucket is probed four slots at a time");
+
+DYNEMB_INLINE Words4 load_words(const int64_t* words) {
+  Words4 value;
+  std::memcpy(&value, words, sizeof value);
+  return value;
+}
+
+DYNEMB_INLINE int64_t or_words(Words4 words) {
+  Words2 low, high;
+  std::memcpy(&low, &words, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char*>(&words) + sizeof low, sizeof high);
+  const Words2 either = low | high;
+  return either[0] | either[1];
+}
+
+// The stored handle of `id` in the bucket, 0 if it is not there. No branch.
+DYNEMB_INLINE int64_t match_stored(const int64_t* line, int64_t id) {
+  const Words4 wanted = {id, id, id, id};
+  Words4 found = {0, 0, 0, 0};
+#pragma GCC unroll 8
+  for (int j = 0; j < kBucketWidth; j += 4) {
+    found |= (load_words(line + j) == wanted) & load_words(line + kBucketWidth + j);
+  }
+  return or_words(found);
+}
+
+// Slot of an id that is in the bucket.
+DYNEMB_INLINE int64_t match_slot(const int64_t* line, int64_t id) {
+  int64_t slot = 0;
+#pragma GCC unroll 8
+  for (int j = 0; j < kBucketWidth; ++j) {
+    slot |= (line[j] == id && line[kBucketWidth + j] != 0) ? j : 0;
+  }
+  return slot;
+}
+
+// Whether the bucket has an empty slot: then it never was full, and no probe needs to go past it.
+DYNEMB_INLINE bool has_empty_slot(const int64_t* line) {
+  const Words4 zero = {0, 0, 0, 0};
+  Words4 empty = zero;
+#pragma GCC unroll 8
+  for (int j = 0; j < kBucketWidth; j += 4) {
+    empty |= (load_words(line + j) | load_words(line + kBucketWidth + j)) == zero;
+  }
+  return or_words(empty) != 0;
+}
+
+DYNEMB_INLINE void prefetch_line(const int64_t* line) {
+  for (int word = 0; word < kBucketWords; word += 8) __builtin_prefetch(line + word);
+}
+
+// Position of an id found by walking its probe sequence: bucket and slot, or bucket -1.
+struct SlotPosition {
+  int64_t bucket;
+  int64_t slot;
+};
+DYNEMB_INLINE SlotPosition probe(const TableView& table, int64_t id, uint64_t hash,
+                                 int64_t first_probe) {
+  const ProbeSequence sequence(hash, table.bucket_count);
+  for (int64_t i = first_probe; i < sequence.length(); ++i) {
+    const int64_t bucket = sequence.at(i);
+    const int64_t* line = table.line(bucket);
+    if (match_stored(line, id) != 0) return {bucket, match_slot(line, id)};
+    if (has_empty_slot(line)) break;
+  }
+  return {-1, 0};
+}
+
+// Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none:
+// no probe goes past it. Threads may clear slots of one bucket at once: a full bucket never looks
+// as if it had an empty slot, because its keys are not 0 when their handles go.
+DYNEMB_INLINE bool clear_slot(const TableView& table, int64_t bucket, int64_t slot) {
+  int64_t* line = table.line(bucket);
+  const bool tombstone = !has_empty_slot(line);
+  if (tombstone && line[slot] == 0) {
+    __atomic_store_n(line + slot, kTombstoneKey, __ATOMIC_RELEASE);
+  }
+  __atomic_store_n(line + kBucketWidth + slot, int64_t{0}, __ATOMIC_RELEASE);
+  if (!tombstone) __atomic_store_n(line + slot, int64_t{0}, __ATOMIC_RELAXED);
+  if (table.scores != nullptr) {
+    for (int64_t w = 0; w < table.score_words; ++w) table.score(bucket, slot)[w * kBucketWidth] = 0;
+  }
+  return tombstone;
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,93 @@
+// get_scores and set_scores_: scores of ids, wherever they lie in the index.
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+#include <vector>
+
+#include "cpu/index/one_writer.h"
+#include "cpu/index/probe.h"
+#include "cpu/index/view.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// Calls visit(position in the call, score word of the slot) for every id that is in its table, from
+// many threads.
+template <class F>
+void visit_scores(const IndexView& index, const FeatureIds& features, int64_t word,
+                  const F& visit) {
+  STD_TORCH_CHECK(word >= 0 && word < index.score_words, "dynemb::", index.op, ": word is ", word,
+                  ", but the index keeps ", index.score_words,
+                  " scores of an id: create the tables with a policy that keeps it");
+  for (const int64_t t : features.table) {
+    STD_TORCH_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
+                    ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
+                    ": no scores are kept of the ids of table ", t);
+  }
+  const std::vector<Tile> tiles = make_tiles(features);
+  parallel_units(static_cast<int64_t>(tiles.size()), features.count,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t k = begin; k < end; ++k) {
+                     const TableView table = index.table(tiles[k].table);
+                     for (int64_t i = tiles[k].begin; i < tiles[k].end; ++i) {
+                       const int64_t id = features.ids[i];
+                       const SlotPosition at = probe(table, id, first_hash(id, table.salt), 0);
+                       if (at.bucket >= 0)
+                         visit(i, table.score(at.bucket, at.slot) + word * kBucketWidth);
+                     }
+                   }
+                 });
+}
+
+// Scores of ids (0 for those that are not there), and which are there.
+std::tuple<Tensor, Tensor> get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta,
+                                      Tensor ids, Tensor offsets,
+                                      std::vector<int64_t> feature_tables, int64_t word) {
+  const char* op = "get_scores";
+  const IndexView index = index_view(op, buckets, &scores, tables, meta);
+  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
+  Tensor values = zeros_cpu({features.count}, ScalarType::Long);
+  Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
+  auto* value = static_cast<int64_t*>(values.data_ptr());
+  auto* is_found = static_cast<bool*>(found.data_ptr());
+  visit_scores(index, features, word, [&](int64_t i, const int64_t* score) {
+    value[i] = *score;
+    is_found[i] = true;
+  });
+  return {values, found};
+}
+
+// Sets the scores of the ids that are there, to the largest value given for an id; returns which
+// are.
+Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids,
+                   Tensor offsets, std::vector<int64_t> feature_tables, Tensor values,
+                   int64_t word) {
+  const char* op = "set_scores_";
+  const IndexView index = index_view(op, buckets, &scores, tables, meta);
+  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
+  check_tensor(op, "values", values, ScalarType::Long);
+  check_length(op, "values", values, features.count);
+  Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
+  const OneWriter writer(op, index.tables);
+  const auto* value = static_cast<const int64_t*>(values.data_ptr());
+  auto* is_found = static_cast<bool*>(found.data_ptr());
+  visit_scores(index, features, word, [&](int64_t i, int64_t* score) {
+    __atomic_store_n(score, INT64_MIN, __ATOMIC_RELAXED);
+    is_found[i] = true;
+  });
+  visit_scores(index, features, word, [&](int64_t i, int64_t* score) {
+    int64_t seen = __atomic_load_n(score, __ATOMIC_RELAXED);
+    while (seen < value[i] && !__atomic_compare_exchange_n(score, &seen, value[i], true,
+                                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+  });
+  return found;
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("get_scores", TORCH_BOX(&dynemb::cpu::get_scores));
+  m.impl("set_scores_", TORCH_BOX(&dynemb::cpu::set_scores_));
+}

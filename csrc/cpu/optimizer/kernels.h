@@ -1,0 +1,56 @@
+// What an update op needs of an optimizer.
+#pragma once
+
+#include <cstdint>
+
+#include "core/optimizer/step.h"
+#include "core/rows/float_bits.h"
+#include "cpu/rows/state.h"
+#include "cpu/rows/view.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+
+constexpr int64_t kRowsPerChunk = 32;  // rows summed and updated while as many are loaded
+
+struct RowUpdate {
+  int64_t handle;
+  int64_t id;
+  int64_t table;
+  const float* gradient;
+};
+
+struct RowUpdateJob {
+  const RowUpdate* rows;
+  int64_t count;          // at most kRowsPerChunk
+  const RowUpdate* next;  // rows of the job after this one: loaded while these are updated
+  int64_t next_count;
+  const TableRows* tables;
+  const OptimizerStep* steps;  // per table
+  const SlabState* state;
+  float* scratch;      // 2 + kMaxStates rows
+  int64_t stale;       // out: rows that were given away since the forward
+  int64_t non_finite;  // out: gradients with NaN or infinity, where they are looked for
+};
+
+struct OptimizerKernels {
+  int element_states;
+  int row_states;
+  RowSteps row_steps;
+  void (*update_rows)(RowUpdateJob& job);
+  void (*prefetch_rows)(const RowUpdateJob& job);  // starts loading the next rows
+};
+
+template <class Optimizer>
+const OptimizerKernels& optimizer_kernels();
+
+DYNEMB_INLINE bool has_non_finite(const float* values, int64_t count) {
+  uint32_t most = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    const uint32_t exponent = float_bits(values[c]) & 0x7f800000u;
+    most = exponent > most ? exponent : most;
+  }
+  return most == 0x7f800000u;
+}
+
+}  // namespace dynemb::cpu

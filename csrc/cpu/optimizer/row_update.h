@@ -1,0 +1,368 @@
+// Applies an optimizer to rows: the loop that all optimizers share. Source files instantiate
+// optimizer_kernels from it, a few optimizers each.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/optimizer/kernels.h"
+#include "cpu/rows/floats.h"
+#include "cpu/rows/initial_row.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+
+// Sums over the columns of a row have a fixed number of lanes, so their bits do not depend on the
+// instruction set.
+constexpr int64_t kLanes = 2 * kFloats;
+
+// Lanes 0 .. 7 and 8 .. 15. In registers: through memory it would cost more than the row.
+DYNEMB_INLINE float sum_lanes(Floats8 low, Floats8 high) {
+  Floats8 sum = low + high;
+  sum += __builtin_shuffle(sum, Words8{4, 5, 6, 7, 0, 1, 2, 3});
+  sum += __builtin_shuffle(sum, Words8{2, 3, 0, 1, 6, 7, 4, 5});
+  return sum[0] + sum[1];
+}
+
+// Adds the columns that are left after the last kLanes to the first lanes.
+DYNEMB_INLINE void add_rest(const float* rest, int64_t count, Floats8* low, Floats8* high) {
+  float lane[kLanes] = {};
+  std::memcpy(lane, rest, sizeof(float) * static_cast<size_t>(count));
+  *low += load_floats(lane);
+  *high += load_floats(lane + kFloats);
+}
+
+template <class Optimizer>
+DYNEMB_INLINE void row_sums(const OptimizerStep& step, const float* __restrict gradient,
+                            const float* __restrict weight, float* const* state, int64_t dim,
+                            float* sums) {
+  constexpr int kSums = Optimizer::kSums;
+  constexpr int kStates = Optimizer::kSumsWeights ? Optimizer::kElementStates : 0;
+  const OptimizerStep s = step;
+  Floats8 low[kSums] = {};
+  Floats8 high[kSums] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= dim; c += kLanes) {
+    Floats8 first[kMaxStates] = {};
+    Floats8 second[kMaxStates] = {};
+    for (int k = 0; k < kStates; ++k) {
+      first[k] = load_floats(state[k] + c);
+      second[k] = load_floats(state[k] + c + kFloats);
+    }
+    Optimizer::add_terms(s, load_floats(gradient + c), load_floats(weight + c), first, low);
+    Optimizer::add_terms(s, load_floats(gradient + c + kFloats), load_floats(weight + c + kFloats),
+                         second, high);
+  }
+  if (c < dim) {
+    float rest[kSums][kLanes] = {};
+    for (int64_t j = c; j < dim; ++j) {
+      float values[kMaxStates] = {};
+      float terms[kSums] = {};
+      for (int k = 0; k < kStates; ++k) values[k] = state[k][j];
+      Optimizer::add_terms(s, gradient[j], weight[j], values, terms);
+      for (int k = 0; k < kSums; ++k) rest[k][j - c] = terms[k];
+    }
+    for (int k = 0; k < kSums; ++k) add_rest(rest[k], dim - c, &low[k], &high[k]);
+  }
+  for (int k = 0; k < kSums; ++k) sums[k] = sum_lanes(low[k], high[k]);
+}
+
+// The weights of a row as floats in memory, or as bfloat16.
+struct FloatWeights {
+  float* weight;
+
+  DYNEMB_INLINE void load(int64_t c, Floats8* first, Floats8* second) const {
+    *first = load_floats(weight + c);
+    *second = load_floats(weight + c + kFloats);
+  }
+  DYNEMB_INLINE float load(int64_t c) const { return weight[c]; }
+  DYNEMB_INLINE void store(int64_t c, Floats8 first, Floats8 second) const {
+    store_floats(weight + c, first);
+    store_floats(weight + c + kFloats, second);
+  }
+  DYNEMB_INLINE void store(int64_t c, float value) const { weight[c] = value; }
+};
+struct BFloat16Weights {
+  uint16_t* weight;
+  Rounding rounding;
+
+  DYNEMB_INLINE void load(int64_t c, Floats8* first, Floats8* second) const {
+    load_bfloat16(weight + c, first, second);
+  }
+  DYNEMB_INLINE float load(int64_t c) const { return bfloat16_to_float(weight[c]); }
+  DYNEMB_INLINE void store(int64_t c, Floats8 first, Floats8 second) const {
+    store_bfloat16(rounding, c, first, second, weight);
+  }
+  DYNEMB_INLINE void store(int64_t c, float value) const {
+    store_bfloat16(rounding, c, value, weight);
+  }
+};
+
+template <class Optimizer>
+DYNEMB_INLINE void update_8(const OptimizerStep& s, const RowNumbers& row,
+                            const float* __restrict gradient, float* const* state, int64_t c,
+                            Floats8* weight) {
+  Floats8 values[kMaxStates] = {};
+  for (int k = 0; k < Optimizer::kElementStates; ++k) values[k] = load_floats(state[k] + c);
+  Optimizer::element(s, row, load_floats(gradient + c), *weight, values);
+  for (int k = 0; k < Optimizer::kElementStates; ++k) store_floats(state[k] + c, values[k]);
+}
+
+// Written with vectors: the compiler does not find them in loops over bfloat16.
+template <class Optimizer, class Weights>
+DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& numbers,
+                                   const float* __restrict gradient, const Weights& all_weights,
+                                   float* const* states, int64_t dim) {
+  const OptimizerStep s = step;
+  const RowNumbers row = numbers;
+  const Weights weights = all_weights;
+  float* const state[kMaxStates] = {states[0], states[1], states[2]};
+  int64_t c = 0;
+  for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
+    Floats8 first, second;
+    weights.load(c, &first, &second);
+    update_8<Optimizer>(s, row, gradient, state, c, &first);
+    update_8<Optimizer>(s, row, gradient, state, c + kFloats, &second);
+    weights.store(c, first, second);
+  }
+  if constexpr (std::is_same_v<Weights, FloatWeights>) {
+    if (c + kFloats <= dim) {
+      Floats8 weight = load_floats(weights.weight + c);
+      update_8<Optimizer>(s, row, gradient, state, c, &weight);
+      store_floats(weights.weight + c, weight);
+      c += kFloats;
+    }
+  }
+  for (; c < dim; ++c) {
+    float weight = weights.load(c);
+    float values[kMaxStates] = {};
+    for (int k = 0; k < Optimizer::kElementStates; ++k) values[k] = state[k][c];
+    Optimizer::element(s, row, gradient[c], weight, values);
+    for (int k = 0; k < Optimizer::kElementStates; ++k) state[k][c] = values[k];
+    weights.store(c, weight);
+  }
+}
+
+// The gradient as the optimizer shall see it, in `scratch` where it differs; nullptr where the row
+// must not be updated with it.
+DYNEMB_INLINE const float* prepared_gradient(const OptimizerStep& s, const float* gradient,
+                                             int64_t dim, float* __restrict scratch,
+                                             int64_t* non_finite) {
+  for (int64_t c = 0; c < dim; ++c) scratch[c] = scaled_gradient(s, gradient[c]);
+  if (!s.measures) return scratch;
+  Floats8 low = {}, high = {};
+  int64_t c = 0;
+  for (; c + kLanes <= dim; c += kLanes) {
+    const Floats8 first = load_floats(scratch + c);
+    const Floats8 second = load_floats(scratch + c + kFloats);
+    low += first * first;
+    high += second * second;
+  }
+  if (c < dim) {
+    float rest[kLanes];
+    for (int64_t j = c; j < dim; ++j) rest[j - c] = scratch[j] * scratch[j];
+    add_rest(rest, dim - c, &low, &high);
+  }
+  if (s.non_finite != NonFinite::kPropagate && has_non_finite(gradient, dim)) {
+    ++*non_finite;
+    return nullptr;
+  }
+  const float factor = norm_factor(s, sum_lanes(low, high));
+  for (c = 0; c < dim; ++c) scratch[c] *= factor;
+  return scratch;
+}
+
+// Not a lambda: the compiler drops calls of one that does nothing else.
+DYNEMB_INLINE void prefetch_bytes(const char* from, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes && byte < 512; byte += 64) {
+    __builtin_prefetch(from + byte, 1);
+  }
+}
+
+// Starts loading what update_rows will touch for a row.
+template <class Optimizer>
+DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& update) {
+  const TableRows& table = job.tables[update.table];
+  const int64_t row = handle_row(update.handle);
+  __builtin_prefetch(table.generations + row, 1);
+  prefetch_bytes(table.row(row), table.row_bytes);
+  for (int k = 0; k < Optimizer::kElementStates; ++k) {
+    prefetch_bytes(job.state->element[k] + row * job.state->row_bytes[k], job.state->row_bytes[k]);
+  }
+  for (int k = 0; k < Optimizer::kRowStates; ++k) {
+    __builtin_prefetch(job.state->of_row[k] + row, 1);
+  }
+  if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
+    if (job.state->steps != nullptr) __builtin_prefetch(job.state->steps + row, 1);
+  }
+}
+
+// What an optimizer works out once for a row; updates the row's own state.
+template <class Optimizer>
+DYNEMB_INLINE RowNumbers row_numbers(const SlabState& slab, const OptimizerStep& step, int64_t row,
+                                     const float* gradient, const float* weight,
+                                     float* const* state, int64_t dim) {
+  float sums[Optimizer::kSums + 1] = {};
+  if constexpr (Optimizer::kSums > 0) {
+    row_sums<Optimizer>(step, gradient, weight, state, dim, sums);
+  }
+  float row_state[kMaxStates] = {};
+  for (int k = 0; k < Optimizer::kRowStates; ++k) row_state[k] = slab.of_row[k][row];
+  const RowNumbers numbers = Optimizer::row(step, sums, static_cast<float>(dim), row_state);
+  for (int k = 0; k < Optimizer::kRowStates; ++k) slab.of_row[k][row] = row_state[k];
+  return numbers;
+}
+
+// The row must be live.
+template <class Optimizer>
+DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
+                              const OptimizerStep& table_step, int64_t row, int64_t id,
+                              const float* gradient, const RowNumbers* known, float* scratch) {
+  const SlabState& slab = *job.state;
+  const int64_t dim = table.dim;
+  char* stored_weight = table.row(row);
+  const bool direct = table.storage == Storage::kFloat32;
+  float* weight = direct ? reinterpret_cast<float*>(stored_weight) : scratch;
+  float* state[kMaxStates] = {};
+  for (int k = 0; k < Optimizer::kElementStates; ++k) {
+    char* stored = slab.element[k] + row * slab.row_bytes[k];
+    if (slab.storage[k] == Storage::kFloat32) {
+      state[k] = reinterpret_cast<float*>(stored);
+      continue;
+    }
+    state[k] = scratch + (1 + k) * dim;
+    if (slab.storage[k] == Storage::kBlockFloat8) {
+      load_block_row(stored, dim, (Optimizer::kUnsignedStates >> k & 1u) != 0, state[k]);
+    } else {
+      load_row(slab.storage[k], stored, dim, state[k]);
+    }
+  }
+  const OptimizerStep* step = &table_step;
+  OptimizerStep own;
+  if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
+    if (slab.steps != nullptr) {
+      own = table_step;
+      if constexpr (Optimizer::kRowSteps == RowSteps::kOptional) {
+        slab.steps[row] = row_step(int64_t{slab.steps[row]} + 1);
+        correct_bias(own, slab.steps[row]);
+      } else {
+        decay_since(own, own.step - slab.steps[row]);
+        slab.steps[row] = row_step(own.step);
+      }
+      step = &own;
+    }
+  }
+  const bool is_bfloat16 = table.storage == Storage::kBFloat16;
+  if (!direct && (!is_bfloat16 || (Optimizer::kSums > 0 && known == nullptr))) {
+    load_row(table.storage, stored_weight, dim, weight);
+  }
+  const RowNumbers numbers =
+      known != nullptr ? *known
+                       : row_numbers<Optimizer>(slab, *step, row, gradient, weight, state, dim);
+  const auto rounding = [&](int tensor) {
+    return Rounding{step->stochastic,
+                    step->stochastic ? rounding_key(table.seed, id, step->step, tensor) : 0};
+  };
+  if (is_bfloat16) {
+    const BFloat16Weights weights{reinterpret_cast<uint16_t*>(stored_weight), rounding(0)};
+    update_elements<Optimizer>(*step, numbers, gradient, weights, state, dim);
+  } else {
+    update_elements<Optimizer>(*step, numbers, gradient, FloatWeights{weight}, state, dim);
+    if (!direct) store_row(table.storage, rounding(0), weight, dim, stored_weight);
+  }
+  for (int k = 0; k < Optimizer::kElementStates; ++k) {
+    if (slab.storage[k] == Storage::kFloat32) continue;
+    char* stored = slab.element[k] + row * slab.row_bytes[k];
+    if (slab.storage[k] == Storage::kBlockFloat8) {
+      store_block_row(state[k], dim, (Optimizer::kUnsignedStates >> k & 1u) != 0,
+                      rounding(1 + k).key, stored);
+    } else {
+      store_row(slab.storage[k], rounding(1 + k), state[k], dim, stored);
+    }
+  }
+}
+
+// Whether the numbers of a row follow from its gradient and own state alone.
+template <class Optimizer>
+DYNEMB_INLINE bool numbers_of_gradient(const SlabState& slab, const OptimizerStep& step) {
+  return Optimizer::kSums > 0 && !Optimizer::kSumsWeights && slab.steps == nullptr &&
+         step.l2 == 0.0f && !step.scales && !step.measures && !step.skip;
+}
+
+template <class Optimizer>
+DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
+  // These come first, for all rows: inside of the loop below each row would wait for its own.
+  RowNumbers numbers[kRowsPerChunk];
+  bool known[kRowsPerChunk] = {};
+  [[maybe_unused]] bool zeros = false;
+  if constexpr (Optimizer::kSums > 0) {
+    for (int64_t k = 0; k < job.count; ++k) {
+      const RowUpdate& update = job.rows[k];
+      const TableRows& table = job.tables[update.table];
+      const OptimizerStep& step = job.steps[update.table];
+      const int64_t row = handle_row(update.handle);
+      if (!numbers_of_gradient<Optimizer>(*job.state, step)) continue;
+      if (row_status(update.handle, table.generations[row]) != RowStatus::kLive) continue;
+      // weights do not count: zeros are as good, and need no conversion
+      if (!zeros) std::memset(job.scratch, 0, sizeof(float) * static_cast<size_t>(table.dim));
+      zeros = true;
+      known[k] = true;
+      float* const no_state[kMaxStates] = {};
+      numbers[k] = row_numbers<Optimizer>(*job.state, step, row, update.gradient, job.scratch,
+                                          no_state, table.dim);
+    }
+  }
+  for (int64_t k = 0; k < job.count; ++k) {
+    if (k < job.next_count) prefetch_update<Optimizer>(job, job.next[k]);
+    const RowUpdate& update = job.rows[k];
+    const TableRows& table = job.tables[update.table];
+    const OptimizerStep& step = job.steps[update.table];
+    const int64_t row = handle_row(update.handle);
+    const RowStatus status = row_status(update.handle, table.generations[row]);
+    if (status == RowStatus::kStale) {
+      ++job.stale;
+      continue;
+    }
+    const float* gradient = update.gradient;
+    if (step.scales || step.measures) {
+      gradient = prepared_gradient(step, gradient, table.dim, job.scratch, &job.non_finite);
+    }
+    if (gradient == nullptr || step.skip) continue;
+    float* scratch = job.scratch + table.dim;
+    if (status == RowStatus::kUnwritten) {
+      if (table.storage == Storage::kFloat32) {
+        write_initial_row(table, table.init_begin, table.init_count, update.id,
+                          reinterpret_cast<float*>(table.row(row)));
+      } else {
+        write_initial_row(table, table.init_begin, table.init_count, update.id, scratch);
+        store_row(table.storage, kToNearest, scratch, table.dim, table.row(row));
+      }
+      write_fresh_state(*job.state, row, table.dim, step.initial_state);
+      table.generations[row] = handle_generation(update.handle);
+    }
+    update_row<Optimizer>(job, table, step, row, update.id, gradient,
+                          known[k] ? &numbers[k] : nullptr, scratch);
+  }
+}
+DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows_simd,
+                              (RowUpdateJob & job, Optimizer optimizer), (job, optimizer))
+
+template <class Optimizer>
+void update_rows(RowUpdateJob& job) {
+  update_rows_simd(job, Optimizer{});
+}
+
+template <class Optimizer>
+void prefetch_rows(const RowUpdateJob& job) {
+  for (int64_t k = 0; k < job.next_count; ++k) prefetch_update<Optimizer>(job, job.next[k]);
+}
+
+template <class Optimizer>
+const OptimizerKernels& optimizer_kernels() {
+  static constexpr OptimizerKernels kKernels{Optimizer::kElementStates, Optimizer::kRowStates,
+                                             Optimizer::kRowSteps, update_rows<Optimizer>,
+                                             prefetch_rows<Optimizer>};
+  return kKernels;
+}
+
+}  // namespace dynemb::cpu

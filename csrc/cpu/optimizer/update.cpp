@@ -1,0 +1,403 @@
+// <optimizer>_update_ applies reduced gradients to rows; <optimizer>_backward_ reduces the output
+// gradient of a lookup and applies it in the same pass, without writing the reduced gradients.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "core/optimizer/adagrad.h"
+#include "core/optimizer/adam.h"
+#include "core/optimizer/adamw_tf.h"
+#include "core/optimizer/amsgrad.h"
+#include "core/optimizer/ftrl.h"
+#include "core/optimizer/group_ftrl.h"
+#include "core/optimizer/lamb.h"
+#include "core/optimizer/lars_sgd.h"
+#include "core/optimizer/momentum_sgd.h"
+#include "core/optimizer/partial_rowwise_adam.h"
+#include "core/optimizer/partial_rowwise_lamb.h"
+#include "core/optimizer/rowwise_adagrad.h"
+#include "core/optimizer/sgd.h"
+#include "core/optimizer/smart_decay_adam.h"
+#include "core/policy/counts.h"
+#include "cpu/gradient/runs.h"
+#include "cpu/index/one_writer.h"
+#include "cpu/optimizer/kernels.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// The row tensors, checked against the optimizer, and the scalars of this update.
+struct UpdateCall {
+  const OptimizerKernels& kernels;
+  const char* op;
+  std::vector<TableRows> tables;
+  std::vector<SlabState> state;  // by slab
+  std::vector<OptimizerStep> steps;
+  int64_t* clock;
+  int64_t* extra;
+
+  UpdateCall(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
+             const std::vector<Tensor>& generations, const std::vector<Tensor>& states,
+             const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
+             const Tensor& init_data, const Tensor& updates, const char* tables_argument,
+             const std::vector<int64_t>& updated_tables)
+      : kernels(kernels),
+        op(op),
+        tables(table_rows(op, weights, generations, meta, init_data)),
+        state(slab_state(op, weights, states)) {
+    const int64_t table_count = meta.size(0);
+    for (size_t s = 0; s < state.size(); ++s) {
+      const bool counts = state[s].steps != nullptr;
+      STD_TORCH_CHECK(state[s].element_states == kernels.element_states &&
+                          state[s].row_states == kernels.row_states &&
+                          (counts ? kernels.row_steps != RowSteps::kNone
+                                  : kernels.row_steps != RowSteps::kLastSeen),
+                      "dynemb::", op, ": state of slab ", s, " has ", state[s].element_states,
+                      " tensors of a value per weight, ", state[s].row_states,
+                      " of a value per row and ", counts ? 1 : 0, " of steps, expected ",
+                      kernels.element_states, ", ", kernels.row_states, " and ",
+                      kernels.row_steps == RowSteps::kNone       ? "0"
+                      : kernels.row_steps == RowSteps::kOptional ? "0 or 1"
+                                                                 : "1");
+    }
+    check_tensor(op, "row_clock", row_clock, ScalarType::Long);
+    check_length(op, "row_clock", row_clock, table_count + kRowClockExtra);
+    check_tensor(op, "hyper", hyper, ScalarType::Double);
+    check_size(op, "hyper", hyper, 0, table_count);
+    check_size(op, "hyper", hyper, 1, kHyperColumns);
+    check_tensor(op, "updates", updates, ScalarType::Long);
+    check_length(op, "updates", updates, 1);
+    clock = static_cast<int64_t*>(row_clock.data_ptr());
+    extra = clock + table_count;
+    check_row_clock(op, clock, row_clock.numel());
+    writer_.emplace(op, clock);
+    const int64_t seen = *static_cast<const int64_t*>(updates.data_ptr());
+    STD_TORCH_CHECK(
+        seen == extra[kRowClockUpdates], "dynemb::", op,
+        ": the rows were updated between this lookup's forward and its backward (update ", seen,
+        " then, ", extra[kRowClockUpdates],
+        " now), so its gradients no longer fit them. Do not look a table up twice before a "
+        "backward, nor run backward twice: pass all features of a table to one call, or use split "
+        "mode (split=True, then one module.optimizer.step()); where gradients are to come late, "
+        "give "
+        "the optimizer delayed_gradients=\"apply\"");
+    std::vector<bool> updated(table_count, false);
+    for (const int64_t t : updated_tables) {
+      STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", op, ": ", tables_argument,
+                      " has table ", t, ", expected 0 to ", table_count - 1);
+      updated[t] = true;
+    }
+    const auto* h = static_cast<const double*>(hyper.data_ptr());
+    for (int64_t t = 0; t < table_count; ++t) {
+      const int64_t step = updated[t] ? next_count(clock[t]) : clock[t];
+      steps.push_back(optimizer_step(h + t * kHyperColumns, step));
+    }
+    updated_ = std::move(updated);
+  }
+
+  // Advances the steps of the tables in this update, once everything has been checked.
+  void advance() {
+    for (size_t t = 0; t < updated_.size(); ++t) {
+      if (updated_[t] && !steps[t].skip) clock[t] = steps[t].step;
+    }
+    ++extra[kRowClockUpdates];
+    ++extra[kRowClockSinceStep];
+  }
+
+  bool updates(int64_t table) const { return updated_[table]; }
+
+  // Whether a NaN or infinity in a gradient is an error, in a table or in any.
+  bool raises(int64_t table) const {
+    return steps[table].non_finite == NonFinite::kRaise && !steps[table].skip;
+  }
+  bool raises() const {
+    for (size_t t = 0; t < steps.size(); ++t) {
+      if (raises(static_cast<int64_t>(t))) return true;
+    }
+    return false;
+  }
+  void check_finite(const RowUpdate& row) const {
+    if (!raises(row.table)) return;
+    STD_TORCH_CHECK(!has_non_finite(row.gradient, tables[row.table].dim), "dynemb::", op,
+                    ": the gradient of id ", row.id, " of table ", row.table,
+                    " has NaN or infinity, and non_finite is 'raise': no row has been updated");
+  }
+
+  RowUpdateJob job(int64_t slab, float* scratch) const {
+    return {nullptr, 0, nullptr, 0, tables.data(), steps.data(), &state[slab], scratch, 0, 0};
+  }
+
+ private:
+  std::optional<OneWriter> writer_;
+  std::vector<bool> updated_;
+};
+
+constexpr int64_t kScratchRows = 2 + kMaxStates;
+
+// Rows that were not updated, by chunk, so that threads do not meet.
+struct Dropped {
+  std::vector<int64_t> stale;
+  std::vector<int64_t> non_finite;
+
+  explicit Dropped(int64_t chunks) : stale(chunks, 0), non_finite(chunks, 0) {}
+  void take(int64_t chunk, RowUpdateJob* job) {
+    stale[chunk] = job->stale;
+    non_finite[chunk] = job->non_finite;
+    job->stale = job->non_finite = 0;
+  }
+  void count(const UpdateCall& call) const {
+    for (const int64_t n : stale) call.extra[kRowClockStale] += n;
+    for (const int64_t n : non_finite) call.extra[kRowClockNonFinite] += n;
+  }
+};
+
+// Runs of a slab with their sums, chunk by chunk.
+struct SlabRuns {
+  const GradientSource& source;
+  const GradientRuns& runs;
+  LongRuns long_runs;
+  int64_t chunks;
+
+  SlabRuns(const GradientSource& source, const GradientRuns& runs)
+      : source(source),
+        runs(runs),
+        long_runs(sum_long_runs(source, runs)),
+        chunks((runs.count() + kRowsPerChunk - 1) / kRowsPerChunk) {}
+
+  void collect(int64_t chunk, std::vector<RowUpdate>* rows) const {
+    const Lookup& lookup = *source.lookup;
+    rows->clear();
+    const int64_t last = std::min((chunk + 1) * kRowsPerChunk, runs.count());
+    for (int64_t r = chunk * kRowsPerChunk; r < last; ++r) {
+      if (r + kRowsPerChunk < runs.count()) {
+        const int64_t ahead = runs.position(runs.run[r + kRowsPerChunk]);
+        __builtin_prefetch(lookup.handles + ahead);
+        __builtin_prefetch(lookup.features.ids + ahead);
+      }
+      const int64_t position = runs.position(runs.run[r]);
+      const int64_t table = lookup.features.table[source.feature_of(position)];
+      rows->push_back({lookup.handles[position], lookup.features.ids[position], table, nullptr});
+    }
+  }
+  // `buffer`: a row for each of a chunk.
+  void sum(int64_t chunk, float* buffer, std::vector<RowUpdate>* rows) const {
+    const float* sums[kRowsPerChunk];
+    const int64_t first = chunk * kRowsPerChunk;
+    sum_runs({&source, &runs, &long_runs, first, first + static_cast<int64_t>(rows->size()), buffer,
+              sums});
+    for (size_t k = 0; k < rows->size(); ++k) (*rows)[k].gradient = sums[k];
+  }
+};
+
+void check_runs(const UpdateCall& call, const SlabRuns& slab) {
+  std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * slab.runs.dim));
+  std::vector<RowUpdate> rows;
+  for (int64_t chunk = 0; chunk < slab.chunks; ++chunk) {
+    slab.collect(chunk, &rows);
+    slab.sum(chunk, buffer.data(), &rows);
+    for (const RowUpdate& row : rows) call.check_finite(row);
+  }
+}
+
+void update_runs(const UpdateCall& call, const SlabRuns& slab) {
+  const int64_t dim = slab.runs.dim;
+  Dropped dropped(slab.chunks);
+  const auto occurrences = static_cast<int64_t>(slab.runs.sorted.size());
+  parallel_units(slab.chunks, occurrences, [&](int64_t begin, int64_t end) {
+    std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * dim));
+    std::vector<float> scratch(static_cast<size_t>(kScratchRows * dim));
+    std::vector<RowUpdate> rows;
+    std::vector<RowUpdate> next;
+    RowUpdateJob job = call.job(slab.runs.slab, scratch.data());
+    slab.collect(begin, &next);
+    job.next = next.data();
+    job.next_count = static_cast<int64_t>(next.size());
+    call.kernels.prefetch_rows(job);
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      rows.swap(next);
+      next.clear();
+      if (chunk + 1 < end) slab.collect(chunk + 1, &next);
+      slab.sum(chunk, buffer.data(), &rows);
+      job.rows = rows.data();
+      job.count = static_cast<int64_t>(rows.size());
+      job.next = next.data();
+      job.next_count = static_cast<int64_t>(next.size());
+      call.kernels.update_rows(job);
+      dropped.take(chunk, &job);
+    }
+  });
+  dropped.count(call);
+}
+
+void backward(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
+              const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
+              const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
+              const Tensor& init_data, const Tensor& grad_output, const Tensor& ids,
+              const Tensor& handles, const Tensor& offsets,
+              const std::optional<Tensor>& per_sample_weights, const Tensor& updates,
+              const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
+              int64_t pooling) {
+  UpdateCall call(kernels, op, weights, generations, state, row_clock, hyper, meta, init_data,
+                  updates, "feature_tables", feature_tables);
+  const Lookup lookup = lookup_call(op, call.tables, ids, handles, offsets, per_sample_weights,
+                                    feature_tables, feature_dims, pooling);
+  const GradientSource source = gradient_source(op, lookup, grad_output);
+  std::vector<GradientRuns> slabs;
+  for (size_t s = 0; s < weights.size(); ++s) {
+    slabs.push_back(
+        gradient_runs(op, lookup, call.tables, static_cast<int64_t>(s), weights[s].size(1)));
+  }
+  std::vector<SlabRuns> sums;
+  for (const GradientRuns& runs : slabs) sums.emplace_back(source, runs);
+  if (call.raises()) {
+    for (const SlabRuns& slab : sums) check_runs(call, slab);
+  }
+  call.advance();
+  for (const SlabRuns& slab : sums) update_runs(call, slab);
+}
+
+void update(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
+            const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
+            const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
+            const Tensor& init_data, const std::vector<Tensor>& handles,
+            const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
+            const std::vector<Tensor>& gradients, const Tensor& counts, const Tensor& updates,
+            const std::vector<int64_t>& updated_tables) {
+  UpdateCall call(kernels, op, weights, generations, state, row_clock, hyper, meta, init_data,
+                  updates, "updated_tables", updated_tables);
+  const size_t slabs = weights.size();
+  STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
+                      gradients.size() == slabs,
+                  "dynemb::", op, ": handles, ids, tables and gradients must have one tensor for ",
+                  "each of ", slabs, " slabs");
+  check_tensor(op, "counts", counts, ScalarType::Long);
+  check_length(op, "counts", counts, static_cast<int64_t>(slabs));
+  const auto* count = static_cast<const int64_t*>(counts.data_ptr());
+  const int64_t table_count = static_cast<int64_t>(call.tables.size());
+  // not made for all entries at once: they may be millions
+  const auto entry = [&](size_t s, int64_t u) -> RowUpdate {
+    return {static_cast<const int64_t*>(handles[s].data_ptr())[u],
+            static_cast<const int64_t*>(ids[s].data_ptr())[u],
+            static_cast<const int64_t*>(tables[s].data_ptr())[u],
+            static_cast<const float*>(gradients[s].data_ptr()) + u * weights[s].size(1)};
+  };
+  for (size_t s = 0; s < slabs; ++s) {
+    check_tensor(op, "handles", handles[s], ScalarType::Long);
+    check_tensor(op, "ids", ids[s], ScalarType::Long);
+    check_tensor(op, "tables", tables[s], ScalarType::Long);
+    check_tensor(op, "gradients", gradients[s], ScalarType::Float);
+    STD_TORCH_CHECK(count[s] >= 0 && count[s] <= handles[s].numel() && count[s] <= ids[s].numel() &&
+                        count[s] <= tables[s].numel() &&
+                        count[s] * weights[s].size(1) <= gradients[s].numel(),
+                    "dynemb::", op, ": counts[", s, "] is ", count[s],
+                    ", more than handles, ids, tables or gradients hold");
+    const auto* handle = static_cast<const int64_t*>(handles[s].data_ptr());
+    const auto* table = static_cast<const int64_t*>(tables[s].data_ptr());
+    for (int64_t u = 0; u < count[s]; ++u) {
+      STD_TORCH_CHECK(handle[u] >= 0 && handle_row(handle[u]) < weights[s].size(0) &&
+                          table[u] >= 0 && table[u] < table_count &&
+                          call.tables[table[u]].slab == static_cast<int64_t>(s),
+                      "dynemb::", op, ": entry ", u, " of slab ", s, " has handle ", handle[u],
+                      " and table ", table[u], ", expected what reduce_grad returned");
+      STD_TORCH_CHECK(call.updates(table[u]), "dynemb::", op, ": entry ", u, " of slab ", s,
+                      " belongs to table ", table[u],
+                      ", which updated_tables lacks: give all "
+                      "tables of the lookup");
+      if (call.raises(table[u])) call.check_finite(entry(s, u));
+    }
+  }
+  call.advance();
+  for (size_t s = 0; s < slabs; ++s) {
+    const int64_t total = count[s];
+    const int64_t chunks = (total + kRowsPerChunk - 1) / kRowsPerChunk;
+    Dropped dropped(chunks);
+    parallel_units(chunks, total, [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch(static_cast<size_t>(kScratchRows * weights[s].size(1)));
+      RowUpdateJob job = call.job(static_cast<int64_t>(s), scratch.data());
+      std::vector<RowUpdate> rows;
+      std::vector<RowUpdate> next;
+      const auto collect = [&](int64_t chunk, std::vector<RowUpdate>* to) {
+        to->clear();
+        const int64_t last = chunk < end ? std::min((chunk + 1) * kRowsPerChunk, total) : 0;
+        for (int64_t u = chunk * kRowsPerChunk; u < last; ++u) to->push_back(entry(s, u));
+      };
+      collect(begin, &next);
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        rows.swap(next);
+        collect(chunk + 1, &next);
+        job.rows = rows.data();
+        job.count = static_cast<int64_t>(rows.size());
+        job.next = next.data();
+        job.next_count = static_cast<int64_t>(next.size());
+        call.kernels.update_rows(job);
+        dropped.take(chunk, &job);
+      }
+    });
+    dropped.count(call);
+  }
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+// The two ops of one optimizer: name##_update_ and name##_backward_.
+#define DYNEMB_OPTIMIZER_OPS(name, Optimizer)                                                     \
+  static void name##_update_(                                                                     \
+      std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
+      Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, std::vector<Tensor> handles, \
+      std::vector<Tensor> ids, std::vector<Tensor> tables, std::vector<Tensor> gradients,         \
+      Tensor counts, Tensor updates, std::vector<int64_t> updated_tables) {                       \
+    update(optimizer_kernels<Optimizer>(), #name "_update_", weights, generations, state,         \
+           row_clock, hyper, meta, init_data, handles, ids, tables, gradients, counts, updates,   \
+           updated_tables);                                                                       \
+  }                                                                                               \
+  static void name##_backward_(                                                                   \
+      std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
+      Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor grad_output,          \
+      Tensor ids, Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,       \
+      Tensor updates, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,     \
+      int64_t pooling) {                                                                          \
+    backward(optimizer_kernels<Optimizer>(), #name "_backward_", weights, generations, state,     \
+             row_clock, hyper, meta, init_data, grad_output, ids, handles, offsets,               \
+             per_sample_weights, updates, feature_tables, feature_dims, pooling);                 \
+  }
+
+namespace dynemb::cpu {
+DYNEMB_OPTIMIZER_OPS(sgd, Sgd)
+DYNEMB_OPTIMIZER_OPS(momentum_sgd, MomentumSgd)
+DYNEMB_OPTIMIZER_OPS(adagrad, Adagrad)
+DYNEMB_OPTIMIZER_OPS(rowwise_adagrad, RowwiseAdagrad)
+DYNEMB_OPTIMIZER_OPS(adam, Adam)
+DYNEMB_OPTIMIZER_OPS(amsgrad, AmsGrad)
+DYNEMB_OPTIMIZER_OPS(adamw_tf, AdamWTf)
+DYNEMB_OPTIMIZER_OPS(smart_decay_adam, SmartDecayAdam)
+DYNEMB_OPTIMIZER_OPS(partial_rowwise_adam, PartialRowwiseAdam)
+DYNEMB_OPTIMIZER_OPS(lamb, Lamb)
+DYNEMB_OPTIMIZER_OPS(partial_rowwise_lamb, PartialRowwiseLamb)
+DYNEMB_OPTIMIZER_OPS(lars_sgd, LarsSgd)
+DYNEMB_OPTIMIZER_OPS(ftrl, Ftrl)
+DYNEMB_OPTIMIZER_OPS(group_ftrl, GroupFtrl)
+}  // namespace dynemb::cpu
+
+#define DYNEMB_REGISTER_OPTIMIZER(name)                              \
+  m.impl(#name "_update_", TORCH_BOX(&dynemb::cpu::name##_update_)); \
+  m.impl(#name "_backward_", TORCH_BOX(&dynemb::cpu::name##_backward_));
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  DYNEMB_REGISTER_OPTIMIZER(sgd)
+  DYNEMB_REGISTER_OPTIMIZER(momentum_sgd)
+  DYNEMB_REGISTER_OPTIMIZER(adagrad)
+  DYNEMB_REGISTER_OPTIMIZER(rowwise_adagrad)
+  DYNEMB_REGISTER_OPTIMIZER(adam)
+  DYNEMB_REGISTER_OPTIMIZER(amsgrad)
+  DYNEMB_REGISTER_OPTIMIZER(adamw_tf)
+  DYNEMB_REGISTER_OPTIMIZER(smart_decay_adam)
+  DYNEMB_REGISTER_OPTIMIZER(partial_rowwise_adam)
+  DYNEMB_REGISTER_OPTIMIZER(lamb)
+  DYNEMB_REGISTER_OPTIMIZER(partial_rowwise_lamb)
+  DYNEMB_REGISTER_OPTIMIZER(lars_sgd)
+  DYNEMB_REGISTER_OPTIMIZER(ftrl)
+  DYNEMB_REGISTER_OPTIMIZER(group_ftrl)
+}

@@ -1,0 +1,95 @@
+// Loads and stores of eight floats as one value, also from and to bfloat16.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/optimizer/step.h"
+#include "core/rows/storage.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+
+constexpr int64_t kFloats = 8;
+
+DYNEMB_INLINE Floats8 load_floats(const float* from) {
+  Floats8 value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+DYNEMB_INLINE void store_floats(float* to, Floats8 value) { std::memcpy(to, &value, sizeof value); }
+
+DYNEMB_INLINE float dot(const float* a, const float* b, int64_t count) {
+  constexpr int kLanes = 16;  // fixed, so that every instruction set gives the same bits
+  float lane[kLanes] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lane[j] += a[c + j] * b[c + j];
+  }
+  for (int64_t j = c; j < count; ++j) lane[j - c] += a[j] * b[j];
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+  }
+  return lane[0];
+}
+
+typedef uint32_t Words8 __attribute__((vector_size(32)));
+typedef uint16_t Halves16 __attribute__((vector_size(32)));
+
+// Sixteen values of bfloat16.
+DYNEMB_INLINE void load_bfloat16(const uint16_t* from, Floats8* first, Floats8* second) {
+  Halves16 halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const Halves16 zeros = {};
+  *first = reinterpret_cast<Floats8>(__builtin_shuffle(
+      zeros, halves, Halves16{0, 16, 0, 17, 0, 18, 0, 19, 0, 20, 0, 21, 0, 22, 0, 23}));
+  *second = reinterpret_cast<Floats8>(__builtin_shuffle(
+      zeros, halves, Halves16{0, 24, 0, 25, 0, 26, 0, 27, 0, 28, 0, 29, 0, 30, 0, 31}));
+}
+// The upper halves of sixteen words.
+DYNEMB_INLINE void store_upper_halves(uint16_t* to, Words8 first, Words8 second) {
+  const Halves16 halves =
+      __builtin_shuffle(reinterpret_cast<Halves16>(first), reinterpret_cast<Halves16>(second),
+                        Halves16{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+// How the values of a row are rounded: to nearest, or stochastically with the bits of a key.
+struct Rounding {
+  bool stochastic;
+  uint64_t key;
+
+  // Random words of columns [column, column + 8) and, in the lower halves, of the eight after them;
+  // `column` is a multiple of 16.
+  DYNEMB_INLINE Words8 words(int64_t column) const {
+    const Words8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    return rounding_words<Words8>(key, static_cast<uint32_t>(column / 2) + lanes);
+  }
+};
+
+constexpr Rounding kToNearest{false, 0};
+
+// Columns [column, column + 16) of a row; `column` is a multiple of 16.
+DYNEMB_INLINE void store_bfloat16(const Rounding& rounding, int64_t column, Floats8 first,
+                                  Floats8 second, uint16_t* row) {
+  const Words8 low = reinterpret_cast<Words8>(first);
+  const Words8 high = reinterpret_cast<Words8>(second);
+  if (rounding.stochastic) {
+    const Words8 words = rounding.words(column);
+    store_upper_halves(row + column, bfloat16_stochastic_bits(first, low, words),
+                       bfloat16_stochastic_bits(second, high, words << 16));
+  } else {
+    store_upper_halves(row + column, bfloat16_nearest_bits(first, low),
+                       bfloat16_nearest_bits(second, high));
+  }
+}
+DYNEMB_INLINE void store_bfloat16(const Rounding& rounding, int64_t column, float value,
+                                  uint16_t* row) {
+  row[column] =
+      rounding.stochastic
+          ? bfloat16_stochastic(value, rounding_word(rounding.key, static_cast<uint32_t>(column)))
+          : bfloat16_nearest(value);
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,113 @@
+// Writes the initial value of a row, vectorised over its columns, as floats that the row can store.
+#pragma once
+
+#include <algorithm>
+
+#include "core/rows/initializer.h"
+#include "cpu/rows/storage.h"
+#include "cpu/rows/view.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+
+constexpr int64_t kInitChunk = 64;  // columns whose random words are made at once
+
+DYNEMB_INLINE void random_words(int64_t seed, int64_t id, int64_t first_column, int64_t columns,
+                                uint32_t* words) {
+  uint32_t lane[4][kInitChunk / 4];
+  const int64_t blocks = (columns + 3) / 4;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const Philox4 block = row_random_words(seed, id, static_cast<uint32_t>(first_column / 4 + b));
+    lane[0][b] = block.word[0];
+    lane[1][b] = block.word[1];
+    lane[2][b] = block.word[2];
+    lane[3][b] = block.word[3];
+  }
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t j = 0; j < 4; ++j) words[4 * b + j] = lane[j][b];
+  }
+}
+
+// Columns [begin, end) of one record into row; `words` holds those from column `first` on.
+DYNEMB_INLINE void init_columns(const double* record, const double* init_data,
+                                const uint32_t* words, int64_t first, int64_t begin, int64_t end,
+                                float* row) {
+  const InitParameters p = init_parameters(record);
+  switch (static_cast<int>(record[kInitKindColumn])) {
+    case kInitUniform:
+      for (int64_t c = begin; c < end; ++c) row[c] = uniform_value(words[c - first], p);
+      break;
+    case kInitNormal:
+      for (int64_t c = begin; c < end; ++c) row[c] = normal_value(words[c - first], p);
+      break;
+    case kInitTruncatedNormal:
+      for (int64_t c = begin; c < end; ++c) row[c] = truncated_normal_value(words[c - first], p);
+      break;
+    case kInitVector: {
+      const double* values = init_data + static_cast<int64_t>(record[kInitParameters]);
+      const int64_t offset = static_cast<int64_t>(record[kInitFirstColumn]);
+      for (int64_t c = begin; c < end; ++c) row[c] = static_cast<float>(values[c - offset]);
+      break;
+    }
+    default:
+      for (int64_t c = begin; c < end; ++c) row[c] = p.p0;
+  }
+}
+
+DYNEMB_INLINE void write_initial_row(const TableRows& table, int64_t records_begin, int64_t records,
+                                     int64_t id, float* row) {
+  const double* record = table.init_data + records_begin;
+  bool random = false;
+  for (int64_t r = 0; r < records; ++r) {
+    const int kind = static_cast<int>(record[r * kInitRecordColumns + kInitKindColumn]);
+    random |= kind != kInitConstant && kind != kInitVector;
+  }
+  uint32_t words[kInitChunk];
+  for (int64_t first = 0; first < table.dim; first += kInitChunk) {
+    const int64_t last = std::min(first + kInitChunk, table.dim);
+    if (random) random_words(table.seed, id, table.first_column + first, last - first, words);
+    for (int64_t r = 0; r < records; ++r) {
+      const double* columns = record + r * kInitRecordColumns;
+      const int64_t begin = std::max(first, static_cast<int64_t>(columns[kInitFirstColumn]));
+      const int64_t end = std::min(last, static_cast<int64_t>(columns[kInitEndColumn]));
+      if (begin < end) init_columns(columns, table.init_data, words, first, begin, end, row);
+    }
+  }
+  round_row(table.storage, row, table.dim);
+}
+
+// The values a lookup sees for an id: the row itself, or a copy of it or an initial or default
+// value in `scratch` (dim floats), or nullptr for zeros (padding, or a row that was given away).
+DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, int64_t id,
+                                       float* scratch) {
+  if (handle >= 0) {
+    const int64_t row = handle_row(handle);
+    const RowStatus status = row_status(handle, table.generations[row]);
+    if (status == RowStatus::kLive) {
+      if (table.storage == Storage::kFloat32) return reinterpret_cast<float*>(table.row(row));
+      load_row(table.storage, table.row(row), table.dim, scratch);
+      return scratch;
+    }
+    if (status == RowStatus::kStale) return nullptr;
+    write_initial_row(table, table.init_begin, table.init_count, id, scratch);
+    return scratch;
+  }
+  if (handle == kPaddingHandle) return nullptr;
+  if (handle == kRefusedHandle) {
+    write_initial_row(table, table.refused_begin, table.refused_count, id, scratch);
+  } else {
+    write_initial_row(table, table.default_begin, table.default_count, id, scratch);
+  }
+  return scratch;
+}
+
+DYNEMB_INLINE void prefetch_row(const TableRows& table, int64_t handle) {
+  if (handle < 0) return;
+  const int64_t row = handle_row(handle);
+  __builtin_prefetch(table.generations + row);
+  const char* values = table.row(row);
+  const int64_t prefetched = table.row_bytes < 512 ? table.row_bytes : 512;  // the rest follows
+  for (int64_t byte = 0; byte < prefetched; byte += 64) __builtin_prefetch(values + byte);
+}
+
+}  // namespace dynemb::cpu

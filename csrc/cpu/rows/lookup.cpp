@@ -1,0 +1,231 @@
+// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in a
+// form for inference that has no autograd formula.
+#include <torch/csrc/stable/library.h>
+
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "cpu/rows/floats.h"
+#include "cpu/rows/initial_row.h"
+#include "cpu/rows/view.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+namespace {
+
+constexpr int64_t kPrefetchRows = 16;  // rows on their way ahead of the one in use
+constexpr int64_t kRowsAtOnce = 16;    // rows summed while a block of columns stays in registers
+
+struct BagJob {
+  const Lookup* lookup;
+  const TableRows* table;
+  BagTile tile;
+  float* output;   // [batch, columns] for pooling, [ids, dim] without
+  float* scratch;  // kRowsAtOnce rows
+};
+
+// out[c] += weight[r] * row[r][c] for all r in order. Written with vectors: left to itself, the
+// compiler interchanges the loops of a full block and makes them scalar.
+DYNEMB_INLINE void add_rows(const float* const* row, const float* weight, int64_t rows, int64_t dim,
+                            float* out) {
+  int64_t c = 0;
+  for (; c + 4 * kFloats <= dim; c += 4 * kFloats) {
+    Floats8 sum0 = load_floats(out + c);
+    Floats8 sum1 = load_floats(out + c + kFloats);
+    Floats8 sum2 = load_floats(out + c + 2 * kFloats);
+    Floats8 sum3 = load_floats(out + c + 3 * kFloats);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* values = row[r] + c;
+      sum0 += weight[r] * load_floats(values);
+      sum1 += weight[r] * load_floats(values + kFloats);
+      sum2 += weight[r] * load_floats(values + 2 * kFloats);
+      sum3 += weight[r] * load_floats(values + 3 * kFloats);
+    }
+    store_floats(out + c, sum0);
+    store_floats(out + c + kFloats, sum1);
+    store_floats(out + c + 2 * kFloats, sum2);
+    store_floats(out + c + 3 * kFloats, sum3);
+  }
+  for (; c + kFloats <= dim; c += kFloats) {
+    Floats8 sum = load_floats(out + c);
+    for (int64_t r = 0; r < rows; ++r) sum += weight[r] * load_floats(row[r] + c);
+    store_floats(out + c, sum);
+  }
+  for (; c < dim; ++c) {
+    for (int64_t r = 0; r < rows; ++r) out[c] += weight[r] * row[r][c];
+  }
+}
+
+DYNEMB_INLINE void pool_bags_body(const BagJob& job) {
+  const Lookup& lookup = *job.lookup;
+  const TableRows& table = *job.table;
+  const int64_t first_bag = job.tile.feature * lookup.batch;
+  const int64_t feature_end = lookup.features.begin[job.tile.feature + 1];
+  const int64_t first_id = lookup.offsets[first_bag + job.tile.begin];
+  for (int64_t i = first_id; i < std::min(first_id + kPrefetchRows, feature_end); ++i) {
+    prefetch_row(table, lookup.handles[i]);
+  }
+  const float* row[kRowsAtOnce];
+  float weight[kRowsAtOnce];
+  for (int64_t b = job.tile.begin; b < job.tile.end; ++b) {
+    const int64_t bag = first_bag + b;
+    float* out = job.output + b * lookup.columns + lookup.column[job.tile.feature];
+    std::memset(out, 0, sizeof(float) * static_cast<size_t>(table.dim));
+    int64_t rows = 0;
+    for (int64_t i = lookup.offsets[bag]; i < lookup.offsets[bag + 1]; ++i) {
+      if (i + kPrefetchRows < feature_end) prefetch_row(table, lookup.handles[i + kPrefetchRows]);
+      row[rows] = resolve_row(table, lookup.handles[i], lookup.features.ids[i],
+                              job.scratch + rows * table.dim);
+      weight[rows] = lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[i];
+      rows += row[rows] != nullptr;
+      if (rows == kRowsAtOnce) {
+        add_rows(row, weight, rows, table.dim, out);
+        rows = 0;
+      }
+    }
+    add_rows(row, weight, rows, table.dim, out);
+    if (lookup.pooling == kPoolMean) {
+      float scale;
+      bag_scale(lookup, bag, &scale);
+      for (int64_t c = 0; c < table.dim; ++c) out[c] *= scale;
+    }
+  }
+}
+DYNEMB_SIMD_VARIANTS(pool_bags, (const BagJob& job), (job))
+
+DYNEMB_INLINE void gather_rows_body(const BagJob& job) {
+  const Lookup& lookup = *job.lookup;
+  const TableRows& table = *job.table;
+  const size_t bytes = sizeof(float) * static_cast<size_t>(table.dim);
+  for (int64_t i = job.tile.begin; i < job.tile.end; ++i) {
+    if (i + kPrefetchRows < job.tile.end) prefetch_row(table, lookup.handles[i + kPrefetchRows]);
+    float* out = job.output + i * table.dim;
+    const float* row = resolve_row(table, lookup.handles[i], lookup.features.ids[i], out);
+    if (row == nullptr) {
+      std::memset(out, 0, bytes);
+    } else if (row != out) {
+      std::memcpy(out, row, bytes);
+    }
+  }
+}
+DYNEMB_SIMD_VARIANTS(gather_rows, (const BagJob& job), (job))
+
+Tensor run_lookup(const Lookup& lookup, const std::vector<TableRows>& tables) {
+  const bool pooled = lookup.pooling != kPoolNone;
+  Tensor output =
+      empty_cpu({pooled ? lookup.batch : lookup.features.count, lookup.columns}, ScalarType::Float);
+  auto* out = static_cast<float*>(output.data_ptr());
+  std::vector<BagTile> tiles;
+  if (pooled) {
+    tiles = make_bag_tiles(lookup);
+  } else {
+    for (size_t f = 0; f < lookup.features.table.size(); ++f) {
+      for (int64_t i = lookup.features.begin[f]; i < lookup.features.begin[f + 1]; i += kTileIds) {
+        tiles.push_back(
+            {static_cast<int64_t>(f), i, std::min(i + kTileIds, lookup.features.begin[f + 1])});
+      }
+    }
+  }
+  parallel_units(
+      static_cast<int64_t>(tiles.size()), lookup.features.count, [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(pooled ? kRowsAtOnce * lookup.columns : 0));
+        for (int64_t i = begin; i < end; ++i) {
+          const TableRows& table = tables[lookup.features.table[tiles[i].feature]];
+          const BagJob job{&lookup, &table, tiles[i], out, scratch.data()};
+          pooled ? pool_bags(job) : gather_rows(job);
+        }
+      });
+  return output;
+}
+
+// What the lookups for training return beside their output: how often the rows have been updated,
+// so that the backward can tell whether they are still those of the forward.
+Tensor update_count(const char* op, const Tensor& row_clock, const Tensor& meta) {
+  check_tensor(op, "row_clock", row_clock, ScalarType::Long);
+  check_length(op, "row_clock", row_clock, meta.size(0) + kRowClockExtra);
+  Tensor count = empty_cpu({1}, ScalarType::Long);
+  *static_cast<int64_t*>(count.data_ptr()) =
+      static_cast<const int64_t*>(row_clock.data_ptr())[meta.size(0) + kRowClockUpdates];
+  return count;
+}
+
+Tensor pooled_lookup(const char* op, const std::vector<Tensor>& weights,
+                     const std::vector<Tensor>& generations, const Tensor& meta,
+                     const Tensor& init_data, const Tensor& ids, const Tensor& handles,
+                     const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+                     const std::vector<int64_t>& feature_tables,
+                     const std::vector<int64_t>& feature_dims, int64_t pooling) {
+  const auto tables = table_rows(op, weights, generations, meta, init_data);
+  STD_TORCH_CHECK(pooling != kPoolNone, "dynemb::", op, ": pooling is 2 (none): use embedding");
+  return run_lookup(lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
+                                feature_tables, feature_dims, pooling),
+                    tables);
+}
+
+Tensor sequence_lookup(const char* op, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& generations, const Tensor& meta,
+                       const Tensor& init_data, const Tensor& ids, const Tensor& handles,
+                       const Tensor& offsets, const std::vector<int64_t>& feature_tables,
+                       int64_t dim) {
+  const auto tables = table_rows(op, weights, generations, meta, init_data);
+  const std::vector<int64_t> dims(feature_tables.size(), dim);
+  return run_lookup(
+      lookup_call(op, tables, ids, handles, offsets, std::nullopt, feature_tables, dims, kPoolNone),
+      tables);
+}
+
+Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                               Tensor offsets, std::optional<Tensor> per_sample_weights,
+                               std::vector<int64_t> feature_tables,
+                               std::vector<int64_t> feature_dims, int64_t pooling) {
+  return pooled_lookup("embedding_bag_inference", weights, generations, meta, init_data, ids,
+                       handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling);
+}
+
+Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim) {
+  return sequence_lookup("embedding_inference", weights, generations, meta, init_data, ids, handles,
+                         offsets, feature_tables, dim);
+}
+
+// state, hyper, pending, grad_anchor and optimizer are for the autograd formula, which gets them
+// from here.
+std::tuple<Tensor, Tensor> embedding_bag(
+    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
+    Tensor row_clock, Tensor /*hyper*/, Tensor meta, Tensor init_data,
+    std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles, Tensor offsets,
+    std::optional<Tensor> per_sample_weights, Tensor /*grad_anchor*/,
+    std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims, int64_t pooling,
+    int64_t /*optimizer*/) {
+  const char* op = "embedding_bag";
+  Tensor output = pooled_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
+                                per_sample_weights, feature_tables, feature_dims, pooling);
+  return {output, update_count(op, row_clock, meta)};
+}
+
+std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                                     std::vector<Tensor> /*state*/, Tensor row_clock,
+                                     Tensor /*hyper*/, Tensor meta, Tensor init_data,
+                                     std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles,
+                                     Tensor offsets, Tensor /*grad_anchor*/,
+                                     std::vector<int64_t> feature_tables, int64_t dim,
+                                     int64_t /*optimizer*/) {
+  const char* op = "embedding";
+  Tensor output = sequence_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
+                                  feature_tables, dim);
+  return {output, update_count(op, row_clock, meta)};
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("embedding_bag", TORCH_BOX(&dynemb::cpu::embedding_bag));
+  m.impl("embedding", TORCH_BOX(&dynemb::cpu::embedding));
+  m.impl("embedding_bag_inference", TORCH_BOX(&dynemb::cpu::embedding_bag_inference));
+  m.impl("embedding_inference", TORCH_BOX(&dynemb::cpu::embedding_inference));
+}

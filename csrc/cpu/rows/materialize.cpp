@@ -1,0 +1,90 @@
+// materialize_: writes the initial value of every row that its id has not trained yet.
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "cpu/index/view.h"
+#include "cpu/rows/initial_row.h"
+#include "cpu/rows/state.h"
+
+namespace dynemb::cpu {
+namespace {
+
+struct MaterializeJob {
+  const TableView* index;
+  const TableRows* table;
+  const SlabState* state;
+  float* scratch;  // a row
+  float initial_state;
+  int64_t begin;  // buckets
+  int64_t end;
+  int64_t written;  // out
+};
+
+DYNEMB_INLINE void materialize_buckets_body(MaterializeJob& job) {
+  const TableRows& table = *job.table;
+  for (int64_t bucket = job.begin; bucket < job.end; ++bucket) {
+    const int64_t* line = job.index->line(bucket);
+    for (int slot = 0; slot < kBucketWidth; ++slot) {
+      if (line[kBucketWidth + slot] == 0) continue;
+      const int64_t handle = decode_handle(line[kBucketWidth + slot]);
+      const int64_t row = handle_row(handle);
+      if (row < 0 || row >= table.rows) continue;  // lookups raise for it
+      if (row_status(handle, table.generations[row]) != RowStatus::kUnwritten) continue;
+      write_initial_row(table, table.init_begin, table.init_count, line[slot], job.scratch);
+      store_row(table.storage, kToNearest, job.scratch, table.dim, table.row(row));
+      write_fresh_state(*job.state, row, table.dim, job.initial_state);
+      table.generations[row] = handle_generation(handle);
+      ++job.written;
+    }
+  }
+}
+DYNEMB_SIMD_VARIANTS(materialize_buckets, (MaterializeJob & job), (job))
+
+// Returns how many rows were written.
+Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                    std::vector<Tensor> state, Tensor buckets, Tensor tables, Tensor hyper,
+                    Tensor meta, Tensor init_data) {
+  const char* op = "materialize_";
+  const IndexView index = index_view(op, buckets, nullptr, tables, meta);
+  const auto rows = table_rows(op, weights, generations, meta, init_data);
+  check_tensor(op, "hyper", hyper, ScalarType::Double);
+  check_size(op, "hyper", hyper, 0, index.table_count);
+  check_size(op, "hyper", hyper, 1, kHyperColumns);
+  const std::vector<SlabState> states = slab_state(op, weights, state);
+  Tensor result = zeros_cpu({1}, ScalarType::Long);
+  auto* written = static_cast<int64_t*>(result.data_ptr());
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    const TableView view = index.table(t);
+    const TableRows& table = rows[t];
+    const double initial =
+        static_cast<const double*>(hyper.data_ptr())[t * kHyperColumns + kHyperInitialState];
+    constexpr int64_t kBucketsPerUnit = 512;
+    const int64_t units = (view.bucket_count + kBucketsPerUnit - 1) / kBucketsPerUnit;
+    std::vector<int64_t> unit_written(units, 0);
+    parallel_units(units, view.bucket_count * kBucketWidth, [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch(static_cast<size_t>(table.dim));
+      for (int64_t u = begin; u < end; ++u) {
+        MaterializeJob job{&view,
+                           &table,
+                           &states[table.slab],
+                           scratch.data(),
+                           static_cast<float>(initial),
+                           u * kBucketsPerUnit,
+                           std::min((u + 1) * kBucketsPerUnit, view.bucket_count),
+                           0};
+        materialize_buckets(job);
+        unit_written[u] = job.written;
+      }
+    });
+    for (const int64_t n : unit_written) *written += n;
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("materialize_", TORCH_BOX(&dynemb::cpu::materialize_));
+}

@@ -1,0 +1,104 @@
+// Rows of weights and state between memory and float32, vectorised over their columns.
+#pragma once
+
+#include <cstring>
+
+#include "core/rows/storage.h"
+#include "cpu/rows/floats.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+
+DYNEMB_INLINE void load_row(Storage storage, const char* from, int64_t dim, float* values) {
+  if (storage == Storage::kFloat32) {
+    std::memcpy(values, from, sizeof(float) * static_cast<size_t>(dim));
+    return;
+  }
+  const auto* stored = reinterpret_cast<const uint16_t*>(from);
+  if (storage == Storage::kBFloat16) {
+    int64_t c = 0;
+    for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
+      Floats8 first, second;
+      load_bfloat16(stored + c, &first, &second);
+      store_floats(values + c, first);
+      store_floats(values + c + kFloats, second);
+    }
+    for (; c < dim; ++c) values[c] = bfloat16_to_float(stored[c]);
+  } else {
+    for (int64_t c = 0; c < dim; ++c) values[c] = float16_to_float(stored[c]);
+  }
+}
+
+DYNEMB_INLINE void store_row(Storage storage, const Rounding& rounding,
+                             const float* __restrict values, int64_t dim, char* __restrict to) {
+  if (storage == Storage::kFloat32) {
+    std::memcpy(to, values, sizeof(float) * static_cast<size_t>(dim));
+    return;
+  }
+  auto* stored = reinterpret_cast<uint16_t*>(to);
+  if (storage == Storage::kBFloat16) {
+    int64_t c = 0;
+    for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
+      store_bfloat16(rounding, c, load_floats(values + c), load_floats(values + c + kFloats),
+                     stored);
+    }
+    for (; c < dim; ++c) store_bfloat16(rounding, c, values[c], stored);
+  } else if (rounding.stochastic) {
+    for (int64_t c = 0; c < dim; ++c) {
+      const uint32_t word = rounding_word(rounding.key, static_cast<uint32_t>(c));
+      stored[c] = float16_stochastic(values[c], word);
+    }
+  } else {
+    for (int64_t c = 0; c < dim; ++c) stored[c] = float16_nearest(values[c]);
+  }
+}
+
+// Values as a row would give them back.
+DYNEMB_INLINE void round_row(Storage storage, float* values, int64_t dim) {
+  if (storage == Storage::kBFloat16) {
+    for (int64_t c = 0; c < dim; ++c) values[c] = bfloat16_to_float(bfloat16_nearest(values[c]));
+  } else if (storage == Storage::kFloat16) {
+    for (int64_t c = 0; c < dim; ++c) values[c] = float16_to_float(float16_nearest(values[c]));
+  }
+}
+
+// -- 8-bit state ---------------------------------------------------------------------------------
+
+DYNEMB_INLINE void load_block_row(const char* from, int64_t dim, bool is_unsigned, float* values) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(from);
+  const char* scales = from + block_codes_bytes(dim);
+  for (int64_t first = 0; first < dim; first += kBlockColumns) {
+    float scale;
+    std::memcpy(&scale, scales + first / kBlockColumns * 4, sizeof scale);
+    const int64_t last = first + kBlockColumns < dim ? first + kBlockColumns : dim;
+    if (is_unsigned) {
+      for (int64_t c = first; c < last; ++c) values[c] = unsigned_code_value(codes[c], scale);
+    } else {
+      for (int64_t c = first; c < last; ++c) values[c] = signed_code_value(codes[c], scale);
+    }
+  }
+}
+
+DYNEMB_INLINE void store_block_row(const float* __restrict values, int64_t dim, bool is_unsigned,
+                                   uint64_t key, char* __restrict to) {
+  auto* codes = reinterpret_cast<uint8_t*>(to);
+  char* scales = to + block_codes_bytes(dim);
+  for (int64_t first = 0; first < dim; first += kBlockColumns) {
+    const int64_t last = first + kBlockColumns < dim ? first + kBlockColumns : dim;
+    uint32_t most = 0;  // as bits: the order of magnitudes
+    for (int64_t c = first; c < last; ++c) {
+      const uint32_t magnitude = float_bits(values[c]) & 0x7fffffffu;
+      most = magnitude > most ? magnitude : most;
+    }
+    const float scale = block_scale(float_from_bits(most));
+    const float inverse = block_inverse(scale);
+    std::memcpy(scales + first / kBlockColumns * 4, &scale, sizeof scale);
+    for (int64_t c = first; c < last; ++c) {
+      const uint32_t word = rounding_word(key, static_cast<uint32_t>(c));
+      codes[c] = is_unsigned ? unsigned_code(values[c], inverse, word)
+                             : signed_code(values[c], inverse, word);
+    }
+  }
+}
+
+}  // namespace dynemb::cpu

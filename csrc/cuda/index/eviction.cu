@@ -1,0 +1,224 @@
+#include "cuda/index/eviction.h"
+
+namespace dynemb::cuda {
+namespace {
+
+// The buckets in which a new id looks for a victim, and the policy by which it does.
+struct Search {
+  TableView table;
+  const int64_t* policy;
+  int64_t first;
+
+  __device__ __forceinline__ Search(const PlacedIds& placed, int64_t order)
+      : table(table_view(placed.index, placed.table(order))),
+        policy(placed.policies.row(placed.table(order))),
+        first(bucket_of(first_hash(placed.id(order), table.salt), table.bucket_count)) {}
+
+  __device__ __forceinline__ int64_t bucket(int k) const {
+    const int64_t bucket = first + k;
+    return bucket < table.bucket_count ? bucket : bucket - table.bucket_count;
+  }
+};
+
+// The step word of a victim and the step in it.
+struct Victim {
+  int64_t* word;  // nullptr: none
+  int64_t step;
+};
+
+// The best victim that no earlier order has claimed.
+__device__ __forceinline__ Victim best_victim(const PlacedIds& placed, int64_t order) {
+  const Search search(placed, order);
+  const int64_t clock = placed.policies.clock[kClockStep];
+  const int64_t word = search.policy[kPolicyEvictionWord];
+  const int64_t protected_steps = search.policy[kPolicyProtectedSteps];
+  Victim best{nullptr, 0};
+  VictimRank best_rank{};
+  const int buckets = victim_buckets(search.table.bucket_count);
+  for (int k = 0; k < buckets; ++k) {
+    const int64_t bucket = search.bucket(k);
+    const Line line = load_line(search.table.line(bucket));
+#pragma unroll
+    for (int slot = 0; slot < kBucketWidth; ++slot) {
+      if (line.stored[slot] == 0) continue;
+      int64_t* score = search.table.score(bucket, slot);
+      // A value read here may be old, but step words only ever go from free to earlier and earlier
+      // claims.
+      const int64_t seen = *const_cast<volatile int64_t*>(score);
+      if (is_eviction_claim(seen) && eviction_claim_order(seen) < order) continue;
+      const int64_t step = step_of(seen, clock);
+      if (clock - step < protected_steps) continue;
+      const VictimRank rank{word == kStepWord ? step : score[word * kBucketWidth], step,
+                            line.key[slot]};
+      if (best.word == nullptr || goes_before(rank, best_rank)) {
+        best = {score, step};
+        best_rank = rank;
+      }
+    }
+  }
+  return best;
+}
+
+// A thread per new id without a row: about four random 64-byte lines and as many bytes of scores,
+// and one random atomic; more for those that are displaced.
+__global__ void claim_victims(PlacedIds placed, Plan plan) {
+  if (plan.head[kPlanEvictors] == 0) return;
+  const int64_t total = plan.head[kPlanTotal];
+  for (int64_t e = thread_number(); e < total; e += thread_total()) {
+    if (placed.stored_word[e] != PlacedIds::kNeedsVictim) continue;
+    int64_t order = e;
+    for (;;) {
+      const Victim victim = best_victim(placed, order);
+      if (victim.word == nullptr) {
+        placed.stored_word[order] = PlacedIds::kRefused;
+        break;
+      }
+      const int64_t claim = make_eviction_claim(order, victim.step);
+      const int64_t old =
+          atomicMin(reinterpret_cast<long long*>(victim.word), static_cast<long long>(claim));
+      if (old <= claim) continue;  // an earlier order came first: look again
+      if (!is_eviction_claim(old)) break;
+      order = eviction_claim_order(old);  // displaced
+    }
+  }
+}
+
+// Where the claim of an order was kept.
+__device__ __forceinline__ SlotPlace claimed_victim(const PlacedIds& placed, int64_t order) {
+  const Search search(placed, order);
+  for (int k = 0;; ++k) {
+    const int64_t bucket = search.bucket(k);
+    for (int slot = 0; slot < kBucketWidth; ++slot) {
+      const int64_t word = *search.table.score(bucket, slot);
+      if (is_eviction_claim(word) && eviction_claim_order(word) == order) {
+        return {bucket, slot, has_empty_slot(load_line(search.table.line(bucket)))};
+      }
+    }
+  }
+}
+
+// Counts an id that has found no victim, if it is not in its counter: that has been done.
+__device__ __forceinline__ void count_without_victim(const PlacedIds& placed, int64_t e, int64_t t,
+                                                     int64_t count, int32_t* sketch) {
+  const int64_t f = placed.feature[e];
+  const int64_t* policy = placed.policies.feature_row(f);
+  if (policy[kPolicyAdmission] == kAdmitFrequentSketch) {
+    note_in_sketch(placed.index, policy, t, placed.id(e), placed.occurrences[e], sketch);
+  } else if (policy[kPolicyAdmission] == kAdmitFrequent && count < 0) {
+    placed.count_instead(e, f);
+  }
+}
+
+// Where the exact counter of an id that has found a victim lies after a rehash; -1: nowhere.
+__device__ __forceinline__ int64_t counter_place(const PlacedIds& placed, const Plan& plan,
+                                                 int64_t e, int64_t count) {
+  const int64_t* policy = placed.policies.feature_row(placed.feature[e]);
+  if (policy[kPolicyAdmission] != kAdmitFrequent || count < 0) return -1;
+  const int64_t counters = policy[kPolicyCounterTable];
+  if (plan.old_buckets[counters] == 0) return count;
+  const FoundSlot at = find_slot(table_view(placed.index, counters), placed.id(e));
+  return pack_place({at.bucket, at.slot, at.never_full});
+}
+
+// A thread per placed id; for one that has a victim up to four random lines of scores and one line
+// of the index, and one more if it was counted. Nothing is cleared before every thread knows which
+// buckets were full. Ids without a victim are counted.
+__global__ void find_victims(PlacedIds placed, Plan plan, int32_t* block_counts, int64_t* victims,
+                             int64_t* counts, int32_t* sketch, int64_t* handles) {
+  if (plan.head[kPlanEvictors] == 0) return;
+  const int64_t e = thread_number();
+  const bool is_placed = e < plan.head[kPlanTotal];
+  const bool found = is_placed && placed.stored_word[e] == PlacedIds::kNeedsVictim;
+  const int64_t t = is_placed ? placed.table(e) : 0;
+  if (is_placed) victims[e] = -1;
+  // tables that evict have refused nobody before
+  if (is_placed && placed.feature[e] >= 0 && placed.stored_word[e] == PlacedIds::kRefused &&
+      plan.evicted[t] > 0) {
+    count_without_victim(placed, e, t, counts[placed.positions[e]], sketch);
+  }
+  if (found) {
+    const SlotPlace place = claimed_victim(placed, e);
+    const int64_t* line = table_view(placed.index, t).line(place.bucket);
+    const int64_t handle = next_owner(decode_handle(line[kBucketWidth + place.slot]));
+    placed.stored_word[e] = encode_handle(handle);
+    handles[placed.positions[e]] = handle;
+    victims[e] = pack_place(place);
+    int64_t& count = counts[placed.positions[e]];
+    count = counter_place(placed, plan, e, count);
+  }
+  const int count = __syncthreads_count(found);
+  if (threadIdx.x == 0) block_counts[blockIdx.x] = count;
+  count_by_key(found, t, plan.victims);
+}
+
+// One block: the counts of tables, and room in the log.
+__global__ void __launch_bounds__(kPlanBlock)
+    plan_eviction(IndexArgs index, Plan plan, EvictionLog log, int32_t* block_counts,
+                  int64_t blocks) {
+  if (plan.head[kPlanEvictors] == 0) return;
+  const int64_t total = scan_counts(block_counts, blocks);
+  for (int64_t t = threadIdx.x; t < index.table_count; t += blockDim.x) {
+    int64_t* row = index.table_row(t);
+    row[kTableInserted] += plan.victims[t];
+    row[kTableEvicted] += plan.victims[t];
+    row[kTableRejected] += plan.evicted[t] - plan.victims[t];
+  }
+  if (threadIdx.x != 0) return;
+  const int64_t begin = log.words[kEvictedRecords];
+  const int64_t noted = min(total, log.records - begin);
+  plan.head[kPlanLogBegin] = begin;
+  log.words[kEvictedRecords] = begin + noted;
+  log.words[kEvictedLost] += total - noted;
+}
+
+// A thread per placed id; for one that has a victim a random line of the index and its scores are
+// read and written, and 32 bytes of the log, and one more line if it was counted.
+__global__ void clear_victims(PlacedIds placed, Plan plan, EvictionLog log,
+                              const int32_t* block_counts, const int64_t* victims,
+                              const int64_t* counts) {
+  if (plan.head[kPlanEvictors] == 0) return;
+  const int64_t e = thread_number();
+  const bool found = e < plan.head[kPlanTotal] && victims[e] >= 0;
+  const int64_t rank = block_counts[blockIdx.x] + rank_in_block(found);
+  if (!found) return;
+  const int64_t t = placed.table(e);
+  const TableView table = table_view(placed.index, t);
+  const SlotPlace place = unpack_place(victims[e]);
+  const int64_t record = plan.head[kPlanLogBegin] + rank;
+  if (record < log.records) {
+    const int64_t* line = table.line(place.bucket);
+    const int64_t* score = table.score(place.bucket, place.slot);
+    const int64_t word = placed.policies.row(t)[kPolicyEvictionWord];
+    int64_t* to = log.words + (1 + record) * kEvictedColumns;
+    to[kEvictedTable] = t;
+    to[kEvictedId] = line[place.slot];
+    to[kEvictedHandle] = decode_handle(line[kBucketWidth + place.slot]);
+    to[kEvictedScore] = word == kStepWord ? step_of(*score, placed.policies.clock[kClockStep])
+                                          : score[word * kBucketWidth];
+  }
+  if (clear_slot(table, place)) add_to_table(placed.index, t, kTableTombstones, 1);
+  const int64_t count = counts[placed.positions[e]];
+  if (count >= 0) {
+    const int64_t* policy = placed.policies.feature_row(placed.feature[e]);
+    clear_counter(placed.index, policy[kPolicyCounterTable], unpack_place(count), true);
+  }
+}
+
+}  // namespace
+
+void evict(const Call& call, const PlannedCall& planned, const EvictionLog& log,
+           const PlacedIds& placed, int64_t* victims, int64_t* counts, int32_t* sketch,
+           int64_t* handles) {
+  const int64_t rank_threads = planned.blocks * kRankBlock;
+  // the counts of new ids by block have been used
+  int32_t* block_counts = planned.block_counts;
+  call.launch_strided(claim_victims, planned.features.count, placed, planned.plan);
+  call.launch(find_victims, rank_threads, kRankBlock, placed, planned.plan, block_counts, victims,
+              counts, sketch, handles);
+  call.launch(plan_eviction, kPlanBlock, kPlanBlock, placed.index, planned.plan, log, block_counts,
+              planned.blocks);
+  call.launch(clear_victims, rank_threads, kRankBlock, placed, planned.plan, log, block_counts,
+              victims, counts);
+}
+
+}  // namespace dynemb::cuda

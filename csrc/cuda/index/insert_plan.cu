@@ -1,0 +1,304 @@
+#include "core/index/row_allocation.h"
+#include "cuda/index/insert_plan.h"
+
+namespace dynemb::cuda {
+namespace {
+
+struct PlanJob {
+  IndexArgs index;
+  FeatureArgs features;
+  PolicyArgs policies;
+  SlabArgs slabs;
+  Plan plan;
+  SharedWords shared;
+  ErrorSink errors;
+  InsertionRoom room;
+  int32_t* insert_counts;
+  int32_t* placed_counts;
+  int64_t blocks;
+};
+
+// Divides the new ids of a table, plan.added so far, into those that get a row, need a victim, or
+// are refused. `level` is the most that it may take of what the group's budget leaves. false: the
+// call is an error.
+__device__ bool divide_new_ids(const PlanJob& job, int64_t t, int64_t level) {
+  const Plan& plan = job.plan;
+  const int64_t* policy = job.policies.row(t);
+  const int64_t incoming = plan.added[t];
+  const int64_t added = ids_with_room(policy, job.index.table_row(t)[kTableSize], incoming, level);
+  const int64_t rest = incoming - added;
+  const bool evicts = policy[kPolicyOnFull] == kFullEvict;
+  plan.added[t] = added;
+  plan.evicted[t] = evicts ? rest : 0;
+  plan.rejected[t] = evicts ? 0 : rest;
+  atomicAdd(reinterpret_cast<unsigned long long*>(plan.head + kPlanNoRoom),
+            static_cast<unsigned long long>(rest));
+  if (rest == 0 || policy[kPolicyOnFull] != kFullError) return true;
+  job.errors.report(kErrorFull, t);
+  return false;
+}
+
+// divide_new_ids for all tables. All threads of the block.
+__device__ void plan_room(const PlanJob& job, int* refused) {
+  __shared__ long long budget;
+  __shared__ int64_t level;
+  const int64_t tables = job.index.table_count;
+  if (threadIdx.x == 0) budget = 0;
+  __syncthreads();
+  for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
+    const int64_t own = job.policies.row(t)[kPolicyBudget];
+    if (own > 0) atomicMax(&budget, static_cast<long long>(own));
+  }
+  __syncthreads();
+  const bool limited = budget > 0;
+  __syncthreads();
+  for (int64_t t = threadIdx.x; limited && t < tables; t += blockDim.x) {
+    const int64_t share = budget_share(job.policies.row(t), job.index.table_row(t)[kTableSize]);
+    atomicAdd(reinterpret_cast<unsigned long long*>(&budget),
+              static_cast<unsigned long long>(-share));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    level = limited ? budget_level(budget, tables,
+                                   [&](int64_t t) {
+                                     return budget_demand(job.policies.row(t),
+                                                          job.index.table_row(t)[kTableSize],
+                                                          job.plan.added[t]);
+                                   })
+                    : 0;
+  }
+  __syncthreads();
+  for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
+    if (!divide_new_ids(job, t, level)) *refused = 1;
+  }
+  __syncthreads();
+}
+
+// Where each feature's new ids lie among those of their table, and its rows among those of their
+// slab: a table's first ids get rows. All threads of the block.
+__device__ void rank_rows(const PlanJob& job) {
+  const FeatureArgs& features = job.features;
+  const Plan& plan = job.plan;
+  for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
+    int64_t before = 0;
+    for (int64_t g = 0; g < f; ++g) {
+      if (features.table[g] == features.table[f]) before += plan.feature_count[g];
+    }
+    plan.feature_in_table[f] = before;
+  }
+  __syncthreads();
+  for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
+    const int64_t slab = job.index.meta_row(features.table[f])[kMetaSlab];
+    int64_t rows = 0;
+    for (int64_t g = 0; g < f; ++g) {
+      const int64_t t = features.table[g];
+      if (job.index.meta_row(t)[kMetaSlab] != slab) continue;
+      const int64_t before = plan.feature_in_table[g];
+      rows += min(before + plan.feature_count[g], plan.added[t]) - min(before, plan.added[t]);
+    }
+    plan.feature_row[f] = rows;
+  }
+}
+
+// Ids that a counter table gets at most: of those for whom there is no room, who has a counter is
+// known only when rows are given out.
+__device__ int64_t most_counted(const Plan& plan, int64_t t) {
+  return plan.counted[t] + min(plan.uncounted[t], plan.head[kPlanNoRoom]);
+}
+
+// Growth of a table's index; false if there is no room for it.
+__device__ bool plan_table(const PlanJob& job, int64_t t) {
+  const Plan& plan = job.plan;
+  const int64_t* row = job.index.table_row(t);
+  const int64_t region = job.index.meta_row(t)[kMetaRegionBuckets];
+  // the slots of victims become tombstones
+  const GrowthDecision decision =
+      decide_growth(row[kTableBucketCount], region, row[kTableSize], row[kTableTombstones],
+                    plan.added[t] + most_counted(plan, t), plan.evicted[t]);
+  plan.old_buckets[t] = decision.rehash ? row[kTableBucketCount] : 0;
+  plan.old_begin[t] = decision.bucket_count;  // until the sums below
+  if (decision.rehash && decision.bucket_count > region) {
+    job.errors.report(kErrorBuckets, t);
+    return false;
+  }
+  if (decision.rehash && job.shared.words != nullptr &&
+      decision.bucket_count > job.shared.table(t)[kSharedBucketLimit]) {
+    job.errors.report(kErrorMemory, t);
+    return false;
+  }
+  return true;
+}
+
+// Rows that a slab gives to new ids of all tables.
+__device__ int64_t rows_added(const PlanJob& job, int64_t slab) {
+  int64_t rows = 0;
+  for (int64_t t = 0; t < job.index.table_count; ++t) {
+    if (job.index.meta_row(t)[kMetaSlab] == slab) rows += job.plan.added[t];
+  }
+  return rows;
+}
+
+// Rows of a slab; false if it has too few.
+__device__ bool plan_slab(const PlanJob& job, int64_t s) {
+  const int64_t* slab = job.slabs.slabs + s * kSlabColumns;
+  const int64_t fresh = max(rows_added(job, s) - slab[kSlabFreeCount], static_cast<int64_t>(0));
+  const int64_t needed = slab[kSlabNextRow] + fresh;
+  job.plan.slab_free[s] = slab[kSlabFreeCount];
+  job.plan.slab_next[s] = slab[kSlabNextRow];
+  if (needed > job.slabs.max_rows) {
+    job.errors.report(kErrorRows, s);
+    return false;
+  }
+  if (job.shared.words != nullptr && needed > job.shared.slab(s)[kSharedRowLimit]) {
+    job.errors.report(kErrorMemory, s);
+    return false;
+  }
+  return true;
+}
+
+// Ids of a table in the call, padding among them.
+__device__ int64_t ids_of_table(const FeatureArgs& features, int64_t t) {
+  int64_t ids = 0;
+  for (int64_t f = 0; f < features.features; ++f) {
+    if (features.table[f] != t) continue;
+    ids +=
+        features.given_offset((f + 1) * features.batch) - features.given_offset(f * features.batch);
+  }
+  return ids;
+}
+
+// The counts of a table after the call, but for what evictions change later, and for ids that are
+// counted no longer, or because there is no room.
+__device__ void advance_table(const PlanJob& job, int64_t t) {
+  const Plan& plan = job.plan;
+  int64_t* row = job.index.table_row(t);
+  row[kTableSize] += plan.added[t] + plan.counted[t];
+  row[kTableInserted] += plan.added[t] + plan.counted[t];
+  row[kTableRejected] += plan.rejected[t];
+  row[kTableNotAdmitted] += plan.not_admitted[t];
+  row[kTableFound] += ids_of_table(job.features, t) - plan.missed[t] - plan.padding[t];
+  row[kTableMissed] += plan.missed[t];
+  if (plan.old_buckets[t] > 0) {
+    row[kTableBucketCount] = plan.old_begin[t];
+    row[kTableTombstones] = 0;
+    ++row[kTableGrowths];
+  }
+}
+
+__device__ void advance_slab(const PlanJob& job, int64_t s) {
+  int64_t* slab = job.slabs.slabs + s * kSlabColumns;
+  const int64_t rows = rows_added(job, s);
+  const int64_t reused = min(rows, slab[kSlabFreeCount]);
+  const int64_t end = slab[kSlabNextRow] + rows - reused;
+  slab[kSlabCommittedRows] = committed_after(slab[kSlabCommittedRows], slab[kSlabNextRow], end,
+                                             slab[kSlabRowBytes], job.slabs.max_rows);
+  slab[kSlabFreeCount] -= reused;
+  slab[kSlabNextRow] = end;
+}
+
+// What the host may see without waiting. Sizes and tombstones are bounds: slots will be cleared,
+// and taken.
+__device__ void write_mirror(const PlanJob& job) {
+  const SharedWords& shared = job.shared;
+  for (int64_t t = threadIdx.x; t < job.index.table_count; t += blockDim.x) {
+    const int64_t* row = job.index.table_row(t);
+    shared.table(t)[kSharedSize] =
+        row[kTableSize] + most_counted(job.plan, t) - job.plan.counted[t];
+    shared.table(t)[kSharedBucketCount] = row[kTableBucketCount];
+    shared.table(t)[kSharedTombstones] =
+        row[kTableTombstones] + job.plan.evicted[t] + job.plan.admitted[t];
+    const int64_t ids = job.plan.head[kPlanInvalid] == 0 ? ids_of_table(job.features, t) : 0;
+    if (ids > shared.table(t)[kSharedMostIds]) shared.table(t)[kSharedMostIds] = ids;
+  }
+  for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) {
+    shared.slab(s)[kSharedNextRow] = job.slabs.slabs[s * kSlabColumns + kSlabNextRow];
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0 && job.room.call_number > 0) {
+    shared.words[kSharedCalls] = job.room.call_number;
+  }
+}
+
+// One block: decides growth, checks room, advances the counts of tables and slabs.
+__global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_constant__ PlanJob job) {
+  __shared__ int refused;
+  const Plan& plan = job.plan;
+  const int64_t tables = job.index.table_count;
+  if (threadIdx.x == 0) refused = plan.head[kPlanInvalid] != 0 ? 1 : 0;
+  __syncthreads();
+  const bool touched = plan.head[kPlanTouched] != 0 && plan.head[kPlanInvalid] == 0;
+  int64_t total = 0;
+  if (touched) {
+    total = scan_counts(job.insert_counts, job.blocks);
+    if (job.placed_counts != nullptr) total = scan_counts(job.placed_counts, job.blocks);
+    rank_features(job.index, job.features, plan);
+    for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
+      plan.added[t] = table_total(job.features, plan, t);
+    }
+    __syncthreads();
+    if (job.policies.rows != nullptr) {
+      plan_room(job, &refused);
+      rank_rows(job);
+    }
+    for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
+      if (!plan_table(job, t)) refused = 1;
+    }
+    for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) {
+      if (!plan_slab(job, s)) refused = 1;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int64_t old_buckets = 0;
+      for (int64_t t = 0; t < tables; ++t) old_buckets += plan.old_buckets[t];
+      if (old_buckets > job.room.old_buckets) {  // the host's bound was wrong: nothing may be lost
+        job.errors.report(kErrorMemory, 0);
+        refused = 1;
+      }
+    }
+  }
+  __syncthreads();
+  if (refused == 0) {
+    for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) advance_table(job, t);
+  }
+  if (touched && refused == 0) {
+    for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) advance_slab(job, s);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int64_t buckets = 0;
+      for (int64_t t = 0; t < tables; ++t) {
+        plan.old_begin[t] = buckets;
+        buckets += plan.old_buckets[t];
+        plan.head[kPlanEvictors] += plan.evicted[t];
+      }
+      plan.old_begin[tables] = buckets;
+      plan.head[kPlanRehash] = buckets;
+      plan.head[kPlanTotal] = total;
+      plan.head[kPlanAccepted] = 1;
+    }
+  }
+  if (job.shared.words == nullptr) return;
+  __syncthreads();
+  write_mirror(job);
+}
+
+}  // namespace
+
+void decide_insertion(const Call& call, const IndexArgs& index, const PolicyArgs& policies,
+                      const SlabArgs& slabs, const PlannedCall& planned, const SharedWords& shared,
+                      const InsertionRoom& room, int32_t* placed_counts) {
+  const PlanJob job{index,
+                    planned.features,
+                    policies,
+                    slabs,
+                    planned.plan,
+                    shared,
+                    error_sink(call),
+                    room,
+                    planned.block_counts,
+                    placed_counts,
+                    planned.blocks};
+  call.launch(plan_insertion, kPlanBlock, kPlanBlock, job);
+}
+
+}  // namespace dynemb::cuda

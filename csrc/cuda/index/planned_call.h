@@ -1,0 +1,67 @@
+// What insertion and erasure share on the host: a call's ids, the plan that is made for them on the
+// device, and the dedupe table, in one piece of scratch memory.
+#pragma once
+
+#include <vector>
+
+#include "cuda/index/args.h"
+#include "cuda/index/plan.cuh"
+
+namespace dynemb::cuda {
+
+class PlannedCall {
+ public:
+  // Checks the tensors. Parts that the op needs beside these are to be added to `scratch`.
+  PlannedCall(const Call& call, const IndexArgs& index, const Tensor& slabs,
+              const Tensor& free_rows, const Tensor& ids, const Tensor& offsets,
+              const std::vector<int64_t>& feature_tables,
+              const std::vector<int64_t>& feature_policies = {})
+      : features(feature_args(call, ids, offsets, feature_tables, index.table_count, nullptr)),
+        blocks(std::max<int64_t>((features.count + kRankBlock - 1) / kRankBlock, 1)),
+        tables_(index.table_count),
+        feature_words_(feature_tables) {
+    call.check("slabs", slabs, ScalarType::Long);
+    check_size(call.op, "slabs", slabs, 1, kSlabColumns);
+    slabs_ = slabs.size(0);
+    call.check("free_rows", free_rows, ScalarType::Long);
+    check_size(call.op, "free_rows", free_rows, 0, slabs_);
+    feature_words_.insert(feature_words_.end(), feature_policies.begin(), feature_policies.end());
+    feature_part_ = scratch.add<int64_t>(static_cast<int64_t>(feature_words_.size()));
+    plan_part_ = scratch.add<int64_t>(plan_words(features.features, tables_, slabs_));
+    slot_part_ = scratch.add<int32_t>(dedupe_slots(features.count));
+    count_part_ = scratch.add<int32_t>(blocks);
+  }
+
+  // Allocates the scratch memory and brings plan and dedupe table into their first state.
+  void start(const Call& call) {
+    scratch.allocate(call);
+    const int64_t slots = dedupe_slots(features.count);
+    features.table = scratch.get(feature_part_);
+    feature_policy = features.table + features.features;
+    plan = make_plan(scratch.get(plan_part_), features.features, tables_, slabs_);
+    dedupe = {scratch.get(slot_part_), slots - 1};
+    block_counts = scratch.get(count_part_);
+    upload_words(call, feature_words_, scratch.get(feature_part_));
+    call.fill(plan.head, 0, plan_words(features.features, tables_, slabs_) * 8);
+    call.fill(dedupe.slots, 0xff, slots * 4);
+  }
+
+  FeatureArgs features;
+  const int64_t* feature_policy = nullptr;  // on the device, if policies were given
+  int64_t blocks;                           // of kRankBlock ids
+  Scratch scratch;
+  Plan plan{};
+  DedupeTable dedupe{};
+  int32_t* block_counts = nullptr;
+
+ private:
+  int64_t tables_;
+  int64_t slabs_ = 0;
+  std::vector<int64_t> feature_words_;  // tables, then policies
+  Scratch::Part<int64_t> feature_part_;
+  Scratch::Part<int64_t> plan_part_;
+  Scratch::Part<int32_t> slot_part_;
+  Scratch::Part<int32_t> count_part_;
+};
+
+}  // namespace dynemb::cuda

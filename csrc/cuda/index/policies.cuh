@@ -1,0 +1,156 @@
+// Life-cycle policies on the device (core/policy/decisions.h): how lookups change scores, and the
+// new ids of a call on their way into their tables.
+#pragma once
+
+#include "core/policy/decisions.h"
+#include "cuda/index/placement.cuh"
+
+namespace dynemb::cuda {
+
+struct PolicyArgs {
+  const int64_t* rows;  // nullptr: no table has a policy
+  const int64_t* clock;
+  const int64_t* of_feature;  // on the device
+
+  __device__ __forceinline__ const int64_t* row(int64_t policy) const {
+    return rows + policy * kPolicyColumns;
+  }
+  __device__ __forceinline__ const int64_t* feature_row(int64_t feature) const {
+    return row(of_feature[feature]);
+  }
+};
+
+// Changes what is kept of an id that a lookup has found. Several threads may find one id: what they
+// do to its words does not depend on their order.
+__device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_t* score) {
+  if (update.timestamp_word != 0) score[update.timestamp_word * kBucketWidth] = update.now;
+  if (update.custom_word != 0) score[update.custom_word * kBucketWidth] = update.custom;
+  if (update.frequency_word != 0) {
+    int64_t* word = score + update.frequency_word * kBucketWidth;
+    const auto before =
+        static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long*>(word), 1ULL));
+    // beyond the limit every thread comes back to it, the last one too
+    if (before >= kMaxFrequency) {
+      atomicMin(reinterpret_cast<long long*>(word), static_cast<long long>(kMaxFrequency));
+    }
+  }
+  if (update.expiry_word != 0) {
+    auto* word = reinterpret_cast<long long*>(score + update.expiry_word * kBucketWidth);
+    atomicMax(word, static_cast<long long>(update.expires));
+  }
+}
+
+// What a call finds out about its new ids before it changes anything.
+struct NewIds {
+  // by slot of the dedupe table
+  int32_t* occurrences;  // in lookups that update scores
+  uint8_t* wanted;       // set if `admit` is true at an occurrence
+  // largest ranks of the features that bring the id; nullptr: those of a table have one policy
+  unsigned long long* expiry_ranks;
+  unsigned long long* threshold_ranks;
+  // by position, of first occurrences
+  uint8_t* verdicts;  // Verdict
+  int64_t* counts;    // kAdmitFrequent: where the id is counted (pack_place), -1 if it is not;
+                      // kAdmitFrequentSketch: its count
+
+  __device__ __forceinline__ void note_feature(int64_t slot, const int64_t* policy,
+                                               const int64_t* clock) const {
+    if (expiry_ranks == nullptr) return;
+    atomicMax(expiry_ranks + slot, static_cast<unsigned long long>(expiry_rank(policy, clock)));
+    atomicMax(threshold_ranks + slot, static_cast<unsigned long long>(threshold_rank(policy)));
+  }
+  // `policy` is that of the feature that brings the id first.
+  __device__ __forceinline__ int64_t threshold(int64_t slot, const int64_t* policy) const {
+    return expiry_ranks == nullptr ? policy[kPolicyThreshold]
+                                   : ranked_threshold(threshold_ranks[slot]);
+  }
+};
+
+// Adds to a count of a table that no other thread reads meanwhile.
+__device__ __forceinline__ void add_to_table(const IndexArgs& index, int64_t table, int column,
+                                             int64_t number) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(index.table_row(table) + column),
+            static_cast<unsigned long long>(number));
+}
+
+// New ids that are to be placed, by order of first occurrence. Ids that are counted for the first
+// time go into a counter table, also those for which there turns out to be no room.
+struct PlacedIds {
+  static constexpr int64_t kRefused = 0;
+  static constexpr int64_t kNeedsVictim = -1;
+
+  IndexArgs index;
+  FeatureArgs features;
+  PolicyArgs policies;
+  int32_t* positions;
+  int32_t* feature;      // of the first occurrence; ~feature for an id that is only counted
+  int64_t* stored_word;  // kRefused, kNeedsVictim until it has one, or what the index stores
+  int32_t* occurrences;  // with those that were counted before
+  int64_t* expires;      // nullptr: as the policy of the feature says
+
+  __device__ __forceinline__ int64_t table(int64_t order) const {
+    const int32_t f = feature[order];
+    return f >= 0 ? features.table[f] : policies.feature_row(~f)[kPolicyCounterTable];
+  }
+  __device__ __forceinline__ int64_t id(int64_t order) const {
+    return features.ids[positions[order]];
+  }
+  __device__ __forceinline__ Entry operator()(int64_t order) const {
+    const TableView view = table_view(index, table(order));
+    const int64_t key = id(order);
+    return {view, key, first_hash(key, view.salt), kClaimFirst};
+  }
+  __device__ __forceinline__ bool placed(int64_t order) const {
+    return stored_word[order] != kRefused;
+  }
+  __device__ __forceinline__ int64_t stored(int64_t order) const { return stored_word[order]; }
+
+  // From now on the id of this order goes into its counter table, if it has occurred: the feature
+  // that brings it first is `f`.
+  __device__ __forceinline__ void count_instead(int64_t order, int64_t f) const {
+    stored_word[order] = occurrences[order];
+    if (stored_word[order] == kRefused) return;
+    feature[order] = static_cast<int32_t>(~f);
+    const int64_t counters = policies.feature_row(f)[kPolicyCounterTable];
+    add_to_table(index, counters, kTableSize, 1);
+    add_to_table(index, counters, kTableInserted, 1);
+  }
+
+  struct Score {
+    ScoreUpdate update;
+    int64_t occurrences;
+    __device__ __forceinline__ int64_t operator()(int64_t word) const {
+      return new_score(update, static_cast<int>(word), occurrences);
+    }
+  };
+  __device__ __forceinline__ Score score(int64_t order) const {
+    const int32_t f = feature[order] >= 0 ? feature[order] : ~feature[order];
+    ScoreUpdate update = policy_update(policies.feature_row(f), policies.clock, features.table[f]);
+    if (expires != nullptr) update.expires = expires[order];
+    return {update, occurrences[order]};
+  }
+};
+
+// Brings the cells of an id up to `count`.
+__device__ __forceinline__ void note_in_sketch(const IndexArgs& index, const int64_t* policy,
+                                               int64_t t, int64_t id, int32_t count,
+                                               int32_t* sketch) {
+  const uint64_t salt = bucket_salt(index.meta_row(t)[kMetaSeed]);
+#pragma unroll
+  for (int row = 0; row < kSketchRows; ++row) {
+    const int64_t cell = sketch_cell(id, salt, row, policy[kPolicySketchWidth]);
+    atomicMax(sketch + policy[kPolicySketchBegin] + cell, count);
+  }
+}
+
+// Forgets the exact count of an id. `kept_tombstones`: they are not dropped by a rehash to come.
+__device__ __forceinline__ void clear_counter(const IndexArgs& index, int64_t counter_table,
+                                              const SlotPlace& place, bool kept_tombstones) {
+  if (clear_slot(table_view(index, counter_table), place) && kept_tombstones) {
+    add_to_table(index, counter_table, kTableTombstones, 1);
+  }
+  add_to_table(index, counter_table, kTableSize, -1);
+  add_to_table(index, counter_table, kTableErased, 1);
+}
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,18 @@
+// Host side of life-cycle policies: tensors checked and turned into kernel arguments.
+#pragma once
+
+#include <vector>
+
+#include "cuda/index/args.h"
+#include "cuda/index/policies.cuh"
+
+namespace dynemb::cuda {
+
+// Checks what the host can know; the values of `policy` lie on the device and are trusted.
+// `of_feature` is to point to feature_policies there.
+PolicyArgs policy_args(const Call& call, const IndexArgs& index, const Tensor& policy,
+                       const Tensor& clock, const Tensor& sketch,
+                       const std::vector<int64_t>& feature_tables,
+                       const std::vector<int64_t>& feature_policies);
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,34 @@
+// advance_step_: the end of a training step.
+#include <optional>
+
+#include "core/policy/step_clock.h"
+#include "cuda/index/args.h"
+#include "cuda/memory/table_memory.h"
+
+namespace dynemb::cuda {
+namespace {
+
+// One thread: three words.
+__global__ void advance_step(int64_t* clock, int64_t* extra, bool has_now, int64_t now) {
+  advance_clocks(clock, extra, has_now ? &now : nullptr);
+}
+
+void advance_step_(Tensor buckets, Tensor tables, Tensor row_clock, Tensor clock,
+                   std::optional<int64_t> now) {
+  const Call call("advance_step_", "buckets", buckets);
+  call.check("buckets", buckets, ScalarType::Long);
+  check_size(call.op, "buckets", buckets, 1, kBucketWords);
+  call.check("tables", tables, ScalarType::Long);
+  call.check("row_clock", row_clock, ScalarType::Long);
+  call.check("clock", clock, ScalarType::Long);
+  check_clocks(call.op, tables, row_clock, clock);
+  call.launch(advance_step, 1, 1, static_cast<int64_t*>(clock.data_ptr()),
+              static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra,
+              now.has_value(), now.value_or(0));
+  end_group_step(call, buckets, tables, row_clock);
+}
+
+}  // namespace
+}  // namespace dynemb::cuda
+
+DYNEMB_IMPLEMENT_OPS(m) { m.impl("advance_step_", TORCH_BOX(&dynemb::cuda::advance_step_)); }

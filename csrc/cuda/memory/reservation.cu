@@ -1,0 +1,349 @@
+#include <cuda.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <mutex>
+#include <string>
+
+#include "arguments/reserved_layout.h"
+#include "cuda/memory/reservation.h"
+#include "cuda/memory/table_memory.h"
+
+#if !defined(DYNEMB_EMULATED)
+#pragma weak aoti_torch_get_current_cuda_stream
+#endif
+
+namespace dynemb::cuda {
+namespace {
+
+// The driver's functions are looked up, so that the library loads where there is no driver.
+struct Driver {
+  decltype(&cuMemGetAllocationGranularity) granularity;
+  decltype(&cuMemAddressReserve) reserve;
+  decltype(&cuMemAddressFree) free;
+  decltype(&cuMemCreate) create;
+  decltype(&cuMemRelease) release;
+  decltype(&cuMemMap) map;
+  decltype(&cuMemUnmap) unmap;
+  decltype(&cuMemSetAccess) set_access;
+  decltype(&cuGetErrorString) error_string;
+};
+
+template <class F>
+void look_up(const char* op, const char* name, F* function) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  constexpr unsigned kVersion = 12000;  // of the functions' signatures
+  check_cuda(op, name,
+             cudaGetDriverEntryPointByVersion(name, &entry, kVersion, cudaEnableDefault, &found));
+  STD_TORCH_CHECK(entry != nullptr && found == cudaDriverEntryPointSuccess, "dynemb::", op,
+                  ": the GPU driver has no ", name, ": install a newer driver");
+  *function = reinterpret_cast<F>(entry);
+}
+
+const Driver& driver(const char* op) {
+  static const Driver functions = [op] {
+    Driver d{};
+    look_up(op, "cuMemGetAllocationGranularity", &d.granularity);
+    look_up(op, "cuMemAddressReserve", &d.reserve);
+    look_up(op, "cuMemAddressFree", &d.free);
+    look_up(op, "cuMemCreate", &d.create);
+    look_up(op, "cuMemRelease", &d.release);
+    look_up(op, "cuMemMap", &d.map);
+    look_up(op, "cuMemUnmap", &d.unmap);
+    look_up(op, "cuMemSetAccess", &d.set_access);
+    look_up(op, "cuGetErrorString", &d.error_string);
+    return d;
+  }();
+  return functions;
+}
+
+void check_driver(const char* op, const char* what, CUresult status) {
+  if (status == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  driver(op).error_string(status, &text);
+  STD_TORCH_CHECK(false, "dynemb::", op, ": the GPU driver failed in ", what, ": ",
+                  text == nullptr ? "unknown error" : text);
+}
+
+CUmemAllocationProp allocation_properties(int32_t device) {
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  return properties;
+}
+
+constexpr int64_t kPieceBytes = int64_t{64} << 20;
+
+struct Retired {
+  int32_t device;
+  std::shared_ptr<void> ended;
+};
+std::mutex retired_mutex;
+std::vector<Retired>& retired() {
+  static auto* list = new std::vector<Retired>();
+  return *list;
+}
+
+// Whether the device's current stream is being captured. No exception: destructors ask.
+bool is_capturing(int32_t device) {
+  cudaStream_t stream = nullptr;
+#if !defined(DYNEMB_EMULATED)
+  void* current = nullptr;
+  if (&aoti_torch_get_current_cuda_stream == nullptr ||
+      aoti_torch_get_current_cuda_stream(device, &current) != 0) {
+    return false;
+  }
+  stream = static_cast<cudaStream_t>(current);
+#else
+  static_cast<void>(device);
+#endif
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
+
+std::mutex registry_mutex;
+std::map<uintptr_t, std::shared_ptr<Reservation>>& registry() {
+  static auto* map = new std::map<uintptr_t, std::shared_ptr<Reservation>>();  // outlives tensors
+  return *map;
+}
+
+// A CUDA tensor of reserved addresses with memory for its first page. Nothing may touch it beyond
+// what the group that it belongs to has mapped (bind_group).
+Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
+  const char* op = "reserve_cuda";
+  const ReservedLayout layout = reserved_layout(op, size, dtype);
+  const auto device_index = static_cast<int32_t>(device);
+  const CurrentDevice guard(device_index);
+  drop_retired();
+#if defined(DYNEMB_EMULATED)
+  const torch::stable::Device where(torch::headeronly::DeviceType::CPU);
+#else
+  const torch::stable::Device where(torch::headeronly::DeviceType::CUDA, device_index);
+#endif
+  if (layout.bytes == 0) {
+    return torch::stable::empty(size, layout.dtype, std::nullopt, where);
+  }
+  const auto reservation = std::make_shared<Reservation>(op, layout.bytes, device_index);
+  {
+    // from_blob asks the driver what the address is, which it knows of mapped memory only
+    const RelaxedCapture relaxed(op);
+    STD_TORCH_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index)),
+                    "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
+                    "a page left. Call torch.cuda.empty_cache(), or use another GPU");
+  }
+  {
+    const std::lock_guard<std::mutex> lock(registry_mutex);
+    registry()[reinterpret_cast<uintptr_t>(reservation->base())] = reservation;
+  }
+  return torch::stable::from_blob(
+      reservation->base(), size, layout.strides, where, layout.dtype, [](void* data) {
+        forget_group(data);
+        std::shared_ptr<Reservation> ended;
+        {
+          const std::lock_guard<std::mutex> lock(registry_mutex);
+          const auto entry = registry().find(reinterpret_cast<uintptr_t>(data));
+          if (entry == registry().end()) return;
+          ended = std::move(entry->second);
+          registry().erase(entry);
+        }
+        const int32_t of_device = ended->device();
+        retire(of_device, std::move(ended));
+      });
+}
+
+// Bytes of the device's memory that no one has taken.
+int64_t available_cuda_memory(int64_t device) {
+  const CurrentDevice guard(static_cast<int32_t>(device));
+  size_t free_bytes = 0;
+  size_t total = 0;
+  check_cuda("available_cuda_memory", "asking for free memory",
+             cudaMemGetInfo(&free_bytes, &total));
+  return static_cast<int64_t>(free_bytes);
+}
+
+}  // namespace
+
+Reservation::Reservation(const char* op, int64_t bytes, int32_t device) : device_(device) {
+  const Driver& d = driver(op);
+  const CUmemAllocationProp properties = allocation_properties(device);
+  size_t page = 0;
+  check_driver(op, "asking for the page size",
+               d.granularity(&page, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  page_ = static_cast<int64_t>(page);
+  bytes_ = (bytes + page_ - 1) / page_ * page_;
+  CUdeviceptr base = 0;
+  const CUresult reserved = d.reserve(&base, static_cast<size_t>(bytes_), page, 0, 0);
+  STD_TORCH_CHECK(reserved != CUDA_ERROR_OUT_OF_MEMORY, "dynemb::", op, ": the GPU has no ",
+                  bytes_ >> 20,
+                  " MiB of addresses left (addresses, not memory: a tensor takes as "
+                  "many as it may ever need). Give tables max_rows or a capacity, or put them into "
+                  "one collection");
+  check_driver(op, "reserving addresses", reserved);
+  base_ = reinterpret_cast<char*>(base);
+}
+
+Reservation::~Reservation() {
+  // Kernels that use the memory may still run. Where waiting is not possible, the addresses are
+  // left to the process.
+  const DeviceWait waited(device_);
+  if (!waited) return;
+  const Driver& d = driver("reserve_cuda");
+  const auto base = reinterpret_cast<CUdeviceptr>(base_);
+  for (const auto& [offset, piece] : pieces_) {
+    d.unmap(base + static_cast<CUdeviceptr>(offset), static_cast<size_t>(piece.size));
+    d.release(piece.handle);
+  }
+  d.free(base, static_cast<size_t>(bytes_));
+}
+
+bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream) {
+  if (bytes <= 0) return true;
+  const int64_t end = std::min((offset + bytes + page_ - 1) / page_ * page_, bytes_);
+  int64_t at = offset / page_ * page_;
+  const Driver& d = driver(op);
+  bool cleared = true;
+  while (at < end) {
+    auto next = pieces_.upper_bound(at);
+    if (next != pieces_.begin()) {
+      const auto before = std::prev(next);
+      const int64_t before_end = before->first + before->second.size;
+      if (before_end > at) {
+        at = before_end;
+        continue;
+      }
+    }
+    // not more at a time than is worth giving back
+    const int64_t most = std::min(end, at + kPieceBytes);
+    const int64_t stop = next == pieces_.end() ? most : std::min(most, next->first);
+    const auto size = static_cast<size_t>(stop - at);
+    const CUmemAllocationProp properties = allocation_properties(device_);
+    CUmemGenericAllocationHandle handle = 0;
+    const CUresult created = d.create(&handle, size, &properties, 0);
+    if (created == CUDA_ERROR_OUT_OF_MEMORY) {
+      if (!cleared) check_cuda(op, "clearing new memory", cudaStreamSynchronize(stream));
+      return false;
+    }
+    check_driver(op, "allocating memory", created);
+    const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(at);
+    CUmemAccessDesc access = {};
+    access.location = properties.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CUresult mapped = d.map(address, size, 0, handle, 0);
+    if (mapped == CUDA_SUCCESS) {
+      mapped = d.set_access(address, size, &access, 1);
+      if (mapped != CUDA_SUCCESS) d.unmap(address, size);
+    }
+    if (mapped != CUDA_SUCCESS) d.release(handle);
+    check_driver(op, "mapping memory", mapped);
+    pieces_[at] = {stop - at, handle};
+    mapped_end_ = std::max(mapped_end_.load(), stop);
+    check_cuda(op, "clearing new memory",
+               cudaMemsetAsync(reinterpret_cast<void*>(address), 0, size, stream));
+    cleared = false;
+    at = stop;
+  }
+  if (!cleared) check_cuda(op, "clearing new memory", cudaStreamSynchronize(stream));
+  return true;
+}
+
+void Reservation::unmap(const char* op, int64_t begin, int64_t end) {
+  const Driver& d = driver(op);
+  for (auto piece = pieces_.lower_bound(begin);
+       piece != pieces_.end() && piece->first + piece->second.size <= end;) {
+    const auto address =
+        reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(piece->first);
+    check_driver(op, "giving memory back",
+                 d.unmap(address, static_cast<size_t>(piece->second.size)));
+    check_driver(op, "giving memory back", d.release(piece->second.handle));
+    piece = pieces_.erase(piece);
+  }
+  mapped_end_ = pieces_.empty() ? 0 : pieces_.rbegin()->first + pieces_.rbegin()->second.size;
+}
+
+DeviceWait::DeviceWait(int32_t device) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  waited_ = cudaGetDevice(&before_) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
+            cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+  if (waited_) {
+    waited_ = cudaDeviceSynchronize() == cudaSuccess;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+  }
+  if (!waited_) cudaGetLastError();
+}
+DeviceWait::~DeviceWait() {
+  if (before_ >= 0 && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();
+}
+
+PinnedWords::PinnedWords(const char* op, int32_t device, int64_t count) : device_(device) {
+  const RelaxedCapture relaxed(op);
+  void* host = nullptr;
+  void* mapped = nullptr;
+  check_cuda(op, "allocating words of host memory",
+             cudaHostAlloc(&host, static_cast<size_t>(count) * 8,
+                           cudaHostAllocMapped | cudaHostAllocPortable));
+  host_ = static_cast<volatile int64_t*>(host);
+  for (int64_t i = 0; i < count; ++i) host_[i] = 0;
+  check_cuda(op, "mapping words of host memory", cudaHostGetDevicePointer(&mapped, host, 0));
+  device_words_ = static_cast<volatile int64_t*>(mapped);
+}
+PinnedWords::~PinnedWords() {
+  const DeviceWait waited(device_);
+  if (!waited) return;
+  if (cudaFreeHost(const_cast<int64_t*>(host_)) != cudaSuccess) cudaGetLastError();
+}
+
+void retire(int32_t device, std::shared_ptr<void> ended) {
+  {
+    const std::lock_guard<std::mutex> lock(retired_mutex);
+    retired().push_back({device, std::move(ended)});
+  }
+  drop_retired();
+}
+
+void drop_retired() {
+  std::vector<Retired> ended;  // destroyed at the end, without the lock
+  const std::lock_guard<std::mutex> lock(retired_mutex);
+  auto& all = retired();
+  const auto waits = [](const Retired& one) { return is_capturing(one.device); };
+  const auto first = std::stable_partition(all.begin(), all.end(), waits);
+  std::move(first, all.end(), std::back_inserter(ended));
+  all.erase(first, all.end());
+}
+
+std::shared_ptr<Reservation> find_reservation(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const std::lock_guard<std::mutex> lock(registry_mutex);
+  auto next = registry().upper_bound(address);
+  if (next == registry().begin()) return nullptr;
+  --next;
+  const auto size = static_cast<uintptr_t>(next->second->bytes());
+  return address < next->first + size ? next->second : nullptr;
+}
+
+cudaStream_t side_stream(const char* op, int32_t device) {
+  static std::mutex mutex;
+  static std::map<int32_t, cudaStream_t> streams;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto known = streams.find(device);
+  if (known != streams.end()) return known->second;
+  cudaStream_t stream = nullptr;
+  check_cuda(op, "creating a stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  streams[device] = stream;
+  return stream;
+}
+
+RelaxedCapture::RelaxedCapture(const char* op) : mode_(cudaStreamCaptureModeRelaxed) {
+  check_cuda(op, "leaving the capture mode", cudaThreadExchangeStreamCaptureMode(&mode_));
+}
+RelaxedCapture::~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+}  // namespace dynemb::cuda
+
+DYNEMB_IMPLEMENT_DEVICELESS_OPS(m) {
+  m.impl("reserve_cuda", TORCH_BOX(&dynemb::cuda::reserve_cuda));
+  m.impl("available_cuda_memory", TORCH_BOX(&dynemb::cuda::available_cuda_memory));
+}

@@ -1,0 +1,104 @@
+#include <cub/cub.cuh>
+
+#include "cuda/ragged/lists.cuh"
+
+namespace dynemb::cuda {
+namespace {
+
+// A thread per feature: what the sums of its items add up to.
+__global__ void subtract_sums(FeatureItems items, const int64_t* sums, int64_t* totals) {
+  const int64_t f = thread_number();
+  if (f < items.features) totals[f] = sums[items.begin[f + 1]] - sums[items.begin[f]];
+}
+
+}  // namespace
+
+SizeSums::SizeSums(const Call& call, int64_t items) : items_(items) {
+  STD_TORCH_CHECK(items <= INT32_MAX, "dynemb::", call.op, ": ", items,
+                  " rows, expected fewer than 2^31: split the batch");
+  check_cuda(call.op, "adding sizes",
+             cub::DeviceScan::InclusiveSum(nullptr, bytes_, static_cast<const int64_t*>(nullptr),
+                                           static_cast<int64_t*>(nullptr), static_cast<int>(items_),
+                                           call.stream));
+  sums_ = scratch_.add<int64_t>(items + 1);
+  temporary_ = scratch_.add<char>(static_cast<int64_t>(bytes_));
+  scratch_.allocate(call);
+  call.fill(scratch_.get(sums_), 0, 8);
+}
+
+void SizeSums::run(const Call& call) const {
+  size_t bytes = bytes_;
+  check_cuda(call.op, "adding sizes",
+             cub::DeviceScan::InclusiveSum(scratch_.get(temporary_), bytes,
+                                           static_cast<const int64_t*>(sizes()), sizes(),
+                                           static_cast<int>(items_), call.stream));
+}
+
+std::vector<int64_t> SizeSums::totals(const Call& call, const FeatureItems& items) const {
+  STD_TORCH_CHECK(!call.capturing(), "dynemb::", call.op,
+                  ": the sizes of its results depend on values, so it cannot be captured");
+  std::vector<int64_t> totals(static_cast<size_t>(items.features));
+  Scratch scratch;
+  const auto part = scratch.add<int64_t>(items.features);
+  scratch.allocate(call);
+  call.launch(subtract_sums, items.features, 0, items, sums(), scratch.get(part));
+  check_cuda(call.op, "reading sizes",
+             cudaMemcpyAsync(totals.data(), scratch.get(part), totals.size() * 8,
+                             cudaMemcpyDeviceToHost, call.stream));
+  call.synchronize();
+  return totals;
+}
+
+void check_any_list(const Call& call, const char* name, const std::vector<Tensor>& list,
+                    size_t features, int64_t dims) {
+  check_entries(call.op, name, list.size(), features);
+  check_values(call.op, name, list, dims);
+  for (size_t i = 0; i < list.size(); ++i) {
+    call.check(entry_name(name, i).c_str(), list[i], list[i].scalar_type());
+  }
+}
+
+std::vector<int64_t> check_ragged(const Call& call, const char* values_name,
+                                  const std::vector<Tensor>& values, const char* offsets_name,
+                                  const std::vector<Tensor>& offsets, const char* weights_name,
+                                  const std::vector<Tensor>& weights,
+                                  const std::vector<int64_t>& weighted) {
+  check_any_list(call, values_name, values, values.size(), 1);
+  check_list(call, offsets_name, offsets, values.size(), ScalarType::Long, 1);
+  check_not_empty(call.op, offsets_name, offsets);
+  for (const Tensor& weight : weights) call.check(weights_name, weight, ScalarType::Float);
+  return check_weights(call.op, weights_name, weights, weighted, values);
+}
+
+TakenLists::TakenLists(const Call& call, const std::vector<Tensor>& from,
+                       const std::vector<Tensor>& weights_from, const std::vector<int64_t>& weight,
+                       const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> bytes, weights_read, weights_written;
+  for (size_t f = 0; f < from.size(); ++f) {
+    values.push_back(call.empty({sizes[f]}, from[f].scalar_type()));
+    bytes.push_back(value_bytes(call.op, "values", f, from[f]));
+    const auto address = [](const Tensor& tensor) {
+      return static_cast<int64_t>(reinterpret_cast<intptr_t>(tensor.data_ptr()));
+    };
+    if (weight[f] >= 0) weights.push_back(call.empty({sizes[f]}, ScalarType::Float));
+    // an address of no weight is not needed either: there is nothing to take
+    const bool weighted = weight[f] >= 0 && sizes[f] > 0;
+    weights_read.push_back(weighted ? address(weights_from[weight[f]]) : 0);
+    weights_written.push_back(weighted ? address(weights.back()) : 0);
+  }
+  begin_ = words_.add(item_begins(from.size(), [&](size_t f) { return sizes[f]; }));
+  from_ = words_.add_addresses<const char>(from);
+  to_ = words_.add_addresses<char>(values);
+  bytes_ = words_.add(bytes);
+  weights_from_ = words_.add(weights_read);
+  weights_to_ = words_.add(weights_written);
+  words_.upload(call);
+}
+
+TakenArgs TakenLists::args() const {
+  return {words_.get(from_), words_.get(to_), words_.get(bytes_),
+          reinterpret_cast<const float* const*>(words_.get(weights_from_)),
+          reinterpret_cast<float* const*>(words_.get(weights_to_))};
+}
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,33 @@
+// Distinct ids of groups on the device, whose number the host does not learn.
+#pragma once
+
+#include "cuda/runtime/device.cuh"
+#include "cuda/runtime/launch.h"
+
+namespace dynemb::cuda {
+
+// Where the results go. [N]: as many as ids are given; after the distinct ids come zeros.
+struct UniqueResults {
+  int64_t* ids;      // [N]
+  int64_t* offsets;  // [groups + 1]
+  int64_t* inverse;  // [N]
+  int64_t* counts;   // [N]
+};
+
+struct GroupedIds {
+  const int64_t* ids;
+  int64_t count;
+  const int64_t* offsets;
+  int64_t groups;
+};
+
+// Checks what the host can see.
+GroupedIds grouped_ids(const Call& call, const Tensor& ids, const Tensor& offsets);
+
+// Launches the kernels that find the distinct ids. Their number is offsets[groups].
+void find_unique(const Call& call, const GroupedIds& given, const UniqueResults& results);
+
+// Waits for a word of the device. Raises while the stream is captured; `instead`: what to do.
+int64_t read_word(const Call& call, const int64_t* word, const char* instead);
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,315 @@
+// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in a
+// form for inference that has no autograd formula.
+#include <optional>
+#include <tuple>
+
+#include "cuda/rows/args.h"
+
+namespace dynemb::cuda {
+namespace {
+
+constexpr int kRowsInFlight = 4;  // loads of rows that a lane starts before it uses the first
+
+// A slab's part of a lookup.
+struct SlabLookup {
+  SlabRows slab;
+  int64_t slab_number;
+  LookupArgs lookup;
+  RowArgs rows;
+  ErrorSink errors;
+  const int64_t* slab_features;
+  int64_t slab_feature_count;
+  float* output;
+};
+
+__device__ __forceinline__ void check_feature(const SlabLookup& job, int64_t feature) {
+  const int64_t table = job.lookup.features.table[feature];
+  if (job.rows.meta[table * kMetaColumns + kMetaDim] != job.slab.dim) {
+    job.errors.report(kErrorFeatureDim, feature);
+  }
+}
+
+// The ids of a bag that the lanes of a group have resolved, one each.
+template <class Group>
+struct ResolvedIds {
+  int64_t source;  // ValueSource
+  int64_t id;      // set where the value has to be computed from it
+  float weight;
+  int count;  // of the group's lanes
+
+  __device__ __forceinline__ int64_t source_at(const Group& group, int lane) const {
+    return group.broadcast(static_cast<long long>(source), lane);
+  }
+  __device__ __forceinline__ int64_t id_at(const Group& group, int lane) const {
+    return group.broadcast(static_cast<long long>(id), lane);
+  }
+  __device__ __forceinline__ float weight_at(const Group& group, int lane) const {
+    return group.broadcast(weight, lane);
+  }
+};
+
+// A bag on its way: the sum of its rows in a lane's columns, and of its weights.
+template <int kWidth>
+struct BagSum {
+  Floats<kWidth> rows;
+  float weights;
+
+  __device__ __forceinline__ void add(int64_t source, float weight, const Floats<kWidth>& value) {
+    if (source != kFromPadding) weights += weight;
+    if (source == kFromPadding || source == kFromZeros) return;
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) rows.value[k] += weight * value.value[k];
+  }
+};
+
+// Rows that are stored, several loads in flight.
+template <class Group>
+__device__ __forceinline__ void add_stored(const Group& group, const SlabRows& slab,
+                                           const ResolvedIds<Group>& ids, int64_t column,
+                                           bool active, BagSum<Group::kWidth>* sum) {
+  for (int j = 0; j < ids.count; j += kRowsInFlight) {
+    constexpr int kWidth = Group::kWidth;
+    Stored<kWidth> values[kRowsInFlight];
+    int64_t source[kRowsInFlight];
+    float weight[kRowsInFlight];
+#pragma unroll
+    for (int u = 0; u < kRowsInFlight; ++u) {
+      const int from = j + u < ids.count ? j + u : ids.count - 1;
+      source[u] = ids.source_at(group, from);
+      weight[u] = ids.weight_at(group, from);
+      values[u] = j + u < ids.count && active && source[u] >= 0
+                      ? load_stored<kWidth>(slab.storage, slab.row(source[u]), column)
+                      : Stored<kWidth>{};
+    }
+#pragma unroll
+    for (int u = 0; u < kRowsInFlight; ++u) {
+      if (j + u < ids.count) {
+        sum->add(source[u], weight[u], to_floats<kWidth>(slab.storage, values[u]));
+      }
+    }
+  }
+}
+
+// Rows some of which must be computed: rare once ids have been trained, so not worth registers.
+template <class Group>
+__device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab,
+                                        const TableInit& init, const ResolvedIds<Group>& ids,
+                                        int64_t column, bool active, BagSum<Group::kWidth>* sum) {
+  constexpr int kWidth = Group::kWidth;
+#pragma unroll 1
+  for (int j = 0; j < ids.count; ++j) {
+    const int64_t source = ids.source_at(group, j);
+    const int64_t id = ids.id_at(group, j);
+    const float weight = ids.weight_at(group, j);
+    const Floats<kWidth> value =
+        active ? source_floats<kWidth>(slab, init, source, id, column) : zero_floats<kWidth>();
+    sum->add(source, weight, value);
+  }
+}
+
+// A group of lanes per bag; every lane resolves one id of the bag, then all lanes read the rows
+// together. Per id: 8 bytes of handle in order, a random 4-byte generation and a random row of
+// 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes
+// written. Rows of 2-byte values are half as long.
+template <class Group>
+__global__ void pool_bags(Group group, SlabLookup job) {
+  constexpr int kWidth = Group::kWidth;
+  const LookupArgs& lookup = job.lookup;
+  const FeatureArgs& features = lookup.features;
+  const int64_t number = group.number();
+  if (number >= job.slab_feature_count * features.batch) return;
+  const int64_t feature = job.slab_features[number / features.batch];
+  const int64_t b = number % features.batch;
+  const int64_t begin = features.offset(feature * features.batch + b);
+  const int64_t end = features.offset(feature * features.batch + b + 1);
+  const TableInit init = table_init(job.rows, features.table[feature]);
+  const int lane = group.lane();
+  if (lane == 0) {
+    check_offset(features, job.errors, feature * features.batch + b);
+    if (b == 0) check_feature(job, feature);
+  }
+  if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
+  float* output = job.output + b * lookup.columns + lookup.column[feature];
+  for (int64_t first = 0; first < job.slab.dim; first += group.size() * kWidth) {
+    const int64_t column = first + lane * kWidth;
+    const bool active = column < job.slab.dim;
+    BagSum<kWidth> sum{zero_floats<kWidth>(), 0.0f};
+    for (int64_t i = begin; i < end; i += group.size()) {
+      const int64_t own = i + lane;
+      ResolvedIds<Group> ids{kFromZeros, 0, 1.0f,
+                             static_cast<int>(min(static_cast<int64_t>(group.size()), end - i))};
+      bool computed = false;
+      if (own < end) {
+        ids.source = value_source(job.slab, lookup.handles[own], job.errors);
+        computed = is_computed(ids.source);
+        if (computed) ids.id = features.ids[own];
+        if (lookup.id_weights != nullptr) ids.weight = lookup.id_weights[own];
+      }
+      if (group.any(computed)) {
+        add_any(group, job.slab, init, ids, column, active, &sum);
+      } else {
+        add_stored(group, job.slab, ids, column, active, &sum);
+      }
+    }
+    if (lookup.pooling == kPoolMean) {
+      const float scale = sum.weights == 0.0f ? 0.0f : 1.0f / sum.weights;
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) sum.rows.value[k] *= scale;
+    }
+    if (active) store_floats<kWidth>(output + column, sum.rows);
+  }
+}
+
+// A group of lanes per id. Bytes as above, and 4 * dim written for every id.
+template <class Group>
+__global__ void gather_rows(Group group, SlabLookup job) {
+  constexpr int kWidth = Group::kWidth;
+  const LookupArgs& lookup = job.lookup;
+  const FeatureArgs& features = lookup.features;
+  const int64_t i = group.number();
+  const int lane = group.lane();
+  const int64_t bags = features.features * features.batch;
+  if (lane == 0 && i < max(bags, static_cast<int64_t>(1))) check_offset(features, job.errors, i);
+  if (i >= features.count) return;
+  const int64_t feature = features.features == 1 ? 0 : features.feature_of(i);
+  if (lane == 0 && i == features.offset(feature * features.batch)) check_feature(job, feature);
+  if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
+  const int64_t source = value_source(job.slab, lookup.handles[i], job.errors);
+  TableInit init{};
+  int64_t id = 0;
+  if (is_computed(source)) {
+    init = table_init(job.rows, features.table[feature]);
+    id = features.ids[i];
+  }
+  float* output = job.output + i * job.slab.dim;
+  for (int64_t column = lane * kWidth; column < job.slab.dim; column += group.size() * kWidth) {
+    store_floats<kWidth>(output + column,
+                         source_floats<kWidth>(job.slab, init, source, id, column));
+  }
+}
+
+Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
+  Tensor output = call.empty({lookup.output_rows, lookup.output_columns}, ScalarType::Float);
+  Scratch scratch;
+  const auto words = scratch.add<int64_t>(static_cast<int64_t>(lookup.words.size()));
+  scratch.allocate(call);
+  const LookupWords uploaded = upload_lookup(call, &lookup, scratch.get(words));
+  auto* out = static_cast<float*>(output.data_ptr());
+  for (size_t s = 0; s < rows.slabs.size(); ++s) {
+    if (lookup.slab_features[s].empty()) continue;
+    const SlabLookup job{rows.slabs[s],
+                         static_cast<int64_t>(s),
+                         lookup.args,
+                         rows.args,
+                         error_sink(call),
+                         uploaded.slab_features[s],
+                         static_cast<int64_t>(lookup.slab_features[s].size()),
+                         out};
+    const FeatureArgs& features = lookup.args.features;
+    const int64_t bags = job.slab_feature_count * features.batch;
+    with_lanes(rows.slabs[s].dim, lookup.slab_aligned[s], [&](auto group) {
+      using Group = decltype(group);
+      if (lookup.args.pooling == kPoolNone) {
+        call.launch(gather_rows<Group>, features.threads() * group.size(), 0, group, job);
+      } else if (bags > 0) {
+        call.launch(pool_bags<Group>, bags * group.size(), 0, group, job);
+      }
+    });
+  }
+  return output;
+}
+
+// How often the rows have been updated, so that the backward can tell whether they are still those
+// of the forward.
+Tensor update_count(const Call& call, const Tensor& row_clock, const Tensor& meta) {
+  call.check("row_clock", row_clock, ScalarType::Long);
+  check_length(call.op, "row_clock", row_clock, meta.size(0) + kRowClockExtra);
+  Tensor count = call.empty({1}, ScalarType::Long);
+  call.copy(count.data_ptr(),
+            static_cast<const int64_t*>(row_clock.data_ptr()) + meta.size(0) + kRowClockUpdates, 8);
+  return count;
+}
+
+Tensor pooled_lookup(const Call& call, const std::vector<Tensor>& weights,
+                     const std::vector<Tensor>& generations, const Tensor& meta,
+                     const Tensor& init_data, const Tensor& ids, const Tensor& handles,
+                     const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+                     const std::vector<int64_t>& feature_tables,
+                     const std::vector<int64_t>& feature_dims, int64_t pooling) {
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  STD_TORCH_CHECK(pooling != kPoolNone, "dynemb::", call.op,
+                  ": pooling is 2 (none): use embedding");
+  return run_lookup(call, rows,
+                    lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
+                                feature_tables, feature_dims, pooling));
+}
+
+Tensor sequence_lookup(const Call& call, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& generations, const Tensor& meta,
+                       const Tensor& init_data, const Tensor& ids, const Tensor& handles,
+                       const Tensor& offsets, const std::vector<int64_t>& feature_tables,
+                       int64_t dim) {
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  const std::vector<int64_t> dims(feature_tables.size(), dim);
+  return run_lookup(call, rows,
+                    lookup_call(call, rows, ids, handles, offsets, std::nullopt, feature_tables,
+                                dims, kPoolNone));
+}
+
+const char* const kWeights = "weights";
+
+Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                               Tensor offsets, std::optional<Tensor> per_sample_weights,
+                               std::vector<int64_t> feature_tables,
+                               std::vector<int64_t> feature_dims, int64_t pooling) {
+  const Call call("embedding_bag_inference", kWeights, weights.empty() ? meta : weights[0]);
+  return pooled_lookup(call, weights, generations, meta, init_data, ids, handles, offsets,
+                       per_sample_weights, feature_tables, feature_dims, pooling);
+}
+
+Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim) {
+  const Call call("embedding_inference", kWeights, weights.empty() ? meta : weights[0]);
+  return sequence_lookup(call, weights, generations, meta, init_data, ids, handles, offsets,
+                         feature_tables, dim);
+}
+
+// state, hyper, pending, grad_anchor and optimizer are for the autograd formula, which gets them
+// from here.
+std::tuple<Tensor, Tensor> embedding_bag(
+    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
+    Tensor row_clock, Tensor /*hyper*/, Tensor meta, Tensor init_data,
+    std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles, Tensor offsets,
+    std::optional<Tensor> per_sample_weights, Tensor /*grad_anchor*/,
+    std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims, int64_t pooling,
+    int64_t /*optimizer*/) {
+  const Call call("embedding_bag", kWeights, weights.empty() ? meta : weights[0]);
+  Tensor output = pooled_lookup(call, weights, generations, meta, init_data, ids, handles, offsets,
+                                per_sample_weights, feature_tables, feature_dims, pooling);
+  return {output, update_count(call, row_clock, meta)};
+}
+
+std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                                     std::vector<Tensor> /*state*/, Tensor row_clock,
+                                     Tensor /*hyper*/, Tensor meta, Tensor init_data,
+                                     std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles,
+                                     Tensor offsets, Tensor /*grad_anchor*/,
+                                     std::vector<int64_t> feature_tables, int64_t dim,
+                                     int64_t /*optimizer*/) {
+  const Call call("embedding", kWeights, weights.empty() ? meta : weights[0]);
+  Tensor output = sequence_lookup(call, weights, generations, meta, init_data, ids, handles,
+                                  offsets, feature_tables, dim);
+  return {output, update_count(call, row_clock, meta)};
+}
+
+}  // namespace
+}  // namespace dynemb::cuda
+
+DYNEMB_IMPLEMENT_OPS(m) {
+  m.impl("embedding_bag", TORCH_BOX(&dynemb::cuda::embedding_bag));
+  m.impl("embedding", TORCH_BOX(&dynemb::cuda::embedding));
+  m.impl("embedding_bag_inference", TORCH_BOX(&dynemb::cuda::embedding_bag_inference));
+  m.impl("embedding_inference", TORCH_BOX(&dynemb::cuda::embedding_inference));
+}

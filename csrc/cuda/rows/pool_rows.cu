@@ -1,0 +1,220 @@
+// pool_rows and its gradients: sums and means of bags of rows that lie in a plain tensor.
+#include "cuda/rows/bags.h"
+
+namespace dynemb::cuda {
+namespace {
+
+constexpr int kRowsInFlight = 4;  // loads of rows that a lane starts before it uses the first
+
+// What the sum of a bag is multiplied with.
+__device__ __forceinline__ float scale_of(const BagArgs& args, int64_t begin, int64_t end) {
+  float sum = 0.0f;
+  if (args.weights == nullptr) {
+    sum = static_cast<float>(end - begin);
+  } else {
+    for (int64_t i = begin; i < end; ++i) sum += args.weights[i];
+  }
+  return sum == 0.0f ? 0.0f : 1.0f / sum;
+}
+
+// A group of lanes per bag: 8 to 12 bytes a position in order and a random row of 4 * dim bytes;
+// 4 * dim written a bag.
+template <class Group>
+__global__ void pool_plain_bags(Group group, BagArgs args, const float* rows, bool mean,
+                                float* output) {
+  constexpr int kWidth = Group::kWidth;
+  const int64_t bag = group.number();
+  if (bag >= args.bags.rows) return;
+  if (group.lane() == 0) args.check(bag);
+  const int64_t begin = args.bags.begin(bag);
+  const int64_t end = args.bags.end(bag);
+  const int64_t feature = bag / args.batch;
+  const int64_t b = bag - feature * args.batch;
+  float* to = output + (b * args.features + feature) * args.dim;
+  for (int64_t base = 0; base < args.dim; base += group.size() * kWidth) {
+    const int64_t column = base + group.lane() * kWidth;
+    Floats<kWidth> sum = zero_floats<kWidth>();
+    for (int64_t i = begin; i < end; i += group.size()) {
+      const int64_t own = i + group.lane();
+      const int64_t own_row = own < end ? args.row_at(own) : -1;
+      const float own_weight = own < end ? args.weight_at(own) : 0.0f;
+      const int count = static_cast<int>(min(static_cast<int64_t>(group.size()), end - i));
+      for (int j = 0; j < count; j += kRowsInFlight) {
+        Floats<kWidth> values[kRowsInFlight];
+        float weight[kRowsInFlight];
+        bool known[kRowsInFlight];
+#pragma unroll
+        for (int u = 0; u < kRowsInFlight; ++u) {
+          const int lane = j + u < count ? j + u : count - 1;
+          const int64_t row = group.broadcast(static_cast<long long>(own_row), lane);
+          weight[u] = group.broadcast(own_weight, lane);
+          known[u] = j + u < count && row >= 0;
+          values[u] = known[u] && column < args.dim
+                          ? load_floats<kWidth>(rows + row * args.dim + column)
+                          : zero_floats<kWidth>();
+        }
+#pragma unroll
+        for (int u = 0; u < kRowsInFlight; ++u) {
+          if (!known[u]) continue;
+#pragma unroll
+          for (int k = 0; k < kWidth; ++k) sum.value[k] += weight[u] * values[u].value[k];
+        }
+      }
+    }
+    if (mean) {
+      const float scale = scale_of(args, begin, end);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) sum.value[k] *= scale;
+    }
+    if (column < args.dim) store_floats<kWidth>(to + column, sum);
+  }
+}
+
+// A thread per bag: 4 bytes of weights a position.
+__global__ void scale_plain_bags(BagArgs args, float* scale) {
+  const int64_t bag = thread_number();
+  if (bag >= args.bags.rows) return;
+  scale[bag] = scale_of(args, args.bags.begin(bag), args.bags.end(bag));
+}
+
+// A thread per position, and per bag: which gradient the position's row gets. A binary search in
+// offsets, 8 bytes read and 20 written a position.
+__global__ void make_pool_terms(BagArgs args, const float* grad, const float* scale, Terms terms) {
+  const int64_t i = thread_number();
+  if (i < args.bags.rows) args.check(i);
+  if (i >= args.bags.count) return;
+  const int64_t bag = args.bags.row_of(i);
+  const bool inside = args.bags.rows > 0 && i >= args.bags.begin(bag) && i < args.bags.end(bag);
+  const int64_t row = inside ? args.row_at(i) : -1;
+  terms.position[i] = static_cast<uint32_t>(i);
+  terms.key[i] = row < 0 ? terms.missing : static_cast<uint32_t>(row);
+  if (row < 0) return;
+  const int64_t feature = bag / args.batch;
+  const int64_t b = bag - feature * args.batch;
+  terms.from[i] = grad + (b * args.features + feature) * args.dim;
+  const float factor = args.weight_at(i);
+  terms.factor[i] = scale == nullptr ? factor : factor * scale[bag];
+}
+
+// d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
+// A group of lanes per bag: bytes as in pool_plain_bags, and 4 * dim of gradient a position, from
+// the caches.
+template <class Group>
+__global__ void grad_of_plain_weights(Group group, BagArgs args, const float* grad,
+                                      const float* rows, bool mean, float* output) {
+  constexpr int kWidth = Group::kWidth;
+  const int64_t bag = group.number();
+  if (bag >= args.bags.rows) return;
+  if (group.lane() == 0) args.check(bag);
+  const int64_t begin = args.bags.begin(bag);
+  const int64_t end = args.bags.end(bag);
+  const int64_t feature = bag / args.batch;
+  const int64_t b = bag - feature * args.batch;
+  const float* gradient = grad + (b * args.features + feature) * args.dim;
+  float along_output = 0.0f;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t row = args.row_at(i);
+    float product = 0.0f;
+    for (int64_t column = group.lane() * kWidth; row >= 0 && column < args.dim;
+         column += group.size() * kWidth) {
+      const Floats<kWidth> g = load_floats<kWidth>(gradient + column);
+      const Floats<kWidth> value = load_floats<kWidth>(rows + row * args.dim + column);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) product += g.value[k] * value.value[k];
+    }
+    product = group.sum(product);
+    along_output += args.weight_at(i) * product;
+    if (group.lane() == 0) output[i] = product;
+  }
+  if (!mean) return;
+  const float scale = scale_of(args, begin, end);
+  __syncwarp(group.mask());  // lane 0 has written the products
+  for (int64_t i = begin + group.lane(); i < end; i += group.size()) {
+    output[i] = (output[i] - along_output * scale) * scale;
+  }
+}
+
+void check_pooling(const Call& call, int64_t pooling) {
+  STD_TORCH_CHECK(pooling == kPoolSum || pooling == kPoolMean, "dynemb::", call.op, ": pooling is ",
+                  pooling, ", expected 0 (sum) or 1 (mean)");
+}
+
+Tensor pool_rows(Tensor rows, Tensor positions, Tensor offsets, int64_t features,
+                 std::optional<Tensor> weights, int64_t pooling) {
+  const Call call("pool_rows", "rows", rows);
+  check_matrix(call, "rows", rows);
+  check_pooling(call, pooling);
+  const BagArgs args =
+      bag_args(call, positions, offsets, features, weights, rows.size(0), rows.size(1));
+  Tensor output = call.empty({args.batch, features * args.dim}, ScalarType::Float);
+  const auto* from = static_cast<const float*>(rows.data_ptr());
+  auto* to = static_cast<float*>(output.data_ptr());
+  if (args.bag_total() == 0) return output;
+  with_lanes(args.dim, is_aligned(from) && is_aligned(to), [&](auto group) {
+    call.launch(pool_plain_bags<decltype(group)>, args.bag_total() * group.size(), 0, group, args,
+                from, pooling == kPoolMean, to);
+  });
+  return output;
+}
+
+BagArgs args_of_grad(const Call& call, const Tensor& grad, const Tensor& positions,
+                     const Tensor& offsets, int64_t features, const std::optional<Tensor>& weights,
+                     int64_t rows, int64_t pooling) {
+  check_matrix(call, "grad", grad);
+  check_pooling(call, pooling);
+  STD_TORCH_CHECK(rows >= 0, "dynemb::", call.op, ": rows is ", rows, ", expected at least 0");
+  STD_TORCH_CHECK(features >= 1 && grad.size(1) % features == 0, "dynemb::", call.op, ": grad has ",
+                  grad.size(1), " columns, expected a multiple of features, ", features);
+  const BagArgs args =
+      bag_args(call, positions, offsets, features, weights, rows, grad.size(1) / features);
+  check_size(call.op, "grad", grad, 0, args.batch);
+  return args;
+}
+
+Tensor pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int64_t features, int64_t rows,
+                      std::optional<Tensor> weights, int64_t pooling) {
+  const Call call("pool_rows_grad", "grad", grad);
+  const BagArgs args =
+      args_of_grad(call, grad, positions, offsets, features, weights, rows, pooling);
+  result_bytes(call.op, "rows", rows, {rows, args.dim}, 4);
+  const auto* from = static_cast<const float*>(grad.data_ptr());
+  const RowTerms terms(call, args);
+  Scratch scratch;
+  const auto scale = scratch.add<float>(pooling == kPoolMean ? args.bag_total() : 0);
+  scratch.allocate(call);
+  const bool mean = pooling == kPoolMean && args.bag_total() > 0;
+  if (mean) call.launch(scale_plain_bags, args.bag_total(), 0, args, scratch.get(scale));
+  const int64_t threads = std::max(args.count(), args.bag_total());
+  call.launch(make_pool_terms, threads, 0, args, from, mean ? scratch.get(scale) : nullptr,
+              terms.terms());
+  return terms.sum(call, is_aligned(from));
+}
+
+Tensor pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor offsets,
+                             Tensor weights, int64_t features, int64_t pooling) {
+  const Call call("pool_rows_weight_grad", "grad", grad);
+  check_matrix(call, "rows", rows);
+  const BagArgs args =
+      args_of_grad(call, grad, positions, offsets, features, weights, rows.size(0), pooling);
+  check_size(call.op, "rows", rows, 1, args.dim);
+  Tensor result = call.empty({args.count()}, ScalarType::Float);
+  // positions beyond the last offset, which is an error, belong to no bag
+  call.fill(result.data_ptr(), 0, args.count() * 4);
+  if (args.bag_total() == 0) return result;
+  const auto* g = static_cast<const float*>(grad.data_ptr());
+  const auto* r = static_cast<const float*>(rows.data_ptr());
+  with_lanes(args.dim, is_aligned(g) && is_aligned(r), [&](auto group) {
+    call.launch(grad_of_plain_weights<decltype(group)>, args.bag_total() * group.size(), 0, group,
+                args, g, r, pooling == kPoolMean, static_cast<float*>(result.data_ptr()));
+  });
+  return result;
+}
+
+}  // namespace
+}  // namespace dynemb::cuda
+
+DYNEMB_IMPLEMENT_OPS(m) {
+  m.impl("pool_rows", TORCH_BOX(&dynemb::cuda::pool_rows));
+  m.impl("pool_rows_grad", TORCH_BOX(&dynemb::cuda::pool_rows_grad));
+  m.impl("pool_rows_weight_grad", TORCH_BOX(&dynemb::cuda::pool_rows_weight_grad));
+}
