@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import torch_dynemb as td
-from torch_dynemb.admission import AdmissionRule
+from torch_dynemb.policy.admission import AdmissionRule
 
 SCORES = {"LRU": "step", "LFU": "frequency"}
 BATCHES = 2000  # of a stream for hit rates

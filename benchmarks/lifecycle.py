@@ -22,7 +22,7 @@ from timing import interleave
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.row_access import handle_rows
+from torch_dynemb.table.rows import handle_rows
 
 BENCH = "lifecycle"
 DIM, BAG = 64, 16

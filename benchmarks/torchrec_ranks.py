@@ -36,7 +36,7 @@ with warnings.catch_warnings():
 
 import torch_dynemb as td
 from torch_dynemb.torchrec import DynamicEmbeddingBagCollectionSharder, TableOptions
-from torch_dynemb.torchrec.options import DYNAMIC_KERNEL
+from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL
 
 WORLD_SIZE = 2
 LEARNING_RATE, EPS = 0.01, 1e-8

@@ -12,9 +12,10 @@ from group_calls import same_bits
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb import table, table_state
 from torch_dynemb.ops import memory
-from torch_dynemb.table_memory import CudaMemory
+from torch_dynemb.storage.memory import CudaMemory
+from torch_dynemb.table import group as table
+from torch_dynemb.table import state as table_state
 
 ADDRESS_SPACE = 1 << 36  # bytes that a tensor reserves by default
 

@@ -30,8 +30,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_dynemb import table
-from torch_dynemb.table_memory import HostMemory, TableMemory, memory_of
+from torch_dynemb.storage.memory import HostMemory, TableMemory, memory_of
+from torch_dynemb.table import group as table
 
 HOST = torch.device("cpu")
 DEVICE = torch.device("cpu", 0)  # to torch the CPU, and yet it does not equal HOST

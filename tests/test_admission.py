@@ -14,8 +14,8 @@ from torch import Tensor
 from whole_group import check_whole
 
 import torch_dynemb as td
-from torch_dynemb import admission
-from torch_dynemb.table_content import read_counts
+from torch_dynemb.policy import admission
+from torch_dynemb.table.content import read_counts
 
 
 def make_group(

@@ -25,7 +25,7 @@ from torch_dynemb.recis import (
     SparseAdam,
     filter_out_sparse_param,
 )
-from torch_dynemb.table import TableGroup
+from torch_dynemb.table.group import TableGroup
 
 IDS = torch.arange(6)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Table
-from torch_dynemb.table_state import check
+from torch_dynemb.table.state import check
 
 COUNT = 1_000_000
 SIZES = [2047, 2048, 4096, 4097, 60_000]  # around what one thread does alone, and tiles of ids

@@ -17,7 +17,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.ops.columns import Meta
-from torch_dynemb.table_config import ColumnShard
+from torch_dynemb.table.config import ColumnShard
 
 DIM = 17
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import torch_dynemb as td
-from torch_dynemb import inspection
 from torch_dynemb.__main__ import main
+from torch_dynemb.checkpoint import inspect as inspection
 
 
 def saved(path: Path, score: str = "step") -> Path:

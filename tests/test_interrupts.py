@@ -22,10 +22,10 @@ from interrupting import (
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import GENERATION_BITS, Clock
-from torch_dynemb.table_content import read_content, read_counts, write_content
-from torch_dynemb.table_state import check
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.content import read_content, read_counts, write_content
+from torch_dynemb.table.state import check
 
 Module = td.DynamicEmbeddingBagCollection
 Snapshot = dict[str, Any]
@@ -327,7 +327,7 @@ def test_ids_do_not_share_rows_after_set_handles_failed(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("torch_dynemb.compaction.ops.set_handles_", stop)
+        patch.setattr("torch_dynemb.table.compaction.ops.set_handles_", stop)
         with pytest.raises(KeyboardInterrupt):
             table.group.compact()
     table(torch.arange(5000, 5400)).sum().backward()

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from torch_dynemb import address_space, ops
+from torch_dynemb import ops
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Meta
-from torch_dynemb.table_memory import HostMemory
+from torch_dynemb.storage import address_space
+from torch_dynemb.storage.memory import HostMemory
 
 MIB = 1 << 20
 TESTS = Path(__file__).resolve().parent

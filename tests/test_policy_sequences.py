@@ -14,7 +14,7 @@ from seeding import seeded
 from whole_group import check_whole
 
 import torch_dynemb as td
-from torch_dynemb.table_content import read_counts
+from torch_dynemb.table.content import read_counts
 
 IDS = st.integers(-3, 12)
 FEATURES = st.fixed_dictionaries(

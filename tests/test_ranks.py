@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import torch_dynemb as td
-from torch_dynemb.rank_agreement import comparable
+from torch_dynemb.distributed.agreement import comparable
 
 
 def _first_rows(rank: int, store: str, results: str) -> None:

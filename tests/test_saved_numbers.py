@@ -11,8 +11,12 @@ from saved_modules import FORMAT_3, saved_module, train
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb import ops, policy, policy_layout, table, table_config
+from torch_dynemb import ops
 from torch_dynemb.ops import columns, lookup
+from torch_dynemb.policy import layout as policy_layout
+from torch_dynemb.policy import policy
+from torch_dynemb.table import config as table_config
+from torch_dynemb.table import group as table
 
 
 def saved_state() -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
 from torch_dynemb.optim import config
-from torch_dynemb.policy import SCORES
+from torch_dynemb.policy.policy import SCORES
 
 expecttest = pytest.importorskip("expecttest")
 

@@ -7,7 +7,7 @@ import torch
 from seeding import seeded
 
 import torch_dynemb as td
-from torch_dynemb.table_content import (
+from torch_dynemb.table.content import (
     CountedIds,
     read_content,
     read_counts,

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.group_parts import exported
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
@@ -15,6 +14,7 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
+from torch_dynemb.table.group_parts import exported
 
 GENERATIONS = (1 << GENERATION_BITS) - 1
 

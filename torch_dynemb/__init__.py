@@ -1,16 +1,6 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
-from torch_dynemb.admission import (
-    AdmitBy,
-    AdmitByChance,
-    AdmitFrequent,
-    AdmitFrequentSketch,
-    AdmitNone,
-    NewIds,
-    register_admission,
-)
-from torch_dynemb.evictions import EvictedIds
-from torch_dynemb.freeze import freeze
+from torch_dynemb._moved_modules import resolve_moved_modules
 from torch_dynemb.initializers import (
     ByColumn,
     Constant,
@@ -50,11 +40,24 @@ from torch_dynemb.optim import (
     SplitOptimizer,
     clip_grad_norm_,
 )
-from torch_dynemb.policy import FeaturePolicy, Policy
-from torch_dynemb.table import TableConfig, TableGroup
-from torch_dynemb.table_stats import TableStats
+from torch_dynemb.policy.admission import (
+    AdmitBy,
+    AdmitByChance,
+    AdmitFrequent,
+    AdmitFrequentSketch,
+    AdmitNone,
+    NewIds,
+    register_admission,
+)
+from torch_dynemb.policy.policy import FeaturePolicy, Policy
+from torch_dynemb.serving.freeze import freeze
+from torch_dynemb.table.evictions import EvictedIds
+from torch_dynemb.table.group import TableConfig, TableGroup
+from torch_dynemb.table.stats import TableStats
 
 __version__ = "0.1.0"
+
+resolve_moved_modules(__name__)
 
 __all__ = [
     "LAMB",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_dynemb import inspection
+from torch_dynemb.checkpoint import inspect as inspection
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_dynemb import ops
-from torch_dynemb.recis import RaggedTensor, primes
+from torch_dynemb.recis import RaggedTensor
 from torch_dynemb.recis.feature_engine import Feature, FeatureEngine
-from torch_dynemb.recis.feature_ops import (
+from torch_dynemb.recis.feature_ops import primes
+from torch_dynemb.recis.feature_ops.ops import (
     Bucketize,
     FeatureCross,
     FeatureOp,

@@ -17,7 +17,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Clock
-from torch_dynemb.table_content import read_content
+from torch_dynemb.table.content import read_content
 from torch_dynemb.torchrec import TableOptions
 
 STEPS = 5

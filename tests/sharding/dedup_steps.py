@@ -33,7 +33,7 @@ from torch_dynemb.torchrec import (
     DynamicEmbeddingCollectionSharder,
     TableOptions,
 )
-from torch_dynemb.torchrec.options import DYNAMIC_KERNEL
+from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL
 
 FEATURES = ["viewed", "bought", "user"]
 

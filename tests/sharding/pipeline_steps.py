@@ -34,14 +34,14 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import torch_dynemb as td
-from torch_dynemb.table_content import read_content
+from torch_dynemb.table.content import read_content
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
     TableOptions,
     table_sizes,
 )
-from torch_dynemb.torchrec.options import DYNAMIC_KERNEL
+from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL
 
 FEATURES = ["ad", "user", "country"]
 

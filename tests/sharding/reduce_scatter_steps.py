@@ -16,8 +16,8 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 )
 from torchrec.distributed.types import CommOp
 
-from torch_dynemb.torchrec import gloo_exchange
-from torch_dynemb.torchrec.reduce_scatter import GlooReduceScatter
+from torch_dynemb.torchrec.sharding import gloo_exchange
+from torch_dynemb.torchrec.sharding.reduce_scatter import GlooReduceScatter
 
 COLUMNS = 5
 

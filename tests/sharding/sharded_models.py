@@ -36,8 +36,8 @@ from torch_dynemb.torchrec import (
     DynamicEmbeddingCollectionSharder,
     TableOptions,
 )
-from torch_dynemb.torchrec.kernels import DynamicKernel
-from torch_dynemb.torchrec.options import TableParams
+from torch_dynemb.torchrec.planning.options import TableParams
+from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 
 BAG_SHARDINGS = (
     "table_wise",

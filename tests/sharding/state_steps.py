@@ -29,14 +29,14 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.types import DataType
 
 import torch_dynemb as td
-from torch_dynemb.table_content import read_content, read_counts
+from torch_dynemb.table.content import read_content, read_counts
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
     LoadPlanner,
     TableOptions,
 )
-from torch_dynemb.torchrec.options import DYNAMIC_KERNEL
+from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL
 
 FEATURES = ["viewed", "bought", "user"]
 FEATURES_OF = {"ads": FEATURES[:2], "users": FEATURES[2:]}

@@ -25,8 +25,8 @@ from torch_dynemb.torchrec import (
     DynamicEmbeddingShardingPlanner,
     DynamicStorageEstimator,
 )
-from torch_dynemb.torchrec import dynamicemb as names
-from torch_dynemb.torchrec.dynamicemb import (
+from torch_dynemb.torchrec.dynamicemb import options as names
+from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbCheckMode,
     DynamicEmbInitializerArgs,
     DynamicEmbInitializerMode,
@@ -37,7 +37,11 @@ from torch_dynemb.torchrec.dynamicemb import (
     KVCounter,
     get_table_value_bytes,
 )
-from torch_dynemb.torchrec.options import TableOptions, constrained_options, planned_options
+from torch_dynemb.torchrec.planning.options import (
+    TableOptions,
+    constrained_options,
+    planned_options,
+)
 
 Mode = DynamicEmbInitializerMode
 Strategy = DynamicEmbScoreStrategy
@@ -437,7 +441,7 @@ def test_default_bounds_follow_num_embeddings() -> None:
 
 
 def test_one_module_has_all_names() -> None:
-    pytest.importorskip("torch_dynemb.torchrec.sharders")
+    pytest.importorskip("torch_dynemb.torchrec.sharding.sharders")
     compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
     assert set(names.__all__) <= set(compat.__all__)
     assert compat.DynamicEmbeddingShardingPlanner is DynamicEmbeddingShardingPlanner

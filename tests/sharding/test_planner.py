@@ -35,9 +35,9 @@ from torch_dynemb.torchrec import (
     dynamic_enumerator,
     table_sizes,
 )
-from torch_dynemb.torchrec.estimators import planned_optimizer, shard_bytes
-from torch_dynemb.torchrec.fused_params import optimizer_of
-from torch_dynemb.torchrec.options import planned_options
+from torch_dynemb.torchrec.planning.estimators import planned_optimizer, shard_bytes
+from torch_dynemb.torchrec.planning.fused_params import optimizer_of
+from torch_dynemb.torchrec.planning.options import planned_options
 
 INDEX = (16 + 8) / 0.7  # bytes of an id with one score
 

@@ -25,8 +25,8 @@ from state_steps import (
 )
 from torch import Tensor
 
-from torch_dynemb.policy import SCORES
-from torch_dynemb.torchrec.table_state import Layout
+from torch_dynemb.policy.policy import SCORES
+from torch_dynemb.torchrec.state.table_state import Layout
 
 SHARDINGS = ["row_wise", "table_wise", "column_wise"]
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")

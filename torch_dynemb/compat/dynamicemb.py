@@ -12,7 +12,7 @@ from torch_dynemb.torchrec import (
     DynamicEmbeddingEnumerator,
     DynamicEmbeddingShardingPlanner,
 )
-from torch_dynemb.torchrec.dynamicemb import (
+from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbCheckMode,
     DynamicEmbInitializerArgs,
     DynamicEmbInitializerMode,

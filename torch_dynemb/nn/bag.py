@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, check_static_weight
-from torch_dynemb.nn.features import GroupedIds
+from torch_dynemb.nn.inputs import GroupedIds
 from torch_dynemb.nn.table_module import (
     as_ops_take_them,
     flat_scores,
@@ -17,9 +17,9 @@ from torch_dynemb.nn.table_module import (
     integer_offsets,
 )
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.policy import Policy
-from torch_dynemb.table import pooling_of
-from torch_dynemb.table_config import EvalDefault
+from torch_dynemb.policy.policy import Policy
+from torch_dynemb.table.config import EvalDefault
+from torch_dynemb.table.group import pooling_of
 
 
 def bag_inputs(

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb import ops, table_extension
-from torch_dynemb.interrupts import held_back
-from torch_dynemb.nn.features import Features, group_ids
+from torch_dynemb import ops
+from torch_dynemb.nn.inputs import Features, group_ids
 from torch_dynemb.nn.table_module import TableModule, integer_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.table import TableConfig, TableGroup, pooling_of
-from torch_dynemb.table_config import check_tables
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table import extension as table_extension
+from torch_dynemb.table.config import check_tables
+from torch_dynemb.table.group import TableConfig, TableGroup, pooling_of
 
 
 class Collection(TableModule):

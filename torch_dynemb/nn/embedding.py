@@ -10,8 +10,8 @@ from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.nn.table_module import TableModule, default_name, flat_ids, flat_scores
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.policy import Policy
-from torch_dynemb.table_config import EvalDefault, TableConfig
+from torch_dynemb.policy.policy import Policy
+from torch_dynemb.table.config import EvalDefault, TableConfig
 
 
 class SingleTable(TableModule):

@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_dynemb import ops, table_extension
+from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag
-from torch_dynemb.forked import check_own
-from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
-from torch_dynemb.table import TableConfig, TableGroup
-from torch_dynemb.table_config import ROW_DTYPES
-from torch_dynemb.table_memory import check_device, device_of
+from torch_dynemb.process.forked import check_own
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.storage.memory import check_device, device_of
+from torch_dynemb.table import extension as table_extension
+from torch_dynemb.table.config import ROW_DTYPES
+from torch_dynemb.table.group import TableConfig, TableGroup
 
 # Updates without optimizer.step() from which on a module reports that the call is missing.
 FORGOTTEN_STEPS = 16

@@ -3,7 +3,7 @@
 One module per op family. Importing this package loads the compiled library.
 """
 
-from torch_dynemb._library import load_library
+from torch_dynemb._library.library import load_library
 
 load_library()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torch_dynemb._arguments import check_arguments
+from torch_dynemb._library.arguments import check_arguments
 
 Tensors = tuple[Tensor, ...]
 # (inputs, outputs without a gradient, gradients of all outputs, inputs that need one) -> gradients

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library.library import register_fake
 
 
 def mod(values: Sequence[Tensor], divisors: Sequence[int]) -> list[Tensor]:

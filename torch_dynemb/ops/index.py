@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 
-from torch_dynemb._library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.columns import BUCKET_WIDTH
 from torch_dynemb.ops.functional_copies import refuse_copies
 

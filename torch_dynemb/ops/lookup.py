@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_out_of_memory, register_fake
 
 _DTYPE_CODES = {
     torch.float32: 0,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import register_fake
+from torch_dynemb._library.library import register_fake
 from torch_dynemb.ops.autograd import (
     Tensors,
     below_autograd,

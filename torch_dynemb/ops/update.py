@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
 
 # Position in this list is the code that a lookup carries to its backward: new names come last.

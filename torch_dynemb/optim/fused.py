@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.optim.config import OptimizerConfig, hyper_values
+from torch_dynemb.process.interrupts import held_back
 
 
 class ParamGroup(dict[str, Any]):

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from torch_dynemb.interrupts import held_back
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.process.interrupts import held_back
 
 
 class RowGradients(torch.nn.Parameter):

@@ -2,7 +2,15 @@
 
 from torch_dynemb.recis.embedding import DynamicEmbedding, EmbeddingEngine, PreparedLookup
 from torch_dynemb.recis.feature_engine import Feature, FeatureEngine
-from torch_dynemb.recis.feature_ops import (
+from torch_dynemb.recis.feature_ops.fused import (
+    FusedBoundaryOP,
+    FusedCutoffOP,
+    FusedHashOP,
+    FusedModOP,
+    FusedMultiHashOP,
+    FusedOP,
+)
+from torch_dynemb.recis.feature_ops.ops import (
     Bucketize,
     FeatureCross,
     FeatureOp,
@@ -13,14 +21,6 @@ from torch_dynemb.recis.feature_ops import (
     SelectFields,
     SequenceLengthError,
     SequenceTruncate,
-)
-from torch_dynemb.recis.fused_ops import (
-    FusedBoundaryOP,
-    FusedCutoffOP,
-    FusedHashOP,
-    FusedModOP,
-    FusedMultiHashOP,
-    FusedOP,
 )
 from torch_dynemb.recis.hash_table import (
     ChildrenInfo,
@@ -53,7 +53,7 @@ from torch_dynemb.recis.optimizers import (
     SparseOptimizer,
 )
 from torch_dynemb.recis.options import EmbeddingOption
-from torch_dynemb.recis.ragged_tensor import RaggedTensor
+from torch_dynemb.recis.ragged.tensor import RaggedTensor
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.slots import Slot, SlotGroup
 from torch_dynemb.recis.state_parts import split_sparse_dense_state_dict

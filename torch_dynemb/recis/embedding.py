@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torch_dynemb.admission import AdmissionRule
 from torch_dynemb.argument_checks import described
-from torch_dynemb.rank_agreement import Option, comparable
-from torch_dynemb.recis.bags import Ids, bags_of
+from torch_dynemb.distributed.agreement import Option, comparable
+from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.hooks import READ_ONLY
 from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.launch import Launch, Request, Runtime
 from torch_dynemb.recis.options import EmbeddingOption
+from torch_dynemb.recis.ragged.bags import Ids, bags_of
 from torch_dynemb.recis.rank_group import RankGroup, check_ranks_agree, common_start, rank_group
 from torch_dynemb.recis.slices import gen_slice
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from torch_dynemb.recis.feature_ops import FeatureOp, SelectField, SelectFields
+from torch_dynemb.recis.feature_ops.ops import FeatureOp, SelectField, SelectFields
 
 
 class Feature:

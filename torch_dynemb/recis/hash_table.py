@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb import ops
-from torch_dynemb.admission import AdmissionRule
 from torch_dynemb.argument_checks import (
     described,
     float_rows,
@@ -19,23 +18,24 @@ from torch_dynemb.argument_checks import (
     text,
 )
 from torch_dynemb.initializers import Constant, Initializer
-from torch_dynemb.interrupts import held_back
 from torch_dynemb.nn.table_module import TableModule, flat_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
-from torch_dynemb.policy import Policy
+from torch_dynemb.policy.admission import AdmissionRule
+from torch_dynemb.policy.policy import Policy
+from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
 from torch_dynemb.recis.initializers import initializer_of, seed_of
 from torch_dynemb.recis.packed_rows import pack_rows, packed_columns, unpack_rows
 from torch_dynemb.recis.rank_group import RankGroup
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.slots import EMBEDDING, SlotGroup, slot_group
-from torch_dynemb.row_access import handle_rows
-from torch_dynemb.table import TableGroup
-from torch_dynemb.table_config import TableConfig
-from torch_dynemb.table_content import TableContent, read_content
-from torch_dynemb.waiting_gradients import WaitingGradients, add_waiting, read_waiting
+from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.content import TableContent, read_content
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.pending_gradients import WaitingGradients, add_waiting, read_waiting
+from torch_dynemb.table.rows import handle_rows
 
 GRAD_REDUCTIONS = ("worker", "id")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch_dynemb.admission import AdmissionRule, AdmitByChance, AdmitFrequent
 from torch_dynemb.argument_checks import described, text
-from torch_dynemb.policy import Score
-from torch_dynemb.table import TableGroup
+from torch_dynemb.policy.admission import AdmissionRule, AdmitByChance, AdmitFrequent
+from torch_dynemb.policy.policy import Score
+from torch_dynemb.table.group import TableGroup
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, number
-from torch_dynemb.interrupts import held_back
+from torch_dynemb.distributed.agreement import Option, comparable, options_of
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
-from torch_dynemb.rank_agreement import Option, comparable, options_of
+from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.rank_group import check_ranks_agree
 

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from torch_dynemb.argument_checks import described, flag, integer, text
+from torch_dynemb.distributed.agreement import Described, Option, comparable
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
-from torch_dynemb.rank_agreement import Described, Option, comparable
 from torch_dynemb.recis.hash_table import GRAD_REDUCTIONS
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
-from torch_dynemb.table_config import ROW_DTYPES
-from torch_dynemb.table_memory import device_of
+from torch_dynemb.storage.memory import device_of
+from torch_dynemb.table.config import ROW_DTYPES
 
 Combiner = Literal["sum", "mean", "tile"]
 COMBINERS = ("sum", "mean", "tile")

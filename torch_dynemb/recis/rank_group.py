@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed import distributed_c10d
 
-from torch_dynemb.rank_agreement import Described, check_agreement
+from torch_dynemb.distributed.agreement import Described, check_agreement
 
 
 class RankGroup(NamedTuple):

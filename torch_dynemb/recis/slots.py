@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
-from torch_dynemb.table import TableGroup
+from torch_dynemb.table.group import TableGroup
 
 EMBEDDING = "embedding"
 # what RecIS puts before the names of an optimizer's state

@@ -1,19 +1,19 @@
 """Dynamic tables through TorchRec's DistributedModelParallel."""
 
-from torch_dynemb.torchrec.estimators import DynamicPerfEstimator, DynamicStorageEstimator
-from torch_dynemb.torchrec.inspection import LocalShard, local_shards, table_sizes
-from torch_dynemb.torchrec.load_planner import LoadPlanner
-from torch_dynemb.torchrec.options import DynamicTableConstraints, TableOptions
-from torch_dynemb.torchrec.planner import (
+from torch_dynemb.torchrec.planning.estimators import DynamicPerfEstimator, DynamicStorageEstimator
+from torch_dynemb.torchrec.planning.options import DynamicTableConstraints, TableOptions
+from torch_dynemb.torchrec.planning.planner import (
     DynamicEmbeddingEnumerator,
     DynamicEmbeddingShardingPlanner,
     collective_plan,
     dynamic_enumerator,
 )
-from torch_dynemb.torchrec.sharders import (
+from torch_dynemb.torchrec.sharding.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
 )
+from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
+from torch_dynemb.torchrec.state.load_planner import LoadPlanner
 
 __all__ = [
     "DynamicEmbeddingBagCollectionSharder",

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 import torch_dynemb as td
-from torch_dynemb.policy import Score
+from torch_dynemb.policy.policy import Score
 from tutorials.dlrm.criteo import CriteoReader
 from tutorials.dlrm.parsing import CATEGORY_COUNT, Int64Array
 

@@ -23,7 +23,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.types import DataType
 
 import torch_dynemb as td
-from torch_dynemb.table import TableGroup
+from torch_dynemb.table.group import TableGroup
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingShardingPlanner,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.recis.functional.arguments import numbers, words
-from torch_dynemb.recis.ragged_tensor import RaggedTensor
+from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
 def dense_to_ragged(

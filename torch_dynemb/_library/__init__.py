@@ -1,0 +1,1 @@
+"""The compiled library of ops, and what Python adds to them."""

@@ -1,0 +1,92 @@
+"""The compiled library, which registers ``torch.ops.dynemb``, and what Python adds to its ops."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from torch_dynemb._library.arguments import check_arguments, refuse_size, refuse_sparse
+
+_FILE = "_C.abi3.so"
+_OUT_OF_MEMORY = "out of GPU memory"  # in launch.cu, reservation.cu, group_memory.h
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def load_library() -> None:
+    """Loads ``torch_dynemb/_C.abi3.so`` into the process; does nothing if it is loaded.
+
+    Raises:
+        ImportError: the library has not been built.
+    """
+    path = Path(__file__).parents[1] / _FILE
+    if not path.exists():
+        raise ImportError(
+            f"torch_dynemb: {_FILE} is missing from {path.parent.name}/: build it with `make "
+            "build` or `pip install --no-build-isolation -e .`"
+        )
+    torch.ops.load_library(str(path))
+    _refuse_sparse_tensors()
+
+
+_implementations = torch.library.Library("dynemb", "IMPL")
+_SPARSE_KEYS = ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA")
+
+
+@functools.cache
+def _refuse_sparse_tensors() -> None:
+    """Ops say which argument is sparse; torch would list the kernels that they have."""
+    prefix = "dynemb::"
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith(prefix):
+            continue
+        op = name.removeprefix(prefix)
+        schema = getattr(torch.ops.dynemb, op).default._schema
+        if any("Tensor" in str(argument.type) for argument in schema.arguments):
+            for key in _SPARSE_KEYS:
+                _implementations.impl(op, refuse_sparse(op), key)
+
+
+def raises_out_of_memory(function: Function) -> Function:
+    """Gives a function that calls ops the exception that torch's own functions raise.
+
+    The library says "out of GPU memory" with the bytes and what to do, but cannot raise
+    ``torch.OutOfMemoryError``: that class is not part of LibTorch's stable ABI. Code that
+    ``torch.compile`` has compiled calls ops without these functions and gets the same words in a
+    ``RuntimeError``.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY not in str(error):
+                raise
+            raise torch.OutOfMemoryError(str(error)) from None
+
+    return cast(Function, wrapped)
+
+
+def register_fake(op: str) -> Callable[[Function], Function]:
+    """``torch.library.register_fake`` for ``dynemb::op``; arguments are checked before the call."""
+
+    def register(function: Function) -> Function:
+        @functools.wraps(function)
+        def checked(*arguments: Any) -> Any:
+            check_arguments(op, arguments)
+            try:
+                return function(*arguments)
+            except (RuntimeError, TypeError) as error:
+                if "verflow" not in str(error):
+                    raise
+                refuse_size(op, arguments)
+
+        torch.library.register_fake(f"dynemb::{op}", checked)
+        return function
+
+    return register

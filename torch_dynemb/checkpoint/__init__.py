@@ -1,0 +1,1 @@
+"""Saved tables as files."""

@@ -1,0 +1,213 @@
+"""What a checkpoint holds: sizes and policies of its tables, and how old their ids are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
+from torch_dynemb.table.config import SlabConfig
+from torch_dynemb.table.state_entries import read_format
+
+BAR_WIDTH = 40  # characters of the fullest bin
+BINS = 10
+
+
+class SavedGroup(NamedTuple):
+    """The entries of one table group in a state dict.
+
+    Attributes:
+        prefix: of their names, without the last dot; empty if there is none.
+        description: what ``format`` says.
+        tensors: by name, without the prefix.
+    """
+
+    prefix: str
+    description: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def saved_groups(checkpoint: Any, path: str = "") -> Iterator[SavedGroup]:
+    """The table groups in nested dicts."""
+    if not isinstance(checkpoint, Mapping):
+        return
+    for key, value in checkpoint.items():
+        name = str(key)
+        if isinstance(value, Mapping):
+            yield from saved_groups(value, f"{path}{name}.")
+        elif name.split(".")[-1] == "format" and isinstance(value, Tensor):
+            prefix = name.removesuffix("format")
+            if f"{prefix}tables" not in checkpoint:
+                continue  # somebody else's
+            description = read_format({"format": value})
+            names = [*_index_entries(description), *_row_entries(description), "tables", "clock"]
+            found = {name: checkpoint.get(prefix + name) for name in names}
+            tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+            absent = sorted(set(found) - set(tensors))
+            if absent:
+                raise ValueError(f"{(path + prefix).rstrip('.') or 'tables'} lack {absent}")
+            yield SavedGroup((path + prefix).rstrip("."), description, tensors)
+
+
+def _index_entries(description: dict[str, Any]) -> list[str]:
+    """Names of the entries of the tables' ids."""
+    kinds = ["buckets", *(["scores"] if description["scores"] else [])]
+    return [f"{table['name']}.{kind}" for table in description["tables"] for kind in kinds]
+
+
+def _row_entries(description: dict[str, Any]) -> list[str]:
+    """Names of the entries that have an element for every row."""
+    optimizer = description["optimizer"]
+    kinds = ["weights", "generations"]
+    kinds += [] if optimizer is None else [name for name, _, _ in optimizer["state"]]
+    slabs = {
+        SlabConfig(table["embedding_dim"], getattr(torch, table["dtype"])).name: None
+        for table in description["tables"]
+    }
+    return [f"{slab}.{kind}" for slab in slabs for kind in kinds]
+
+
+def load(path: Path) -> list[SavedGroup]:
+    """The table groups of a file written by ``torch.save``.
+
+    Raises:
+        ValueError: the file holds none, or cannot be read.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        groups = list(saved_groups(checkpoint))
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cannot be read as a checkpoint: {error}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: cannot be read as a checkpoint: an entry 'format' is damaged: {error!r}"
+        ) from error
+    if not groups:
+        raise ValueError(f"{path}: holds no table of torch_dynemb")
+    return groups
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Lines with columns of equal width: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column > 0 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def histogram(scores: Tensor) -> list[str]:
+    """Lines of a histogram of int64 [n]."""
+    if scores.numel() == 0:
+        return ["no ids"]
+    low, high = int(scores.min()), int(scores.max())
+    width = -(-(high - low + 1) // BINS)
+    firsts = list(range(low, high + 1, width))
+    # not by subtraction, which could leave the range of int64
+    numbers = torch.bucketize(scores, torch.tensor(firsts), right=True) - 1
+    counts = torch.bincount(numbers, minlength=len(firsts)).tolist()
+    ranges = []
+    for first, count in zip(firsts, counts, strict=True):
+        last = min(first + width - 1, high)
+        ranges.append([str(first) if last == first else f"{first} - {last}", str(count)])
+    bars = ["#" * round(BAR_WIDTH * count / max(counts)) for count in counts]
+    return [f"{line}  {bar}".rstrip() for line, bar in zip(_aligned(ranges), bars, strict=True)]
+
+
+def _optimizer(saved: dict[str, Any] | None) -> str:
+    """Its name, and the dtypes of its state where they are not float32."""
+    if saved is None:
+        return "none"
+    small = sorted({dtype for _, per_row, dtype in saved["state"] if not per_row} - {"float32"})
+    return " ".join([saved["name"], *(f"({dtype} state)" for dtype in small)])
+
+
+def describe(group: SavedGroup) -> str:
+    """A readable account of a group.
+
+    Raises:
+        ValueError: its entries do not go together.
+    """
+    try:
+        return _described(group)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{group.prefix or 'tables'}: the entries do not go together: {error!r}"
+        ) from error
+
+
+def _described(group: SavedGroup) -> str:
+    about, tensors = group.description, group.tensors
+    lines = [
+        f"{group.prefix or 'tables'}: optimizer {_optimizer(about['optimizer'])}, "
+        f"step {int(tensors['clock'][0])}, format {about['version']}"
+    ]
+    rows = [
+        [
+            "table",
+            "dim",
+            "dtype",
+            "ids",
+            "load",
+            "inserted",
+            "evicted",
+            "removed",
+            "growths",
+            "index",
+            "score",
+            "capacity",
+            "admission",
+        ]
+    ]
+    # after the tables come those that count ids for admission
+    for table, counts in zip(about["tables"], tensors["tables"].tolist(), strict=False):
+        policy = about["policies"][table["name"]]
+        slots = counts[Table.BUCKET_COUNT] * BUCKET_WIDTH
+        index = [tensors.get(f"{table['name']}.{kind}") for kind in ("buckets", "scores")]
+        rows.append(
+            [
+                table["name"],
+                str(table["embedding_dim"]),
+                table["dtype"],
+                str(counts[Table.SIZE]),
+                f"{counts[Table.SIZE] / slots:.2f}",
+                str(counts[Table.INSERTED]),
+                str(counts[Table.EVICTED]),
+                str(counts[Table.ERASED]),
+                str(counts[Table.GROWTHS]),
+                _bytes(sum(t.numel() * t.element_size() for t in index if t is not None)),
+                policy["score"],
+                str(policy["capacity"] or "-"),
+                policy["admission"] or "-",
+            ]
+        )
+    lines += _aligned(rows)
+    row_bytes = sum(
+        tensors[name].numel() * tensors[name].element_size() for name in _row_entries(about)
+    )
+    lines.append(f"rows and optimizer state: {_bytes(row_bytes)}")
+    for table in about["tables"]:
+        occupied = tensors[f"{table['name']}.buckets"][:, BUCKET_WIDTH:] > 0
+        for number, word in enumerate(about["scores"]):
+            first = number * BUCKET_WIDTH
+            scores = tensors[f"{table['name']}.scores"][:, first : first + BUCKET_WIDTH]
+            lines += ["", f"{word} of {table['name']}:", *histogram(scores[occupied])]
+    return "\n".join(lines)
+
+
+__all__ = ["SavedGroup", "describe", "histogram", "load", "saved_groups"]

@@ -1,0 +1,1 @@
+"""What ranks that share tables have in common."""

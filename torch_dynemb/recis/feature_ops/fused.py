@@ -1,0 +1,112 @@
+"""RecIS's fused ops: several ops of one kind in one call, outside of a FeatureEngine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch_dynemb.recis.feature_ops.ops import (
+    Bucketize,
+    FeatureOp,
+    Hash,
+    IDMultiHash,
+    Mod,
+    SequenceTruncate,
+)
+
+
+class FusedOP:
+    """Base of the fused ops: input i goes through op i.
+
+    Args:
+        ops: of the kind; more come with :meth:`add_op`.
+
+    Raises:
+        TypeError: an op is of another kind.
+
+    Example:
+        >>> import torch
+        >>> FusedModOP([Mod(10), Mod(7)])([torch.tensor([12]), torch.tensor([9, 14])])
+        [tensor([2]), tensor([2, 0])]
+    """
+
+    kind: ClassVar[type[FeatureOp]] = FeatureOp
+
+    def __init__(self, ops: Sequence[FeatureOp] | None = None) -> None:
+        self._ops: list[FeatureOp] = []
+        for op in ops or ():
+            self.add_op(op)
+
+    def add_op(self, op: FeatureOp) -> None:
+        """Appends an op.
+
+        Raises:
+            TypeError: it is of another kind.
+        """
+        if not isinstance(op, self.kind):
+            raise TypeError(
+                f"{type(self).__name__}.add_op: op is a {type(op).__name__}, expected a "
+                f"{self.kind.__name__}"
+            )
+        self._ops.append(op)
+
+    def process(self, inputs: Sequence[Any]) -> list[Any]:
+        """The results, one for each op.
+
+        Raises:
+            ValueError: inputs are not as many as ops.
+            TypeError, ValueError: an op cannot take its input.
+        """
+        owner = type(self).__name__
+        if len(inputs) != len(self._ops):
+            raise ValueError(
+                f"{owner}: inputs has {len(inputs)} entries, expected one for each of "
+                f"{len(self._ops)} ops"
+            )
+        for place, (op, value) in enumerate(zip(self._ops, inputs, strict=True)):
+            op.check(f"{owner}: inputs[{place}]", value)
+        return list(self.kind.run(self._ops, inputs)) if self._ops else []
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """:meth:`process`."""
+        return self.process(inputs)
+
+
+class FusedBoundaryOP(FusedOP):
+    """Several :class:`Bucketize`."""
+
+    kind = Bucketize
+
+
+class FusedModOP(FusedOP):
+    """Several :class:`Mod`."""
+
+    kind = Mod
+
+
+class FusedHashOP(FusedOP):
+    """Several :class:`Hash`."""
+
+    kind = Hash
+
+
+class FusedCutoffOP(FusedOP):
+    """Several :class:`SequenceTruncate`."""
+
+    kind = SequenceTruncate
+
+
+class FusedMultiHashOP(FusedOP):
+    """Several :class:`IDMultiHash`."""
+
+    kind = IDMultiHash
+
+
+__all__ = [
+    "FusedBoundaryOP",
+    "FusedCutoffOP",
+    "FusedHashOP",
+    "FusedModOP",
+    "FusedMultiHashOP",
+    "FusedOP",
+]

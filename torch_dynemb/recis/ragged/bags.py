@@ -1,0 +1,106 @@
+"""Ids as lookups take them, from dense tensors of any rank and from ragged ones."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.nn.table_module import flat_ids, flat_weights
+from torch_dynemb.recis.ragged.tensor import RaggedTensor
+
+Ids = Tensor | RaggedTensor
+
+
+class Bags(NamedTuple):
+    """The ids of a feature: a bag for every row of the innermost dimension.
+
+    Attributes:
+        ids: int64 [n].
+        offsets: int64 [bags + 1].
+        weights: float32 [n] or None.
+        shape: of the bags, in a dense tensor.
+        places: int64 [bags], where each bag stands in ``shape``, flattened; None: in order, and
+            there are no gaps.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    shape: tuple[int, ...]
+    places: Tensor | None
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """Rows of the bags, [bags, columns], in the shape of the input; gaps are zeros."""
+        if len(self.shape) == 1:
+            return rows
+        if self.places is not None:
+            dense = rows.new_zeros(math.prod(self.shape), rows.shape[1])
+            rows = dense.index_put((self.places,), rows)
+        return rows.reshape(*self.shape, rows.shape[1])
+
+
+def bags_of(owner: str, ids: Ids, weights: Tensor | None, *, use_weight: bool) -> Bags:
+    """The bags of an input.
+
+    Args:
+        ids: int64 or int32 [..., L], whose last dimension is a bag; or a ragged tensor.
+        weights: float of the shape of dense ids, or one for every value of a ragged tensor.
+        use_weight: False: weights, also those of a ragged tensor, do not count.
+
+    Raises:
+        TypeError, ValueError: dtypes, shapes or devices do not match, or weights are given twice.
+    """
+    if isinstance(ids, RaggedTensor):
+        return _ragged_bags(owner, ids, weights, use_weight)
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{owner} is a {type(ids).__name__}, expected a Tensor or a RaggedTensor")
+    if ids.dim() == 0 or ids.layout != torch.strided:
+        raise ValueError(
+            f"{owner} has shape {tuple(ids.shape)} and layout {ids.layout}, expected a dense "
+            "tensor of at least 1 dimension, the last one of which is a bag"
+        )
+    flat = flat_ids(owner, ids)
+    shape = ids.shape[:-1]
+    offsets = torch.arange(math.prod(shape) + 1, device=flat.device) * ids.shape[-1]
+    return Bags(flat, offsets, _weights(owner, flat, weights, ids.shape, use_weight), shape, None)
+
+
+def _weights(
+    owner: str, ids: Tensor, weights: Tensor | None, shape: torch.Size, use_weight: bool
+) -> Tensor | None:
+    if weights is None:
+        return None
+    flat = flat_weights(f"{owner}: weights", weights, shape)
+    if flat.device != ids.device:
+        raise ValueError(f"{owner}: weights are on {flat.device}, but ids on {ids.device}")
+    return flat if use_weight else None
+
+
+def _ragged_bags(
+    owner: str, ragged: RaggedTensor, weights: Tensor | None, use_weight: bool
+) -> Bags:
+    values, (*outer, inner) = ragged.values(), ragged.offsets()
+    if values.dim() != 1:
+        raise ValueError(f"{owner} has values of shape {tuple(values.shape)}, expected (N,)")
+    own = ragged.weight()
+    if weights is not None and own is not None:
+        raise ValueError(f"{owner} has weights, and others are given: leave one of them out")
+    ids = flat_ids(owner, values)
+    chosen = _weights(owner, ids, own if weights is None else weights, values.shape, use_weight)
+    offsets = inner.contiguous()
+    if offsets.dtype != torch.int64:
+        offsets = offsets.to(torch.int64)
+    bags = offsets.shape[0] - 1
+    if not outer:
+        return Bags(ids, offsets, chosen, (bags,), None)
+    shape = ragged.real_shape(0, len(outer) + 1)
+    places = None
+    if math.prod(shape) != bags:
+        places = RaggedTensor._dense_places(outer, shape[1:], "right")
+    return Bags(ids, offsets, chosen, shape, places)
+
+
+__all__ = ["Bags", "Ids", "bags_of"]

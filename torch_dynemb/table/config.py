@@ -1,0 +1,219 @@
+"""What one table of a group is like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import described, integer, text
+from torch_dynemb.initializers import Initializer, Normal
+from torch_dynemb.policy.policy import FeaturePolicy, Policy, check_default, check_feature_policies
+
+EvalDefault = Literal["initial", "zeros"] | Tensor | Initializer
+
+
+ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Saved states have slabs in this order, whatever the order above: a new dtype gets a new number.
+_SAVED_ORDER = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class SlabConfig(NamedTuple):
+    """What the tables of a group have in common whose rows lie in one tensor."""
+
+    dim: int
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """Names the rows in saved states."""
+        if self.dtype == torch.float32:
+            return f"dim{self.dim}"
+        return f"dim{self.dim}_{str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By which the slabs of a group, and so the rows of ``slabs``, are sorted."""
+        return self.dim, _SAVED_ORDER[self.dtype]
+
+
+class ColumnShard(NamedTuple):
+    """Which columns of a wider table a table has: new rows start with what the wider one's would.
+
+    Attributes:
+        table: name of the wider table, which seeds the initial values.
+        embedding_dim: of the wider table.
+        first_column: a multiple of 4.
+    """
+
+    table: str
+    embedding_dim: int
+    first_column: int
+
+
+_LARGEST_DIM = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class TableConfig:
+    """One table of a group.
+
+    Args:
+        name: names the table in checkpoints and seeds its initial values; unique in its group.
+        embedding_dim: columns of a row.
+        feature_names: features that look it up (default: one, named as the table).
+        initializer: of new rows.
+        padding_idx: an id that is looked up as zeros, never inserted and never trained.
+        eval_default: what a read gives for an id that is not in the table: ``"initial"`` (the value
+            it would start with), ``"zeros"``, a float tensor [embedding_dim], or an initializer:
+            what it would start with by that one.
+        policy: how ids come and go.
+        feature_policies: what some of its features do otherwise.
+        dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; how rows are
+            rounded is the optimizer's ``stochastic_rounding``.
+        shard: the columns of a wider table that it has; None: it is a table of its own.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or a contradiction.
+    """
+
+    name: str
+    embedding_dim: int
+    feature_names: Sequence[str] = ()
+    initializer: Initializer = field(default_factory=Normal)
+    padding_idx: int | None = None
+    eval_default: EvalDefault = "initial"
+    policy: Policy = field(default_factory=Policy)
+    feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    shard: ColumnShard | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"TableConfig: name is {described(self.name)}, expected str")
+        if not self.name:
+            raise ValueError("TableConfig: name is empty, expected a name for the table")
+        if isinstance(self.embedding_dim, bool) or not isinstance(self.embedding_dim, int):
+            raise TypeError(
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim!r}, expected int"
+            )
+        if self.embedding_dim <= 0:
+            raise ValueError(
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
+                "least 1"
+            )
+        if self.embedding_dim > _LARGEST_DIM:
+            raise ValueError(
+                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
+                f"most {_LARGEST_DIM}: kernels hold a few rows at once in scratch memory"
+            )
+        if not isinstance(self.initializer, Initializer):
+            raise TypeError(
+                f"TableConfig {self.name!r}: initializer is {self.initializer!r}, expected one of "
+                "torch_dynemb's initializers, such as Uniform(-0.01, 0.01)"
+            )
+        if self.dtype not in ROW_DTYPES:
+            raise TypeError(
+                f"TableConfig {self.name!r}: dtype is {self.dtype}, expected one of "
+                f"{list(ROW_DTYPES)}: rows of other types cannot be trained"
+            )
+        if not isinstance(self.policy, Policy):
+            raise TypeError(
+                f"TableConfig {self.name!r}: policy is {self.policy!r}, expected "
+                "torch_dynemb.Policy(...)"
+            )
+        check_default(f"TableConfig {self.name!r}: eval_default", self.eval_default)
+        for name, value in (
+            ("eval_default", self.eval_default),
+            ("policy.refused", self.policy.refused),
+        ):
+            if isinstance(value, Tensor) and tuple(value.shape) != (self.embedding_dim,):
+                raise ValueError(
+                    f"TableConfig {self.name!r}: {name} has shape {tuple(value.shape)}, expected "
+                    f"({self.embedding_dim},)"
+                )
+        named = not isinstance(self.eval_default, Tensor | Initializer)
+        if named and self.eval_default not in (
+            "initial",
+            "zeros",
+        ):
+            raise ValueError(
+                f"TableConfig {self.name!r}: eval_default is {self.eval_default!r}, expected "
+                "'initial', 'zeros' or values: a tensor or an initializer"
+            )
+        if self.padding_idx is not None:
+            padding = integer(f"TableConfig {self.name!r}: padding_idx", self.padding_idx)
+            object.__setattr__(self, "padding_idx", padding)
+        if self.shard is not None and not isinstance(self.shard, ColumnShard):
+            raise TypeError(
+                f"TableConfig {self.name!r}: shard is {described(self.shard)}, expected a "
+                "ColumnShard"
+            )
+        if self.shard is not None:
+            _, dim, first = self.shard
+            if first % 4 != 0 or not 0 <= first <= dim - self.embedding_dim:
+                raise ValueError(
+                    f"TableConfig {self.name!r}: shard is {self.shard}, expected first_column to "
+                    f"be a multiple of 4 from 0 to {dim - self.embedding_dim}"
+                )
+        given = self.feature_names
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(
+                f"TableConfig {self.name!r}: feature_names is {described(given)}, expected a list "
+                "of names"
+            )
+        names = tuple(given) or (self.name,)
+        for i, feature in enumerate(names):
+            text(f"TableConfig {self.name!r}: feature_names[{i}]", feature)
+        object.__setattr__(self, "feature_names", names)
+        check_feature_policies(
+            f"TableConfig {self.name!r}", self.policy, names, self.feature_policies
+        )
+
+    @property
+    def slab(self) -> SlabConfig:
+        """Which rows of its group the table's lie with."""
+        return SlabConfig(self.embedding_dim, self.dtype)
+
+    def description(self) -> dict[str, Any]:
+        """What identifies the table in a checkpoint."""
+        return {
+            "name": self.name,
+            "embedding_dim": self.embedding_dim,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+def check_tables(owner: str, tables: object) -> tuple[TableConfig, ...]:
+    """The configs of tables, at least one.
+
+    Raises:
+        TypeError: it is no sequence of them.
+        ValueError: it is empty.
+    """
+    if isinstance(tables, str) or not isinstance(tables, Iterable):
+        raise TypeError(
+            f"{owner}: tables is {described(tables)}, expected a list of torch_dynemb.TableConfig"
+        )
+    configs = tuple(tables)
+    if not configs:
+        raise ValueError(f"{owner}: tables is empty, expected at least one table")
+    for i, table in enumerate(configs):
+        if not isinstance(table, TableConfig):
+            raise TypeError(
+                f"{owner}: tables[{i}] is {described(table)}, expected a torch_dynemb.TableConfig"
+            )
+    return configs
+
+
+__all__ = [
+    "ROW_DTYPES",
+    "ColumnShard",
+    "EvalDefault",
+    "SlabConfig",
+    "TableConfig",
+    "check_tables",
+]

@@ -1,0 +1,237 @@
+"""The content of one table, apart from where its rows lie: what moves between groups and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Meta, PolicyColumn, RowClock, Table
+from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.policy.layout import score_words_of
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.group import TableGroup, handle_rows
+from torch_dynemb.table.group_parts import exported
+
+_BATCH = 1 << 20
+_LOOKUPS = [Table.FOUND, Table.MISSED, Table.REJECTED, Table.NOT_ADMITTED, Table.DEFAULT_SERVED]
+
+
+class TableContent(NamedTuple):
+    """Ids of a table with everything that is kept of them.
+
+    Attributes:
+        ids: int64 [n], ascending.
+        rows: [n, dim], of the dtype of the table.
+        state: optimizer state by name: [n, columns]; empty: fresh.
+        scores: int64 [n, words], in the order of :func:`score_names` where it was read.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    state: dict[str, Tensor]
+    scores: Tensor
+
+
+class CountedIds(NamedTuple):
+    """Ids that have no row, and how often they have been seen: too seldom, or there was no room.
+
+    Attributes:
+        ids: int64 [n], ascending.
+        counts: int64 [n].
+    """
+
+    ids: Tensor
+    counts: Tensor
+
+
+def score_names(group: TableGroup, table: int) -> tuple[str, ...]:
+    """What a table keeps of its ids: its own scores, not those of other tables of the group."""
+    return score_words_of([group.tables_config[table]], group.memory_budget is not None)
+
+
+def _sorted_entries(group: TableGroup, table: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids of an index table, ascending, with their handles and score words."""
+    batches = list(exported(group, table, _BATCH))
+    if not batches:
+        none = torch.empty(0, dtype=torch.int64, device=group.device)
+        return none, none, none.reshape(0, max(1, len(group.layout.score_words)))
+    ids = torch.cat([batch.ids for batch in batches])
+    order = torch.argsort(ids)
+    handles = torch.cat([batch.handles for batch in batches])
+    scores = torch.cat([batch.scores for batch in batches])
+    return ids[order], handles[order], scores[order]
+
+
+def _state_tensors(group: TableGroup, table: int) -> dict[str, Tensor]:
+    slab, slabs = int(group.meta[table, Meta.SLAB]), len(group.slab_configs)
+    config = group.optimizer_config
+    state = () if config is None else config.state
+    return {tensor.name: group.state[k * slabs + slab] for k, tensor in enumerate(state)}
+
+
+def read_content(group: TableGroup, table: int) -> TableContent:
+    """A copy of a table's content; :meth:`TableGroup.materialize` must have been called."""
+    ids, handles, words = _sorted_entries(group, table)
+    numbers = handle_rows(handles)
+    slab = int(group.meta[table, Meta.SLAB])
+    state = {
+        name: tensor[numbers] if tensor.dim() == 2 else tensor[numbers][:, None]
+        for name, tensor in _state_tensors(group, table).items()
+    }
+    names = score_names(group, table)
+    kept = [group.layout.score_words.index(name) for name in names]
+    return TableContent(ids, group.weights[slab][numbers], state, words[:, kept])
+
+
+def read_counts(group: TableGroup, table: int) -> CountedIds | None:
+    """Ids that wait for admission; None: the table does not count them by id."""
+    counters = group.layout.counters[table]
+    if counters is None:
+        return None
+    ids, counts, _ = _sorted_entries(group, counters)
+    return CountedIds(ids, counts + 1)  # stored as handles are, where 0 is an empty slot
+
+
+def clear(group: TableGroup, table: int) -> None:
+    """Removes all ids of a table, and those that wait for admission."""
+    group.clear(table)
+    if isinstance(group.tables_config[table].policy.admission, AdmitFrequent | AdmitFrequentSketch):
+        group.reset_counts(table)
+
+
+def write_content(
+    group: TableGroup,
+    table: int,
+    content: TableContent,
+    counted: CountedIds | None,
+    names: Sequence[str],
+) -> None:
+    """Replaces the content of a table, while signals wait; see :func:`read_content` for shapes.
+
+    Args:
+        names: of the columns of ``content.scores``; those that the table does not keep are left
+            out, those that it keeps and that are not there are those of new ids.
+
+    Raises:
+        RuntimeError: the table is full, or memory is short; it is empty then.
+    """
+    with held_back():
+        try:
+            _replace(group, table, content, counted, names)
+        except BaseException:
+            clear(group, table)
+            raise
+
+
+def _replace(
+    group: TableGroup,
+    table: int,
+    content: TableContent,
+    counted: CountedIds | None,
+    names: Sequence[str],
+) -> None:
+    clear(group, table)
+    group.reserve(table, content.ids.numel())
+    if counted is not None and counted.ids.numel() > 0:
+        _write_counts(group, table, counted)
+    if content.ids.numel() == 0:
+        return
+    group.insert_or_assign(table, content.ids, content.rows)
+    flat, offsets, features = group._one_table(table, content.ids)
+    handles = group.find(flat, offsets, features).handles
+    if bool((handles < 0).any()):
+        raise RuntimeError(
+            f"table {group.names[table]!r} has no room for {content.ids.numel()} ids: give it a "
+            "larger capacity"
+        )
+    numbers = handle_rows(handles)
+    tensors = _state_tensors(group, table)
+    for name, values in content.state.items():
+        tensor = tensors[name]
+        tensor[numbers] = values.reshape(numbers.shape[0], *tensor.shape[1:])
+    for column, name in enumerate(names):
+        if name not in score_names(group, table):
+            continue
+        ops.set_scores_(
+            group.buckets,
+            group.scores,
+            group.tables,
+            group.meta,
+            flat,
+            offsets,
+            features,
+            content.scores[:, column].contiguous(),
+            word=group.layout.score_words.index(name),
+        )
+
+
+def _write_counts(group: TableGroup, table: int, counted: CountedIds) -> None:
+    """Counts ids that have no row, also those that wait for room only."""
+    counters = group.layout.counters[table]
+    assert counters is not None
+    policy = group.policy.clone()
+    policy[table, PolicyColumn.THRESHOLD] = 1 << 62  # beyond any count
+    offsets = torch.tensor([0, counted.ids.numel()], device=group.device)
+    before = group.tables[table, _LOOKUPS]
+    ops.find_or_insert_(
+        group.buckets,
+        group.scores,
+        group.tables,
+        group.slabs,
+        group.free_rows,
+        group.sketch,
+        group.evicted,
+        group.meta,
+        policy,
+        group.clock,
+        counted.ids,
+        offsets,
+        None,
+        [table],
+        [table],
+    )
+    group.tables[table, _LOOKUPS] = before  # nobody has looked anything up
+    # stored as handles are, where 0 is an empty slot
+    ops.set_handles_(
+        group.buckets,
+        group.tables,
+        group.meta,
+        counted.ids,
+        offsets,
+        [counters],
+        counted.counts - 1,
+    )
+
+
+def optimizer_steps(group: TableGroup, table: int) -> int:
+    """Updates that a table's optimizer has made."""
+    return int(group.row_clock[table])
+
+
+def set_optimizer_steps(group: TableGroup, table: int, steps: int) -> None:
+    """Goes on counting updates from here."""
+    group.row_clock[table] = steps
+
+
+def begin_step(group: TableGroup) -> None:
+    """After rows were replaced: a backward of an older forward raises, and none is forgotten."""
+    tables = len(group.tables_config)
+    group.row_clock[tables + RowClock.UPDATES] += 1
+    group.row_clock[tables + RowClock.SINCE_STEP] = 0
+
+
+__all__ = [
+    "CountedIds",
+    "TableContent",
+    "begin_step",
+    "optimizer_steps",
+    "read_content",
+    "read_counts",
+    "score_names",
+    "set_optimizer_steps",
+    "write_content",
+]

@@ -1,0 +1,333 @@
+"""Whether the state of a table group is complete and sound: what loads must train and save again.
+
+A state may come from anywhere. Whatever kernels take on trust, because only they write it, is
+looked at here: addresses, counts that are added to, words in which eviction keeps its claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    CLOCK_HEAD,
+    COMMIT_STEP_BYTES,
+    GENERATION_BITS,
+    MAX_COUNT,
+    MAX_LOAD_PERCENT,
+    MIN_BUCKETS,
+    STEP_AGES,
+    Clock,
+    Meta,
+    Slab,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from torch_dynemb.table.group import TableGroup
+
+_GENERATION_MASK = (1 << GENERATION_BITS) - 1
+
+
+# -- content -------------------------------------------------------------------------------------
+
+
+def check_content(group: TableGroup, entries: Mapping[str, Tensor]) -> None:
+    """Raises ValueError unless the entries of a group's state go together.
+
+    Args:
+        entries: all, as :func:`torch_dynemb.table.state_entries.plain_entries` gives them.
+    """
+    _check_counts("clock", entries["clock"][:CLOCK_HEAD])  # behind it are custom scores: any number
+    _check_counts("row_clock", entries["row_clock"])
+    _check_counts("sketch", entries["sketch"])
+    counters = [f"counts of {group.names[t]}" for t in group.layout.counter_tables]
+    _check_columns("tables", entries["tables"], Table, [*group.names, *counters])
+    _check_columns("slabs", entries["slabs"], Slab, [slab.name for slab in group.slab_configs])
+    rows: list[list[Tensor]] = [[] for _ in group.slab_configs]
+    for t, table in enumerate(group.tables_config):
+        rows[group.slab_of(t)].append(_check_index(group, entries, t, f"{table.name}.buckets"))
+        number = group.layout.counters[t]
+        if number is not None:
+            _check_counters(group, entries, number, f"{table.name}.counts")
+    for s in range(len(group.slab_configs)):
+        _check_rows(group, entries, s, rows[s])
+
+
+def _check_counts(name: str, counts: Tensor) -> None:
+    """0 to 2^62: far from overflow, whatever is added."""
+    if counts.numel() == 0:
+        return
+    if _least(counts) < 0:
+        raise ValueError(
+            f"state entry {name!r} is corrupted: a count is negative: {_least(counts)}"
+        )
+    if _most(counts) > MAX_COUNT:  # as numbers of Python: int32 cannot be compared with it
+        raise ValueError(
+            f"state entry {name!r} is corrupted: a count is above 2^62: {_most(counts)}"
+        )
+
+
+def _least(values: Tensor) -> int:
+    return int(values.min())
+
+
+def _most(values: Tensor) -> int:
+    return int(values.max())
+
+
+def _check_columns(
+    name: str, rows: Tensor, columns: Iterable[IntEnum], owners: Iterable[str]
+) -> None:
+    """Counts in the columns that mean something, 0 in the others."""
+    meant = {column.value: column.name for column in columns}
+    for owner, row in zip(owners, rows.tolist(), strict=True):
+        for number, value in enumerate(row):
+            most = MAX_COUNT if number in meant else 0
+            if not 0 <= value <= most:
+                column = meant.get(number, f"column {number}")
+                raise ValueError(
+                    f"state entry {name!r} is corrupted: {column} of {owner!r} is {value}, "
+                    f"expected {f'0 to {most}' if most else 0}"
+                )
+
+
+def _index_damage(entry: str, what: str) -> ValueError:
+    table = entry.rpartition(".")[0]
+    return ValueError(
+        f"state of table {table!r} is corrupted: its index is damaged: entry {entry!r} {what}"
+    )
+
+
+def _check_index(group: TableGroup, entries: Mapping[str, Tensor], t: int, entry: str) -> Tensor:
+    """Handles of a table's ids, int64 [n], if every id is found where the state says."""
+    keys, stored = _slots(group, entries, t, entry)
+    occupied = stored > 0
+    if group.layout.score_words:
+        _check_scores(group, entries, f"{entry.rpartition('.')[0]}.scores", occupied)
+    return _check_found(group, entries, t, entry, keys[occupied], stored[occupied])
+
+
+def _check_counters(group: TableGroup, entries: Mapping[str, Tensor], t: int, entry: str) -> None:
+    """The same of an index whose stored words are counts, not handles."""
+    keys, stored = _slots(group, entries, t, entry)
+    ids, counts = keys[stored > 0], stored[stored > 0]
+    _check_found(group, entries, t, entry, ids, counts)
+    _check_counts(entry, counts)
+    if ids.unique().numel() != ids.numel():  # of rows, their handles would tell
+        raise _index_damage(entry, "counts an id twice")
+
+
+def _slots(
+    group: TableGroup, entries: Mapping[str, Tensor], t: int, entry: str
+) -> tuple[Tensor, Tensor]:
+    """Keys and stored words, int64 [buckets, 4], if they are as many as the state says."""
+    buckets, row = entries[entry], entries["tables"][t].tolist()
+    count, slots = row[Table.BUCKET_COUNT], row[Table.BUCKET_COUNT] * BUCKET_WIDTH
+    if count < MIN_BUCKETS or buckets.shape[0] != count:
+        raise _index_damage(
+            entry,
+            f"has {buckets.shape[0]} buckets and 'tables' says {count}, expected as many, and at "
+            f"least {MIN_BUCKETS}",
+        )
+    region = int(group.meta[t, Meta.REGION_BUCKETS])
+    if count > region:
+        raise ValueError(
+            f"table {entry.rpartition('.')[0]!r} of the state has {count} buckets in {entry!r}, "
+            f"more than the {region} that this module reserves: construct it with a larger "
+            "capacity or max_rows"
+        )
+    keys, stored = buckets[:, :BUCKET_WIDTH], buckets[:, BUCKET_WIDTH:]
+    ids = int((stored > 0).sum())
+    tombstones = int(((stored == 0) & (keys != 0)).sum())
+    if bool((stored < 0).any()):
+        raise _index_damage(entry, f"has the stored word {_least(stored)}, expected 0 or more")
+    if (ids, tombstones) != (row[Table.SIZE], row[Table.TOMBSTONES]):
+        raise _index_damage(
+            entry,
+            f"has {ids} ids and {tombstones} tombstones, but 'tables' says {row[Table.SIZE]} and "
+            f"{row[Table.TOMBSTONES]}",
+        )
+    if ids > slots * MAX_LOAD_PERCENT // 100:  # else probes find no end, and growth no place
+        raise _index_damage(
+            entry, f"has {ids} ids in {slots} slots, expected at most {MAX_LOAD_PERCENT} %"
+        )
+    return keys, stored
+
+
+def _check_found(
+    group: TableGroup,
+    entries: Mapping[str, Tensor],
+    t: int,
+    entry: str,
+    ids: Tensor,
+    stored: Tensor,
+) -> Tensor:
+    """The handles, if a lookup of the ids finds them."""
+    meta = group.meta[t : t + 1].cpu().clone()
+    meta[0, Meta.SEED] = entries["seeds"][t]
+    meta[0, Meta.REGION_BEGIN] = 0
+    meta[0, Meta.REGION_BUCKETS] = entries[entry].shape[0]
+    if bool(meta[0, Meta.HAS_PADDING]) and bool((ids == meta[0, Meta.PADDING_ID]).any()):
+        raise ValueError(
+            f"table {entry.rpartition('.')[0]!r} of the state has a row for id "
+            f"{int(meta[0, Meta.PADDING_ID])}, which is the padding id of this module: construct "
+            "it with the padding_idx it was saved with"
+        )
+    offsets = torch.tensor([0, ids.numel()], device=ids.device)
+    table = entries["tables"][t : t + 1].contiguous()
+    handles = stored - 1
+    if not torch.equal(ops.find(entries[entry], table, meta, ids, offsets, [0]).handles, handles):
+        raise _index_damage(entry, "has ids where no lookup finds them")
+    return handles
+
+
+def _check_scores(
+    group: TableGroup, entries: Mapping[str, Tensor], entry: str, occupied: Tensor
+) -> None:
+    """The words of the ids by what they mean; times and custom scores may be any numbers."""
+    scores = entries[entry]
+    if scores.shape[0] != occupied.shape[0]:
+        raise _index_damage(
+            entry, f"has scores of {scores.shape[0]} buckets, expected {occupied.shape[0]}"
+        )
+    now = int(entries["clock"][Clock.STEP])
+    steps = scores[:, :BUCKET_WIDTH]
+    if bool((steps[~occupied] != 0).any()):
+        raise _index_damage(entry, "has a step where no id is, expected 0")
+    steps = steps[occupied]  # set_score may have set steps to come; an eviction's claim is negative
+    if bool((steps < 0).any()) or bool((steps <= now - STEP_AGES).any()):
+        raise _index_damage(
+            entry,
+            f"has step {_least(steps)}, expected 0 or more, and less than 2^32 before {now}, where "
+            "'clock' is",
+        )
+    if "frequency" in group.layout.score_words:
+        first = group.layout.word("frequency") * BUCKET_WIDTH
+        counts = scores[:, first : first + BUCKET_WIDTH][occupied]
+        if counts.numel() > 0 and not 0 <= _least(counts) <= _most(counts) <= MAX_COUNT:
+            wrong = _least(counts) if _least(counts) < 0 else _most(counts)
+            raise _index_damage(entry, f"has frequency {wrong}, expected 0 to {MAX_COUNT}")
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def _check_rows(
+    group: TableGroup, entries: Mapping[str, Tensor], s: int, handles: list[Tensor]
+) -> None:
+    """Every row up to the first unused one belongs to one id or to the free list."""
+    prefix = group.slab_configs[s].name
+
+    def damage(entry: str, what: str) -> ValueError:
+        return ValueError(
+            f"state of the rows {prefix!r} is corrupted: their owners do not match: entry "
+            f"{entry!r} {what}"
+        )
+
+    slab = entries["slabs"][s].tolist()
+    used, free = slab[Slab.NEXT_ROW], entries[f"{prefix}.free_rows"]
+    config = group.optimizer_config
+    state = () if config is None else config.state
+    for name in ("weights", "generations", *(tensor.name for tensor in state)):
+        rows_given = entries[f"{prefix}.{name}"].shape[0]
+        if rows_given != used:
+            raise damage(f"{prefix}.{name}", f"has {rows_given} rows, but 'slabs' says {used}")
+    if free.shape[0] != slab[Slab.FREE_COUNT]:
+        raise damage(
+            f"{prefix}.free_rows",
+            f"has {free.shape[0]} rows, but 'slabs' says {slab[Slab.FREE_COUNT]}",
+        )
+    if used > group.weights[s].shape[0]:
+        raise ValueError(
+            f"the state has {used} rows {prefix!r}, more than the {group.weights[s].shape[0]} "
+            "that this module reserves: construct it with a larger max_rows, capacity or budget"
+        )
+    _check_slab(group, s, slab)
+    for tensor in state:
+        if tensor.dtype == torch.int32:
+            _check_counts(f"{prefix}.{tensor.name}", entries[f"{prefix}.{tensor.name}"])
+    owned = torch.cat(handles)
+    both = torch.cat([owned, free])
+    rows = both >> GENERATION_BITS
+    if rows.numel() != used:
+        raise damage(
+            f"{prefix}.free_rows",
+            f"and the ids have {free.numel()} and {owned.numel()} rows, but 'slabs' says {used}",
+        )
+    if used > 0 and not 0 <= _least(rows) <= _most(rows) < used:
+        wrong = _least(rows) if _least(rows) < 0 else _most(rows)
+        raise damage(f"{prefix}.free_rows", f"or an id has row {wrong}, expected 0 to {used - 1}")
+    owned_once = torch.zeros(used, dtype=torch.bool)
+    if not bool(owned_once.index_fill_(0, rows, True).all()):
+        raise damage(f"{prefix}.free_rows", "or an id has a row that another one has")
+    entry = f"{prefix}.generations"
+    _check_generations(entry, entries[entry], rows, both, owned.numel(), damage)
+
+
+def _check_slab(group: TableGroup, s: int, slab: list[int]) -> None:
+    """Rows whose memory has been checked, and the generation of rows given out next."""
+    config = group.slab_configs[s]
+    used, committed = slab[Slab.NEXT_ROW], slab[Slab.COMMITTED_ROWS]
+    # by the smallest rows: set_optimizer makes rows larger and leaves this as it was
+    most = used + COMMIT_STEP_BYTES // (config.dim * config.dtype.itemsize)
+    if committed > most:
+        raise ValueError(
+            f"state entry 'slabs' is corrupted: COMMITTED_ROWS of {config.name!r} is {committed}, "
+            f"expected at most {most}"
+        )
+    generation = slab[Slab.GENERATION]
+    if generation > _GENERATION_MASK:
+        raise ValueError(
+            f"state entry 'slabs' is corrupted: GENERATION of {config.name!r} is {generation}, "
+            f"expected at most {_GENERATION_MASK}"
+        )
+    # rows that compact() has given back here remember theirs, and only half of the others are newer
+    own = int(group.slabs[s, Slab.GENERATION])
+    if own > 0 and generation - own > _GENERATION_MASK >> 1:
+        raise ValueError(
+            f"state entry 'slabs' has GENERATION {generation} of {config.name!r}, too far from "
+            f"this module's {own}: load it into a new module"
+        )
+
+
+def _check_generations(
+    entry: str,
+    stored: Tensor,
+    rows: Tensor,
+    handles: Tensor,
+    owned: int,
+    damage: Callable[[str, str], ValueError],
+) -> None:
+    """Rows are live where an id has them, and older than their next owner where none has.
+
+    Args:
+        entry: its name.
+        stored: int32 [rows].
+        rows, handles: int64 [rows], first those of ids.
+        owned: how many ids there are.
+    """
+    generations = stored[rows].to(torch.int64)
+    given = handles & _GENERATION_MASK
+    if generations.numel() == 0:
+        return
+    if not 0 <= _least(generations) <= _most(generations) <= _GENERATION_MASK:
+        raise damage(entry, f"has generations beyond 0 to {_GENERATION_MASK}")
+    if _least(given) == 0:  # which means that nobody has written the row yet
+        raise damage(entry, "is of rows with a handle of generation 0, expected 1 or more")
+    if not torch.equal(generations[:owned], given[:owned]):
+        raise damage(entry, "says that the row of an id is another one's")
+    # counted with wrap-around
+    generations, given = generations[owned:], given[owned:]
+    ahead = (given - generations) & _GENERATION_MASK
+    if not bool(((generations == 0) | ((ahead > 0) & (ahead <= _GENERATION_MASK >> 1))).all()):
+        raise damage(entry, "says that a free row is newer than its next owner")
+
+
+__all__ = ["check_content"]

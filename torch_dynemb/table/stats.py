@@ -1,0 +1,143 @@
+"""What tables hold, and what has happened to them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, RowClock, Table
+from torch_dynemb.table.group_parts import GroupParts
+
+
+class ScalarWriter(Protocol):
+    """What ``torch.utils.tensorboard.SummaryWriter`` and others have."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Logs one number."""
+
+
+@dataclass(frozen=True)
+class TableStats:
+    """What a table holds and what has happened to it.
+
+    Attributes:
+        size: ids.
+        capacity: ids that it may hold; 0: as many as memory.
+        slots: places for ids in the index, used or not.
+        load: size / slots; the index grows beyond 0.7.
+        inserted: ids that have ever got a row.
+        found: ids of training lookups that had a row, every occurrence counted; without policies,
+            activation checkpointing's second lookup counts, too.
+        missed: those that had none, but for padding.
+        evicted: ids that had to go for others.
+        rejected: new ids, once per lookup, for which there was no room.
+        not_admitted: new ids, once per lookup, that were not admitted.
+        default_served: ids of training lookups that were looked up without a row, every occurrence
+            counted.
+        stale: gradients dropped because their row had been given to another id; of the whole group.
+        removed: ids that have been erased or removed.
+        growths: rehashes of the index.
+        tombstones: places of removed ids that probes still have to pass.
+        counted: ids without a row whose occurrences are counted exactly.
+        index_bytes: of the table's index, with scores.
+        counter_bytes: of what admission counts.
+        row_bytes: of the rows of its ids, with generations and optimizer state.
+    """
+
+    size: int
+    capacity: int
+    slots: int
+    load: float
+    inserted: int
+    found: int
+    missed: int
+    evicted: int
+    rejected: int
+    not_admitted: int
+    default_served: int
+    stale: int
+    removed: int
+    growths: int
+    tombstones: int
+    counted: int
+    index_bytes: int
+    counter_bytes: int
+    row_bytes: int
+
+    def as_dict(self) -> dict[str, float]:
+        """By name."""
+        return asdict(self)
+
+
+class Statistics(GroupParts):
+    """The part of a table group that counts."""
+
+    _steps: int
+
+    def stats(self, *, wait: bool = False) -> dict[str, TableStats]:
+        """What each table holds and what has happened to it, by name.
+
+        Args:
+            wait: for the device, to count everything until now. Else nothing is waited for; on a
+                GPU the figures are those of the last ``optimizer.step()`` that it has finished,
+                which may be a step or two behind.
+        """
+        counts, row_clock = self.tables, self.row_clock
+        if not wait:
+            counts, row_clock = ops.reported_counts(self.buckets, counts, row_clock)
+        line = 8 * (BUCKET_WORDS + BUCKET_WIDTH * len(self.layout.score_words))
+        rows = counts.tolist()
+        stale = int(row_clock[len(self.tables_config) + RowClock.STALE])
+        sketch = 4 * sum(cells for _, cells, _ in self.layout.sketches)
+        result = {}
+        for t, table in enumerate(self.tables_config):
+            row = rows[t]
+            number = self.layout.counters[t]
+            counters = None if number is None else rows[number]
+            slots = row[Table.BUCKET_COUNT] * BUCKET_WIDTH
+            result[table.name] = TableStats(
+                size=row[Table.SIZE],
+                capacity=self.capacity_bound(t) or 0,
+                slots=slots,
+                load=row[Table.SIZE] / slots,
+                inserted=row[Table.INSERTED],
+                found=row[Table.FOUND],
+                missed=row[Table.MISSED],
+                evicted=row[Table.EVICTED],
+                rejected=row[Table.REJECTED],
+                not_admitted=row[Table.NOT_ADMITTED],
+                default_served=row[Table.DEFAULT_SERVED],
+                stale=stale,
+                removed=row[Table.ERASED],
+                growths=row[Table.GROWTHS],
+                tombstones=row[Table.TOMBSTONES],
+                counted=0 if counters is None else counters[Table.SIZE],
+                index_bytes=line * row[Table.BUCKET_COUNT],
+                counter_bytes=sketch
+                if counters is None
+                else 8 * BUCKET_WORDS * counters[Table.BUCKET_COUNT],
+                row_bytes=self.row_bytes(table.slab) * row[Table.SIZE],
+            )
+        return result
+
+    def log_to(self, writer: ScalarWriter, step: int | None = None) -> None:
+        """Writes :meth:`stats` to a ``torch.utils.tensorboard.SummaryWriter``, as ``table/name``.
+
+        Args:
+            writer: anything with its ``add_scalar``.
+            step: default: the number of ``optimizer.step()`` so far.
+        """
+        if not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(
+                f"log_to: writer is {described(writer)}, expected one with add_scalar, such as "
+                "torch.utils.tensorboard.SummaryWriter"
+            )
+        at = self._steps if step is None else integer("log_to: step", step)
+        for table, values in self.stats().items():
+            for name, value in values.as_dict().items():
+                writer.add_scalar(f"{table}/{name}", value, at)
+
+
+__all__ = ["ScalarWriter", "Statistics", "TableStats"]

@@ -1,0 +1,25 @@
+"""DynamicEmb's options of a table, by its names; :mod:`torch_dynemb.compat.dynamicemb` has all."""
+
+from torch_dynemb.torchrec.dynamicemb.options import (
+    DynamicEmbCheckMode,
+    DynamicEmbInitializerArgs,
+    DynamicEmbInitializerMode,
+    DynamicEmbParameterConstraints,
+    DynamicEmbScoreStrategy,
+    DynamicEmbTableOptions,
+    FrequencyAdmissionStrategy,
+    KVCounter,
+    get_table_value_bytes,
+)
+
+__all__ = [
+    "DynamicEmbCheckMode",
+    "DynamicEmbInitializerArgs",
+    "DynamicEmbInitializerMode",
+    "DynamicEmbParameterConstraints",
+    "DynamicEmbScoreStrategy",
+    "DynamicEmbTableOptions",
+    "FrequencyAdmissionStrategy",
+    "KVCounter",
+    "get_table_value_bytes",
+]

@@ -1,0 +1,404 @@
+"""DynamicEmb's names for the options of a table, translated to ours."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to_dtype
+
+from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.policy.admission import AdmitFrequent
+from torch_dynemb.policy.policy import Default, Policy
+from torch_dynemb.table.config import ROW_DTYPES
+from torch_dynemb.torchrec.dynamicemb.arguments import (
+    DynamicEmbCheckMode,
+    DynamicEmbInitializerArgs,
+    DynamicEmbInitializerMode,
+    DynamicEmbScoreStrategy,
+    FrequencyAdmissionStrategy,
+    KVCounter,
+    default_of,
+    scores_of,
+)
+from torch_dynemb.torchrec.planning.fused_params import optimizer_of
+from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, TableParams
+
+ScoreStrategy = DynamicEmbScoreStrategy | tuple[DynamicEmbScoreStrategy, ...]
+DistType = Literal["continuous", "roundrobin", "hash_roundrobin"]
+
+_BUCKET_CAPACITY = 128
+# Fields that must keep their defaults, and what to do instead.
+_NOT_BUILT = {
+    "max_capacity": "DynamicEmb's planner sets it from num_embeddings: set num_embeddings in the "
+    "table's config",
+    "evict_strategy": "score_strategy says who is evicted: set that",
+    "local_hbm_for_values": "DynamicEmb's planner sets it: leave it out",
+    "device_id": "a table lies on the device of its rank: leave it out",
+    "caching": "rows lie in one memory and are not cached: leave it False, and set num_embeddings "
+    "to what fits, or use more ranks",
+    "external_storage": "rows lie in the memory of their rank only: leave it out",
+    "score_function": "scores are compared as they are: choose a score_strategy, or CUSTOMIZED and "
+    "set the scores",
+    "evicted_item_mode": "record evicted ids with the table group's record_evicted",
+}
+# Fields of another layout of memory: results do not depend on them.
+_OTHER_LAYOUT = {
+    "init_capacity": "memory is taken as ids arrive",
+    "max_load_factor": "the index grows in place by a quarter whenever it is 70 % full",
+    "bucket_capacity": "buckets hold 4 ids, and the least score of 8 of them is evicted",
+    "dist_type": "ids are dealt to ranks by a hash",
+    "admission_counter": "counts are exact and take about 23 bytes for every id without a row; for "
+    "a bound give TableOptions(policy=Policy(admission=AdmitFrequentSketch(...)))",
+}
+_GROUPED = (
+    "training",
+    "caching",
+    "external_storage",
+    "index_type",
+    "dist_type",
+    "score_strategy",
+    "admit_strategy",
+)
+_warned: set[str] = set()
+
+
+def _warn_once(name: str, value: object) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"DynamicEmbTableOptions: {name} is {value!r}, which sizes nothing here: "
+            f"{_OTHER_LAYOUT[name]}",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+@dataclass(eq=False)
+class DynamicEmbTableOptions:
+    """DynamicEmb's options of a table.
+
+    Fields can be set; what is set is checked again when a table is planned. As in DynamicEmb,
+    options are equal, and have one hash, where :meth:`get_grouped_key` is equal.
+
+    ======================== =====================================================================
+    Field                    Here
+    ======================== =====================================================================
+    embedding_dtype, dim     must be those of the table's config
+    initializer_args         TableOptions.initializer
+    eval_initializer_args    TableOptions.eval_default; any, where DynamicEmb takes constants only
+    score_strategy           Policy.score; with NO_EVICTION the table grows beyond num_embeddings.
+                             Of a tuple the first decides who is evicted, or if that is TIMESTAMP
+                             the second; None: as STEP
+    training                 TableOptions.trainable: False inserts nothing, trains nothing
+    safe_check_mode          Policy.check: ``optimizer.step()`` warns or raises
+    admit_strategy           Policy.admission and Policy.refused
+    global_hbm_for_values    0, or at least the bytes of all rows and states: they lie in the memory
+                             of one device; less raises an error
+    index_type               torch.int64
+    init_capacity,           size nothing; a value other than the default is told by a warning, once
+    max_load_factor,         in a process, which says what happens instead
+    bucket_capacity,
+    admission_counter
+    dist_type                ids are dealt by a hash: as hash_roundrobin; continuous is told by a
+                             warning
+    max_capacity, caching,   must keep their defaults, else NotImplementedError says what to do
+    external_storage,
+    local_hbm_for_values,
+    evict_strategy,
+    device_id,
+    score_function,
+    evicted_item_mode
+    ======================== =====================================================================
+
+    The capacity is the config's num_embeddings, as in DynamicEmb, and shards share it equally. An
+    id that finds no place is looked up as zeros in training, or as ``admit_strategy`` says.
+
+    Raises:
+        NotImplementedError: a value of a field that is not built.
+        TypeError, ValueError: a wrong value, or a contradiction.
+
+    Example:
+        >>> from torch_dynemb.torchrec.dynamicemb import DynamicEmbTableOptions
+        >>> from torch_dynemb.torchrec.dynamicemb import DynamicEmbScoreStrategy
+        >>> options = DynamicEmbTableOptions(score_strategy=DynamicEmbScoreStrategy.LFU)
+        >>> policy = options.table_options(num_embeddings=1_000_000, embedding_dim=64).policy
+        >>> policy.score, policy.capacity, policy.on_full
+        ('frequency', 1000000, 'evict')
+    """
+
+    embedding_dtype: torch.dtype | None = None
+    dim: int | None = None
+    max_capacity: int | None = None
+    evict_strategy: Any = None
+    local_hbm_for_values: int = 0
+    device_id: int | None = None
+    training: bool = True
+    initializer_args: DynamicEmbInitializerArgs = field(default_factory=DynamicEmbInitializerArgs)
+    eval_initializer_args: DynamicEmbInitializerArgs = field(
+        default_factory=lambda: DynamicEmbInitializerArgs(DynamicEmbInitializerMode.CONSTANT)
+    )
+    caching: bool = False
+    init_capacity: int | None = None
+    max_load_factor: float = 0.5
+    score_strategy: ScoreStrategy | None = DynamicEmbScoreStrategy.TIMESTAMP
+    bucket_capacity: int = _BUCKET_CAPACITY
+    safe_check_mode: DynamicEmbCheckMode = DynamicEmbCheckMode.IGNORE
+    global_hbm_for_values: int = 0
+    external_storage: Any = None
+    index_type: torch.dtype | None = None
+    dist_type: DistType = "roundrobin"
+    admit_strategy: FrequencyAdmissionStrategy | None = None
+    admission_counter: KVCounter | None = None
+    score_function: Any = None
+    evicted_item_mode: Any = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.score_strategy, tuple) and len(self.score_strategy) == 1:
+            (self.score_strategy,) = self.score_strategy
+        self._check_fields()
+        # whatever can be wrong of the rest is wrong for any table
+        self._options(num_embeddings=1, embedding_dim=1)
+
+    def get_grouped_key(self) -> dict[str, Any]:
+        """The fields by which DynamicEmb groups tables, and compares options."""
+        return {name: getattr(self, name) for name in _GROUPED}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DynamicEmbTableOptions):
+            return NotImplemented
+        return self.get_grouped_key() == other.get_grouped_key()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.get_grouped_key().items()))
+
+    def _check_fields(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name in _NOT_BUILT and value != entry.default:
+                raise NotImplementedError(
+                    f"DynamicEmbTableOptions: {entry.name} is {value!r}, but only "
+                    f"{entry.default!r} is built: {_NOT_BUILT[entry.name]}"
+                )
+        self._check("embedding_dtype", (None, *ROW_DTYPES))
+        self._check("index_type", (None, torch.int64))
+        self._check("dist_type", ("continuous", "roundrobin", "hash_roundrobin"))
+        self._check("safe_check_mode", tuple(DynamicEmbCheckMode))
+        for name, kind in (
+            ("initializer_args", DynamicEmbInitializerArgs),
+            ("eval_initializer_args", DynamicEmbInitializerArgs),
+            ("admit_strategy", FrequencyAdmissionStrategy | None),
+            ("admission_counter", KVCounter | None),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(
+                    f"DynamicEmbTableOptions: {name} is {getattr(self, name)!r}, expected "
+                    f"{getattr(kind, '__name__', kind)}"
+                )
+        if self.admission_counter is not None and self.admit_strategy is None:
+            raise ValueError(
+                f"DynamicEmbTableOptions: admission_counter is {self.admission_counter!r}, but "
+                "there is no admit_strategy that would read it: give one, or leave it out"
+            )
+        if not isinstance(self.training, bool):
+            raise TypeError(
+                f"DynamicEmbTableOptions: training is {self.training!r}, expected True or False"
+            )
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            routed_alike = entry.name == "dist_type" and value != "continuous"
+            if entry.name in _OTHER_LAYOUT and value != entry.default and not routed_alike:
+                _warn_once(entry.name, value)
+
+    def _check(self, name: str, allowed: tuple[Any, ...]) -> None:
+        if getattr(self, name) not in allowed:
+            raise ValueError(
+                f"DynamicEmbTableOptions: {name} is {getattr(self, name)!r}, expected one of "
+                f"{list(allowed)}"
+            )
+
+    def table_options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
+        """The same for a table whose config has these numbers.
+
+        Raises:
+            NotImplementedError, TypeError, ValueError: as the constructor, for what has been set.
+        """
+        self._check_fields()
+        return self._options(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+
+    def _options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
+        kept = scores_of(self.score_strategy)
+        refused: Default = "zeros"
+        admission = None
+        strategy = self.admit_strategy
+        if strategy is not None:
+            strategy.check()
+            admission = AdmitFrequent(strategy.threshold) if strategy.threshold > 1 else None
+            if strategy.initializer_args in (None, self.initializer_args):
+                refused = "initial"
+            else:
+                refused = default_of(strategy.initializer_args, num_embeddings, embedding_dim)
+        return TableOptions(
+            initializer=self.initializer_args.initializer(num_embeddings),
+            policy=Policy(
+                score=kept.score[0] if kept.score and len(kept.score) == 1 else kept.score,
+                capacity=num_embeddings,
+                on_full="evict" if kept.evicts else "grow",
+                admission=admission,
+                refused=refused,
+                check=DynamicEmbCheckMode(self.safe_check_mode).check,
+            ),
+            eval_default=default_of(self.eval_initializer_args, num_embeddings, embedding_dim),
+            trainable=self.training,
+        )
+
+
+class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc]
+    """DynamicEmb's constraints of a table.
+
+    Args:
+        sharding_types: as in TorchRec's ParameterConstraints; any but data_parallel.
+        use_dynamicemb: whether the table is dynamic; if not, ``dynamicemb_options`` say nothing.
+        dynamicemb_options: how it is dynamic.
+        constraints: further ones of TorchRec, such as ``pooling_factors``.
+
+    Raises:
+        ValueError: ``compute_kernels`` or ``key_value_params`` of a dynamic table.
+        TypeError: other options.
+
+    Example:
+        >>> from torch_dynemb.torchrec.dynamicemb import (
+        ...     DynamicEmbParameterConstraints, DynamicEmbTableOptions,
+        ... )
+        >>> constraints = {"users": DynamicEmbParameterConstraints(
+        ...     sharding_types=["row_wise"], use_dynamicemb=True,
+        ...     dynamicemb_options=DynamicEmbTableOptions(),
+        ... )}
+    """
+
+    def __init__(
+        self,
+        sharding_types: list[str] | None = None,
+        *,
+        use_dynamicemb: bool = False,
+        dynamicemb_options: DynamicEmbTableOptions | None = None,
+        **constraints: Any,
+    ) -> None:
+        owner = "DynamicEmbParameterConstraints"
+        options = DynamicEmbTableOptions() if dynamicemb_options is None else dynamicemb_options
+        if not isinstance(options, DynamicEmbTableOptions):
+            raise TypeError(
+                f"{owner}: dynamicemb_options is {options!r}, expected DynamicEmbTableOptions(...);"
+                " TableOptions(...) go into DynamicTableConstraints"
+            )
+        super().__init__(sharding_types=sharding_types, **constraints)
+        self._use_dynamicemb = False
+        self.use_dynamicemb = use_dynamicemb
+        self.dynamicemb_options = options
+
+    @property
+    def use_dynamicemb(self) -> bool:
+        """Whether the table is dynamic; can be set."""
+        return self._use_dynamicemb
+
+    @use_dynamicemb.setter
+    def use_dynamicemb(self, value: bool) -> None:
+        if value == self._use_dynamicemb:
+            return
+        for name in ("compute_kernels", "key_value_params"):
+            given = getattr(self, name)
+            if value and given is not None:
+                raise ValueError(
+                    f"DynamicEmbParameterConstraints: {name} is {given!r}, but the table is "
+                    "dynamic: leave it out"
+                )
+        self.compute_kernels = [DYNAMIC_KERNEL] if value else None
+        # says that the table is dynamic; the enumerator asks how, since it knows the config
+        self.key_value_params = TableParams() if value else None
+        self._use_dynamicemb = bool(value)
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), self.use_dynamicemb, repr(self.dynamicemb_options)))
+
+    def options_of_table(
+        self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig
+    ) -> TableOptions:
+        """The options of the table with this config.
+
+        Raises:
+            TypeError, ValueError: options that are not those of the config, or have been set to
+                something wrong.
+            NotImplementedError: only part of its rows would lie in the memory of the device.
+        """
+        options, name = self.dynamicemb_options, config.name
+        if not isinstance(options, DynamicEmbTableOptions):
+            raise TypeError(
+                f"DynamicEmbParameterConstraints of table {name!r}: dynamicemb_options is "
+                f"{options!r}, expected DynamicEmbTableOptions(...)"
+            )
+        rows, dim = config.num_embeddings, config.embedding_dim
+        # not the parameter's dtype: TorchRec makes it float16 for whatever is not float32
+        dtype = data_type_to_dtype(config.data_type)
+        if options.embedding_dtype not in (None, dtype):
+            raise ValueError(
+                f"DynamicEmbTableOptions of table {name!r}: embedding_dtype is "
+                f"{options.embedding_dtype}, but its config has data_type={config.data_type}: set "
+                "data_type there, such as data_type=DataType.BF16"
+            )
+        if options.dim not in (None, dim):
+            raise ValueError(
+                f"DynamicEmbTableOptions of table {name!r}: dim is {options.dim}, but its config "
+                f"has embedding_dim={dim}: leave dim out"
+            )
+        needed = rows * _values(dim, optimizer) * dtype.itemsize
+        if 0 < options.global_hbm_for_values < needed:
+            raise NotImplementedError(
+                f"DynamicEmbTableOptions of table {name!r}: global_hbm_for_values is "
+                f"{options.global_hbm_for_values}, less than the {needed} bytes of all rows and "
+                "states: they are not split over the memory of device and host: leave it out, and "
+                "set num_embeddings to what fits, or use more ranks"
+            )
+        return options.table_options(num_embeddings=rows, embedding_dim=dim)
+
+
+def _values(dim: int, optimizer: OptimizerConfig) -> int:
+    return dim + sum(tensor.columns(dim) for tensor in optimizer.state)
+
+
+def get_table_value_bytes(
+    embedding_config: BaseEmbeddingConfig,
+    optimizer_type: EmbOptimType,
+    world_size: int,
+    bucket_capacity: int = _BUCKET_CAPACITY,
+) -> int:
+    """Bytes of a table's rows and states, for global_hbm_for_values; rounded up as in DynamicEmb.
+
+    Args:
+        embedding_config: of the table.
+        optimizer_type: of its sharder's fused_params.
+        world_size: ranks, which share num_embeddings equally.
+        bucket_capacity: what the share of a rank is rounded up to a multiple of.
+    """
+    share = math.ceil(embedding_config.num_embeddings / world_size)
+    rows = world_size * math.ceil(share / bucket_capacity) * bucket_capacity
+    optimizer = optimizer_of("get_table_value_bytes", {"optimizer": optimizer_type})
+    values = _values(embedding_config.embedding_dim, optimizer)
+    return int(rows * values * data_type_to_dtype(embedding_config.data_type).itemsize)
+
+
+__all__ = [
+    "DynamicEmbCheckMode",
+    "DynamicEmbInitializerArgs",
+    "DynamicEmbInitializerMode",
+    "DynamicEmbParameterConstraints",
+    "DynamicEmbScoreStrategy",
+    "DynamicEmbTableOptions",
+    "FrequencyAdmissionStrategy",
+    "KVCounter",
+    "get_table_value_bytes",
+]

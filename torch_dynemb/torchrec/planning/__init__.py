@@ -1,0 +1,1 @@
+"""Options of dynamic tables, and plans for models that have some."""

@@ -1,0 +1,315 @@
+"""What planners count for dynamic tables: bytes and time of each shard."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.constants import kernel_bw_lookup
+from torchrec.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    EmbeddingStorageEstimator,
+)
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    Shard,
+    ShardEstimator,
+    ShardingOption,
+    Storage,
+    Topology,
+)
+from torchrec.distributed.planner.utils import get_num_poolings
+from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+
+from torch_dynemb.ops.columns import BUCKET_WORDS, SKETCH_ROWS
+from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.policy.admission import AdmitFrequentSketch
+from torch_dynemb.policy.layout import index_bytes_per_id
+from torch_dynemb.torchrec.planning.fused_params import optimizer_of
+from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, TableParams
+
+Constraints = Mapping[str, ParameterConstraints]
+
+# FBGEMM's optimizer where fused_params name none
+_DEFAULT_OPTIMIZER = EmbOptimType.EXACT_SGD
+# A lookup reads one bucket of the index for each id: a cache line.
+_PROBE_BYTES = 8 * BUCKET_WORDS
+
+
+def planned_optimizer(parameter: Tensor, sharder: ModuleSharder[nn.Module]) -> OptimizerConfig:
+    """The optimizer of a dynamic table, by its state.
+
+    It is that of apply_optimizer_in_backward, else the sharder's ``optimizer``, else the one in the
+    sharder's fused_params.
+
+    Raises:
+        NotImplementedError: dynamic tables have no such optimizer.
+    """
+    own = (getattr(parameter, "_optimizer_kwargs", None) or [{}])[0]
+    kind = (getattr(parameter, "_optimizer_classes", None) or [None])[0]
+    given = getattr(sharder, "optimizer", None)
+    fused_params = getattr(sharder, "fused_params", None) or {}
+    if "optimizer" in own:
+        kind = own["optimizer"]
+    elif kind is not None:
+        kind = optimizer_type_to_emb_opt_type(kind)
+    elif isinstance(given, OptimizerConfig):
+        return given
+    else:
+        kind = fused_params.get("optimizer", _DEFAULT_OPTIMIZER)
+    return optimizer_of("planner", {"optimizer": kind})
+
+
+def is_dynamic_option(option: ShardingOption) -> bool:
+    """Whether a planner considers making a table dynamic."""
+    return bool(option.compute_kernel == DYNAMIC_KERNEL)
+
+
+class PlannedTable(NamedTuple):
+    """A dynamic table that is being planned.
+
+    Attributes:
+        options: how it is dynamic.
+        optimizer: with the state of its rows.
+    """
+
+    options: TableOptions
+    optimizer: OptimizerConfig
+
+
+def set_planned(option: ShardingOption, table: PlannedTable) -> None:
+    """Notes in a dynamic sharding option what its estimates need, and its options for the plan."""
+    option.key_value_params = TableParams(options=table.options)
+    # estimators are shown a snapshot of the sharder, without the optimizers that we added to it
+    option.dynamic_table = table
+
+
+def _planned(option: ShardingOption) -> PlannedTable:
+    table = getattr(option, "dynamic_table", None)
+    if not isinstance(table, PlannedTable):
+        raise ValueError(
+            f"table {option.name!r}: its compute_kernel is {DYNAMIC_KERNEL!r}, but the enumerator "
+            "has not said how it is dynamic: plan with a DynamicEmbeddingEnumerator"
+        )
+    return table
+
+
+def shard_bytes(option: ShardingOption) -> list[int]:
+    """Bytes of rows, optimizer state and index of each shard of a dynamic table that is full.
+
+    A shard holds capacity / parts ids, where parts are the ranks that share its columns. An id
+    takes
+
+    * its columns, 4 bytes for the generation of the row, and its optimizer state;
+    * a slot of 16 bytes (id and handle) in a bucket of four, and 8 bytes for every score that is
+      kept; slots are filled up to 70 %. Every shard of columns has an index of its own.
+
+    Scores are those of the table's own policy: tables of one kernel keep what any of them needs.
+    The index of a table without a bound grows by a quarter at a time and may be that much larger.
+    A sketch of admission counts once for each shard; what AdmitFrequent counts is not foreseen.
+    """
+    options, optimizer = _planned(option)
+    capacity = options.policy.capacity or option.tensor.shape[0]
+    index = index_bytes_per_id(_score_words(options))
+    sketch = 0
+    if isinstance(options.policy.admission, AdmitFrequentSketch):
+        sketch = 4 * SKETCH_ROWS * options.policy.admission.width
+    parts = _parts(option)
+    sizes = []
+    for shard in option.shards:
+        dim = shard.size[1]
+        row = (
+            dim * option.tensor.element_size() + 4 + sum(t.row_bytes(dim) for t in optimizer.state)
+        )
+        ids = -(-capacity // parts[shard.offset[1]])
+        sizes.append(math.ceil(ids * (row + index)) + sketch)
+    return sizes
+
+
+def _parts(option: ShardingOption) -> Counter[int]:
+    """By first column, how many shards share the ids of these columns."""
+    return Counter(shard.offset[1] for shard in option.shards)
+
+
+def _score_words(options: TableOptions) -> int:
+    """Words that are kept of an id; the step comes with any of the others."""
+    kept = set(options.policy.scores) - {"none"}
+    of_features = any(policy.ttl is not None for policy in options.feature_policies.values())
+    if of_features or options.policy.ttl is not None:
+        kept.add("expiry")
+    return len(kept | {"step"}) if kept else 0
+
+
+class _NoRows:
+    """A table's shape without its rows: of it, TorchRec's formula counts the buffers alone."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape = tensor.shape
+        self.dtype: torch.dtype = tensor.dtype
+        self._element_size = tensor.element_size()
+
+    def element_size(self) -> int:
+        return self._element_size
+
+    def numel(self) -> int:
+        return 0
+
+
+def _fused_twin(option: ShardingOption) -> ShardingOption:
+    """A copy as if FBGEMM's fused kernel did it; TorchRec cannot price other kernels."""
+    twin = copy.copy(option)
+    twin.compute_kernel = EmbeddingComputeKernel.FUSED.value
+    # ids are dealt to all ranks, also to those that would have no row of a short static table
+    twin.shards = [
+        Shard(size=[max(shard.size[0], 1), shard.size[1]], offset=shard.offset)
+        for shard in option.shards
+    ]
+    return twin
+
+
+class _Estimator(ShardEstimator):  # type: ignore[misc]
+    """Leaves static tables to TorchRec's estimator."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: Constraints | None,
+        stock: ShardEstimator,
+    ) -> None:
+        self._topology = topology
+        self._constraints = constraints
+        self._stock = stock
+
+    # the name of the second argument differs between versions of TorchRec
+    def estimate(
+        self, sharding_options: Sequence[ShardingOption], *args: Any, **kwargs: Any
+    ) -> None:
+        static = [option for option in sharding_options if not is_dynamic_option(option)]
+        dynamic = [option for option in sharding_options if is_dynamic_option(option)]
+        if static:
+            self._stock.estimate(static, *args, **kwargs)
+        if not dynamic:
+            return
+        twins = [self._twin(option) for option in dynamic]
+        self._stock.estimate(twins, *args, **kwargs)
+        for option, twin in zip(dynamic, twins, strict=True):
+            self._price(option, twin)
+
+    def _twin(self, option: ShardingOption) -> ShardingOption:
+        return _fused_twin(option)
+
+    def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
+        raise NotImplementedError(f"{type(self).__name__} does not define _price()")
+
+
+class DynamicStorageEstimator(_Estimator):
+    """Bytes of each shard: dynamic tables by capacity, others as TorchRec counts them.
+
+    A dynamic shard takes what :func:`shard_bytes` says and the buffers of ids and outputs that
+    TorchRec counts for a static one.
+
+    Args:
+        topology: of the machines.
+        constraints: by table name.
+        stock: prices the static tables; default: TorchRec's EmbeddingStorageEstimator.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: Constraints | None = None,
+        *,
+        stock: ShardEstimator | None = None,
+    ) -> None:
+        super().__init__(
+            topology, constraints, stock or EmbeddingStorageEstimator(topology, constraints)
+        )
+
+    def _twin(self, option: ShardingOption) -> ShardingOption:
+        twin = _fused_twin(option)
+        twin._tensor = _NoRows(option.tensor)
+        return twin
+
+    def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
+        sizes = shard_bytes(option)
+        on_host = self._topology.compute_device == "cpu"
+        for shard, priced, size in zip(option.shards, twin.shards, sizes, strict=True):
+            rows = Storage(hbm=0, ddr=size) if on_host else Storage(hbm=size, ddr=0)
+            shard.storage = priced.storage + rows
+
+
+class DynamicPerfEstimator(_Estimator):
+    """Milliseconds of each shard: TorchRec's, and for dynamic tables the probes of the index.
+
+    A dynamic shard takes what TorchRec says of FBGEMM's fused kernel and, in the forward, 64 bytes
+    of memory for each id of the batch: its bucket, which no cache holds. The backward has handles.
+
+    Args:
+        topology: of the machines.
+        constraints: by table name.
+        stock: prices everything else; default: TorchRec's EmbeddingPerfEstimator.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: Constraints | None = None,
+        *,
+        stock: ShardEstimator | None = None,
+    ) -> None:
+        super().__init__(
+            topology, constraints, stock or EmbeddingPerfEstimator(topology, constraints)
+        )
+
+    def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
+        bandwidth = kernel_bw_lookup(
+            self._topology.compute_device,
+            EmbeddingComputeKernel.FUSED.value,
+            self._topology.hbm_mem_bw,
+            self._topology.ddr_mem_bw,
+            self._topology.hbm_to_ddr_mem_bw,
+        )
+        parts = _parts(option)
+        ids = self._ids(option)
+        for shard, priced in zip(option.shards, twin.shards, strict=True):
+            probes = ids / parts[shard.offset[1]] * _PROBE_BYTES / bandwidth
+            shard.perf = dataclasses.replace(
+                priced.perf, fwd_compute=priced.perf.fwd_compute + probes
+            )
+
+    def _ids(self, option: ShardingOption) -> float:
+        """Ids of a table in the batches of all ranks."""
+        constraints = (self._constraints or {}).get(option.name)
+        sizes = constraints.batch_sizes if constraints is not None else None
+        return float(
+            sum(
+                length * poolings * size
+                for length, poolings, size in zip(
+                    option.input_lengths,
+                    get_num_poolings(self._constraints, option),
+                    sizes or [option.batch_size] * option.num_inputs,
+                    strict=True,
+                )
+            )
+            * self._topology.world_size
+        )
+
+
+__all__ = [
+    "DynamicPerfEstimator",
+    "DynamicStorageEstimator",
+    "PlannedTable",
+    "is_dynamic_option",
+    "planned_optimizer",
+    "set_planned",
+    "shard_bytes",
+]

@@ -1,0 +1,189 @@
+"""What makes a table of a TorchRec collection dynamic, and how a plan carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import KeyValueParams, ParameterSharding
+
+from torch_dynemb.initializers import Initializer
+from torch_dynemb.optim.config import DELAYED_GRADIENTS, SGD, DelayedGradients, OptimizerConfig
+from torch_dynemb.policy.admission import AdmitNone
+from torch_dynemb.policy.policy import FeaturePolicy, Policy
+from torch_dynemb.table.config import EvalDefault
+
+# What a sharding plan calls the kernel of dynamic tables; TorchRec has no registry of kernels.
+DYNAMIC_KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
+# The optimizer of tables that are not trained: no state, and rows stay whatever the gradient is.
+NOT_TRAINED = SGD(lr=0.0, non_finite="skip")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableOptions:
+    """How a table of an EmbeddingBagCollection or EmbeddingCollection is dynamic.
+
+    Name, dim, features and dtype are those of its TorchRec config, whose ``num_embeddings`` bounds
+    nothing: it is what a planner counts where the policy has no capacity.
+
+    Args:
+        initializer: of new rows; default: uniform in the config's ``weight_init_min`` and
+            ``weight_init_max``, which are plus and minus sqrt(1 / num_embeddings) by default.
+        policy: how ids come and go. Its capacity, and the memory of a sketch, are those of the
+            whole table: shards of its ids share them equally.
+        feature_policies: what some features do otherwise.
+        padding_idx: an id that is looked up as zeros, never inserted and never trained.
+        eval_default: what a read gives for an id that is not there.
+        trainable: False: insert nothing, train nothing: rows are those of a loaded state and have
+            no optimizer state; a training lookup gives what a read gives.
+        delayed_gradients: as in :class:`torch_dynemb.optim.OptimizerConfig`; None: what the
+            sharder's ``optimizer`` says. ``"apply"`` is for pipelines that look a batch up before
+            the backward of the one before, such as TorchRec's ``TrainPipelineSemiSync``.
+        split: backward only gathers gradients, and ``step()`` of the model's ``fused_optimizer``
+            applies their sum once: several micro-batches are one batch. ``zero_grad()`` forgets
+            them. See :class:`torch_dynemb.SplitOptimizer`.
+
+    Tables of one module may differ in all of it; what is about updates also decides which of them
+    share a kernel.
+
+    Raises:
+        TypeError: ``initializer``, ``policy``, ``trainable`` or ``split`` is something else.
+        ValueError: ``delayed_gradients`` is none of its values.
+    """
+
+    initializer: Initializer | None = None
+    policy: Policy = field(default_factory=Policy)
+    feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
+    padding_idx: int | None = None
+    eval_default: EvalDefault = "initial"
+    trainable: bool = True
+    delayed_gradients: DelayedGradients | None = None
+    split: bool = False
+
+    def __post_init__(self) -> None:
+        if self.initializer is not None and not isinstance(self.initializer, Initializer):
+            raise TypeError(
+                f"TableOptions: initializer is {self.initializer!r}, expected one of "
+                "torch_dynemb's initializers, such as Uniform(-0.01, 0.01)"
+            )
+        if not isinstance(self.policy, Policy):
+            raise TypeError(
+                f"TableOptions: policy is {self.policy!r}, expected torch_dynemb.Policy(...)"
+            )
+        for name in ("trainable", "split"):
+            given = getattr(self, name)
+            if not isinstance(given, bool):
+                raise TypeError(f"TableOptions: {name} is {given!r}, expected True or False")
+        if self.delayed_gradients not in (None, *DELAYED_GRADIENTS):
+            raise ValueError(
+                f"TableOptions: delayed_gradients is {self.delayed_gradients!r}, expected None or "
+                f"one of {DELAYED_GRADIENTS}"
+            )
+        if not self.trainable:
+            policy = replace(self.policy, admission=AdmitNone(), refused=None)
+            object.__setattr__(self, "policy", policy)
+
+    def optimizer_of(self, optimizer: OptimizerConfig) -> OptimizerConfig:
+        """What updates rows, where ``optimizer`` is that of the trained tables."""
+        if not self.trainable:
+            return NOT_TRAINED
+        if self.delayed_gradients is None:
+            return optimizer
+        return replace(optimizer, delayed_gradients=self.delayed_gradients)
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether ids of the table have timestamps, or expire."""
+        ttls = [self.policy.ttl, *(feature.ttl for feature in self.feature_policies.values())]
+        return "timestamp" in self.policy.scores or any(ttl is not None for ttl in ttls)
+
+
+@dataclass
+class TableParams(KeyValueParams):  # type: ignore[misc]
+    """Carries :class:`TableOptions` from a planner's constraints into its plan.
+
+    Planners copy ``key_value_params`` unseen from the constraints to the plan, which rank 0
+    broadcasts; TorchRec reads it for its own key-value kernels only.
+    """
+
+    options: TableOptions = field(default_factory=TableOptions)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.options))
+
+
+@dataclass
+class DynamicTableConstraints(ParameterConstraints):  # type: ignore[misc]
+    """Planner constraints of a table that is dynamic.
+
+    Args:
+        options: how it is dynamic.
+        sharding_types, min_partition, pooling_factors, ...: as in TorchRec's ParameterConstraints.
+
+    Raises:
+        ValueError: ``compute_kernels`` names another kernel, or ``key_value_params`` is given.
+
+    Example:
+        >>> from torch_dynemb.torchrec import DynamicTableConstraints, TableOptions
+        >>> import torch_dynemb as td
+        >>> options = TableOptions(policy=td.Policy(capacity=1_000_000))
+        >>> constraints = {"users": DynamicTableConstraints(options, sharding_types=["row_wise"])}
+    """
+
+    options: TableOptions | None = None
+
+    def __init__(self, options: TableOptions | None = None, **constraints: object) -> None:
+        kernels = constraints.pop("compute_kernels", None)
+        if kernels not in (None, [DYNAMIC_KERNEL]):
+            raise ValueError(
+                f"DynamicTableConstraints: compute_kernels is {kernels!r}, expected none: the "
+                f"table is dynamic, so its kernel is {DYNAMIC_KERNEL!r}"
+            )
+        if constraints.get("key_value_params") is not None:
+            raise ValueError(
+                "DynamicTableConstraints: key_value_params is for TorchRec's own key-value "
+                "kernels; give options"
+            )
+        if options is not None and not isinstance(options, TableOptions):
+            raise TypeError(
+                f"DynamicTableConstraints: options is {options!r}, expected TableOptions(...)"
+            )
+        self.options = TableOptions() if options is None else options
+        constraints["key_value_params"] = TableParams(options=self.options)
+        constraints["compute_kernels"] = [DYNAMIC_KERNEL]
+        super().__init__(**constraints)
+
+    def __hash__(self) -> int:
+        value: int = super().__hash__()
+        return value
+
+
+def is_dynamic(sharding: ParameterSharding) -> bool:
+    """Whether a plan makes a table dynamic."""
+    return bool(sharding.compute_kernel == DYNAMIC_KERNEL)
+
+
+def planned_options(sharding: ParameterSharding) -> TableOptions | None:
+    """The options that a plan has for a table."""
+    params = sharding.key_value_params
+    return params.options if isinstance(params, TableParams) else None
+
+
+def constrained_options(constraints: ParameterConstraints | None) -> TableOptions | None:
+    """The options in the constraints of a table; None: it is not dynamic."""
+    params = None if constraints is None else constraints.key_value_params
+    return params.options if isinstance(params, TableParams) else None
+
+
+__all__ = [
+    "DYNAMIC_KERNEL",
+    "NOT_TRAINED",
+    "DynamicTableConstraints",
+    "TableOptions",
+    "TableParams",
+    "constrained_options",
+    "is_dynamic",
+    "planned_options",
+]

@@ -1,0 +1,148 @@
+"""What a sharder gives a module, checked before anything is made: by each rank, and by all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+
+from torch_dynemb.distributed.agreement import (
+    Described,
+    Option,
+    check_agreement,
+    comparable,
+    options_of,
+)
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
+
+_KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
+_CONFIG = (
+    "embedding_dim",
+    "num_embeddings",
+    "data_type",
+    "feature_names",
+    "pooling",
+    "weight_init_min",
+    "weight_init_max",
+)
+_SHARDING = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
+
+
+def check_where(owner: str, env: ShardingEnv | None, device: torch.device | None) -> None:
+    """Raises unless a module can be sharded there.
+
+    Raises:
+        RuntimeError: there is no process group.
+        ValueError: the device has no memory.
+    """
+    if env is None or env.process_group is None:
+        raise RuntimeError(
+            f"{owner}: env is {'None' if env is None else 'without a process group'}: call "
+            "torch.distributed.init_process_group, also for one rank, and give "
+            "ShardingEnv.from_process_group(torch.distributed.group.WORLD), or leave env of "
+            "DistributedModelParallel out"
+        )
+    if device is not None and torch.device(device).type == "meta":
+        raise ValueError(
+            f"{owner}: device is 'meta', which has no memory for rows: the module may be on meta, "
+            "but give DistributedModelParallel device=torch.device('cpu') or a CUDA device"
+        )
+
+
+def check_plan(
+    owner: str, tables: Sequence[str], shardings: Mapping[str, ParameterSharding]
+) -> None:
+    """Raises ValueError unless a plan says of every table by which kernel it is sharded."""
+    missing = [name for name in tables if name not in shardings]
+    if missing:
+        raise ValueError(
+            f"{owner}: the plan lacks tables {missing}, it has {list(shardings)}: plan all tables "
+            f"of the module, which are {list(tables)}"
+        )
+    unknown = [name for name in shardings if name not in tables]
+    if unknown:
+        raise ValueError(
+            f"{owner}: the plan has tables {unknown}, but those of the module are {list(tables)}: "
+            "correct or remove these names"
+        )
+    for name in tables:
+        sharding = shardings[name]
+        kernel = sharding.compute_kernel
+        if kernel not in _KERNELS:
+            raise ValueError(
+                f"{owner}: the plan has compute_kernel {kernel!r} for table {name!r}, expected "
+                f"'customized_kernel' for a dynamic table, else one of {_KERNELS}"
+            )
+        if is_dynamic(sharding) and sharding.sharding_spec is None and not _replicated(sharding):
+            raise ValueError(
+                f"{owner}: the plan has no sharding_spec for table {name!r}: make it by a planner, "
+                "or by construct_module_sharding_plan of torchrec.distributed.sharding_plan"
+            )
+
+
+def _replicated(sharding: ParameterSharding) -> bool:
+    return bool(sharding.sharding_type == ShardingType.DATA_PARALLEL.value)
+
+
+def check_ranks_agree(
+    owner: str,
+    module: nn.Module,
+    configs: Sequence[Any],
+    shardings: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | None,
+    *,
+    options: Mapping[str, TableOptions],
+    optimizer: OptimizerConfig | None,
+    fused_params: Mapping[str, Any] | None,
+    flags: Mapping[str, object],
+) -> None:
+    """Raises ValueError on all ranks unless their tables, plans, options and optimizers are equal.
+
+    It comes before each rank judges what it was given: a rank that raised alone would leave the
+    others waiting.
+    """
+    alike: Described = {Option("", name): comparable(value) for name, value in flags.items()}
+    alike[Option("", "tables")] = comparable([config.name for config in configs])
+    in_backward = _in_backward(module)
+    for config in configs:
+        table = config.name
+        for name in _CONFIG:
+            alike[Option(table, name)] = comparable(getattr(config, name, None))
+        sharding = shardings.get(table)
+        for name in _SHARDING:
+            alike[Option(table, name)] = comparable(getattr(sharding, name, None))
+        planned = None if sharding is None else planned_options(sharding)
+        given = {"planned options": planned, "options": options.get(table)}
+        for prefix, of_table in given.items():
+            alike |= options_of(table, prefix, of_table)
+            if of_table is not None:
+                alike |= options_of(table, f"{prefix}.policy", of_table.policy)
+                del alike[Option(table, f"{prefix}.policy")]
+        alike |= options_of(table, "optimizer", optimizer)
+        alike |= options_of(table, "fused_params", fused_params or {})
+        alike[Option(table, "optimizer in backward")] = comparable(in_backward.get(table))
+    # nccl sends what is no tensor from the current device, which need not be that of the tables
+    on_gpu = device is not None and torch.device(device).type == "cuda"
+    with torch.cuda.device(device) if on_gpu else nullcontext():
+        check_agreement(owner, alike, env.process_group)
+
+
+def _in_backward(module: nn.Module) -> dict[str, Any]:
+    """What apply_optimizer_in_backward has noted, by table."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        classes = getattr(parameter, "_optimizer_classes", None)
+        if classes is not None:
+            kwargs = getattr(parameter, "_optimizer_kwargs", None)
+            found[name.split(".")[-2]] = (classes, kwargs)
+    return found
+
+
+__all__ = ["check_plan", "check_ranks_agree", "check_where"]

@@ -1,0 +1,210 @@
+"""What the sharded collections share: which tables of a plan are dynamic, and how."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
+from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
+from torch_dynemb.torchrec.planning.plan_checks import check_plan, check_ranks_agree, check_where
+from torch_dynemb.torchrec.sharding.tables import PLAN, TablePlan
+
+
+@dataclass(frozen=True)
+class ModulePlan:
+    """What a sharder gives the modules that it shards, for their dynamic tables.
+
+    Attributes:
+        options: by table name.
+        optimizer: of all dynamic tables; None: that of their parameter, or of fused_params.
+        seed: of initial values, equal on all ranks.
+        now: seconds to begin with, equal on all ranks.
+        dedup: send every id of a batch once.
+        optimizers: of the dynamic tables by name, when they have been planned.
+    """
+
+    options: Mapping[str, TableOptions]
+    optimizer: OptimizerConfig | None
+    seed: int
+    now: int
+    dedup: bool
+    optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
+
+
+def options_by_table(
+    owner: str,
+    tables: Sequence[str],
+    shardings: Mapping[str, ParameterSharding],
+    given: Mapping[str, TableOptions],
+    sharding_types: Sequence[str],
+) -> dict[str, TableOptions]:
+    """The options of the dynamic tables, from the plan or from the sharder.
+
+    Raises:
+        ValueError: a table has options but is not dynamic in the plan, or the other way round, or
+            is sharded in a way that dynamic tables cannot be.
+    """
+    unplanned = [name for name in given if name in tables and not is_dynamic(shardings[name])]
+    if unplanned:
+        raise ValueError(
+            f"{owner}: options has tables {unplanned}, which the plan makes static: plan them with "
+            "compute_kernel='customized_kernel', for a planner by DynamicTableConstraints"
+        )
+    options = {}
+    for name in tables:
+        sharding = shardings[name]
+        if not is_dynamic(sharding):
+            continue
+        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+            raise ValueError(
+                f"{owner}: table {name!r} is dynamic and data_parallel, which would give every "
+                f"rank its own diverging copy: choose one of {list(sharding_types)}, or leave the "
+                "table static"
+            )
+        if sharding.sharding_type not in sharding_types:
+            raise ValueError(
+                f"{owner}: table {name!r} has sharding_type {sharding.sharding_type!r}, expected "
+                f"one of {list(sharding_types)}"
+            )
+        planned = planned_options(sharding)
+        if planned is not None and name in given:
+            raise ValueError(
+                f"{owner}: table {name!r} has options in the plan and in the sharder's options: "
+                "give them once"
+            )
+        if planned is None and name not in given:
+            raise ValueError(
+                f"{owner}: the plan makes table {name!r} dynamic, but says not how: give its "
+                "constraints to the planner as DynamicTableConstraints(TableOptions(...)), or "
+                f"options={{{name!r}: TableOptions(...)}} to the sharder"
+            )
+        options[name] = given[name] if planned is None else planned
+    return options
+
+
+def module_plan(
+    owner: str,
+    module: Any,
+    configs: list[Any],
+    shardings: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | None,
+    *,
+    sharding_types: list[str],
+    options: Mapping[str, TableOptions],
+    optimizer: OptimizerConfig | None,
+    fused_params: dict[str, Any] | None,
+    use_index_dedup: bool,
+    codecs: Mapping[str, Any] | None,
+) -> ModulePlan:
+    """How the tables of a module are dynamic: what its sharder was given, checked.
+
+    Raises:
+        RuntimeError: there is no process group.
+        ValueError: the device has no memory, the plan is of other tables, ranks were given
+            different things, or a table cannot be sharded so.
+    """
+    check_where(owner, env, device)
+    check_ranks_agree(
+        owner,
+        module,
+        configs,
+        shardings,
+        env,
+        device,
+        options=options,
+        optimizer=optimizer,
+        fused_params=fused_params,
+        flags={
+            "is_weighted": getattr(module, "is_weighted", lambda: False)(),
+            "use_index_dedup": use_index_dedup,
+            "qcomm_codecs_registry": sorted(codecs or {}),
+        },
+    )
+    names = [config.name for config in configs]
+    check_plan(owner, names, shardings)
+    pooled_after = use_index_dedup and owner == "EmbeddingBagCollection"
+    return ModulePlan(
+        options_by_table(
+            f"{owner} with use_index_dedup" if pooled_after else owner,
+            names,
+            shardings,
+            options,
+            sharding_types,
+        ),
+        optimizer,
+        *_shared_start(env.process_group, device),
+        use_index_dedup,
+    )
+
+
+def _shared_start(
+    process_group: dist.ProcessGroup | None, device: torch.device | None
+) -> tuple[int, int]:
+    """``torch.initial_seed()`` of the group's first rank, and what its clock says in seconds."""
+    start = torch.tensor([torch.initial_seed() & ((1 << 63) - 1), int(time.time())], device=device)
+    if process_group is not None and process_group.size() > 1:
+        dist.broadcast(start, src=dist.get_global_rank(process_group, 0), group=process_group)
+    seed, now = start.tolist()
+    return seed, now
+
+
+def plan_dynamic(
+    owner: str,
+    infos: dict[str, list[EmbeddingShardingInfo]],
+    plan: ModulePlan,
+    *,
+    by_dim: bool = False,
+) -> dict[str, list[EmbeddingShardingInfo]]:
+    """Puts dynamic tables into shardings of their own, and their plans into their fused_params.
+
+    A sharding type that has both kinds of tables becomes two shardings, and with ``by_dim`` one for
+    each dim of the dynamic tables.
+    """
+    separated: dict[str, list[EmbeddingShardingInfo]] = {}
+    for sharding_type, of_type in infos.items():
+        static = [info for info in of_type if not is_dynamic(info.param_sharding)]
+        dynamic = [info for info in of_type if is_dynamic(info.param_sharding)]
+        if static:
+            separated[sharding_type] = static
+        dims = sorted({info.embedding_config.embedding_dim for info in dynamic if by_dim})
+        for dim in dims:
+            separated[f"dynamic_{sharding_type}_{dim}"] = [
+                info for info in dynamic if info.embedding_config.embedding_dim == dim
+            ]
+        if dynamic and not by_dim:
+            separated[f"dynamic_{sharding_type}" if static else sharding_type] = dynamic
+        for info in dynamic:
+            info.fused_params = _planned_params(owner, info, plan)
+    return separated
+
+
+def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -> dict[str, Any]:
+    name = info.embedding_config.name
+    given = info.fused_params or {}
+    of_table = f"{owner}: table {name!r}"
+    own = any(kind is not None for kind in getattr(info.param, "_optimizer_classes", []))
+    if plan.optimizer is not None and not own:
+        optimizer = plan.optimizer
+    else:
+        optimizer = optimizer_of(of_table, given)
+    optimizer = plan.options[name].optimizer_of(optimizer)
+    plan.optimizers[name] = optimizer
+    return {
+        "optimizer_config": optimizer,
+        "output_dtype": output_dtype_of(of_table, given),
+        "split": plan.options[name].split,
+        PLAN: TablePlan(plan.options[name], plan.seed, plan.now, plan.dedup),
+    }
+
+
+__all__ = ["ModulePlan", "module_plan", "plan_dynamic"]

@@ -1,0 +1,1 @@
+"""Collections with dynamic tables on several ranks."""

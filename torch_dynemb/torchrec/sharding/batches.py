@@ -1,0 +1,140 @@
+"""Batches as sharded collections take them, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from torch_dynemb.torchrec.sharding.shardings import with_ids
+
+_ID_DTYPES = (torch.int64, torch.int32)
+
+
+class BatchCheck:
+    """Checks the batches of a collection, which TorchRec does for the first one only.
+
+    Numbers of a batch on a GPU are not looked at, since that would wait for it.
+
+    Args:
+        owner: the collection.
+        features: names that its tables look up.
+        weighted: ids have weights.
+    """
+
+    def __init__(self, owner: str, features: Sequence[str], *, weighted: bool) -> None:
+        self._owner = owner
+        self._features = list(dict.fromkeys(features))
+        self._weighted = weighted
+        self._keys: list[str] = []
+
+    def __call__(self, features: object, *, first: bool) -> KeyedJaggedTensor:
+        """The batch as a KeyedJaggedTensor.
+
+        Args:
+            first: TorchRec makes its distribution of features for this batch.
+
+        Raises:
+            KeyError: a feature is missing.
+            TypeError, ValueError: something else, ids or weights of other dtypes, or lengths that
+                do not belong to them.
+        """
+        batch = maybe_td_to_kjt(features, None)
+        if not isinstance(batch, KeyedJaggedTensor):
+            raise TypeError(
+                f"{self._owner}: features is a {type(batch).__name__}, expected a KeyedJaggedTensor"
+            )
+        keys = batch.keys()
+        if first:
+            self._check_names(keys)
+            self._keys = list(keys)
+        elif keys != self._keys:
+            self._check_names(keys)
+            raise ValueError(
+                f"{self._owner}: keys of features are {keys}, but those of the first batch were "
+                f"{self._keys}, by whose positions TorchRec finds features: give all batches the "
+                "same keys in the same order"
+            )
+        ids = batch.values()
+        if ids.dtype not in _ID_DTYPES:
+            if ids.numel() > 0:
+                raise TypeError(
+                    f"{self._owner}: ids of features {keys} have dtype {ids.dtype}, expected int64 "
+                    "or int32"
+                )
+            batch = with_ids(batch, ids.to(torch.int64))  # an empty tensor is float32 by default
+        self._check_weights(batch)
+        self._check_sizes(batch)
+        return batch
+
+    def _check_names(self, keys: list[str]) -> None:
+        missing = [name for name in self._features if name not in keys]
+        if missing:
+            raise KeyError(
+                f"{self._owner}: features lacks {missing}; it has {keys}: every batch has all "
+                "features, those without ids with lengths of 0"
+            )
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"{self._owner}: keys of features are {keys}, expected every key once")
+
+    def _check_weights(self, batch: KeyedJaggedTensor) -> None:
+        weights = batch.weights_or_none()
+        if weights is None:
+            if self._weighted:
+                raise ValueError(
+                    f"{self._owner}: features has no weights, but is_weighted is True: give "
+                    "weights=, one for every id"
+                )
+            return
+        if not weights.is_floating_point():
+            raise TypeError(
+                f"{self._owner}: weights of features have dtype {weights.dtype}, expected float32"
+            )
+        if weights.shape != batch.values().shape:
+            raise ValueError(
+                f"{self._owner}: weights of features have shape {tuple(weights.shape)}, expected "
+                f"that of the ids, {tuple(batch.values().shape)}"
+            )
+
+    def _check_sizes(self, batch: KeyedJaggedTensor) -> None:
+        keys, lengths, ids = batch.keys(), batch.lengths(), batch.values()
+        if batch.variable_stride_per_key():
+            if batch.inverse_indices_or_none() is None:
+                raise ValueError(
+                    f"{self._owner}: features has a batch size per feature, but no "
+                    "inverse_indices, which say which bag each sample has: give both, or one batch "
+                    "size for all features"
+                )
+            bags, expected = sum(batch.stride_per_key()), "the sum of the batch sizes"
+        else:
+            stride = batch.stride()
+            bags, expected = stride * len(keys), f"{len(keys)} features * batch size {stride}"
+        if lengths.numel() != bags:
+            raise ValueError(
+                f"{self._owner}: features has {lengths.numel()} lengths, expected {bags}: "
+                f"{expected}"
+            )
+        if ids.device.type != "cpu" or lengths.device.type != "cpu":
+            return
+        # fbgemm's ops trust lengths: wrong ones have them read and write elsewhere
+        if bags > 0:
+            least, most = (int(length) for length in torch.aminmax(lengths))
+            if least < 0 or most > ids.numel():
+                raise ValueError(
+                    f"{self._owner}: lengths of features {keys} are from {least} to {most}, "
+                    f"expected 0 to {ids.numel()}, the number of ids: offsets must not decrease"
+                )
+        total = int(lengths.sum())
+        offsets = batch.offsets_or_none()
+        begin = 0 if offsets is None or offsets.numel() == 0 else int(offsets[0])
+        if total != ids.numel() or begin != 0:
+            raise ValueError(
+                f"{self._owner}: lengths of features {keys} add up to {total} from position "
+                f"{begin}, but there are {ids.numel()} ids: lengths must add up to their number, "
+                "and offsets go from 0 to it"
+            )
+
+
+__all__ = ["BatchCheck"]

@@ -1,0 +1,274 @@
+"""Sends every id of a batch once: distinct ids go out, rows come back, bags are pooled here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.distributed.embedding_sharding import EmbeddingSharding
+from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
+from torchrec.distributed.types import Awaitable, CommOp, ShardingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torch_dynemb import ops
+from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.torchrec.planning.options import TableOptions
+from torch_dynemb.torchrec.sharding.gloo_exchange import GlooAllToAll
+from torch_dynemb.torchrec.sharding.shardings import (
+    DynamicRwSequenceSharding,
+    DynamicTwSequenceSharding,
+)
+
+
+class DedupGroups(NamedTuple):
+    """Which features of a sharding look up the same ids.
+
+    Attributes:
+        first: the first feature of each group; groups are neighbours.
+        features: number of features.
+        counted: whether a table counts how often ids occur.
+    """
+
+    first: list[int]
+    features: int
+    counted: bool
+
+
+class DistinctFeatures(NamedTuple):
+    """What is sent of a batch.
+
+    Attributes:
+        features: distinct ids of a group as those of its first feature, one bag per feature; their
+            counts as weights, where a table counts.
+        inverse: int64 [N], positions of the ids of the batch in them.
+    """
+
+    features: KeyedJaggedTensor
+    inverse: Tensor
+
+
+def counts_occurrences(options: TableOptions) -> bool:
+    """Whether a table treats an id that occurs twice otherwise than one that occurs once."""
+    policy = options.policy
+    return "frequency" in policy.scores or isinstance(
+        policy.admission, AdmitFrequent | AdmitFrequentSketch
+    )
+
+
+def dedup_groups(
+    sharding: EmbeddingSharding[Any, Any, Any, Any], options: Mapping[str, TableOptions]
+) -> DedupGroups:
+    """Features of one table are a group, unless the table treats them differently."""
+    first: list[int] = []
+    features = 0
+    counted = False
+    for table in sharding.embedding_tables():
+        dynamic = options.get(table.name)
+        names = len(table.feature_names)
+        together = dynamic is None or not dynamic.feature_policies
+        first += [features] if together else range(features, features + names)
+        features += names
+        counted |= dynamic is not None and counts_occurrences(dynamic)
+    return DedupGroups(first, features, counted)
+
+
+def distinct(features: KeyedJaggedTensor, groups: DedupGroups) -> DistinctFeatures:
+    """The distinct ids of a batch, by group."""
+    offsets = features.offsets().to(torch.int64)
+    if features.variable_stride_per_key():
+        ends = torch.tensor([0, *features.stride_per_key()], device=offsets.device).cumsum(0)
+        of_features = offsets[ends]
+    else:
+        stride = features.stride()
+        of_features = offsets[::stride] if stride > 0 else offsets.new_zeros(groups.features + 1)
+    bounds = of_features[torch.tensor([*groups.first, groups.features], device=offsets.device)]
+    unique = ops.unique_ids(features.values().to(torch.int64).contiguous(), bounds)
+    lengths = torch.zeros(groups.features, dtype=torch.int64, device=offsets.device)
+    lengths[torch.tensor(groups.first, device=offsets.device)] = unique.offsets.diff()
+    counts = None
+    if groups.counted:
+        counts = unique.counts.to(torch.float32)
+    sent = KeyedJaggedTensor(
+        keys=features.keys(), values=unique.ids, weights=counts, lengths=lengths, stride=1
+    )
+    return DistinctFeatures(sent, unique.inverse)
+
+
+class DedupContext(SequenceShardingContext):  # type: ignore[misc]
+    """What a batch needs after its rows have come back.
+
+    Attributes:
+        batch: the features as they were.
+        inverse: positions of their ids among those that have been sent.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch: KeyedJaggedTensor | None = None,
+        inverse: Tensor | None = None,
+        **of_torchrec: Any,
+    ) -> None:
+        super().__init__(**of_torchrec)  # of a dataclass in some versions only
+        self.batch = batch
+        self.inverse = inverse
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        super().record_stream(stream)
+        if self.batch is not None:
+            self.batch.record_stream(stream)
+        if self.inverse is not None:
+            self.inverse.record_stream(stream)
+
+
+class DedupInputDist(nn.Module):
+    """Sends the distinct ids of a batch.
+
+    Args:
+        dist: sends ids.
+        groups: of the features.
+    """
+
+    def __init__(self, dist: nn.Module, groups: DedupGroups) -> None:
+        super().__init__()
+        self._ids_dist = dist
+        self._groups = groups
+        self._context: DedupContext | None = None
+
+    @property
+    def _dist(self) -> nn.Module:
+        """The all-to-all itself, whose forward TorchRec's pipelines replace."""
+        dist = self._ids_dist._dist
+        assert isinstance(dist, nn.Module)
+        return dist
+
+    def forward(self, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        sent, inverse = distinct(features, self._groups)
+        awaitable = self._ids_dist(sent)
+        unbucketize = getattr(self._ids_dist, "unbucketize_permute_tensor", None)
+        if unbucketize is not None:
+            # bags are pooled from rows as they come back, in the order of ranks
+            inverse = unbucketize[inverse]
+        self._context = DedupContext(
+            batch_size_per_feature_pre_a2a=features.stride_per_key(),
+            variable_batch_per_feature=False,  # of what is sent
+            features_before_input_dist=sent,
+            batch=features,
+            inverse=inverse,
+        )
+        return awaitable
+
+    def take_context(self) -> DedupContext:
+        """The context of the batch that was sent last."""
+        context, self._context = self._context, None
+        assert context is not None
+        return context
+
+
+class DedupOutputDist(nn.Module):
+    """Gets the rows of the distinct ids back and pools the bags of the batch.
+
+    Args:
+        dist: sends rows back, without features that it would have to put into another order.
+        dim: columns of a row.
+        weighted: sums are weighted; else weights of a batch are left alone.
+    """
+
+    def __init__(self, dist: GlooAllToAll, dim: int, *, weighted: bool) -> None:
+        super().__init__()
+        self._dist = dist
+        self._dim = dim
+        self._weighted = weighted
+
+    def forward(self, rows: Tensor, context: DedupContext) -> Awaitable[Tensor]:
+        awaitable = self._dist(  # numbers of rows: TorchRec would flatten those of features only
+            rows.view(-1, 1),
+            lengths=torch.empty(0, dtype=torch.int64, device=rows.device),
+            input_splits=[self._dim * ids for ids in context.input_splits],
+            output_splits=[self._dim * ids for ids in context.output_splits],
+        )
+        awaitable.callbacks.append(
+            partial(pooled, dim=self._dim, context=context, weighted=self._weighted)
+        )
+        return awaitable
+
+
+def pooled(rows: Tensor, dim: int, context: DedupContext, *, weighted: bool) -> Tensor:
+    """Sums of bags: (B, features * dim), or flat, feature after feature, with several batch sizes.
+
+    Means are divided later, as those of bags that are summed over ranks.
+    """
+    batch, inverse = context.batch, context.inverse
+    assert batch is not None
+    assert inverse is not None
+    rows = rows.view(-1, dim)
+    offsets = batch.offsets().to(torch.int64)
+    weights = batch.weights_or_none() if weighted else None
+    flat = batch.variable_stride_per_key()
+    features = 1 if flat else len(batch.keys())  # flat: bag after bag
+    if weights is None and rows.dtype == torch.float32:
+        sums = ops.pool_rows(rows, inverse, offsets, features=features)
+    else:
+        bags = F.embedding_bag(
+            inverse,
+            rows,
+            offsets,
+            mode="sum",
+            per_sample_weights=None if weights is None else weights.to(rows.dtype),
+            include_last_offset=True,
+        )
+        sums = bags.view(features, -1, dim).transpose(0, 1).reshape(-1, features * dim)
+    return sums.flatten() if flat else sums
+
+
+class _Dedup:
+    """Shardings whose bags are pooled where their batch is."""
+
+    def __init__(self, *arguments: Any, options: Mapping[str, TableOptions], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._groups = dedup_groups(self, options)
+        self.counted = self._groups.counted
+        self.by_rank = True
+
+    def create_input_dist(self, device: torch.device | None = None) -> DedupInputDist:
+        return DedupInputDist(
+            super().create_input_dist(device),  # type: ignore[misc]
+            self._groups,
+        )
+
+    def create_output_dist(self, device: torch.device | None = None) -> DedupOutputDist:
+        tables = self.embedding_tables()  # type: ignore[attr-defined]
+        (dim,) = {table.embedding_dim for table in tables}
+        codecs = (self.qcomm_codecs_registry or {}).get(  # type: ignore[attr-defined]
+            CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
+        )
+        group = self._pg  # type: ignore[attr-defined]
+        weighted = any(table.is_weighted for table in tables)
+        return DedupOutputDist(GlooAllToAll(group, device, codecs), dim, weighted=weighted)
+
+
+class DedupRwSharding(_Dedup, DynamicRwSequenceSharding):
+    """The ids of a table on all ranks."""
+
+
+class DedupTwSharding(_Dedup, DynamicTwSequenceSharding):
+    """Every table on one rank."""
+
+
+DEDUPED: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {
+    ShardingType.ROW_WISE.value: DedupRwSharding,
+    ShardingType.TABLE_WISE.value: DedupTwSharding,
+}
+
+__all__ = [
+    "DEDUPED",
+    "DedupContext",
+    "DedupInputDist",
+    "counts_occurrences",
+    "dedup_groups",
+    "distinct",
+]

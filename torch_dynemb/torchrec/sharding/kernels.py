@@ -1,0 +1,117 @@
+"""The compute kernels: what TorchRec calls for the tables of one grouped config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.embedding_kernel import BaseEmbedding
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.torchrec.sharding.optimizer import TableOptimizer, shown_parameter
+from torch_dynemb.torchrec.sharding.tables import Routing, ShardTables, pooling_of_kernel
+
+
+class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
+    """Dynamic tables of one rank that are looked up together, pooled or per id.
+
+    Args:
+        config: its fused_params are ``optimizer_config``, ``output_dtype``, ``split`` and a plan
+            per table.
+        device: of the rows.
+        routing: which ids come here.
+        pooled: whether bags become one vector here.
+        counted: weights of ids say how often they occur.
+        by_rank: rows are returned in the order in which ranks sent their ids.
+    """
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        device: torch.device | None,
+        routing: Routing,
+        *,
+        pooled: bool,
+        counted: bool = False,
+        by_rank: bool = False,
+    ) -> None:
+        super().__init__()
+        self._config = config
+        fused_params = config.fused_params or {}
+        self._tables = ShardTables(
+            config,
+            optimizer=fused_params["optimizer_config"],
+            routing=routing,
+            pooling=pooling_of_kernel(config.pooling, routing) if pooled else Pooling.NONE,
+            output_dtype=fused_params["output_dtype"],
+            split=fused_params["split"],
+            device=device,
+            counted=counted,
+            by_rank=by_rank,
+        )
+        # of columns that lie here in several shards, one parameter
+        self._shown = {
+            table.name: shown_parameter((table.embedding_dim,), self._tables.grad_anchor)
+            for table in config.embedding_tables
+        }
+        self._optimizer = TableOptimizer(
+            self._tables, {f"{name}.weight": shown for name, shown in self._shown.items()}
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """See :meth:`ShardTables.forward`."""
+        output: Tensor = self._tables(features)
+        return output
+
+    @property
+    def config(self) -> GroupedEmbeddingConfig:
+        return self._config
+
+    @property
+    def tables(self) -> ShardTables:
+        """The tables themselves."""
+        return self._tables
+
+    @property
+    def fused_optimizer(self) -> TableOptimizer:
+        return self._optimizer
+
+    def flush(self) -> None:
+        """Nothing: there is no cache."""
+
+    def purge(self) -> None:
+        """Nothing: there is no cache."""
+
+    # TorchRec's modules show parameters and state of kernels as those of the tables.
+
+    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """A parameter without rows per table."""
+        yield from self._shown.items()
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in self._shown.items():
+            yield f"{prefix}.{name}.weight" if prefix else f"{name}.weight", parameter
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        yield from ()
+
+    def state_dict(
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """Nothing: the sharded module saves the rows of all its kernels together."""
+        return {} if destination is None else destination
+
+
+__all__ = ["DynamicKernel"]

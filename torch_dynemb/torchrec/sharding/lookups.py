@@ -1,0 +1,126 @@
+"""TorchRec's grouped lookups with dynamic kernels in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.distributed.embedding_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+)
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torch_dynemb.torchrec.sharding.agreed_time import agree_on_time
+from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
+from torch_dynemb.torchrec.sharding.tables import Routing
+
+
+class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
+    """Pooled lookups of all dynamic tables of a sharding on a rank.
+
+    Args:
+        routing: which ids come to this rank.
+        grouped_configs, device, pg, ...: as TorchRec's.
+    """
+
+    def __init__(self, routing: Routing, **arguments: Any) -> None:
+        self._routing = routing  # before the base class, which makes the kernels
+        super().__init__(**arguments)
+
+    def _create_embedding_kernel(
+        self,
+        config: GroupedEmbeddingConfig,
+        device: torch.device | None,
+        *unused: Any,
+        **more: Any,
+    ) -> DynamicKernel:
+        return DynamicKernel(config, device, self._routing, pooled=True)
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
+        agree_on_time(self, sparse_features)
+        kernels = len(self._emb_modules)
+        if kernels < 2 or not sparse_features.variable_stride_per_key():
+            output: Tensor = super().forward(sparse_features)
+            return output
+        # TorchRec hands FBGEMM's kernels one buffer for all; ours give flat outputs of their own
+        groups = sparse_features.split(self._feature_splits)
+        outputs = [kernel(group) for kernel, group in zip(self._emb_modules, groups, strict=True)]
+        return _by_rank(
+            outputs,
+            [
+                _sizes_per_rank(group.stride_per_key_per_rank(), config.embedding_dims())
+                for group, config in zip(groups, self.grouped_configs, strict=True)
+            ],
+        )
+
+    def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
+        """Nothing: all rows are in the memory of the device."""
+
+
+class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
+    """Lookups per id of all dynamic tables of a sharding on a rank.
+
+    Args:
+        routing: which ids come to this rank.
+        counted: weights of ids say how often they occur.
+        by_rank: rows are returned in the order in which ranks sent their ids.
+        grouped_configs, device, pg, ...: as TorchRec's.
+    """
+
+    def __init__(self, routing: Routing, *, counted: bool, by_rank: bool, **arguments: Any) -> None:
+        self._routing = routing  # before the base class, which makes the kernels
+        self._counted = counted
+        self._by_rank = by_rank
+        super().__init__(**arguments)
+
+    def _create_embedding_kernel(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: Any,
+        device: torch.device | None,
+        *unused: Any,
+        **more: Any,
+    ) -> DynamicKernel:
+        return DynamicKernel(
+            config,
+            device,
+            self._routing,
+            pooled=False,
+            counted=self._counted,
+            by_rank=self._by_rank,
+        )
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
+        agree_on_time(self, sparse_features)
+        if not self._by_rank or len(self._emb_modules) < 2:
+            output: Tensor = super().forward(sparse_features)
+            return output
+        groups = sparse_features.split(self._feature_splits)
+        outputs = [kernel(group) for kernel, group in zip(self._emb_modules, groups, strict=True)]
+        lengths = [group.lengths().view(len(group.keys()), -1).sum(0).tolist() for group in groups]
+        return _by_rank(outputs, lengths)
+
+    def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
+        """Nothing: all rows are in the memory of the device."""
+
+
+def _sizes_per_rank(strides: Sequence[Sequence[int]], dims: Sequence[int]) -> list[int]:
+    """Elements that each rank gets of a flat output with a batch size per feature."""
+    ranks = len(strides[0])
+    return [
+        sum(stride[rank] * dim for stride, dim in zip(strides, dims, strict=True))
+        for rank in range(ranks)
+    ]
+
+
+def _by_rank(outputs: list[Tensor], sizes: list[list[int]]) -> Tensor:
+    """Outputs of several kernels as one: rank after rank, kernel after kernel."""
+    pieces = [output.split(size) for output, size in zip(outputs, sizes, strict=True)]
+    return torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
+
+
+__all__ = ["DynamicPooledLookup", "DynamicSequenceLookup"]

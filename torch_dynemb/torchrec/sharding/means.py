@@ -1,0 +1,103 @@
+"""What divides the sums of bags whose ids lie on several ranks.
+
+TorchRec's own divisor fails without samples, takes the bags of other features where it reorders
+those of a batch with a size per feature, and divides all tables of a feature or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchrec.distributed.types import ParameterSharding
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from torch_dynemb.torchrec.planning.plans import ModulePlan
+from torch_dynemb.torchrec.sharding.shardings import BY_ROWS
+
+
+class PooledOutput(NamedTuple):
+    """Some columns of what a collection returns.
+
+    Attributes:
+        feature: whose bags they are.
+        divided: they are a mean, of which every rank adds a part.
+        padding_idx: an id that does not count.
+    """
+
+    feature: str
+    divided: bool
+    padding_idx: int | None
+
+
+def pooled_outputs(
+    configs: Sequence[EmbeddingBagConfig],
+    shardings: Mapping[str, ParameterSharding],
+    plan: ModulePlan,
+) -> dict[str, PooledOutput]:
+    """The outputs of a collection by name."""
+    outputs = {}
+    for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
+        sharding, options = shardings[config.name], plan.options.get(config.name)
+        summed = sharding.sharding_type in BY_ROWS or (plan.dedup and options is not None)
+        divided = summed and config.pooling == PoolingType.MEAN
+        padding_idx = None if options is None else options.padding_idx
+        for name, feature in zip(names, config.feature_names, strict=True):
+            outputs[name] = PooledOutput(feature, divided, padding_idx)
+    return outputs
+
+
+def mean_divisor(
+    features: KeyedJaggedTensor,
+    outputs: Sequence[PooledOutput],
+    dims: Sequence[int],
+    *,
+    weighted: bool,
+) -> Tensor:
+    """What to divide the outputs by: float32 (B, sum of dims).
+
+    Args:
+        features: the batch of this rank.
+        outputs: side by side, with their dims.
+        weighted: ids count as much as their weights.
+    """
+    samples: dict[str, Tensor] = {}
+    batch = features.stride()
+    if features.variable_stride_per_key():
+        names, bag_of_sample = features.inverse_indices()
+        samples = dict(zip(names, bag_of_sample, strict=True))
+        batch = bag_of_sample.shape[1]
+    if batch == 0:
+        return torch.ones((0, sum(dims)), device=features.device())
+    bags = features.to_dict()
+    ones = torch.ones(batch, device=features.device())
+    columns = []
+    for output in outputs:
+        if not output.divided:
+            columns.append(ones)
+            continue
+        size = _sizes(bags[output.feature], output.padding_idx, weighted)
+        columns.append(size[samples[output.feature]] if samples else size)
+    repeats: Any = torch.tensor(dims, device=features.device())
+    return torch.stack(columns, dim=1).repeat_interleave(repeats, dim=1, output_size=sum(dims))
+
+
+def _sizes(bags: JaggedTensor, padding_idx: int | None, weighted: bool) -> Tensor:
+    """Ids of each bag, or the sum of their weights; 1 where that is 0."""
+    lengths = bags.lengths().to(torch.int64)
+    if padding_idx is None and not weighted:
+        sizes = lengths.to(torch.float32)
+    else:
+        ids = bags.values()
+        counts = bags.weights().to(torch.float32) if weighted else torch.ones_like(ids).float()
+        if padding_idx is not None:
+            counts = counts * (ids != padding_idx)
+        sizes = torch.segment_reduce(counts, "sum", lengths=lengths, unsafe=True)
+    return torch.where(sizes == 0, 1, sizes)
+
+
+__all__ = ["PooledOutput", "mean_divisor", "pooled_outputs"]

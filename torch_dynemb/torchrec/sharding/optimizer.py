@@ -1,0 +1,96 @@
+"""The fused optimizer of dynamic tables as TorchRec knows one: a KeyedOptimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer
+
+from torch_dynemb.optim.config import hyper_values
+from torch_dynemb.torchrec.planning.options import NOT_TRAINED
+from torch_dynemb.torchrec.sharding.tables import ShardTables
+
+
+class ParamGroup(dict[str, Any]):
+    """Hyper-parameters of all tables of a kernel: an assignment reaches the tables at once.
+
+    Without tables it reaches none: schedulers set a rate also for those that are not trained.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], tables: ShardTables | None) -> None:
+        super().__init__(entries)
+        self._tables = tables
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key != "params" and key in self:
+            for group in [] if self._tables is None else self._tables.optimizer.param_groups:
+                group[key] = value
+            if key == "lr":
+                (value,) = hyper_values(key, value)
+        super().__setitem__(key, value)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return dict(self)
+
+
+class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
+    """Updates run in backward; :meth:`step` ends a training step of the tables.
+
+    Calling it is optional: a forward in training that follows a backward ends the step before it.
+    In split mode it is not: gradients wait until :meth:`step` applies their sum.
+
+    Rows' state is in the module's state dict, beside the rows; here are hyper-parameters, which
+    TorchRec saves after ``save_param_groups(True)``.
+
+    Args:
+        tables: of a kernel, with one optimizer config.
+        params: by table, ``<table>.weight``: what TorchRec shows as the table's parameter.
+    """
+
+    def __init__(self, tables: ShardTables, params: Mapping[str, nn.Parameter]) -> None:
+        self._tables = tables
+        config = tables.group.optimizer_config
+        assert config is not None
+        entries = {"params": list(params.values()), **config.hyper()}
+        group = ParamGroup(entries, None if config == NOT_TRAINED else tables)
+        super().__init__(dict(params), {}, [group])
+
+    def step(self, closure: Any = None, *, now: int | None = None) -> None:
+        """Ends a training step; see :meth:`torch_dynemb.FusedOptimizer.step`.
+
+        Args:
+            closure: called before.
+            now: seconds, the same on all ranks; default: what their clocks say, on which they
+                agree.
+        """
+        if closure is not None:
+            closure()
+        self._tables.end_step(now)
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Forgets gradients that wait in split mode; else there are none."""
+        if self._tables.group.split:
+            self._tables.optimizer.zero_grad()
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Raises NotImplementedError: steps come from the state dict of the module."""
+        raise NotImplementedError(
+            f"set_optimizer_step({step}): dynamic tables count their own steps; they are in the "
+            "state dict of the module"
+        )
+
+
+def shown_parameter(shape: Iterable[int], like: Tensor) -> nn.Parameter:
+    """A parameter without rows: what TorchRec shows for a table, whose rows are no parameter."""
+    parameter = nn.Parameter(like.new_empty((0, *shape)))
+    parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+    return parameter
+
+
+__all__ = ["TableOptimizer", "shown_parameter"]

@@ -1,0 +1,141 @@
+"""Sums of bags over ranks where gloo carries them: also of batches that differ in size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed import comm_ops
+from torchrec.distributed.dist_data import (
+    PooledEmbeddingsReduceScatter,
+    VariableBatchPooledEmbeddingsReduceScatter,
+)
+from torchrec.distributed.types import Awaitable
+
+from torch_dynemb.torchrec.sharding.gloo_exchange import is_gloo, room_for, start_exchange
+
+
+class GlooReduceScatter(PooledEmbeddingsReduceScatter):  # type: ignore[misc]
+    """TorchRec's reduce-scatter, which for batches of different sizes needs nccl.
+
+    With gloo, ranks send each other their parts and add them up in the order of ranks, which takes
+    less time than gloo's reduce-scatter. Encoded parts go through that, padded with zeros to the
+    size of the largest.
+    """
+
+    def forward(
+        self, local_embs: Tensor, input_splits: list[int] | None = None
+    ) -> Awaitable[Tensor]:
+        ranks = self._pg.size()
+        if not is_gloo(self._pg):
+            return super().forward(local_embs, input_splits)
+        if input_splits is None:
+            input_splits = [local_embs.shape[0] // ranks] * ranks
+        if self._codecs is None:
+            return _Sums(local_embs, input_splits, self._pg)
+        if len(set(input_splits)) == 1:
+            return super().forward(local_embs, input_splits)
+        most = max(input_splits)
+        parts = local_embs.split(input_splits)
+        padded = [nn.functional.pad(part, (0, 0, 0, most - part.shape[0])) for part in parts]
+        awaitable = super().forward(torch.cat(padded))
+        mine = input_splits[self._pg.rank()]
+        awaitable.callbacks.append(lambda summed: summed[:mine])
+        return awaitable
+
+
+class GlooVariableReduceScatter(VariableBatchPooledEmbeddingsReduceScatter):  # type: ignore[misc]
+    """TorchRec's reduce-scatter for a batch size per feature; its backward needs nccl.
+
+    With gloo, and unless parts are encoded, ranks add them up as :class:`GlooReduceScatter` does.
+    """
+
+    def forward(
+        self,
+        local_embs: Tensor,
+        batch_size_per_rank_per_feature: list[list[int]],
+        embedding_dims: list[int],
+    ) -> Awaitable[Tensor]:
+        if self._codecs is not None or not is_gloo(self._pg):
+            return super().forward(local_embs, batch_size_per_rank_per_feature, embedding_dims)
+        sizes = [
+            sum(bags * dim for bags, dim in zip(of_rank, embedding_dims, strict=True))
+            for of_rank in batch_size_per_rank_per_feature
+        ]
+        return _Sums(local_embs, sizes, self._pg)
+
+
+class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
+    """What is under way of the parts, [sum of sizes, ...], of which every rank gets its own."""
+
+    def __init__(self, local: Tensor, sizes: list[int], group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self._local = local
+        self._sizes = sizes
+        self._group = group
+        parts = list(local.detach().contiguous().split(sizes))
+        mine = parts[group.rank()]
+        self._parts = [
+            mine if rank == group.rank() else room_for(mine, mine.shape)
+            for rank in range(len(sizes))
+        ]
+        self._works = start_exchange(parts, self._parts, group)
+
+    def _wait_impl(self) -> Tensor:
+        for work in self._works:
+            work.wait()
+        apply: Callable[..., Tensor] = _SumParts.apply
+        return apply(self._local, self._parts, self._sizes, self._group)
+
+
+class _SumParts(torch.autograd.Function):
+    """The sum of parts that have arrived; the gradient of the local ones comes from all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: Tensor, parts: list[Tensor], sizes: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        first, second, *others = parts
+        # in place, but not in the part that belongs to the local tensor
+        total, other = (second, first) if group.rank() == 0 else (first, second)
+        total += other
+        for part in others:
+            total += part
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        grad = grad.contiguous()
+        if comm_ops.GRADIENT_DIVISION:  # as TorchRec's
+            grad = grad / len(ctx.sizes)
+        of_all = room_for(grad, (sum(ctx.sizes), *grad.shape[1:]))
+        parts = list(of_all.split(ctx.sizes))
+        works = start_exchange([grad] * len(parts), parts, ctx.group)
+        parts[ctx.group.rank()].copy_(grad)
+        for work in works:
+            work.wait()
+        return of_all, None, None, None
+
+
+def sum_by_exchange(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """A forward pre-hook of row-wise output dists: makes them add up parts as above."""
+    context = arguments[1] if len(arguments) > 1 else None
+    variable = context is not None and context.variable_batch_per_feature
+    if hasattr(module, "_intra_dist"):
+        made = module._variable_intra_dist if variable else module._intra_dist
+        if made is None:
+            module._create_output_dist_modules(context)
+            group, codecs = module._intra_pg, module._intra_codecs
+            module._intra_dist = GlooReduceScatter(group, codecs)
+            if variable:
+                module._variable_intra_dist = GlooVariableReduceScatter(group, codecs)
+    elif module._dist is None:
+        kind = GlooVariableReduceScatter if variable else GlooReduceScatter
+        module._dist = kind(module._pg, module._codecs)
+
+
+__all__ = ["GlooReduceScatter", "GlooVariableReduceScatter", "sum_by_exchange"]

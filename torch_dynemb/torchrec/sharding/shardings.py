@@ -1,0 +1,267 @@
+"""TorchRec's shardings with dynamic tables in them: how ids reach the ranks that own them.
+
+Row-wise shardings send an id to the shard ``mix_ids(id) mod parts`` as the quotient, from which the
+shard gets the id back: TorchRec's bucketize op does that for tables of size 0, over all 64 bits.
+The others send ids as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_sharding import (
+    BaseEmbeddingLookup,
+    BaseSparseFeaturesDist,
+    EmbeddingSharding,
+    EmbeddingShardingInfo,
+)
+from torchrec.distributed.sharding.cw_sequence_sharding import CwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
+from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
+from torchrec.distributed.sharding.rw_sequence_sharding import RwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
+from torchrec.distributed.types import ShardingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torch_dynemb import ops
+from torch_dynemb.torchrec.sharding.agreed_time import TimeOfSharding
+from torch_dynemb.torchrec.sharding.lookups import DynamicPooledLookup, DynamicSequenceLookup
+from torch_dynemb.torchrec.sharding.reduce_scatter import sum_by_exchange
+from torch_dynemb.torchrec.sharding.tables import PLAN, Routing, TablePlan
+
+
+def with_ids(features: KeyedJaggedTensor, ids: torch.Tensor) -> KeyedJaggedTensor:
+    """The same bags with other ids in them."""
+    changed = copy.copy(features)
+    changed._values = ids
+    return changed
+
+
+def copied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same features in memory of their own."""
+    copies = copy.copy(features)
+    for name in ("_values", "_weights", "_lengths", "_offsets"):
+        tensor = getattr(features, name)
+        setattr(copies, name, None if tensor is None else tensor.clone())
+    copies._jt_dict = None  # whose tensors are parts of the others
+    return copies
+
+
+def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJaggedTensor]:
+    (features,) = arguments
+    ids = features.values().to(torch.int64).contiguous()
+    return (with_ids(features, ops.mix_ids(ids)),)
+
+
+class _Timed:
+    """Shardings whose ranks agree on the time, where a table keeps any."""
+
+    def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
+        super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
+        self.time = TimeOfSharding()
+        plans: list[TablePlan] = [info.fused_params[PLAN] for info in sharding_infos]
+        self._keeps_time = any(plan.options.keeps_time for plan in plans)
+
+    def create_input_dist(
+        self, device: torch.device | None = None
+    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+        input_dist = super().create_input_dist(device)  # type: ignore[misc]
+        if self._keeps_time:
+            input_dist._dist.register_forward_pre_hook(self.time)
+        return input_dist
+
+
+class _ByRows(_Timed):
+    """Shardings that send an id to one of several ranks."""
+
+    _get_num_features: Callable[[], int]
+
+    def _get_feature_hash_sizes(self) -> list[int]:
+        sizes: list[int] = super()._get_feature_hash_sizes()  # type: ignore[misc]
+        return [0 for _ in sizes]
+
+    def create_input_dist(
+        self, device: torch.device | None = None
+    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+        input_dist = super().create_input_dist(device)
+        input_dist.register_forward_pre_hook(_mix)
+        return input_dist
+
+
+class _SumByRows(_ByRows):
+    """Those of them that sum bags over ranks."""
+
+    def create_output_dist(self, device: torch.device | None = None) -> Any:
+        output_dist = super().create_output_dist(device)  # type: ignore[misc]
+        output_dist.register_forward_pre_hook(sum_by_exchange)
+        return output_dist
+
+
+_WHOLE = Routing(1, 0)
+
+
+def _pooled_lookup(
+    sharding: EmbeddingSharding[Any, Any, Any, Any],
+    routing: Routing,
+    grouped_configs: list[Any],
+    device: torch.device | None,
+    feature_processor: Any,
+) -> DynamicPooledLookup:
+    lookup = DynamicPooledLookup(
+        routing,
+        grouped_configs=grouped_configs,
+        pg=sharding._pg,
+        device=device if device is not None else sharding._device,
+        feature_processor=feature_processor,
+        env=sharding._env,
+    )
+    sharding.time.take(lookup)
+    return lookup
+
+
+def _sequence_lookup(
+    sharding: EmbeddingSharding[Any, Any, Any, Any],
+    routing: Routing,
+    device: torch.device | None,
+) -> DynamicSequenceLookup:
+    lookup = DynamicSequenceLookup(
+        routing,
+        counted=sharding.counted,
+        by_rank=sharding.by_rank,
+        grouped_configs=sharding._grouped_embedding_configs,
+        pg=sharding._pg,
+        device=device if device is not None else sharding._device,
+        env=sharding._env,
+    )
+    sharding.time.take(lookup)
+    return lookup
+
+
+class DynamicTwPooledSharding(_Timed, TwPooledEmbeddingSharding):  # type: ignore[misc]
+    """Every table on one rank."""
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: Any = None,
+    ) -> BaseEmbeddingLookup:
+        configs = self._grouped_embedding_configs
+        return _pooled_lookup(self, _WHOLE, configs, device, feature_processor)
+
+
+class DynamicCwPooledSharding(_Timed, CwPooledEmbeddingSharding):  # type: ignore[misc]
+    """The columns of a table on several ranks, each of which has all ids."""
+
+    create_lookup = DynamicTwPooledSharding.create_lookup
+
+
+class DynamicTwCwPooledSharding(_Timed, TwCwPooledEmbeddingSharding):  # type: ignore[misc]
+    """The columns of a table on the ranks of one node."""
+
+    create_lookup = DynamicTwPooledSharding.create_lookup
+
+
+class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: ignore[misc]
+    """The ids of a table on all ranks."""
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: Any = None,
+    ) -> BaseEmbeddingLookup:
+        routing = Routing(self._world_size, self._rank)
+        configs = self._grouped_embedding_configs
+        return _pooled_lookup(self, routing, configs, device, feature_processor)
+
+
+class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
+    """The ids of a table on the ranks of one node."""
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: Any = None,
+    ) -> BaseEmbeddingLookup:
+        local_size = self._intra_pg.size()
+        routing = Routing(local_size, self._rank % local_size)
+        configs = self._grouped_embedding_configs_per_rank[self._rank]
+        return _pooled_lookup(self, routing, configs, device, feature_processor)
+
+
+class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # type: ignore[misc]
+    """The columns of a table on several nodes, the ids on the ranks of each."""
+
+    create_lookup = DynamicTwRwPooledSharding.create_lookup
+
+
+class DynamicTwSequenceSharding(_Timed, TwSequenceEmbeddingSharding):  # type: ignore[misc]
+    """Every table on one rank."""
+
+    counted = False  # whether weights of ids say how often they occur
+    by_rank = False  # whether lookups return rows in the order in which ranks sent their ids
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: Any = None,
+    ) -> BaseEmbeddingLookup:
+        return _sequence_lookup(self, _WHOLE, device)
+
+
+class DynamicCwSequenceSharding(_Timed, CwSequenceEmbeddingSharding):  # type: ignore[misc]
+    """The columns of a table on several ranks, each of which has all ids."""
+
+    counted = False
+    by_rank = False
+
+    create_lookup = DynamicTwSequenceSharding.create_lookup
+
+
+class DynamicRwSequenceSharding(_ByRows, RwSequenceEmbeddingSharding):  # type: ignore[misc]
+    """The ids of a table on all ranks."""
+
+    counted = False
+    by_rank = False
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: Any = None,
+    ) -> BaseEmbeddingLookup:
+        return _sequence_lookup(self, Routing(self._world_size, self._rank), device)
+
+
+POOLED: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {
+    ShardingType.TABLE_WISE.value: DynamicTwPooledSharding,
+    ShardingType.COLUMN_WISE.value: DynamicCwPooledSharding,
+    ShardingType.TABLE_COLUMN_WISE.value: DynamicTwCwPooledSharding,
+    ShardingType.ROW_WISE.value: DynamicRwPooledSharding,
+    ShardingType.TABLE_ROW_WISE.value: DynamicTwRwPooledSharding,
+    ShardingType.GRID_SHARD.value: DynamicGridPooledSharding,
+}
+SEQUENCE: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {
+    ShardingType.TABLE_WISE.value: DynamicTwSequenceSharding,
+    ShardingType.COLUMN_WISE.value: DynamicCwSequenceSharding,
+    ShardingType.ROW_WISE.value: DynamicRwSequenceSharding,
+}
+# whose shards are some ids of a table, so that a bag is summed over several of them
+BY_ROWS = {
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+    ShardingType.GRID_SHARD.value,
+}
+
+__all__ = ["BY_ROWS", "POOLED", "SEQUENCE", "copied", "with_ids"]

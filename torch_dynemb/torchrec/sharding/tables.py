@@ -1,0 +1,361 @@
+"""The tables of one rank: the shards that a grouped config puts there, in one table group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.types import DataType
+
+from torch_dynemb import ops
+from torch_dynemb.initializers import Uniform
+from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.ops.columns import SKETCH_ROWS, Pooling
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
+from torch_dynemb.table.config import ColumnShard, TableConfig
+from torch_dynemb.torchrec.planning.options import TableOptions
+
+_ROW_DTYPES = {
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+}
+_POOLING = {
+    PoolingType.SUM: Pooling.SUM,
+    PoolingType.MEAN: Pooling.MEAN,
+    PoolingType.NONE: Pooling.NONE,
+}
+
+# Where the sharded module puts a TablePlan in the fused_params of a table.
+PLAN = "dynamic"
+
+
+@dataclass(frozen=True, eq=False)
+class TablePlan:
+    """What a kernel must know about a dynamic table and TorchRec's configs do not say.
+
+    TorchRec puts tables into one kernel whose fused_params are equal: all plans are, so that tables
+    with different options share a group of tables.
+    """
+
+    options: TableOptions
+    seed: int
+    now: int
+    dedup: bool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TablePlan)
+
+    def __hash__(self) -> int:
+        return hash(TablePlan)
+
+
+class Routing(NamedTuple):
+    """Which ids of its tables a rank has.
+
+    Attributes:
+        parts: shards of the ids of a table; 1: every rank that has the table has all its ids.
+        part: the one of this rank.
+    """
+
+    parts: int
+    part: int
+
+
+class Shard(NamedTuple):
+    """A table, or some of its ids and columns, on this rank.
+
+    Attributes:
+        table: name of the whole table.
+        first_column: its first column in the rows of the whole table.
+        columns: its number of columns.
+        embedding_dim: columns of the whole table.
+    """
+
+    table: str
+    first_column: int
+    columns: int
+    embedding_dim: int
+
+
+def shard_of(table: ShardedEmbeddingTable) -> Shard:
+    """Which columns of its table a local table has."""
+    metadata = table.local_metadata
+    offsets = [] if metadata is None else metadata.shard_offsets
+    first = offsets[1] if len(offsets) > 1 else 0
+    return Shard(table.name, first, table.local_cols, table.embedding_dim)
+
+
+def row_dtype_of(table: str, data_type: DataType) -> torch.dtype:
+    """The dtype of rows.
+
+    Raises:
+        TypeError: rows of that type cannot be trained.
+    """
+    if data_type not in _ROW_DTYPES:
+        raise TypeError(
+            f"table {table!r}: data_type is {data_type}, expected FP32, FP16 or BF16: rows of "
+            "other types cannot be trained"
+        )
+    return _ROW_DTYPES[data_type]
+
+
+def _plan_of(table: ShardedEmbeddingTable) -> TablePlan:
+    plan: TablePlan = table.fused_params[PLAN]
+    return plan
+
+
+def _admission_of(rule: AdmissionRule | None, parts: int) -> AdmissionRule | None:
+    """The rule of one part of a table: parts share the memory of a sketch."""
+    if not isinstance(rule, AdmitFrequentSketch) or parts == 1:
+        return rule
+    return replace(rule, memory=4 * SKETCH_ROWS * -(-rule.width // parts))
+
+
+def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig:
+    shard = shard_of(table)
+    options = _plan_of(table).options
+    whole = (shard.first_column, shard.columns) == (0, shard.embedding_dim)
+    if shard.first_column % 4 != 0:
+        raise ValueError(
+            f"table {table.name!r}: a column shard begins at column {shard.first_column}, expected "
+            "a multiple of 4: choose another min_partition"
+        )
+    policy = options.policy
+    capacity = None if policy.capacity is None else -(-policy.capacity // routing.parts)
+    columns = slice(shard.first_column, shard.first_column + shard.columns)
+
+    def of_columns(default: Any) -> Any:
+        return default[columns] if isinstance(default, Tensor) else default
+
+    initializer = options.initializer
+    if initializer is None:
+        initializer = Uniform(table.get_weight_init_min(), table.get_weight_init_max())
+    return TableConfig(
+        name=table.name if whole else f"{table.name}.columns{columns.start}to{columns.stop}",
+        embedding_dim=shard.columns,
+        feature_names=table.feature_names,
+        initializer=initializer,
+        padding_idx=options.padding_idx,
+        eval_default=of_columns(options.eval_default),
+        policy=replace(
+            policy,
+            capacity=capacity,
+            refused=of_columns(policy.refused),
+            admission=_admission_of(policy.admission, routing.parts),
+        ),
+        feature_policies=options.feature_policies,
+        dtype=row_dtype_of(table.name, table.data_type),
+        shard=ColumnShard(table.name, shard.embedding_dim, shard.first_column),
+    )
+
+
+class ShardTables(TableModule):
+    """The shards of one rank that share a kernel.
+
+    Args:
+        config: TorchRec's; fused_params of its tables have a :class:`TablePlan`.
+        optimizer: of all tables.
+        routing: which ids come here.
+        pooling: how ids of a bag become one vector here; means of row-wise shards are taken later.
+        output_dtype: of what lookups return.
+        split: backward only gathers gradients, and :meth:`end_step` applies them.
+        device: of the rows.
+        counted: without pooling, weights of ids say how often they occur.
+        by_rank: without pooling, return rows in the order in which ranks sent their ids.
+    """
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        *,
+        optimizer: OptimizerConfig,
+        routing: Routing,
+        pooling: Pooling,
+        output_dtype: torch.dtype,
+        split: bool,
+        device: torch.device | None,
+        counted: bool,
+        by_rank: bool = False,
+    ) -> None:
+        tables = config.embedding_tables
+        super().__init__(
+            [_table_config(table, routing) for table in tables],
+            optimizer=optimizer,
+            trainable=True,
+            output_dtype=output_dtype,
+            split=split,
+            device=device,
+            max_rows=None,
+            memory_budget=None,
+            seed=_plan_of(tables[0]).seed,
+        )
+        self.shards = [shard_of(table) for table in tables]
+        self.routing = routing
+        self._weighted = config.is_weighted or config.has_feature_processor
+        self._pooling = pooling
+        self._counted = counted
+        self._by_rank = by_rank
+        self._feature_tables = [t for t, table in enumerate(tables) for _ in table.feature_names]
+        self._feature_dims = [tables[t].local_cols for t in self._feature_tables]
+        layout = self._group.layout
+        self._feature_policies = [
+            layout.of_feature.get((t, feature), t)
+            for t, table in enumerate(tables)
+            for feature in table.feature_names
+            if layout.rows
+        ]
+        self._in_step = False
+        if self._group.keeps_time:
+            self._group.share_time(_plan_of(tables[0]).now)
+
+    def agree_on_now(self, proposals: Tensor) -> None:
+        """Sets the time of lookups in training to the latest that ranks propose, int64 [ranks]."""
+        if self._group.keeps_time and self.learns():
+            self._group.agree_on_now(proposals)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Looks up the ids that were sent here.
+
+        Args:
+            features: of the tables, in their order; ids as quotients where there are several parts.
+
+        Returns:
+            pooled: (B, sum of dims); with a batch size per feature, flat: rank after rank, feature
+            after feature. Not pooled: (N, dim), feature after feature, or rank after rank.
+        """
+        # in split mode, it may be the next micro-batch of a step
+        if self._in_step and not self._group.split and self.learns():
+            self.end_step()
+        ids = features.values().to(torch.int64).contiguous()
+        if self.routing.parts > 1:
+            ids = ops.unmix_ids(ids, parts=self.routing.parts, part=self.routing.part)
+        offsets = features.offsets().to(torch.int64)
+        weights = features.weights_or_none()
+        if self._pooling == Pooling.NONE:
+            if self._by_rank:
+                output = self._rows_by_rank(ids, features.lengths(), weights)
+            else:
+                output = self._rows_of(ids, offsets, weights)
+        elif not features.variable_stride_per_key():
+            output = self._bags_of(ids, offsets, weights)
+        else:
+            strides = features.stride_per_key_per_rank()
+            padded = self._bags_of(ids, self._padded(offsets, strides), weights)
+            output = padded.flatten()[self._vbe_order(strides, offsets.device)]
+        if output.requires_grad:
+            output.register_hook(self._backward_begins)
+        return output
+
+    def _backward_begins(self, gradient: Tensor) -> None:
+        self._in_step = True
+
+    def end_step(self, now: int | None = None) -> None:
+        """Ends a training step.
+
+        ``optimizer.step()`` does, and but in split mode the forward that follows a backward.
+        """
+        self._in_step = False
+        self.optimizer.step(now=now)
+
+    def _bags_of(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        return self._lookup(
+            ids,
+            offsets,
+            weights.to(torch.float32) if self._weighted and weights is not None else None,
+            feature_tables=self._feature_tables,
+            feature_dims=self._feature_dims,
+            pooling=self._pooling,
+            feature_policies=self._feature_policies,
+        )
+
+    def _rows_of(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, ranks: int = 1
+    ) -> Tensor:
+        features = ranks * len(self._feature_tables)
+        batch = (offsets.shape[0] - 1) // features
+        # bags do not matter: one per feature
+        offsets = offsets[::batch].contiguous() if batch > 0 else offsets.new_zeros(features + 1)
+        return self._lookup(
+            ids,
+            offsets,
+            None,
+            feature_tables=ranks * self._feature_tables,
+            feature_dims=ranks * self._feature_dims,
+            pooling=Pooling.NONE,
+            feature_policies=ranks * self._feature_policies,
+            counts=weights.to(torch.int64) if self._counted and weights is not None else None,
+        )
+
+    def _rows_by_rank(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """Rows rank after rank: ids are put into that order, which costs less than rows do.
+
+        Every rank has sent one bag per feature. Ids of a table keep their order.
+        """
+        features = len(self._feature_tables)
+        ranks = lengths.numel() // features
+        order = torch.arange(features * ranks, dtype=torch.int32, device=ids.device)
+        lengths, ids, weights = torch.ops.fbgemm.permute_2D_sparse_data(
+            order.view(features, ranks).t().flatten(),
+            lengths.to(torch.int64).view(-1, 1),
+            ids,
+            weights,
+            ids.shape[0],
+        )
+        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.view(-1))
+        return self._rows_of(ids, offsets, weights, ranks)
+
+    def _padded(self, offsets: Tensor, strides: list[list[int]]) -> Tensor:
+        """Offsets with as many bags for every feature as for the one that has most: empty ones."""
+        batches = [sum(ranks) for ranks in strides]
+        most = max(batches, default=0)
+        parts = []
+        begin = 0
+        for batch in batches:
+            parts += [offsets[begin : begin + batch]]
+            parts += [offsets[begin + batch : begin + batch + 1].expand(most - batch)]
+            begin += batch
+        return torch.cat([*parts, offsets[-1:]])
+
+    def _vbe_order(self, strides: list[list[int]], device: torch.device) -> Tensor:
+        """Where the elements of the flat output are in the padded one, (B, sum of dims)."""
+        width = sum(self._feature_dims)
+        pieces = []
+        begin = [0] * len(strides)
+        for rank in range(len(strides[0]) if strides else 0):
+            column = 0
+            for f, dim in enumerate(self._feature_dims):
+                rows = torch.arange(begin[f], begin[f] + strides[f][rank], device=device)
+                columns = torch.arange(column, column + dim, device=device)
+                pieces.append((rows[:, None] * width + columns).flatten())
+                begin[f] += strides[f][rank]
+                column += dim
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
+
+    def _check_not_replicated(self) -> None:
+        """A sharded module runs inside the DDP that has the dense part, and is no part of it."""
+
+
+def pooling_of_kernel(pooling: PoolingType, routing: Routing) -> Pooling:
+    """How a kernel pools: shards of the ids of a table add up what they have."""
+    if pooling == PoolingType.MEAN and routing.parts > 1:
+        return Pooling.SUM
+    return _POOLING[pooling]
+
+
+__all__ = [
+    "PLAN",
+    "Routing",
+    "Shard",
+    "ShardTables",
+    "TablePlan",
+    "pooling_of_kernel",
+    "row_dtype_of",
+    "shard_of",
+]

@@ -1,0 +1,1 @@
+"""What is saved of sharded tables, and how other ranks load it."""

@@ -1,0 +1,277 @@
+"""state_dict and load_state_dict of the dynamic tables of a sharded collection.
+
+Both are collective: all ranks of the process group call them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.distributed.types import ParameterSharding
+
+from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
+from torch_dynemb.ops.columns import Clock
+from torch_dynemb.policy.admission import AdmitFrequent
+from torch_dynemb.policy.layout import score_words_of
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.content import (
+    begin_step,
+    optimizer_steps,
+    read_content,
+    read_counts,
+    set_optimizer_steps,
+    write_content,
+)
+from torch_dynemb.torchrec.planning.options import NOT_TRAINED
+from torch_dynemb.torchrec.planning.plans import ModulePlan
+from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
+from torch_dynemb.torchrec.sharding.tables import row_dtype_of
+from torch_dynemb.torchrec.state.shard_places import Place, places_of
+from torch_dynemb.torchrec.state.table_load import (
+    Loaded,
+    TableLoad,
+    check_entries,
+    is_entry,
+    missing_entries,
+)
+from torch_dynemb.torchrec.state.table_state import (
+    Layout,
+    LocalTable,
+    TableShape,
+    save_table,
+    state_key,
+)
+
+
+class ModuleState:
+    """The dynamic tables of a sharded collection, as its state dict shows them.
+
+    Args:
+        configs: TorchRec's, of the dynamic tables.
+        plan: how they are dynamic.
+        shardings: by table name.
+        kernels: of this rank.
+        prefix: of their entries in the module's state dict, such as ``"embedding_bags."``.
+        parameters: the parameters without rows that the module shows, by table name.
+    """
+
+    def __init__(
+        self,
+        configs: list[Any],
+        plan: ModulePlan,
+        shardings: Mapping[str, ParameterSharding],
+        kernels: list[DynamicKernel],
+        *,
+        prefix: str,
+        parameters: Mapping[str, nn.Parameter],
+        process_group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        self._prefix = prefix
+        self._parameters = parameters
+        self._group = process_group
+        self._device = device
+        self._rank = dist.get_rank()
+        self._kernels = kernels
+        self._shapes = {
+            config.name: _shape_of(config, plan, places_of(shardings[config.name]))
+            for config in configs
+        }
+
+    # -- saving ---------------------------------------------------------------------------------
+
+    def entries(self) -> dict[str, ShardedTensor | Tensor]:
+        """The entries of all tables, by their names in the module's state dict."""
+        for kernel in self._kernels:
+            kernel.tables.group.materialize()
+        local = {name: list(self._local(shape)) for name, shape in self._shapes.items()}
+        contents = {
+            name: [
+                (of, read_content(of.group, of.table), read_counts(of.group, of.table))
+                for of in tables
+            ]
+            for name, tables in local.items()
+        }
+        here = {
+            name: {
+                of.place: (
+                    content.ids.numel(),
+                    0 if counted is None else counted.ids.numel(),
+                    optimizer_steps(of.group, of.table),
+                    int(of.group.clock[Clock.STEP]),
+                )
+                for of, content, counted in found
+            }
+            for name, found in contents.items()
+        }
+        gathered: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(gathered, here, group=self._group)
+        result: dict[str, ShardedTensor | Tensor] = {}
+        for name, shape in self._shapes.items():
+            known = {
+                Place(*place): numbers
+                for of_rank in gathered
+                for place, numbers in of_rank[name].items()
+            }
+            layout = Layout(
+                optimizer_steps=max(numbers[2] for numbers in known.values()),
+                clock=max(numbers[3] for numbers in known.values()),
+                scores=shape.scores,
+                first_columns=tuple(sorted({place.first_column for place in shape.places})),
+            )
+            saved = save_table(
+                shape,
+                contents[name],
+                {place: numbers[:2] for place, numbers in known.items()},
+                layout,
+                process_group=self._group,
+                device=self._device,
+            )
+            result |= {f"{self._prefix}{name}.{entry}": value for entry, value in saved.items()}
+        return result
+
+    def _local(self, shape: TableShape) -> Iterator[LocalTable]:
+        """The shards of a table on this rank."""
+        for kernel in self._kernels:
+            for t, shard in enumerate(kernel.tables.shards):
+                if shard.table != shape.name:
+                    continue
+                (place,) = (
+                    place
+                    for place in shape.places
+                    if (place.rank, place.first_column) == (self._rank, shard.first_column)
+                )
+                yield LocalTable(place, kernel.tables.group, t)
+
+    # -- loading --------------------------------------------------------------------------------
+
+    def load(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Takes the tables' entries out of a state dict and replaces the tables by them.
+
+        Tables stay as they are where an entry is wrong, or missing and ``strict``. Where a table's
+        ``weight`` has nothing beside it, its rows are those of ids 0, 1, ...: the state of a static
+        table.
+        """
+        given: dict[str, dict[str, Any]] = {}
+        for name in self._shapes:
+            start = f"{prefix}{self._prefix}{name}."
+            given[name] = {
+                key.removeprefix(start): state_dict.pop(key)
+                for key in list(state_dict)
+                if key.startswith(start)
+            }
+            if self._shapes[name].optimizer == NOT_TRAINED:  # a trained table's rows are welcome
+                given[name] = {
+                    entry: value
+                    for entry, value in given[name].items()
+                    if not entry.startswith(state_key(""))
+                }
+            # the module itself has but this
+            state_dict[f"{start}weight"] = self._parameters[name].detach()
+        errors = self._differences_of_ranks(given)
+        layouts: dict[str, Layout | None] = {}
+        lacking: list[str] = []
+        unknown: list[str] = []
+        for name, found in given.items():
+            start = f"{prefix}{self._prefix}{name}."
+            shape = self._shapes[name]
+            try:
+                layout = Layout.of(name, found["layout"]) if "layout" in found else None
+            except ValueError as error:
+                errors.append(str(error))
+                continue
+            layouts[name] = layout
+            lacking += [f"{start}{entry}" for entry in missing_entries(shape, found, layout)]
+            unknown += [f"{start}{entry}" for entry in found if not is_entry(entry)]
+            if "weight" in found:
+                errors += check_entries(shape, found, layout)
+        missing_keys += lacking
+        unexpected_keys += unknown
+        if strict and lacking and not errors:
+            errors.append(
+                "dynamic tables: load_state_dict(..., strict=False) of DistributedModelParallel, "
+                "or of the sharded collection, loads rows without optimizer state, scores or "
+                "counts, which begin anew"
+            )
+        if errors or (strict and unknown):  # the same on all ranks
+            error_msgs += errors
+            return
+        given = {name: found for name, found in given.items() if "weight" in found}
+        moved = {}
+        try:
+            for name, found in given.items():
+                load = TableLoad(
+                    self._shapes[name],
+                    found,
+                    layouts[name],
+                    process_group=self._group,
+                    device=self._device,
+                )
+                moved[name] = load.run()
+        except ValueError as error:
+            error_msgs.append(str(error))
+            return
+        with held_back():  # all tables together: what was read and sent by now can be interrupted
+            for name, loaded in moved.items():
+                self._write(self._shapes[name], loaded, layouts[name])
+
+    def _differences_of_ranks(self, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """What ranks were given differently; they would wait for each other."""
+        entries = {Option(name, "entries"): comparable(sorted(of)) for name, of in given.items()}
+        try:
+            check_agreement("load_state_dict", entries, self._group)
+        except ValueError as error:
+            return [str(error)]
+        return []
+
+    def _write(self, shape: TableShape, loaded: dict[Place, Loaded], layout: Layout | None) -> None:
+        for local in self._local(shape):
+            group, table = local.group, local.table
+            content, counted = loaded[local.place]
+            saved_scores = layout is not None and content.scores.shape[1] > 0
+            names = layout.scores if layout is not None and saved_scores else ()
+            write_content(group, table, content, counted, names)
+            fresh = layout is None or (shape.optimizer.state and not content.state)
+            steps = 0 if layout is None or fresh else layout.optimizer_steps
+            set_optimizer_steps(group, table, steps)
+            if layout is not None:
+                group.clock[Clock.STEP] = max(int(group.clock[Clock.STEP]), layout.clock)
+            begin_step(group)
+            group.state_was_loaded()
+
+
+def _shape_of(config: Any, plan: ModulePlan, places: list[Place]) -> TableShape:
+    options = plan.options[config.name]
+    table = TableConfig(
+        config.name,
+        config.embedding_dim,
+        config.feature_names,
+        policy=options.policy,
+        feature_policies=options.feature_policies,
+    )
+    return TableShape(
+        config.name,
+        config.embedding_dim,
+        row_dtype_of(config.name, config.data_type),
+        plan.optimizers[config.name],
+        score_words_of([table], False),
+        isinstance(options.policy.admission, AdmitFrequent),
+        places,
+    )
+
+
+__all__ = ["ModuleState"]

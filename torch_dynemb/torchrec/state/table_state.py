@@ -1,0 +1,305 @@
+"""What a state dict says about a dynamic table, under the names of TorchRec's virtual tables.
+
+``weight`` [ids, dim], ``weight_id`` [ids, column shards], ``metadata`` (scores, [ids, column shards
+* scores]) and ``optimizer.<state>`` are ShardedTensors whose rows belong together; ids ascend
+within a shard. ``bucket`` [shards of ids, 1] says how many ids each has. ``count_id`` and
+``count`` are those that wait for admission. ``layout`` is a small tensor, equal on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
+
+from torch_dynemb.ops.columns import MAX_COUNT
+from torch_dynemb.optim.config import OptimizerConfig, StateTensor
+from torch_dynemb.table.content import CountedIds, TableContent
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.torchrec.state.shard_places import Place
+
+FORMAT_VERSION = 1
+# What files have: a score keeps its number for ever, and a new one gets the next.
+_SCORE_CODES = {"step": 0, "timestamp": 1, "frequency": 2, "custom": 3, "expiry": 4}
+_SCORE_NAMES = {code: name for name, code in _SCORE_CODES.items()}
+_LAYOUT_HEAD = 5
+
+
+class TableShape(NamedTuple):
+    """What all ranks know of a table.
+
+    Attributes:
+        name, embedding_dim: of its config.
+        dtype: of its rows.
+        optimizer: of its rows.
+        scores: names of what it keeps of an id.
+        counted: whether ids that wait for admission are counted one by one.
+        places: its shards.
+    """
+
+    name: str
+    embedding_dim: int
+    dtype: torch.dtype
+    optimizer: OptimizerConfig
+    scores: tuple[str, ...]
+    counted: bool
+    places: list[Place]
+
+
+class Layout(NamedTuple):
+    """What ``layout`` says.
+
+    Attributes:
+        optimizer_steps: updates of the table.
+        clock: steps of the index.
+        scores: names of the columns of ``metadata``.
+        first_columns: of the column shards.
+    """
+
+    optimizer_steps: int
+    clock: int
+    scores: tuple[str, ...]
+    first_columns: tuple[int, ...]
+
+    def tensor(self) -> Tensor:
+        codes = [_SCORE_CODES[name] for name in self.scores]
+        head = [FORMAT_VERSION, self.optimizer_steps, self.clock, len(codes)]
+        return torch.tensor([*head, len(self.first_columns), *codes, *self.first_columns])
+
+    @staticmethod
+    def of(table: str, tensor: Any) -> Layout:
+        """Reads it.
+
+        Raises:
+            ValueError: another version, or damaged.
+        """
+        if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64 or tensor.is_meta:
+            what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"table {table!r}: layout is {what}, expected int64 with values")
+        words = tensor.flatten().tolist()
+        if words[:1] != [FORMAT_VERSION]:
+            raise ValueError(
+                f"table {table!r}: layout has version {words[:1]}, but this torch_dynemb reads "
+                f"{FORMAT_VERSION}: load it with the version that wrote it"
+            )
+        damaged = ValueError(f"table {table!r}: layout is damaged: {words[:32]}")
+        if len(words) < _LAYOUT_HEAD or min(words[1:]) < 0 or max(words) > MAX_COUNT:
+            raise damaged
+        if len(words) != _LAYOUT_HEAD + words[3] + words[4]:
+            raise damaged
+        codes = words[_LAYOUT_HEAD : _LAYOUT_HEAD + words[3]]
+        columns = words[_LAYOUT_HEAD + words[3] :]
+        if len(set(codes)) < len(codes) or not set(codes) <= set(_SCORE_NAMES):
+            raise damaged
+        if columns[:1] != [0] or columns != sorted(set(columns)):
+            raise damaged
+        names = tuple(_SCORE_NAMES[code] for code in codes)
+        return Layout(words[1], words[2], names, tuple(columns))
+
+
+def state_key(name: str) -> str:
+    """The entry of an optimizer's state."""
+    return f"optimizer.{name}"
+
+
+def splits_by_column(tensor: StateTensor) -> bool:
+    """Whether a column shard's state is that of its columns; else it is one for the whole row."""
+    return not tensor.per_row and tensor.dtype != torch.uint8
+
+
+def state_bounds(tensor: StateTensor, places: list[Place]) -> list[tuple[int, int]]:
+    """(first column, columns) in the entry of a state tensor, by column shard."""
+    columns = {place.column_shard: place for place in places}
+    if splits_by_column(tensor):
+        return [(columns[k].first_column, columns[k].columns) for k in sorted(columns)]
+    bounds, begin = [], 0
+    for k in sorted(columns):
+        width = tensor.columns(columns[k].columns)
+        bounds.append((begin, width))
+        begin += width
+    return bounds
+
+
+class LocalTable(NamedTuple):
+    """A shard on this rank: a table of a group."""
+
+    place: Place
+    group: TableGroup
+    table: int
+
+
+class _Tile(NamedTuple):
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+    rank: int
+
+
+def _sharded(
+    tiles: list[_Tile],
+    local: dict[_Tile, Tensor],
+    *,
+    dtype: torch.dtype,
+    process_group: dist.ProcessGroup,
+    device: torch.device,
+) -> ShardedTensor:
+    filled = [tile for tile in tiles if tile.rows > 0]
+    if not filled:  # a ShardedTensor has shards of all columns, also without rows
+        filled = list({tile.first_column: tile for tile in tiles}.values())
+
+    def metadata(tile: _Tile) -> ShardMetadata:
+        where = f"{device.type}" if device.type == "cpu" else f"{device.type}:{_local(tile.rank)}"
+        return ShardMetadata(
+            shard_offsets=[tile.first_row, tile.first_column],
+            shard_sizes=[tile.rows, tile.columns],
+            placement=f"rank:{tile.rank}/{where}",
+        )
+
+    rows = max((tile.first_row + tile.rows for tile in tiles), default=0)
+    columns = max((tile.first_column + tile.columns for tile in tiles), default=0)
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        [LocalShard(local[tile], metadata(tile)) for tile in filled if tile in local],
+        ShardedTensorMetadata(
+            [metadata(tile) for tile in filled],
+            torch.Size([rows, columns]),
+            TensorProperties(dtype=dtype),
+        ),
+        process_group=process_group,
+    )
+
+
+def _local(rank: int) -> int:
+    return rank % torch.accelerator.device_count()
+
+
+def save_table(
+    shape: TableShape,
+    local: list[tuple[LocalTable, TableContent, CountedIds | None]],
+    sizes: dict[Place, tuple[int, int]],
+    layout: Layout,
+    *,
+    process_group: dist.ProcessGroup,
+    device: torch.device,
+) -> dict[str, ShardedTensor | Tensor]:
+    """The entries of a table.
+
+    Args:
+        local: what this rank has of it.
+        sizes: of all shards: ids, and ids that wait for admission.
+    """
+    shared: dict[str, Any] = {"process_group": process_group, "device": device}
+    first_row = _first_rows(shape, sizes, 0)
+
+    def by_rows(width: int, begin: int, place: Place) -> _Tile:
+        return _Tile(first_row[place.part], sizes[place][0], begin, width, place.rank)
+
+    first_shards = [place for place in shape.places if place.column_shard == 0]
+    entries: dict[str, ShardedTensor | Tensor] = {"layout": layout.tensor()}
+
+    def add(
+        name: str, places: list[Place], tile: Any, values: dict[Place, Tensor], dtype: torch.dtype
+    ) -> None:
+        tiles = {place: tile(place) for place in places}
+        here = {tiles[place]: value for place, value in values.items() if place in tiles}
+        entries[name] = _sharded(list(tiles.values()), here, dtype=dtype, **shared)
+
+    contents = {of.place: content for of, content, _ in local}
+    add(
+        "weight",
+        shape.places,
+        lambda place: by_rows(place.columns, place.first_column, place),
+        {place: content.rows for place, content in contents.items()},
+        shape.dtype,
+    )
+    add(
+        "weight_id",
+        shape.places,
+        lambda place: by_rows(1, place.column_shard, place),
+        {place: content.ids[:, None] for place, content in contents.items()},
+        torch.int64,
+    )
+    add(
+        "bucket",
+        first_shards,
+        lambda place: _Tile(place.part, 1, 0, 1, place.rank),
+        {place: torch.tensor([[c.ids.numel()]], device=device) for place, c in contents.items()},
+        torch.int64,
+    )
+    words = len(shape.scores)
+    if words > 0:
+        add(
+            "metadata",
+            shape.places,
+            lambda place: by_rows(words, place.column_shard * words, place),
+            {place: content.scores for place, content in contents.items()},
+            torch.int64,
+        )
+    for tensor in shape.optimizer.state:
+        bounds = state_bounds(tensor, shape.places)
+        add(
+            state_key(tensor.name),
+            shape.places,
+            lambda place, bounds=bounds: by_rows(
+                bounds[place.column_shard][1], bounds[place.column_shard][0], place
+            ),
+            {place: content.state[tensor.name] for place, content in contents.items()},
+            tensor.dtype,
+        )
+    if shape.counted:
+        first_count = _first_rows(shape, sizes, 1)
+        waiting = {of.place: counted for of, _, counted in local if counted is not None}
+        for name, field in (("count_id", "ids"), ("count", "counts")):
+            add(
+                name,
+                shape.places,
+                lambda place: _Tile(
+                    first_count[place.part], sizes[place][1], place.column_shard, 1, place.rank
+                ),
+                {place: getattr(counted, field)[:, None] for place, counted in waiting.items()},
+                torch.int64,
+            )
+    return entries
+
+
+def _first_rows(
+    shape: TableShape, sizes: dict[Place, tuple[int, int]], which: int
+) -> dict[int, int]:
+    """The first row of each part; all column shards have the same ids.
+
+    Raises:
+        RuntimeError: they have not.
+    """
+    first: dict[int, int] = {}
+    begin = 0
+    for place in shape.places:
+        if place.column_shard == 0:
+            first[place.part] = begin
+            begin += sizes[place][which]
+    for place in shape.places:
+        (same,) = (p for p in shape.places if p.column_shard == 0 and p.part == place.part)
+        if sizes[place] != sizes[same]:
+            raise RuntimeError(
+                f"table {shape.name!r}: its column shards on ranks {same.rank} and {place.rank} "
+                f"have {sizes[same][0]} and {sizes[place][0]} ids: evictions have made them "
+                "differ; shard a table that evicts by rows"
+            )
+    return first
+
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Layout",
+    "LocalTable",
+    "TableShape",
+    "save_table",
+    "splits_by_column",
+    "state_bounds",
+    "state_key",
+]
