@@ -11,7 +11,6 @@ _MOVED = {
         "evictions": "table.evictions",
         "freeze": "serving.freeze",
         "nn.features": "nn.inputs",
-        "optim.config": "optim",
         "row_access": "table.rows",
         "sending": "process.sending",
         "table_config": "table.config",
