@@ -42,7 +42,7 @@ class DynamicIndex:
     @property
     def growths(self) -> int:
         """How often the index has grown."""
-        return int(self._group.tables[0, Table.GROWTHS])
+        return int(self._group.index.tables[0, Table.GROWTHS])
 
     def reserve(self, ids: int) -> None:
         """Grows once, so that ``ids`` ids fit."""
@@ -58,4 +58,4 @@ class DynamicIndex:
 
     def step(self) -> None:
         """Advances the clock, as ``optimizer.step()`` does."""
-        self._group.clock[0] += 1
+        self._group.index.clock[0] += 1

@@ -43,7 +43,7 @@ def bucket_of(hashes: np.ndarray, bucket_count: int) -> np.ndarray:
 
 
 def table_salt(group: TableGroup, table: int) -> np.ndarray:
-    seed = int(group.meta[table, Meta.SEED]) & MASK
+    seed = int(group.index.meta[table, Meta.SEED]) & MASK
     return fmix64(np.array([seed ^ 0x6A09E667F3BCC909], np.uint64))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.ops import memory
-from torch_dynemb.storage.memory import CudaMemory
+from torch_dynemb.storage.cuda import CudaMemory
 from torch_dynemb.table import group as table
 from torch_dynemb.table import state as table_state
 
@@ -53,7 +53,8 @@ def different_state(a: td.TableGroup, b: td.TableGroup, *, rounded: bool = False
         rounded: floats need only be close.
     """
     state_a, state_b = (
-        {name: tensor.cpu() for name, tensor in table_state.used_tensors(group)} for group in (a, b)
+        {name: tensor.cpu() for name, tensor in table_state.used_tensors(group.tables)}
+        for group in (a, b)
     )
     assert state_a.keys() == state_b.keys()
     return [

@@ -31,13 +31,13 @@ def call_of(group: TableGroup, features: Sequence[Feature]) -> Call:
     ids = torch.tensor([id for bag in bags for id in bag], dtype=torch.int64)
     lengths = torch.tensor([0] + [len(bag) for bag in bags])
     tables = [table for table, _ in features]
-    dims = [group.tables_config[table].embedding_dim for table in tables]
+    dims = [group.config.tables[table].embedding_dim for table in tables]
     return Call(ids, lengths.cumsum(0), tables, dims)
 
 
 def flat_call(group: TableGroup, table: int, ids: Tensor) -> Call:
     """One bag per id."""
-    dim = group.tables_config[table].embedding_dim
+    dim = group.config.tables[table].embedding_dim
     return Call(ids, torch.arange(ids.numel() + 1), [table], [dim])
 
 
@@ -63,7 +63,7 @@ def bag_lookup(
         feature_tables=call.tables,
         feature_dims=call.dims,
         pooling=pooling,
-        optimizer=group.optimizer_code if optimizer is None else optimizer,
+        optimizer=group.config.optimizer_code if optimizer is None else optimizer,
     )
 
 
@@ -98,12 +98,16 @@ def train(group: TableGroup, table: int, ids: Tensor, gradient: Tensor) -> None:
 def snapshot(group: TableGroup) -> dict[str, Tensor]:
     """Copies of all state, reserved parts too: for groups with a small max_rows."""
     tensors = {
-        name: getattr(group, name)
+        name: getattr(group.index, name)
         for name in ("buckets", "scores", "tables", "slabs", "free_rows", "clock")
     }
-    tensors |= {"row_clock": group.row_clock, "hyper": group.hyper, "meta": group.meta}
+    tensors |= {
+        "row_clock": group.rows.row_clock,
+        "hyper": group.rows.hyper,
+        "meta": group.index.meta,
+    }
     for name in ("weights", "generations", "state", "pending"):
-        tensors |= {f"{name}[{i}]": tensor for i, tensor in enumerate(getattr(group, name))}
+        tensors |= {f"{name}[{i}]": tensor for i, tensor in enumerate(getattr(group.rows, name))}
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 

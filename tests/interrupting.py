@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_dynemb
 
 _PACKAGE = str(Path(torch_dynemb.__file__).parent)
-_SECTIONS = str(Path(_PACKAGE) / "interrupts.py")
+_SECTIONS = str(Path(_PACKAGE) / "process" / "interrupts.py")
 
 Call = Callable[[], object]
 

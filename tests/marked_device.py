@@ -30,7 +30,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_dynemb.storage.memory import HostMemory, TableMemory, memory_of
+from torch_dynemb.storage.device import memory_of
+from torch_dynemb.storage.host import HostMemory
+from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.table import group as table
 
 HOST = torch.device("cpu")

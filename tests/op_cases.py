@@ -89,9 +89,9 @@ def make_group(
         td.TableConfig("c", 4, initializer=td.Uniform(), policy=policy, dtype=dtype),
     ]
     group = td.TableGroup(tables, optimizer=config, max_rows=64, seed=2, split=split)
-    group.clock[1] = 1000  # not the machine's time
+    group.index.clock[1] = 1000  # not the machine's time
     for table in range(3):
-        group.clock[0] += 1
+        group.index.clock[0] += 1
         group.insert(table, torch.arange(10))
     call = call_of(group, [(0, [[1, 2]]), (1, [[1]]), (2, [[3]])])
     handles = group.find(call.ids, call.offsets, call.tables).handles
@@ -105,7 +105,7 @@ def make_group(
         feature_tables=call.tables,
         feature_dims=call.dims,
         pooling=Pooling.SUM,
-        optimizer=group.optimizer_code,
+        optimizer=group.config.optimizer_code,
     )
     output.sum().backward()
     group.erase(0, torch.arange(3))
@@ -129,7 +129,7 @@ def found(group: td.TableGroup, call: Call) -> Tensor:
 
 def step_arguments(now: int | None) -> OpArguments:
     group = make_group()
-    return group.buckets, group.tables, group.row_clock, group.clock, now
+    return group.index.buckets, group.index.tables, group.rows.row_clock, group.index.clock, now
 
 
 def index_arguments(
@@ -137,18 +137,24 @@ def index_arguments(
 ) -> OpArguments:
     group = make_group(score=score)
     call = pooled_call(group, batch=0 if empty else 2)
-    index = (group.buckets, group.scores, group.tables, group.slabs, group.free_rows)
+    index = (
+        group.index.buckets,
+        group.index.scores,
+        group.index.tables,
+        group.index.slabs,
+        group.index.free_rows,
+    )
     if not insert:
-        return (*index, group.meta, call.ids, call.offsets, call.tables)
-    policies = list(call.tables) if group.layout.rows else []
+        return (*index, group.index.meta, call.ids, call.offsets, call.tables)
+    policies = list(call.tables) if group.config.layout.rows else []
     admit = call.ids % 3 != 0 if masked else None
     return (
         *index,
-        group.sketch,
-        group.evicted,
-        group.meta,
-        group.policy,
-        group.clock,
+        group.index.sketch,
+        group.index.evicted,
+        group.index.meta,
+        group.index.policy,
+        group.index.clock,
         call.ids,
         call.offsets,
         admit,
@@ -160,42 +166,57 @@ def index_arguments(
 def find_arguments(*, empty: bool) -> OpArguments:
     group = make_group()
     call = pooled_call(group, batch=0 if empty else 2)
-    return group.buckets, group.tables, group.meta, call.ids, call.offsets, call.tables
+    return (
+        group.index.buckets,
+        group.index.tables,
+        group.index.meta,
+        call.ids,
+        call.offsets,
+        call.tables,
+    )
 
 
 def grow_arguments(score: Any, ids: int) -> OpArguments:
     group = make_group(score=score)
-    return group.buckets, group.scores, group.tables, group.meta, 0, ids
+    return group.index.buckets, group.index.scores, group.index.tables, group.index.meta, 0, ids
 
 
 def shrink_arguments(score: Any, ids: int) -> OpArguments:
     group = make_group(score=score)
     group.insert(0, torch.arange(50))
     group.erase(0, torch.arange(0, 50, 2))
-    return group.buckets, group.scores, group.tables, group.meta, 0, ids
+    return group.index.buckets, group.index.scores, group.index.tables, group.index.meta, 0, ids
 
 
 def handle_arguments() -> OpArguments:
     group = make_group()
     call = call_of(group, [(0, [[4, 5, 70]]), (1, [[0, 3, 4]])])
     handles = torch.arange(6) << 28 | 7
-    return group.buckets, group.tables, group.meta, call.ids, call.offsets, call.tables, handles
+    return (
+        group.index.buckets,
+        group.index.tables,
+        group.index.meta,
+        call.ids,
+        call.offsets,
+        call.tables,
+        handles,
+    )
 
 
 def export_arguments(score: Any) -> OpArguments:
     group = make_group(score=score)
-    return group.buckets, group.scores, group.tables, group.meta, 0, 0, 1000
+    return group.index.buckets, group.index.scores, group.index.tables, group.index.meta, 0, 0, 1000
 
 
 def counts_arguments() -> OpArguments:
     group = make_group()
-    return group.buckets, group.tables, group.row_clock
+    return group.index.buckets, group.index.tables, group.rows.row_clock
 
 
 def score_arguments(*, given: bool) -> OpArguments:
     group = make_group()
     call = call_of(group, [(0, [[1, 5, 70]]), (1, [[0, 3, 4]])])
-    index = (group.buckets, group.scores, group.tables, group.meta)
+    index = (group.index.buckets, group.index.scores, group.index.tables, group.index.meta)
     values = (torch.arange(100, 106),) if given else ()
     return (*index, call.ids, call.offsets, call.tables, *values, 0)
 
@@ -249,7 +270,7 @@ def sequence_arguments(*, anchor: bool) -> OpArguments:
 
 
 def read_only_rows(group: td.TableGroup) -> OpArguments:
-    return group.weights, group.generations, group.meta, group.init_data
+    return group.rows.weights, group.rows.generations, group.index.meta, group.rows.init_data
 
 
 def bag_inference_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
@@ -297,10 +318,10 @@ def update_arguments(optimizer: str) -> OpArguments:
 def pending_arguments(kind: str, pooling: Pooling) -> OpArguments:
     group = make_group(split=True)
     gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
-    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
     lookup = (gradient, ids, handles, offsets, weights, updates, *features)
-    pending = PendingGradients.of(group.pending)
-    return (*pending, group.row_clock, *read_only_rows(group), *lookup)
+    pending = PendingGradients.of(group.rows.pending)
+    return (*pending, group.rows.row_clock, *read_only_rows(group), *lookup)
 
 
 def merge_arguments() -> OpArguments:
@@ -317,17 +338,23 @@ def merge_arguments() -> OpArguments:
             torch.zeros(1, requires_grad=True),
             call.tables,
             4,
-            group.optimizer_code,
+            group.config.optimizer_code,
         )[0]
         rows.sum().backward()
         group.erase(0, torch.tensor([6]))
-    return (*PendingGradients.of(group.pending), group.row_clock)
+    return (*PendingGradients.of(group.rows.pending), group.rows.row_clock)
 
 
 def materialize_arguments(optimizer: str) -> OpArguments:
     group = make_group(optimizer=optimizer)
-    index = (group.buckets, group.tables, group.hyper, group.meta, group.init_data)
-    return (group.weights, group.generations, group.state, *index)
+    index = (
+        group.index.buckets,
+        group.index.tables,
+        group.rows.hyper,
+        group.index.meta,
+        group.rows.init_data,
+    )
+    return (group.rows.weights, group.rows.generations, group.rows.state, *index)
 
 
 def pooled_kinds() -> Iterator[tuple[str, Pooling]]:

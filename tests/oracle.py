@@ -207,19 +207,19 @@ class Oracle:
     """Model of a TableGroup whose tables use ``Uniform``; starts empty."""
 
     def __init__(self, group: TableGroup) -> None:
-        self.config = group.optimizer_config
-        self.tables = group.tables_config
-        self.seeds = group.meta[:, 0].tolist()
-        self.slab = [group.slab_of(t) for t in range(len(self.tables))]
-        self.max_rows = [weight.shape[0] for weight in group.weights]
+        self.config = group.config.optimizer
+        self.tables = group.config.tables
+        self.seeds = group.index.meta[:, 0].tolist()
+        self.slab = [group.config.slab_of(t) for t in range(len(self.tables))]
+        self.max_rows = [weight.shape[0] for weight in group.rows.weights]
         self.handles: list[dict[int, int]] = [{} for _ in self.tables]
         self.scores: list[dict[int, int]] = [{} for _ in self.tables]
         self.buckets = [MIN_BUCKETS] * len(self.tables)
         self.inserted = [0] * len(self.tables)
         self.erased = [0] * len(self.tables)
         self.steps = [0] * len(self.tables)
-        self.next_row = [0] * len(group.slab_configs)
-        self.free: list[list[int]] = [[] for _ in group.slab_configs]
+        self.next_row = [0] * len(group.config.slabs)
+        self.free: list[list[int]] = [[] for _ in group.config.slabs]
         self.rows: dict[tuple[int, int], OwnedRow] = {}
         self.clock = 0
 

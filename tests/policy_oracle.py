@@ -49,15 +49,15 @@ class Seen:
 
 def entries_of(group: td.TableGroup, table: int) -> dict[int, Entry]:
     """The content of a table."""
-    active = group.active_buckets(table)
-    buckets, scores = group.buckets[active].tolist(), group.scores[active].tolist()
+    active = group.index.active_buckets(table)
+    buckets, scores = group.index.buckets[active].tolist(), group.index.scores[active].tolist()
     entries = {}
     for number, (line, words) in enumerate(zip(buckets, scores, strict=True)):
         for slot in range(BUCKET_WIDTH):
             if line[BUCKET_WIDTH + slot] > 0:
                 kept = {
                     name: words[w * BUCKET_WIDTH + slot]
-                    for w, name in enumerate(group.layout.score_words)
+                    for w, name in enumerate(group.config.layout.score_words)
                 }
                 entries[line[slot]] = Entry(line[BUCKET_WIDTH + slot] - 1, number, kept)
     return entries
@@ -89,11 +89,11 @@ def expected_lookup(
         counts: of ids that wait for admission; of a sketch, in which no two ids meet.
         admitted: the new ids that are, where no rule counts; None: all.
     """
-    policy = group.tables_config[table].policy
-    step, now = group.clock[0].item(), group.clock[1].item()
+    policy = group.config.tables[table].policy
+    step, now = group.index.clock[0].item(), group.index.clock[1].item()
     before = entries_of(group, table)
-    fresh = {"step": step, "timestamp": now, "custom": int(group.clock[2 + table])}
-    words = group.layout.score_words
+    fresh = {"step": step, "timestamp": now, "custom": int(group.index.clock[2 + table])}
+    words = group.config.layout.score_words
     seen: dict[int, Seen] = {}
     for feature, ids in features:
         for id in ids:
@@ -174,11 +174,11 @@ def victim_of(
     taken: set[int],
 ) -> int | None:
     """Who has to go for a new id."""
-    policy = group.tables_config[table].policy
+    policy = group.config.tables[table].policy
     if policy.on_full == "default":
         return None
-    step = group.clock[0].item()
-    count = int(group.tables[table, Table.BUCKET_COUNT])
+    step = group.index.clock[0].item()
+    count = int(group.index.tables[table, Table.BUCKET_COUNT])
     first = int(bucket_of(first_hashes(group, table, torch.tensor([id])), count)[0])
     looked_at = count if count <= WHOLE_INDEX_BUCKETS else VICTIM_BUCKETS
     window = {(first + k) % count for k in range(looked_at)}

@@ -87,7 +87,7 @@ MODULES: dict[str, Callable[[], td.DynamicEmbeddingBagCollection]] = {
 
 def train(module: Any, steps: range) -> None:
     """Steps whose batches depend on their numbers alone; the first ids have been seen before."""
-    for t, config in enumerate(module.group.tables_config):
+    for t, config in enumerate(module.group.config.tables):
         if "custom" in config.policy.scores:
             module.group.set_batch_score(t, 7)
     for step in steps:
@@ -98,7 +98,7 @@ def train(module: Any, steps: range) -> None:
         }
         output = module(features)
         (output * torch.randn(output.shape, generator=generator)).sum().backward()
-        module.optimizer.step(now=NOW + step if module.group.keeps_time else None)
+        module.optimizer.step(now=NOW + step if module.group.config.keeps_time else None)
 
 
 def live(module: Any, first: int) -> None:
@@ -107,7 +107,7 @@ def live(module: Any, first: int) -> None:
     for t in range(len(module.group.names)):
         module.group.erase(t, torch.arange(first, 40, 5))
         module.group.remove(t, norm_below=0.01)
-        if "expiry" in module.group.layout.score_words:
+        if "expiry" in module.group.config.layout.score_words:
             module.group.remove(t, expired=True)
     module.group.compact()
     train(module, range(first + 2, first + 3))

@@ -234,13 +234,13 @@ def test_a_full_table_that_raises_counts_nothing(rule: admission.AdmissionRule) 
     group = make_group(rule, capacity=2, on_full="error")
     group.insert(0, torch.tensor([1, 2]).repeat(3))
     group.insert(0, torch.tensor([7, 7]))
-    sketch = group.sketch.clone()
+    sketch = group.index.sketch.clone()
     for _ in range(3):
         with raises_in_step(group, "table 0 has (2 ids and room for 0|no room for the)"):
             group.insert(0, torch.tensor([7, 8]))
     counted = group.stats(wait=True)["t0"].counted
     assert counted == (1 if isinstance(rule, td.AdmitFrequent) else 0)
-    assert torch.equal(group.sketch, sketch)
+    assert torch.equal(group.index.sketch, sketch)
     group.erase(0, torch.tensor([1]))
     group.insert(0, torch.tensor([7]))
     assert ids_of(group) == {2, 7}
@@ -280,7 +280,7 @@ def test_rows_that_are_not_assigned_leave_the_counts() -> None:
 
 
 def counts_of(group: td.TableGroup) -> dict[int, int]:
-    counted = read_counts(group, 0)
+    counted = read_counts(group.tables, 0)
     assert counted is not None
     return dict(zip(counted.ids.tolist(), counted.counts.tolist(), strict=True))
 

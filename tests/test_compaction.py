@@ -67,11 +67,11 @@ def test_memory_is_given_back_and_nothing_else_changes() -> None:
     for slab in range(2):
         sizes = sum(
             group.size(t)
-            for t, config in enumerate(group.tables_config)
-            if group.slab_configs[slab] == config.slab
+            for t, config in enumerate(group.config.tables)
+            if group.config.slabs[slab] == config.slab
         )
-        assert int(group.slabs[slab, Slab.NEXT_ROW]) == sizes
-        assert int(group.slabs[slab, Slab.FREE_COUNT]) == 0
+        assert int(group.index.slabs[slab, Slab.NEXT_ROW]) == sizes
+        assert int(group.index.slabs[slab, Slab.FREE_COUNT]) == 0
     assert group.compact() == 0
     # training goes on as if nothing had happened
     for each in (group, other):
@@ -103,7 +103,7 @@ def test_outstanding_handles_become_stale_and_are_counted() -> None:
     kept = group.read(0, torch.arange(50, 100))
     updates = len(group.names) + RowClock.UPDATES
     group.insert(0, torch.arange(200, 260))  # takes the rows that the old handles name
-    group.row_clock[updates] = 0
+    group.rows.row_clock[updates] = 0
     output.sum().backward()
     # ids 90 to 99 had rows 90 to 99, which lie beyond the rows in use
     assert group.stale_gradients() == 10
@@ -147,7 +147,7 @@ def test_a_table_is_added_to_a_group_in_use() -> None:
         "d", 16, policy=td.Policy(score="timestamp", admission=td.AdmitFrequent(1), capacity=10)
     )
     assert group.add_table(added) == 3
-    assert group.layout.score_words == ("step", "timestamp", "frequency")
+    assert group.config.layout.score_words == ("step", "timestamp", "frequency")
     after = content(group)
     assert after.pop("d") == {}
     assert after == before
@@ -209,4 +209,4 @@ def test_tables_that_do_not_fit_are_not_added() -> None:
         assert collection.group.names == ["user"]
         assert len(collection.optimizer.param_groups) == 1
     collection({"user": torch.arange(5)})["user"].sum().backward()
-    assert int(collection.group.tables[0, Table.SIZE]) == 5
+    assert int(collection.group.index.tables[0, Table.SIZE]) == 5

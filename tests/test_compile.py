@@ -290,7 +290,9 @@ def test_growth_schedules_and_loading_do_not_recompile() -> None:
     function, counter = compiled(model, dynamic=True)
     schedulers = [lr_scheduler.StepLR(tables_of(m)[0].optimizer, 1, 0.5) for m in (eager, model)]
     tables = tables_of(model)[0]
-    addresses = [tensor.data_ptr() for tensor in (tables.group.buckets, *tables.group.weights)]
+    addresses = [
+        tensor.data_ptr() for tensor in (tables.group.index.buckets, *tables.group.rows.weights)
+    ]
 
     def step_both(step: int, below: int) -> None:
         ids = random_ids(3 * 500, seed=step, below=below)
@@ -302,7 +304,7 @@ def test_growth_schedules_and_loading_do_not_recompile() -> None:
 
     for step in range(10):
         step_both(step, 10**step)
-    assert int(tables.group.tables[:, Table.GROWTHS].min()) >= 4
+    assert int(tables.group.index.tables[:, Table.GROWTHS].min()) >= 4
     saved = model.state_dict()
     step_both(10, 100)
     for module in (eager, model):
@@ -313,7 +315,7 @@ def test_growth_schedules_and_loading_do_not_recompile() -> None:
     assert_equal_bits(eager, model)
     assert counter.frame_count == 1
     group = tables.group
-    assert [tensor.data_ptr() for tensor in (group.buckets, *group.weights)] == addresses
+    assert [tensor.data_ptr() for tensor in (group.index.buckets, *group.rows.weights)] == addresses
 
 
 # -- checkpointing, misuse ---------------------------------------------------------------------
@@ -356,7 +358,9 @@ def test_activation_checkpointing(how: str) -> None:
         output = train_step(model, function, (ids, torch.zeros(DIM, requires_grad=True)))
         assert torch.equal(output, train_step(plain, plain, (ids,)))
         # the second lookup of a step is counted
-        model.lookup.group.tables[:, Table.FOUND] = plain.lookup.group.tables[:, Table.FOUND]
+        model.lookup.group.index.tables[:, Table.FOUND] = plain.lookup.group.index.tables[
+            :, Table.FOUND
+        ]
         assert_equal_bits(model, plain)
 
 
@@ -380,7 +384,7 @@ def test_compiled_activation_checkpointing_counts_ids_once(use_reentrant: bool) 
         function(ids, torch.zeros(DIM, requires_grad=True)).sum().backward()
         table.optimizer.step()
     assert table.group.get_score(0, ids).scores.tolist() == [2, 4, 4]
-    assert int(table.group.row_clock[0]) == 2  # updates
+    assert int(table.group.rows.row_clock[0]) == 2  # updates
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -389,8 +393,11 @@ def test_backends_that_copy_reserved_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch, how: str, split: bool
 ) -> None:
     table = td.DynamicEmbedding(DIM, optimizer=td.Adam(lr=0.1), split=split, max_rows=1000)
-    index = sum(t.nbytes for t in (table.group.buckets, table.group.scores, table.group.free_rows))
-    assert sum(t.nbytes for t in (*table.group.weights, *table.group.state)) > index
+    index = sum(
+        t.nbytes
+        for t in (table.group.index.buckets, table.group.index.scores, table.group.index.free_rows)
+    )
+    assert sum(t.nbytes for t in (*table.group.rows.weights, *table.group.rows.state)) > index
     most = index - 1 if how == "forward" else index
     monkeypatch.setattr(functional_copies, "MOST_COPIED", most)
     compiler = torch.compile(backend="aot_eager")

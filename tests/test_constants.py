@@ -125,8 +125,8 @@ def test_the_number_of_buckets_does_not_overflow() -> None:
 
 def test_zeroed_limits_are_no_limits() -> None:
     group = make_group(optimizer="sgd")
-    group.hyper.zero_()
-    group.hyper[:, Hyper.LR] = 1.0
+    group.rows.hyper.zero_()
+    group.rows.hyper[:, Hyper.LR] = 1.0
     ids = torch.tensor([5, 6])
     before = group.read(0, ids)
     handles = group.find(ids, torch.tensor([0, 2]), [0]).handles
@@ -138,7 +138,7 @@ def test_zeroed_limits_are_no_limits() -> None:
         torch.zeros(1, requires_grad=True),
         [0],
         4,
-        group.optimizer_code,
+        group.config.optimizer_code,
     )
     output.sum().backward()
     torch.testing.assert_close(group.read(0, ids), before - 1.0)

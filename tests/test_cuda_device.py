@@ -27,7 +27,7 @@ def make_group(dim: int = 16, **arguments: object) -> td.TableGroup:
 
 def bags_of(group: td.TableGroup, ids: Tensor, length: int) -> Call:
     offsets = torch.arange(ids.numel() // length + 1, device=ids.device) * length
-    return Call(ids, offsets, [0], [group.slab_configs[0].dim])
+    return Call(ids, offsets, [0], [group.config.slabs[0].dim])
 
 
 def ids_of_step(step: int, count: int = 512) -> Tensor:
@@ -55,7 +55,7 @@ def bag_lookup_on_gpu(group: td.TableGroup, call: Call) -> Tensor:
         feature_tables=call.tables,
         feature_dims=call.dims,
         pooling=Pooling.SUM,
-        optimizer=group.optimizer_code,
+        optimizer=group.config.optimizer_code,
     )
 
 
@@ -164,7 +164,9 @@ def test_tensors_on_another_device() -> None:
     with pytest.raises(ValueError, match=r"ids is on cpu .* but the table is on cuda:0"):
         group.find_or_insert(ids, offsets, [0])
     with pytest.raises(RuntimeError, match=r"find: ids is on the CPU, but the table is on cuda:0"):
-        torch.ops.dynemb.find(group.buckets, group.tables, group.meta, ids, offsets, [0])
+        torch.ops.dynemb.find(
+            group.index.buckets, group.index.tables, group.index.meta, ids, offsets, [0]
+        )
     with torch.device("cpu"):
         host = make_group(device="cpu")
     message = r"find: buckets is on the CPU, but another argument is on a GPU"
@@ -249,7 +251,7 @@ def test_more_elements_than_31_bits_count() -> None:
     output.backward(torch.ones_like(output))
     group.end_step()
     torch.testing.assert_close(group.read(0, last), before - 1.0)
-    assert int(group.slabs[0, 0]) * 4096 > 1 << 31
+    assert int(group.index.slabs[0, 0]) * 4096 > 1 << 31
 
 
 def flat_call_on_gpu(group: td.TableGroup, ids: Tensor) -> Call:

@@ -97,7 +97,7 @@ class Pair:
             output = bag_lookup(group, call, pooling=pooling, weights=weights)
             gradient = torch.linspace(-1.0, 1.0, output.numel(), device="cpu").to(group.device)
             output.backward(gradient.reshape(output.shape))
-            group.clock[0] += 1
+            group.index.clock[0] += 1
             return output.detach()
 
         self.check_equal(step, call, weights if weighted else None)
@@ -119,7 +119,7 @@ def random_call(
 ) -> Call:
     """One feature per table, bags of 0 to 9 ids."""
     features = []
-    for table in range(len(group.tables_config)):
+    for table in range(len(group.config.tables)):
         bags = [random_ids(generator, int(length), distinct) for length in range(10)]
         bags += [random_ids(generator, 9, distinct) for _ in range(count // 9)]
         features.append((table, bags))
@@ -160,7 +160,7 @@ def test_growth_in_place_keeps_every_entry(gpu: str) -> None:
         begin += count
         pair.check_equal(lambda group, ids: group.insert(0, ids), ids)
         pair.check_state()
-    assert int(pair.cpu.tables[0, Table.GROWTHS]) >= 4
+    assert int(pair.cpu.index.tables[0, Table.GROWTHS]) >= 4
 
 
 @pytest.mark.parametrize("dim", [1, 2, 4, 5, 12, 16, 30, 64, 65, 128, 131, 132, 256, 513, 4096])

@@ -47,7 +47,7 @@ def make_group(
 
 
 def counts(group: td.TableGroup) -> list[Tensor]:
-    return [group.tables[:, : Table.FOUND].clone(), group.slabs.clone()]
+    return [group.index.tables[:, : Table.FOUND].clone(), group.index.slabs.clone()]
 
 
 def assert_refused_on_device(
@@ -166,7 +166,7 @@ def test_reserved_tensors_that_no_one_bound() -> None:
         meta = torch.zeros(1, 16, dtype=torch.int64)
         scores = torch.zeros(0, 4, dtype=torch.int64)
         with pytest.raises(RuntimeError, match=r"grow_: buckets is reserved .*: call bind_group"):
-            ops.grow_(buckets, scores, tables, meta, 0, 10)
+            torch.ops.dynemb.grow_(buckets, scores, tables, meta, 0, 10)
 
 
 # -- what calls might need, and do not -----------------------------------------------------------
@@ -246,13 +246,13 @@ def test_a_small_table_in_a_large_batch_does_not_grow_for_all_of_it() -> None:
         without_growth = launches() - before - with_block
         # one block instead of three kernels: table 1 might get 30,000 ids, but never had
         assert with_block == without_growth + 1
-        grown = int(group.tables[1, Table.GROWTHS])
+        grown = int(group.index.tables[1, Table.GROWTHS])
         insert_features(group, [large[:100], torch.arange(20_000)])  # now it does, and grows
-    cpu = td.TableGroup(group.tables_config, optimizer=td.Adam(lr=0.1), seed=1)
+    cpu = td.TableGroup(group.config.tables, optimizer=td.Adam(lr=0.1), seed=1)
     cpu.reserve(0, 100_000)
     for ids in ([large, small], [large, small], [large[:10]], [large[:100], torch.arange(20_000)]):
         insert_features(cpu, ids)
-    assert int(group.tables[1, Table.GROWTHS]) == grown + 1
+    assert int(group.index.tables[1, Table.GROWTHS]) == grown + 1
     assert different_state(cpu, group) == []
 
 
@@ -266,7 +266,7 @@ def test_replays_have_room_for_the_ids_of_each_table_not_for_all_ids() -> None:
         insert_features(group, ids)
         set_capturing(False)
         assert created_bytes() - start <= 3.5 * 20_350 * ROW + 64 * MIB
-        rooms = [int(n) * 4 * 70 // 100 for n in group.tables[:, Table.BUCKET_COUNT]]
+        rooms = [int(n) * 4 * 70 // 100 for n in group.index.tables[:, Table.BUCKET_COUNT]]
         assert rooms[0] >= 4 * 20_000
         assert all(4 * 50 <= room < 2_000 for room in rooms[1:])
 
@@ -301,17 +301,17 @@ def test_a_captured_call_makes_room_for_replays_first() -> None:
     group = make_group()
     with emulated_cuda():
         group.insert(0, torch.arange(1000))
-        buckets = int(group.tables[0, Table.BUCKET_COUNT])
+        buckets = int(group.index.tables[0, Table.BUCKET_COUNT])
         set_capturing(True)
         group.insert(0, torch.arange(1000, 3000))
         set_capturing(False)
-        room = int(group.tables[0, Table.BUCKET_COUNT]) * 4 * 70 // 100
+        room = int(group.index.tables[0, Table.BUCKET_COUNT]) * 4 * 70 // 100
         assert buckets * 4 * 70 // 100 < 3000 < 1000 + 3 * 2000 <= room
         # eager calls and steps go on from there, and each step looks ahead again
         for step in range(4):
             group.insert(0, torch.arange(3000 + step * 2000, 5000 + step * 2000))
             group.end_step()
-        room = int(group.tables[0, Table.BUCKET_COUNT]) * 4 * 70 // 100
+        room = int(group.index.tables[0, Table.BUCKET_COUNT]) * 4 * 70 // 100
         assert room >= group.size(0) + 3 * 2000
         assert bool(group.contains(0, torch.arange(11_000)).all())
 
@@ -383,12 +383,12 @@ def test_an_update_whose_forward_saw_other_rows() -> None:
         first, second = bag_lookup(group, call), bag_lookup(group, call)
         first.sum().backward()
         rows = group.read(0, torch.arange(5))
-        clock = group.row_clock.clone()
+        clock = group.rows.row_clock.clone()
         second.sum().backward()
         with pytest.raises(RuntimeError, match=r"adam_backward_: the rows were updated between"):
             group.end_step()
         assert torch.equal(group.read(0, torch.arange(5)), rows)
-        assert torch.equal(group.row_clock, clock)
+        assert torch.equal(group.rows.row_clock, clock)
 
 
 def test_the_next_op_reports_too() -> None:
@@ -408,7 +408,7 @@ def test_handles_and_dims_that_do_not_fit() -> None:
         lambda: bag_lookup(group, call, handles=far),
         "embedding_bag: a handle names row 1000000",
     )
-    rows = (group.weights, group.generations, group.meta, group.init_data)
+    rows = (group.rows.weights, group.rows.generations, group.index.meta, group.rows.init_data)
     arguments = (torch.ones(3, 4), call.ids, far, call.offsets, None, call.tables, call.dims, 0)
     assert_refused_on_device(
         group,
@@ -442,10 +442,10 @@ def test_entries_that_reduce_grad_did_not_return(name: str, value: int, message:
     def update() -> None:
         handles = group.insert(0, call.ids)
         reduced = torch.ops.dynemb.reduce_grad(
-            group.weights,
-            group.generations,
-            group.meta,
-            group.init_data,
+            group.rows.weights,
+            group.rows.generations,
+            group.index.meta,
+            group.rows.init_data,
             torch.ones(3, 4),
             call.ids,
             handles,
@@ -483,4 +483,4 @@ def test_more_features_than_one_upload_holds() -> None:
             output = bag_lookup(group, call)
             output.backward(torch.ones_like(output))
         assert torch.equal(expected, output), step
-    assert int(group.slabs[0, Slab.NEXT_ROW]) == int(cpu.slabs[0, Slab.NEXT_ROW])
+    assert int(group.index.slabs[0, Slab.NEXT_ROW]) == int(cpu.slabs[0, Slab.NEXT_ROW])

@@ -126,7 +126,7 @@ class Pair:
             if given is None:
                 given = torch.linspace(-1.0, 1.0, output.numel(), device="cpu") ** 3
             output.backward(given.to(group.device).reshape(output.shape))
-            group.clock[0] += 1
+            group.index.clock[0] += 1
             return output.detach().cpu()
 
         with torch.device("cpu"):
@@ -147,12 +147,12 @@ class Pair:
         """The step of split mode, as ``SplitOptimizer`` does it."""
         for group, device in ((self.cpu, partial(torch.device, "cpu")), (self.gpu, self.on_gpu)):
             with device():
-                pending = PendingGradients.of(group.pending)
-                merge_grad_(pending, group.row_clock)
-                tables = len(group.tables_config)
-                updates = group.row_clock[tables + RowClock.UPDATES].reshape(1).clone()
-                assert group.optimizer_config is not None
-                update = getattr(torch.ops.dynemb, f"{group.optimizer_config.op_name}_update_")
+                pending = PendingGradients.of(group.rows.pending)
+                merge_grad_(pending, group.rows.row_clock)
+                tables = len(group.config.tables)
+                updates = group.rows.row_clock[tables + RowClock.UPDATES].reshape(1).clone()
+                assert group.config.optimizer is not None
+                update = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_update_")
                 counts = pending.counts[:, 0].contiguous()
                 update(
                     *group.rows.updated,
@@ -166,7 +166,7 @@ class Pair:
 
     def set_hyper(self, column: Hyper, value: float) -> None:
         for group in self.groups():
-            group.hyper[:, column] = value
+            group.rows.hyper[:, column] = value
 
     def check_state(self) -> None:
         with torch.device("cpu"):
@@ -176,7 +176,7 @@ class Pair:
         assert different_state(self.cpu, self.gpu, rounded=self.rounded) == []
 
     def row_clock(self) -> list[int]:
-        on_cpu, on_gpu = (group.row_clock.tolist() for group in self.groups())
+        on_cpu, on_gpu = (group.rows.row_clock.tolist() for group in self.groups())
         assert on_cpu == on_gpu
         return on_cpu
 
@@ -185,7 +185,7 @@ def random_call(pair: Pair, seed: int, distinct: int = 40) -> Call:
     """A feature per table, bags of 0 to 9 ids."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     features = []
-    for table in range(len(pair.cpu.tables_config)):
+    for table in range(len(pair.cpu.config.tables)):
         ids = torch.randint(0, distinct, (10, 9), generator=generator, device="cpu") * 7919 - 50
         features.append((table, [row[:length].tolist() for length, row in enumerate(ids)]))
     with torch.device("cpu"):
@@ -246,8 +246,10 @@ def check_close(pair: Pair, tolerance: float) -> None:
         pair.cpu.materialize()
     with pair.on_gpu():
         pair.gpu.materialize()
-    for slab, (on_cpu, on_gpu) in enumerate(zip(pair.cpu.weights, pair.gpu.weights, strict=True)):
-        used = pair.cpu.used_rows(slab)
+    for slab, (on_cpu, on_gpu) in enumerate(
+        zip(pair.cpu.rows.weights, pair.gpu.rows.weights, strict=True)
+    ):
+        used = pair.cpu.index.used_rows(slab)
         torch.testing.assert_close(
             on_gpu[:used].float().cpu(), on_cpu[:used].float(), rtol=tolerance, atol=tolerance / 8
         )
@@ -272,7 +274,7 @@ def test_slabs_of_one_dim(gpu: str) -> None:
                 torch.zeros(1, requires_grad=True, device=group.device),
                 feature_tables=[0, 1, 2, 4],
                 dim=8,
-                optimizer=group.optimizer_code,
+                optimizer=group.config.optimizer_code,
             )
             output.sum().backward()
     pair.check_state()
@@ -371,7 +373,7 @@ def test_rows_that_are_skipped_are_not_written(gpu: str) -> None:
     pair = Pair(gpu, td.Adagrad(lr=0.5, non_finite="skip"), [(8, FLOAT32), (5, FLOAT32)])
     call, gradient = non_finite_call(pair)
     pair.train(call, gradient=gradient)
-    for on_cpu, on_gpu in zip(pair.cpu.generations, pair.gpu.generations, strict=True):
+    for on_cpu, on_gpu in zip(pair.cpu.rows.generations, pair.gpu.rows.generations, strict=True):
         assert torch.equal(on_cpu[:6], on_gpu[:6].cpu())
     pair.check_state()
 
@@ -388,7 +390,9 @@ def test_non_finite_gradients_are_an_error(split: bool, seed: int, gpu: str) -> 
         pair.apply()
     with pair.on_gpu():
         pair.gpu.materialize()
-    before = [t.clone() for t in (*pair.gpu.weights, *pair.gpu.state, pair.gpu.row_clock)]
+    before = [
+        t.clone() for t in (*pair.gpu.rows.weights, *pair.gpu.rows.state, pair.gpu.rows.row_clock)
+    ]
     with pair.on_gpu():
         output = pair.forward(pair.gpu, call)
         output.backward(gradient.to(output.device))
@@ -403,7 +407,7 @@ def test_non_finite_gradients_are_an_error(split: bool, seed: int, gpu: str) -> 
             before[-1][2 + RowClock.SINCE_STEP] += 1
         with pytest.raises(RuntimeError, match="non_finite is 'raise': no row has been updated"):
             pair.raise_errors()
-    after = [*pair.gpu.weights, *pair.gpu.state, pair.gpu.row_clock]
+    after = [*pair.gpu.rows.weights, *pair.gpu.rows.state, pair.gpu.rows.row_clock]
     assert all(same_bits(a[:50], b[:50]) for a, b in zip(before, after, strict=True))
     with torch.device("cpu"):
         pair.cpu.materialize()
@@ -444,7 +448,7 @@ def test_split_mode(optimizer: OptimizerConfig, seed: int, gpu: str) -> None:
 
 def check_pending(pair: Pair) -> list[int]:
     """Entries of each slab, which must be equal bit for bit."""
-    on_cpu, on_gpu = (PendingGradients.of(group.pending) for group in pair.groups())
+    on_cpu, on_gpu = (PendingGradients.of(group.rows.pending) for group in pair.groups())
     assert torch.equal(on_cpu.counts, on_gpu.counts.cpu())
     counts: list[int] = on_cpu.counts[:, 0].tolist()
     for slab, count in enumerate(counts):
@@ -456,7 +460,7 @@ def check_pending(pair: Pair) -> list[int]:
 def merge_both(pair: Pair) -> None:
     for group, device in ((pair.cpu, partial(torch.device, "cpu")), (pair.gpu, pair.on_gpu)):
         with device():
-            merge_grad_(PendingGradients.of(group.pending), group.row_clock)
+            merge_grad_(PendingGradients.of(group.rows.pending), group.rows.row_clock)
 
 
 def test_pending_entries(gpu: str) -> None:
@@ -508,7 +512,7 @@ def test_one_lookup_needs_no_merge() -> None:
         pair.train(random_call(pair, 1))
         before = launches()
         with pair.on_gpu():
-            merge_grad_(PendingGradients.of(pair.gpu.pending), pair.gpu.row_clock)
+            merge_grad_(PendingGradients.of(pair.gpu.rows.pending), pair.gpu.rows.row_clock)
         assert launches() == before
         pair.apply()
 
@@ -525,12 +529,12 @@ def test_captured_lookups_have_room_for_three_replays() -> None:
         pair.forward(pair.gpu, call).sum().backward()
     set_capturing(False)
     with pair.on_gpu():
-        pending = PendingGradients.of(pair.gpu.pending)
+        pending = PendingGradients.of(pair.gpu.rows.pending)
         pending.gradients[0][2999].fill_(1.0)  # mapped, or the process would end here
         for _ in range(3):
             pair.forward(pair.gpu, call).sum().backward()
         pair.raise_errors()
-        merge_grad_(pending, pair.gpu.row_clock)
+        merge_grad_(pending, pair.gpu.rows.row_clock)
         assert pending.counts.tolist() == [[1000, 1]]
         assert torch.all(pending.gradients[0][:1000] == 4.0)
 
@@ -540,7 +544,7 @@ def test_gradients_that_do_not_fit_are_an_error() -> None:
     pair = Pair("emulated", td.SGD(lr=0.5), [(4, FLOAT32), (5, FLOAT32)], split=True)
     call = random_call(pair, 0)
     pair.train(call)
-    pending = PendingGradients.of(pair.cpu.pending)
+    pending = PendingGradients.of(pair.cpu.rows.pending)
     handles, ids, tables, gradients = (
         [tensor[:10].clone() for tensor in tensors] for tensors in pending[:-1]
     )
@@ -558,7 +562,7 @@ def test_gradients_that_do_not_fit_are_an_error() -> None:
             feature_tables=call.tables,
             feature_dims=call.dims,
             pooling=Pooling.SUM,
-            optimizer=pair.cpu.optimizer_code,
+            optimizer=pair.cpu.config.optimizer_code,
         )
         output.sum().backward()
         with pytest.raises(RuntimeError, match=r"accumulate_grad_: row slab 0 has no room"):
@@ -578,4 +582,4 @@ def test_gradients_of_weights_are_of_the_rows_of_the_forward() -> None:
         output.sum().backward()
         with pytest.raises(RuntimeError, match="gradients of per_sample_weights no longer fit"):
             pair.raise_errors()
-        assert pair.gpu.pending[-1].tolist() == [[0, 0]]
+        assert pair.gpu.rows.pending[-1].tolist() == [[0, 0]]

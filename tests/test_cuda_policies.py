@@ -127,21 +127,25 @@ def make_group(name: str, capacity: int) -> td.TableGroup:
     budget = 60_000 if name == "budget" else None
     tables = tables_of(name, capacity)
     group = td.TableGroup(tables, optimizer=td.SGD(lr=0.5), seed=3, memory_budget=budget)
-    group.evicted = torch.zeros(1 + 3 * capacity, EVICTED_COLUMNS, dtype=torch.int64)
-    group.clock[1] = 1000  # not the machine's time
+    group.index.evicted = torch.zeros(1 + 3 * capacity, EVICTED_COLUMNS, dtype=torch.int64)
+    group.index.clock[1] = 1000  # not the machine's time
     return group
 
 
 def state(group: td.TableGroup) -> dict[str, Tensor]:
     """Copies of all integers of the index, as far as they are used."""
-    tensors = {name: getattr(group, name) for name in ("tables", "slabs", "sketch", "evicted")}
-    for t in range(group.tables.shape[0]):
-        active = group.active_buckets(t)
-        tensors[f"buckets {t}"] = group.buckets[active]
-        if group.layout.score_words and t < len(group.tables_config):
-            tensors[f"scores {t}"] = group.scores[active]
-    for s in range(len(group.slab_configs)):
-        tensors[f"free rows {s}"] = group.free_rows[s, : int(group.slabs[s, Slab.FREE_COUNT])]
+    tensors = {
+        name: getattr(group.index, name) for name in ("tables", "slabs", "sketch", "evicted")
+    }
+    for t in range(group.index.tables.shape[0]):
+        active = group.index.active_buckets(t)
+        tensors[f"buckets {t}"] = group.index.buckets[active]
+        if group.config.layout.score_words and t < len(group.config.tables):
+            tensors[f"scores {t}"] = group.index.scores[active]
+    for s in range(len(group.config.slabs)):
+        tensors[f"free rows {s}"] = group.index.free_rows[
+            s, : int(group.index.slabs[s, Slab.FREE_COUNT])
+        ]
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -162,23 +166,7 @@ def find_or_insert(
     policies: Sequence[int],
     admit: Tensor | None,
 ) -> Tensor:
-    return ops.find_or_insert_(
-        group.buckets,
-        group.scores,
-        group.tables,
-        group.slabs,
-        group.free_rows,
-        group.sketch,
-        group.evicted,
-        group.meta,
-        group.policy,
-        group.clock,
-        ids,
-        offsets,
-        admit,
-        tables,
-        policies,
-    )
+    return ops.find_or_insert_(group.index, ids, offsets, admit, tables, policies)
 
 
 class Pair:
@@ -189,8 +177,8 @@ class Pair:
         with emulated_cuda():
             self.gpu = make_group(name, capacity)
         self.features = [
-            (t, self.cpu.layout.of_feature.get((t, feature), t))
-            for t, config in enumerate(self.cpu.tables_config)
+            (t, self.cpu.config.layout.of_feature.get((t, feature), t))
+            for t, config in enumerate(self.cpu.config.tables)
             for feature in config.feature_names
         ]
         self.refused = 0
@@ -222,19 +210,17 @@ class Pair:
     def end_step(self, generator: torch.Generator) -> None:
         score = torch.randint(-5, 5, (), generator=generator)
         for group in (self.cpu, self.gpu):
-            group.clock[0] += 1
-            group.clock[1] += 2
-            group.clock[2:] = score
+            group.index.clock[0] += 1
+            group.index.clock[1] += 2
+            group.index.clock[2:] = score
 
     def check(self) -> None:
         assert differences(self.cpu, self.gpu) == {}
         with emulated_cuda():
             self.gpu.end_step()
-            tables, clock = ops.reported_counts(
-                self.gpu.buckets, self.gpu.tables, self.gpu.row_clock
-            )
-        assert torch.equal(tables, self.cpu.tables)
-        assert torch.equal(clock, self.cpu.row_clock)
+            tables, clock = ops.reported_counts(self.gpu.index, self.gpu.rows)
+        assert torch.equal(tables, self.cpu.index.tables)
+        assert torch.equal(clock, self.cpu.rows.row_clock)
 
 
 def random_ids(generator: torch.Generator, count: int, distinct: int) -> Tensor:
@@ -259,7 +245,7 @@ def test_random_calls(name: str, seed: int) -> None:
     for step in range(14):
         ids, offsets = random_call(pair, generator, distinct=100 + 20 * step)
         admit = None
-        if step % 5 == 4 and pair.cpu.layout.rows:
+        if step % 5 == 4 and pair.cpu.config.layout.rows:
             admit = torch.rand(ids.numel(), generator=generator) < 0.5
         pair.insert(ids, offsets, admit)
         pair.check()
@@ -270,18 +256,18 @@ def test_random_calls(name: str, seed: int) -> None:
             pair.insert(ids[:0], torch.zeros_like(offsets))
         if step % 2:
             pair.end_step(generator)
-    counts = pair.cpu.tables.sum(0)
+    counts = pair.cpu.index.tables.sum(0)
     assert counts[Table.FOUND] > 0
     assert counts[Table.MISSED] > 0
     if name.startswith("evict"):
         assert counts[Table.EVICTED] > 100
         assert counts[Table.REJECTED] > 0
-        assert pair.cpu.evicted[0, 1] > 0, "the log has overflown"
+        assert pair.cpu.index.evicted[0, 1] > 0, "the log has overflown"
     if name == "error":
         assert pair.refused > 0
     if name in ("refused", "budget", "frequent and refused"):
         assert counts[Table.REJECTED] > 0
-    if any(config.policy.admission is not None for config in pair.cpu.tables_config):
+    if any(config.policy.admission is not None for config in pair.cpu.config.tables):
         assert counts[Table.NOT_ADMITTED] > 0
 
 
@@ -294,7 +280,7 @@ def test_calls_of_many_blocks(seed: int) -> None:
         pair.insert(ids, offsets)
         pair.check()
         pair.end_step(generator)
-    assert pair.cpu.tables[0, Table.EVICTED] > 256
+    assert pair.cpu.index.tables[0, Table.EVICTED] > 256
 
 
 def test_counters_are_rehashed_while_ids_find_victims_or_none(seed: int) -> None:
@@ -305,18 +291,18 @@ def test_counters_are_rehashed_while_ids_find_victims_or_none(seed: int) -> None
     growths = []
     for step in range(4):
         for group in (pair.cpu, pair.gpu):
-            group.clock[0] += 1
+            group.index.clock[0] += 1
         first = 100 + 200 * step
         once, twice = torch.arange(first, first + 60), torch.arange(first + 30, first + 120)
         pair.insert(once, torch.tensor([0, 60]))
         pair.check()
-        before = int(pair.cpu.tables[2, Table.GROWTHS])
+        before = int(pair.cpu.index.tables[2, Table.GROWTHS])
         pair.insert(torch.cat([once, twice, twice]), torch.tensor([0, 240]))
         pair.check()
-        growths.append(int(pair.cpu.tables[2, Table.GROWTHS]) - before)
-    assert pair.cpu.tables[0, Table.EVICTED] == 4 * 20
-    assert pair.cpu.tables[0, Table.REJECTED] == 4 * 100
-    assert pair.cpu.tables[2, Table.SIZE] == 4 * 100  # all that have no row, and no other
+        growths.append(int(pair.cpu.index.tables[2, Table.GROWTHS]) - before)
+    assert pair.cpu.index.tables[0, Table.EVICTED] == 4 * 20
+    assert pair.cpu.index.tables[0, Table.REJECTED] == 4 * 100
+    assert pair.cpu.index.tables[2, Table.SIZE] == 4 * 100  # all that have no row, and no other
     assert sum(growths) > 0
 
 
@@ -327,11 +313,11 @@ def test_a_small_table_whose_ids_many_want(seed: int) -> None:
     pair.insert(torch.arange(30).repeat_interleave(torch.arange(30) % 4 + 1), torch.tensor([0, 73]))
     for count in (10, 30, 300):
         for group in (pair.cpu, pair.gpu):
-            group.clock[0] += 1
+            group.index.clock[0] += 1
         pair.insert(torch.arange(count) + 1000 * count, torch.tensor([0, count]))
         pair.check()
-    assert pair.cpu.tables[0, Table.EVICTED] == 10 + 30 + 30
-    assert pair.cpu.tables[0, Table.REJECTED] == 270
+    assert pair.cpu.index.tables[0, Table.EVICTED] == 10 + 30 + 30
+    assert pair.cpu.index.tables[0, Table.REJECTED] == 270
 
 
 @pytest.mark.parametrize("capacity", [50, 200])
@@ -343,13 +329,13 @@ def test_victims_that_many_want(seed: int, capacity: int) -> None:
     pair.features = [(0, 0)]
     pair.insert(torch.arange(capacity), torch.tensor([0, capacity]))
     for group in (pair.cpu, pair.gpu):
-        group.clock[0] += 5
-    bucket_count = int(pair.cpu.tables[0, Table.BUCKET_COUNT])
+        group.index.clock[0] += 5
+    bucket_count = int(pair.cpu.index.tables[0, Table.BUCKET_COUNT])
     new = ids_in_one_bucket(pair.cpu, 0, 60, bucket_count=bucket_count)
     pair.insert(new, torch.tensor([0, 60]))
     pair.check()
-    assert 0 < int(pair.cpu.tables[0, Table.EVICTED]) < 60
-    assert int(pair.cpu.tables[0, Table.REJECTED]) > 0
+    assert 0 < int(pair.cpu.index.tables[0, Table.EVICTED]) < 60
+    assert int(pair.cpu.index.tables[0, Table.REJECTED]) > 0
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -387,12 +373,12 @@ def test_a_full_table_that_evicts_maps_no_more_memory() -> None:
         group.insert(0, torch.arange(1000))
         mapped = created_bytes()
         for step in range(1, 20):
-            group.clock[0] += 1
+            group.index.clock[0] += 1
             group.insert(0, torch.arange(step * 1000, (step + 1) * 1000))
             group.end_step()
     assert created_bytes() == mapped
     assert group.size(0) == 1000
-    assert int(group.tables[0, Table.EVICTED]) > 10_000
+    assert int(group.index.tables[0, Table.EVICTED]) > 10_000
 
 
 @pytest.fixture
@@ -409,9 +395,9 @@ def test_a_captured_step_drops_the_tombstones_of_a_table_that_evicts(
         group = td.TableGroup([table(0, td.Policy(capacity=1000))], optimizer=td.SGD(lr=0.5))
         set_capturing(True)
         for step in range(20):
-            group.clock[0] += 1
+            group.index.clock[0] += 1
             group.insert(0, torch.arange(step * 700, (step + 1) * 700))
             torch.ops.dynemb.raise_device_errors(0)
         set_capturing(False)
         assert group.size(0) == 1000
-        assert int(group.tables[0, Table.GROWTHS]) > 3
+        assert int(group.index.tables[0, Table.GROWTHS]) > 3

@@ -22,8 +22,7 @@ def call_with(group: td.TableGroup, name: str, ids: Tensor, offsets: Tensor) -> 
         return group.find(ids, offsets, [0])
     if name == "find_or_insert_":
         return group.find_or_insert(ids, offsets, [0])
-    index = (group.buckets, group.scores, group.tables, group.slabs, group.free_rows, group.meta)
-    return ops.erase_(*index, ids, offsets, [0])
+    return ops.erase_(group.index, ids, offsets, [0])
 
 
 @pytest.mark.parametrize("name", ["find", "find_or_insert_", "erase_"])

@@ -287,17 +287,7 @@ def test_wrong_offsets_change_nothing(offsets: list[int], message: str) -> None:
         lambda: group.find_or_insert(ids, given, [0]),
         lambda: group.find(ids, given, [0]),
         lambda: bag_lookup(group, Call(ids, given, [0], [4]), handles=handles),
-        lambda: ops.erase_(
-            group.buckets,
-            group.scores,
-            group.tables,
-            group.slabs,
-            group.free_rows,
-            group.meta,
-            ids,
-            given,
-            [0],
-        ),
+        lambda: ops.erase_(group.index, ids, given, [0]),
     ]
     for call in calls:
         with pytest.raises(RuntimeError, match=message):
@@ -386,10 +376,10 @@ def test_reserve_arguments() -> None:
 def test_descriptors_that_do_not_fit() -> None:
     group = make_group()
     for column, value in ((0, 0), (0, 10_000)):
-        tables = group.tables.clone()
+        tables = group.index.tables.clone()
         tables[1, column] = value
         before = snapshot(group)
         call = pooled_call(group)
         with pytest.raises(RuntimeError, match=r"the descriptor of table 1 does not fit into"):
-            ops.find(group.buckets, tables, group.meta, call.ids, call.offsets, call.tables)
+            ops.find(group.index._replace(tables=tables), call.ids, call.offsets, call.tables)
         assert differences(before, snapshot(group)) == []

@@ -100,7 +100,7 @@ def test_any_number_of_threads_gives_the_same_state(policy: td.Policy) -> None:
             for step in range(8):
                 group.insert(0, torch.randint(0, 40_000, (15_000,), generator=generator))
                 group.step(now=step if keeps_time(policy) else None)
-            states.append({**snapshot(group), "evicted": group.evicted.clone()})
+            states.append({**snapshot(group), "evicted": group.index.evicted.clone()})
             check_whole(group)
     assert differences(*states) == []
 
@@ -142,7 +142,7 @@ def test_a_victims_row_starts_clean() -> None:
     train(group, 0, new, torch.ones(20, 4))
     kept = new[group.contains(0, new)]
     assert kept.numel() > 10
-    assert int(group.slabs[0, Slab.NEXT_ROW]) == 20
+    assert int(group.index.slabs[0, Slab.NEXT_ROW]) == 20
     other = make_group(td.Policy(capacity=20))
     train(other, 0, new, torch.ones(20, 4))
     # steps of Adagrad depend on the sums of squares, which must not be the victim's
@@ -421,6 +421,6 @@ def test_policies_that_do_not_fit_their_group(
 def test_counts_of_the_row_table() -> None:
     group = make_group(td.Policy(capacity=20))
     group.insert(0, torch.arange(25))
-    row = group.tables[0]
+    row = group.index.tables[0]
     assert int(row[Table.SIZE]) == 20
     assert int(row[Table.REJECTED]) == 5  # all are protected in their own step

@@ -63,7 +63,7 @@ def test_bag_step_is_batch_sized(optimizer: td.optim.OptimizerConfig) -> None:
     code = generated_code(lambda ids: dense(bag(ids)))
     assert "dynemb.find_or_insert_" in code
     assert "dynemb.embedding_bag" in code
-    assert f"dynemb.{bag.group.optimizer_config.op_name}_backward_" in code
+    assert f"dynemb.{bag.group.config.optimizer.op_name}_backward_" in code
     assert table_sized_lines(code) == []
 
 
@@ -136,7 +136,7 @@ def test_scan_finds_rows_changed_in_forward_and_backward() -> None:
     bag = make_bag(td.SGD(lr=0.1))
 
     def step(ids: Tensor) -> Tensor:
-        return bag(torch.ops.generated_code_test.touch_(bag.group.weights[0], ids))
+        return bag(torch.ops.generated_code_test.touch_(bag.group.rows.weights[0], ids))
 
     assert table_sized_lines(generated_code(step)) != []
 

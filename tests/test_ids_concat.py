@@ -162,13 +162,20 @@ def test_empty_offsets_are_one_bag_of_one_feature(emulated: bool) -> None:
                 torch.zeros(1, requires_grad=True),
                 feature_tables=[0],
                 dim=4,
-                optimizer=group.optimizer_code,
+                optimizer=group.config.optimizer_code,
             )
             output.backward(torch.ones(5, 4))
             found = group.find(ids, offsets, [0]).handles
             scores = group.get_score(0, ids)
             erased = group.erase(0, ids[:2])
-        tensors = [handles, output.detach(), found, group.tables, group.row_clock, group.weights[0]]
+        tensors = [
+            handles,
+            output.detach(),
+            found,
+            group.index.tables,
+            group.rows.row_clock,
+            group.rows.weights[0],
+        ]
         results.append([*tensors, *scores, torch.tensor(erased)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 

@@ -66,7 +66,7 @@ def test_tables_of_one_dim_share_rows_and_others_do_not() -> None:
     call = call_of(group, [(0, [[1, 2]]), (1, [[1, 2]]), (2, [[1, 2]])])
     handles = group.find_or_insert(call.ids, call.offsets, call.tables)
     assert rows_of(handles) == [0, 1, 0, 1, 2, 3]
-    assert group.slabs[:, Slab.NEXT_ROW].tolist() == [4, 2]
+    assert group.index.slabs[:, Slab.NEXT_ROW].tolist() == [4, 2]
     assert group.sizes() == {"t0": 2, "t1": 2, "t2": 2}
 
 
@@ -87,8 +87,8 @@ def test_last_freed_row_is_taken_first_with_the_next_generation() -> None:
     assert group.erase(0, tensor([10])) == 1
     again = group.insert(0, tensor([3]))
     assert (rows_of(again), generations_of(again)) == ([3], [3])
-    assert group.tables[0, Table.INSERTED] == 9
-    assert group.tables[0, Table.ERASED] == 3
+    assert group.index.tables[0, Table.INSERTED] == 9
+    assert group.index.tables[0, Table.ERASED] == 3
 
 
 def test_freed_row_goes_to_any_table_of_its_dim() -> None:
@@ -104,7 +104,7 @@ def test_generation_wraps_past_never_written() -> None:
     group = make_group()
     group.insert(0, tensor([1]))
     group.erase(0, tensor([1]))
-    group.free_rows[0, 0] = (1 << 28) - 1  # row 0, the last generation
+    group.index.free_rows[0, 0] = (1 << 28) - 1  # row 0, the last generation
     last = group.insert(0, tensor([1]))
     assert generations_of(last) == [(1 << 28) - 1]
     train(group, 0, tensor([1]), torch.ones(1, 4))
@@ -130,7 +130,7 @@ def test_reused_row_starts_clean(optimizer: Any) -> None:
     used.erase(0, tensor([1]))
     assert rows_of(used.insert(0, tensor([2]))) == [0]
     assert torch.equal(used.read(0, tensor([2])), fresh.read(0, tensor([2])))
-    used.row_clock.zero_()
+    used.rows.row_clock.zero_()
     for group in (used, fresh):
         train(group, 0, tensor([2]), torch.ones(1, 4))
     assert torch.equal(used.weights[0][0], fresh.weights[0][0])
@@ -150,7 +150,7 @@ def test_write_touches_no_other_row_and_starts_state_afresh() -> None:
     assert torch.equal(group.read(0, tensor([4])), make_group().read(0, tensor([4])))
     assert group.materialize() == 3  # ids 4, 6, 7
     rows = rows_of(group.insert(0, tensor([2, 5, 100, 101])))
-    sums = group.state[0][rows, 0].tolist()
+    sums = group.rows.state[0][rows, 0].tolist()
     assert sums == [1.5, 0.5, 0.5, 0.5]
 
 
@@ -163,14 +163,14 @@ def test_materialize_writes_each_unwritten_row_once() -> None:
     expected = [group.read(0, torch.arange(10)), group.read(1, torch.arange(6))]
     assert group.materialize() == 12
     assert group.materialize() == 0
-    assert torch.equal(group.weights[0][:10], expected[0])
-    assert torch.equal(group.weights[1][:6], expected[1])
-    assert torch.equal(group.state[0][:10], torch.full((10, 3), 0.25))
-    assert torch.equal(group.state[1][4:6], torch.full((2, 5), 0.25))
+    assert torch.equal(group.rows.weights[0][:10], expected[0])
+    assert torch.equal(group.rows.weights[1][:6], expected[1])
+    assert torch.equal(group.rows.state[0][:10], torch.full((10, 3), 0.25))
+    assert torch.equal(group.rows.state[1][4:6], torch.full((2, 5), 0.25))
     group.erase(0, tensor([4]))
     group.insert(0, tensor([40]))
     assert group.materialize() == 1
-    assert torch.equal(group.weights[0][4], group.read(0, tensor([40]))[0])
+    assert torch.equal(group.rows.weights[0][4], group.read(0, tensor([40]))[0])
 
 
 # -- which ids -----------------------------------------------------------------------------------
@@ -235,9 +235,9 @@ def test_strided_ids() -> None:
 def test_score_is_the_clock_of_the_last_call() -> None:
     group = make_group(score="step")
     for step, ids in enumerate(([1, 2, 3], [2], [3, 4])):
-        group.clock[0].fill_(step)
+        group.index.clock[0].fill_(step)
         group.insert(0, tensor(ids))
-    group.clock[0].fill_(9)
+    group.index.clock[0].fill_(9)
     group.find(tensor([1]), tensor([0, 1]), [0])  # reading leaves scores alone
     scores = {}
     for batch in group.export(0):
@@ -259,7 +259,7 @@ def test_constructed_ids_do_collide() -> None:
     group.insert(0, torch.cat([torch.arange(5), tensor([-9])]))
     buckets = bucket_of_hashes(first_hashes(group, 0, tensor([3, -9])), FIRST_BUCKETS)
     for id, bucket in zip([3, -9], buckets.tolist(), strict=True):
-        assert id in group.buckets[bucket, :BUCKET_WIDTH].tolist()
+        assert id in group.index.buckets[bucket, :BUCKET_WIDTH].tolist()
 
 
 def colliding(group: td.TableGroup, kind: str, count: int) -> Tensor:
@@ -300,11 +300,11 @@ def test_probe_goes_past_erased_ids() -> None:
     ids = ids_in_one_bucket(group, 0, 3 * BUCKET_WIDTH, bucket_count=64)
     group.insert(0, ids)
     group.erase(0, ids[:BUCKET_WIDTH])
-    assert group.tables[0, Table.TOMBSTONES] > 0
+    assert group.index.tables[0, Table.TOMBSTONES] > 0
     assert group.contains(0, ids[BUCKET_WIDTH:]).all()
     assert not group.contains(0, ids[:BUCKET_WIDTH]).any()
     group.insert(0, ids[:BUCKET_WIDTH])
-    assert group.tables[0, Table.TOMBSTONES] == 0
+    assert group.index.tables[0, Table.TOMBSTONES] == 0
 
 
 def test_tombstone_of_id_zero() -> None:
@@ -316,26 +316,26 @@ def test_tombstone_of_id_zero() -> None:
     neighbours = pool[torch.tensor(buckets == own)][: 2 * BUCKET_WIDTH]
     group.insert(0, torch.cat([tensor([0]), neighbours]))
     assert group.erase(0, tensor([0])) == 1
-    assert group.tables[0, Table.TOMBSTONES] == 1
+    assert group.index.tables[0, Table.TOMBSTONES] == 1
     assert not group.contains(0, tensor([0, 1])).any()
     assert group.contains(0, neighbours).all()
     group.insert(0, tensor([0]))
-    assert group.tables[0, Table.TOMBSTONES] == 0
+    assert group.index.tables[0, Table.TOMBSTONES] == 0
     assert group.contains(0, torch.cat([tensor([0]), neighbours])).all()
 
 
 def test_churn_stays_within_its_buckets() -> None:
     """Tombstones are cleared without growth: the table never holds more than 30 ids."""
     group = make_group()
-    buckets = int(group.tables[0, Table.BUCKET_COUNT])
+    buckets = int(group.index.tables[0, Table.BUCKET_COUNT])
     for first in range(0, 6000, 10):
         group.insert(0, torch.arange(first, first + 30))
         group.erase(0, torch.arange(first, first + 10))
-    assert group.tables[0, Table.BUCKET_COUNT] == buckets
-    assert group.tables[0, Table.GROWTHS] > 0
+    assert group.index.tables[0, Table.BUCKET_COUNT] == buckets
+    assert group.index.tables[0, Table.GROWTHS] > 0
     assert group.contains(0, torch.arange(6000, 6020)).all()
     assert group.size(0) == 20
-    assert group.slabs[0, Slab.NEXT_ROW] <= 40
+    assert group.index.slabs[0, Slab.NEXT_ROW] <= 40
 
 
 # -- full ----------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_index_takes_every_row_that_is_reserved() -> None:
     for id in range(777):
         group.insert(0, tensor([id]))
     assert group.contains(0, torch.arange(777)).all()
-    slots = int(group.tables[0, Table.BUCKET_COUNT]) * BUCKET_WIDTH
+    slots = int(group.index.tables[0, Table.BUCKET_COUNT]) * BUCKET_WIDTH
     assert slots * MAX_LOAD_PERCENT / 100 >= 777
 
 
@@ -391,11 +391,11 @@ def test_reserve_makes_room_once() -> None:
     group = make_group(max_rows=5000)
     group.insert(0, torch.arange(20))
     group.reserve(0, 5000)
-    assert group.tables[0, Table.GROWTHS] == 1
+    assert group.index.tables[0, Table.GROWTHS] == 1
     group.reserve(0, 5000)
     group.reserve(0, 10)
     group.insert(0, torch.arange(5000))
-    assert group.tables[0, Table.GROWTHS] == 1
+    assert group.index.tables[0, Table.GROWTHS] == 1
     assert rows_of(group.insert(0, torch.arange(20))) == list(range(20))
 
 
@@ -420,6 +420,6 @@ def test_memory_counts_what_is_used() -> None:
     memory = group.memory()
     assert memory["rows"] == 30 * (16 + 4) + 20 * (32 + 4)
     assert memory["state"] == 2 * (30 * 16 + 20 * 32)
-    slots = int(group.tables[:, Table.BUCKET_COUNT].sum()) * BUCKET_WIDTH
+    slots = int(group.index.tables[:, Table.BUCKET_COUNT].sum()) * BUCKET_WIDTH
     assert memory["index"] == 24 * slots + 5 * 8
     assert memory["total"] == memory["rows"] + memory["state"] + memory["index"]

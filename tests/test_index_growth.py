@@ -39,11 +39,17 @@ def resident_bytes(tensor: Tensor) -> int:
 
 
 def reserved_tensors(group: td.TableGroup) -> list[Tensor]:
-    return [group.buckets, group.free_rows, *group.weights, *group.generations, *group.state]
+    return [
+        group.index.buckets,
+        group.index.free_rows,
+        *group.rows.weights,
+        *group.rows.generations,
+        *group.rows.state,
+    ]
 
 
 def bucket_count(group: td.TableGroup) -> int:
-    return int(group.tables[0, Table.BUCKET_COUNT])
+    return int(group.index.tables[0, Table.BUCKET_COUNT])
 
 
 def test_many_growths_move_nothing_and_memory_follows() -> None:
@@ -57,9 +63,9 @@ def test_many_growths_move_nothing_and_memory_follows() -> None:
         handles = torch.cat([handles, group.insert(0, more)])
         train(group, 0, more[:100], torch.ones(len(more[:100]), 8))
         ids += len(more)
-        growths = int(group.tables[0, Table.GROWTHS])
+        growths = int(group.index.tables[0, Table.GROWTHS])
         used = group.memory()
-        assert resident_bytes(group.buckets) <= used["index"] + slack
+        assert resident_bytes(group.index.buckets) <= used["index"] + slack
         assert sum(map(resident_bytes, reserved_tensors(group))) <= used["total"] + 4 * slack
     assert 100_000 < ids < 600_000
     found = group.find(torch.arange(ids), torch.tensor([0, ids]), [0]).handles
@@ -70,7 +76,7 @@ def test_many_growths_move_nothing_and_memory_follows() -> None:
 
 def test_unused_reservation_takes_no_memory() -> None:
     group = td.TableGroup([td.TableConfig("huge", 64)], optimizer=td.Adam(lr=0.1), seed=1)
-    assert group.weights[0].nbytes > 1 << 30
+    assert group.rows.weights[0].nbytes > 1 << 30
     small = make_group(max_rows=1000, dim=64)  # a GPU's kernels are loaded when they first run
     train(small, 0, torch.arange(100), torch.ones(100, 64))
     before = psutil.Process().memory_info().rss
@@ -109,7 +115,7 @@ def test_growth_keeps_displaced_ids(count: int, score: str) -> None:
     with threads(count):
         handles = []
         for step, part in enumerate([same[:100], torch.arange(9000), same[100:]]):
-            group.clock[0].fill_(step)
+            group.index.clock[0].fill_(step)
             handles.append(group.insert(0, part))
         for ids in (20_000, 30_000, 50_000):
             group.reserve(0, ids)
@@ -128,9 +134,9 @@ def test_growth_drops_tombstones() -> None:
     group = make_group(max_rows=5000)
     group.insert(0, torch.arange(44))
     group.erase(0, torch.arange(40))
-    assert group.tables[0, Table.TOMBSTONES] > 0
+    assert group.index.tables[0, Table.TOMBSTONES] > 0
     group.reserve(0, 1000)
-    assert group.tables[0, Table.TOMBSTONES] == 0
+    assert group.index.tables[0, Table.TOMBSTONES] == 0
     assert group.contains(0, torch.arange(44)).tolist() == [False] * 40 + [True] * 4
 
 

@@ -213,7 +213,7 @@ class Sequence(RuleBasedStateMachine):
     def advance_clock(self) -> None:
         self.oracle.clock += 1
         for group in self.groups.values():
-            group.clock[0] += 1
+            group.index.clock[0] += 1
 
     @rule(chosen=one_table())
     def read(self, chosen: tuple[int, list[int]]) -> None:
@@ -230,7 +230,7 @@ class Sequence(RuleBasedStateMachine):
         """Continues with a new group that has loaded the state of the old one."""
 
         def reloaded(group: td.TableGroup) -> td.TableGroup:
-            loaded = make_group(group.optimizer_config, group.tables_config[0].policy.score)
+            loaded = make_group(group.config.optimizer, group.config.tables[0].policy.score)
             loaded.load_state_tensors(group.state_tensors())
             return loaded
 
@@ -258,16 +258,16 @@ class Sequence(RuleBasedStateMachine):
     def integers_agree(self) -> None:
         oracle = self.oracle
         for group in self.groups.values():
-            tables = group.tables
+            tables = group.index.tables
             assert tables[:, Table.SIZE].tolist() == [len(ids) for ids in oracle.handles]
             assert tables[:, Table.BUCKET_COUNT].tolist() == oracle.buckets
             assert tables[:, Table.INSERTED].tolist() == oracle.inserted
             assert tables[:, Table.ERASED].tolist() == oracle.erased
-            assert group.slabs[:, Slab.NEXT_ROW].tolist() == oracle.next_row
-            assert group.row_clock[:3].tolist() == oracle.steps
+            assert group.index.slabs[:, Slab.NEXT_ROW].tolist() == oracle.next_row
+            assert group.rows.row_clock[:3].tolist() == oracle.steps
             for slab, free in enumerate(oracle.free):
-                assert group.slabs[slab, Slab.FREE_COUNT] == len(free)
-                assert group.free_rows[slab, : len(free)].tolist() == free
+                assert group.index.slabs[slab, Slab.FREE_COUNT] == len(free)
+                assert group.index.free_rows[slab, : len(free)].tolist() == free
 
     def teardown(self) -> None:
         if not hasattr(self, "groups"):
@@ -287,7 +287,7 @@ class Sequence(RuleBasedStateMachine):
         call = call_of(group, [(table, [ids])])
         found = group.find(call.ids, call.offsets, call.tables).handles
         assert found.tolist() == [handles[id] for id in ids]
-        if group.layout.score_words:
+        if group.config.layout.score_words:
             scores = [score for batch in batches for score in batch.scores.tolist()]
             assert scores == [self.oracle.scores[table][id] for id in ids]
         if not ids:
@@ -297,9 +297,9 @@ class Sequence(RuleBasedStateMachine):
         expected = np.array([row.weight for row in owned])
         np.testing.assert_allclose(rows.cpu(), expected, rtol=2e-4, atol=2e-5)
         group.materialize()
-        slabs, slab = len(group.slab_configs), self.oracle.slab[table]
-        for k in range(len(group.state) // slabs):
-            state = group.state[k * slabs + slab][found >> 28].reshape(len(ids), -1)
+        slabs, slab = len(group.config.slabs), self.oracle.slab[table]
+        for k in range(len(group.rows.state) // slabs):
+            state = group.rows.state[k * slabs + slab][found >> 28].reshape(len(ids), -1)
             expected = np.array([row.state[k] for row in owned])
             np.testing.assert_allclose(state.cpu(), expected, rtol=2e-4, atol=2e-5)
 

@@ -47,7 +47,7 @@ def index_history(count: int, size: int) -> tuple[dict[str, Tensor], list[Tensor
     results = []
     with threads(count):
         for step in range(4):
-            group.clock[0].fill_(step)
+            group.index.clock[0].fill_(step)
             call = call_of(group, [(0, [some(size)]), (1, [some(size // 2)]), (2, [some(50)])])
             results.append(group.find_or_insert(call.ids, call.offsets, call.tables))
             results += group.find(call.ids.flip(0), call.offsets, call.tables)
@@ -83,7 +83,7 @@ def test_large_calls_equal_the_oracle(count: int) -> None:
         assert handles.tolist() == oracle.find_or_insert(features)
         gone = torch.randint(20_000, (6000,), generator=generator)
         assert group.erase(0, gone) == oracle.erase(0, gone.tolist())
-    assert group.tables[:, Table.BUCKET_COUNT].tolist() == oracle.buckets
+    assert group.index.tables[:, Table.BUCKET_COUNT].tolist() == oracle.buckets
 
 
 def crowded_ids(group: td.TableGroup, kind: str) -> Tensor:

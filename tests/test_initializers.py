@@ -127,7 +127,7 @@ def test_columns_and_ids_are_uncorrelated() -> None:
 def test_uniform_bits(dim: int) -> None:
     """Philox4x32-10 with key = seed, counter = (id, column / 4): the oracle's own version."""
     group = make_group(td.Uniform(-0.3, 0.7), dim, seed=11)
-    seed = int(group.meta[0, Meta.SEED])
+    seed = int(group.index.meta[0, Meta.SEED])
     ids = [0, -1, 5, 1 << 40, -(1 << 63), (1 << 63) - 1]
     expected = np.array([uniform_row(seed, id, dim, td.Uniform(-0.3, 0.7)) for id in ids])
     assert same_bits(group.read(0, torch.tensor(ids)), torch.tensor(expected))
@@ -136,7 +136,7 @@ def test_uniform_bits(dim: int) -> None:
 def test_normal_values() -> None:
     """The quantile of the column's word: a sign bit and 31 bits of probability."""
     group = make_group(td.Normal(), DIM, seed=11)
-    seed = int(group.meta[0, Meta.SEED])
+    seed = int(group.index.meta[0, Meta.SEED])
     words = torch.tensor([random_words(seed, id, DIM) for id in range(500)])
     tail = ((words >> 1).double() + 0.5) / 2**32
     expected = torch.special.ndtri(tail) * torch.where(words % 2 == 1, -1.0, 1.0)
@@ -178,9 +178,9 @@ def test_values_do_not_depend_on_how_they_are_made(initializer: Initializer) -> 
             output = bag_lookup(group, flat_call(group, 0, shuffled))
             assert same_bits(output.detach(), expected[position])
     train(group, 0, shuffled[:1000], torch.zeros(1000, DIM))
-    assert same_bits(group.weights[0][:1000], expected[position[:1000]])
+    assert same_bits(group.rows.weights[0][:1000], expected[position[:1000]])
     group.materialize()
-    assert same_bits(group.weights[0][:3000], expected[position])
+    assert same_bits(group.rows.weights[0][:3000], expected[position])
 
 
 def test_seed_and_name_and_id_matter() -> None:

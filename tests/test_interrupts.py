@@ -72,18 +72,18 @@ def snapshot(module: Module) -> Snapshot:
     group = module.group
     group.materialize()
     result: Snapshot = {
-        "tables": [table.description() for table in group.tables_config],
-        "optimizer": group.optimizer_config,
+        "tables": [table.description() for table in group.config.tables],
+        "optimizer": group.config.optimizer,
         "groups": module.optimizer.state_dict(),
-        "hyper": group.hyper,
-        "steps": group.row_clock,
-        "clock": group.clock,
+        "hyper": group.rows.hyper,
+        "steps": group.rows.row_clock,
+        "clock": group.index.clock,
         "features": [module.feature_names, module.feature_dims, module.feature_policies],
         "trainable": module.trainable,
     }
     for table, name in enumerate(group.names):
-        result[f"content of {name}"] = read_content(group, table)
-        result[f"counts of {name}"] = read_counts(group, table)
+        result[f"content of {name}"] = read_content(group.tables, table)
+        result[f"counts of {name}"] = read_counts(group.tables, table)
     return copy.deepcopy(result)
 
 
@@ -115,8 +115,8 @@ def other_content(module: Module) -> Any:
     other = copy.deepcopy(module)
     train(other, 60)
     other.group.materialize()
-    content, counts = read_content(other.group, 0), read_counts(other.group, 0)
-    return content, counts, int(other.group.clock[Clock.STEP])
+    content, counts = read_content(other.group.tables, 0), read_counts(other.group.tables, 0)
+    return content, counts, int(other.group.index.clock[Clock.STEP])
 
 
 def other_rates(module: Module) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def other_rates(module: Module) -> dict[str, Any]:
 def write(module: Module, given: Any) -> None:
     content, counts, step = given
     with held_back():
-        write_content(module.group, 0, content, counts, ["step", "frequency"])
-        module.group.clock[Clock.STEP] = step
+        write_content(module.group.tables, 0, content, counts, ["step", "frequency"])
+        module.group.index.clock[Clock.STEP] = step
 
 
 CASES = {
@@ -338,7 +338,7 @@ def test_ids_do_not_share_rows_after_set_handles_failed(monkeypatch: pytest.Monk
 
 def test_evicted_ids_are_returned_or_kept() -> None:
     start = make()
-    kept = int(start.group.evicted[0, 0])
+    kept = int(start.group.index.evicted[0, 0])
     assert kept > 0
 
     def trial(line: int) -> int:
@@ -350,12 +350,12 @@ def test_evicted_ids_are_returned_or_kept() -> None:
             taken.append(module.group.take_evicted())
 
         lines = at_line(call, line)
-        left = int(module.group.evicted[0, 0])
+        left = int(module.group.index.evicted[0, 0])
         # a result that the interrupted call could not return any more is lost with its caller
         assert left in (0, kept)
         assert not taken or left == 0
         train(module, 60)
-        assert int(module.group.evicted[0, 0]) >= left
+        assert int(module.group.index.evicted[0, 0]) >= left
         return lines
 
     for line in range(1, trial(0) + 1, 9):
@@ -363,10 +363,10 @@ def test_evicted_ids_are_returned_or_kept() -> None:
 
 
 def described(group: td.TableGroup) -> list[Any]:
-    config = group.optimizer_config
+    config = group.config.optimizer
     assert config is not None
     shapes = [tensor.shape for tensor in group._tensors()]
-    return [group.names, config.name, group.optimizer_code, shapes, group.state_tensors()]
+    return [group.names, config.name, group.config.optimizer_code, shapes, group.state_tensors()]
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -163,5 +163,5 @@ def test_reused_rows_keep_no_optimizer_state() -> None:
         train(group, 0, torch.arange(3), torch.ones(3, 4))
     group.erase(0, torch.arange(3))
     train(group, 0, torch.arange(10, 13), torch.ones(3, 4))
-    moments = group.state[0][:3]
+    moments = group.rows.state[0][:3]
     torch.testing.assert_close(moments, torch.full((3, 4), 0.1))  # (1 - beta1) * 1

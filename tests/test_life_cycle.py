@@ -15,6 +15,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Clock, Slab
+from torch_dynemb.table import extension
 
 
 def make_group(score: str = "step", **arguments: object) -> td.TableGroup:
@@ -123,7 +124,7 @@ def test_a_shared_time_is_the_latest_that_ranks_propose() -> None:
 
     def times() -> tuple[int, int]:
         assert group.proposed_now is not None
-        return int(group.clock[Clock.NOW]), int(group.proposed_now)
+        return int(group.index.clock[Clock.NOW]), int(group.proposed_now)
 
     assert times() == (100, 100)
     group.agree_on_now(torch.tensor([90, 130]))
@@ -150,9 +151,9 @@ def test_a_time_stays_shared() -> None:
     for one in (module, *copies):
         assert one.group.proposed_now is not None
         assert one.group.proposed_now.tolist() == [100]
-        assert int(one.group.clock[Clock.NOW]) == 130
+        assert int(one.group.index.clock[Clock.NOW]) == 130
         one.group.step()
-        assert int(one.group.clock[Clock.NOW]) == 130
+        assert int(one.group.index.clock[Clock.NOW]) == 130
 
 
 def test_expired_ids_are_read_as_if_they_were_not_there() -> None:
@@ -190,7 +191,7 @@ def test_wrong_times_are_refused() -> None:
     ):
         with pytest.raises(error, match=message):
             call()
-    assert int(module.group.clock[0]) == int(plain.clock[0]) == 0
+    assert int(module.group.index.clock[0]) == int(plain.index.clock[0]) == 0
 
 
 def test_custom_scores_are_given_by_batch_or_by_id() -> None:
@@ -239,7 +240,7 @@ def test_a_group_that_takes_over_keeps_what_is_no_tensor() -> None:
     )
     received: list[str] = []
     group.on_evicted(lambda name, _: received.append(name), records=8)
-    successor.take_over(group)
+    successor.become(extension.take_over(successor.tables, group.tables))
     for first in (0, 10):
         successor.insert(0, torch.arange(first, first + 4))
         successor.step()
@@ -281,9 +282,9 @@ def test_ids_not_seen_for_some_steps_go_and_their_rows_start_clean() -> None:
     assert group.remove(0, not_seen_for=3) == 20
     assert ids_of(group) == set(range(20, 60))
     assert group.remove(0, not_seen_for=3) == 0
-    rows = int(group.slabs[0, Slab.NEXT_ROW])
+    rows = int(group.index.slabs[0, Slab.NEXT_ROW])
     group.insert(0, torch.arange(1000, 1020))
-    assert int(group.slabs[0, Slab.NEXT_ROW]) == rows  # reused
+    assert int(group.index.slabs[0, Slab.NEXT_ROW]) == rows  # reused
     assert torch.equal(group.read(0, torch.arange(1000, 1020)), fresh[:20])
     train(group, 0, torch.arange(1000, 1020), torch.ones(20, 4))
     other = make_group()
@@ -326,11 +327,13 @@ def test_removal_before_a_backward_makes_its_handles_stale() -> None:
     group.clear(0)
     group.insert(0, torch.arange(100, 105))
     train(group, 1, torch.arange(1), torch.zeros(1, 4))
-    group.row_clock[2] = 0  # as if nothing had been updated: only the rows' owners have changed
+    group.rows.row_clock[2] = (
+        0  # as if nothing had been updated: only the rows' owners have changed
+    )
     assert group.stale_gradients() == 0
     before = group.read(0, torch.arange(100, 105))
     train(group, 0, torch.arange(100, 105), torch.zeros(5, 4))
-    group.row_clock[2] = 0
+    group.rows.row_clock[2] = 0
     output.sum().backward()
     assert group.stale_gradients() == 5
     assert torch.equal(group.read(0, torch.arange(100, 105)), before)

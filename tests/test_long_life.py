@@ -57,10 +57,12 @@ def live(policy: td.Policy, *, capacity: int, events: int, batch: int) -> None:
     assert stats.inserted == stats.size + stats.evicted + stats.removed
     assert (stats.evicted > 0) == (policy.on_full is None)
     memory = group.memory()
-    assert memory["rows"] + memory["state"] <= capacity * group.row_bytes(group.slab_configs[0])
+    assert memory["rows"] + memory["state"] <= capacity * group.config.row_bytes(
+        group.config.slabs[0]
+    )
     if stats.counted == 0:  # exact counts grow with what has been seen
-        words = BUCKET_WORDS + BUCKET_WIDTH * len(group.layout.score_words)
-        most = 8 * words * int(group.meta[0, Meta.REGION_BUCKETS]) + stats.counter_bytes
+        words = BUCKET_WORDS + BUCKET_WIDTH * len(group.config.layout.score_words)
+        most = 8 * words * int(group.index.meta[0, Meta.REGION_BUCKETS]) + stats.counter_bytes
         assert memory["index"] <= most + 8 * capacity
 
 

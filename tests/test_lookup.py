@@ -52,7 +52,7 @@ def random_call(group: td.TableGroup, tables: list[int], batch: int, longest: in
     lengths = torch.randint(longest + 1, (len(tables) * batch,), generator=generator)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     ids = torch.randint(60, (int(offsets[-1]),), generator=generator)
-    return Call(ids, offsets, tables, [group.tables_config[t].embedding_dim for t in tables])
+    return Call(ids, offsets, tables, [group.config.tables[t].embedding_dim for t in tables])
 
 
 def plain_bags(
@@ -65,7 +65,7 @@ def plain_bags(
         bags = []
         for b in range(f * batch, (f + 1) * batch):
             members = slice(int(call.offsets[b]), int(call.offsets[b + 1]))
-            kept = call.ids[members] != (group.tables_config[table].padding_idx or -1)
+            kept = call.ids[members] != (group.config.tables[table].padding_idx or -1)
             factors = (torch.ones(len(call.ids)) if weights is None else weights)[members][kept]
             rows = dense[table][call.ids[members][kept]] * factors[:, None]
             total = factors.sum() if pooling == Pooling.MEAN and len(rows) > 0 else 1.0
@@ -76,7 +76,7 @@ def plain_bags(
 
 def dense_rows(group: td.TableGroup) -> list[Tensor]:
     ids = torch.arange(60)
-    return [group.read(t, ids).requires_grad_() for t in range(len(group.tables_config))]
+    return [group.read(t, ids).requires_grad_() for t in range(len(group.config.tables))]
 
 
 # -- pooled --------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_sequences_equal_plain_torch(count: int) -> None:
     expected = torch.cat([dense[1][ids[:count]], dense[0][ids[count:]]])
     expected = expected * (ids != PADDING)[:, None]
     handles = group.find_or_insert(call.ids, call.offsets, call.tables)
-    output = sequence_lookup(group, call, handles, group.optimizer_code)
+    output = sequence_lookup(group, call, handles, group.config.optimizer_code)
     assert torch.equal(output, expected)
     read = ops.embedding_inference(
         group.rows, ids, handles, call.offsets, feature_tables=call.tables, dim=7
@@ -258,7 +258,7 @@ def test_stale_handles_give_zeros_and_change_nothing() -> None:
     assert torch.equal(group.read(0, torch.tensor([9])), before[0])
     assert torch.equal(group.read(0, torch.tensor([2])), before[1] - 1)
     sequence = flat_call(group, 0, call.ids[:1])
-    assert not sequence_lookup(group, sequence, old[:1], group.optimizer_code).any()
+    assert not sequence_lookup(group, sequence, old[:1], group.config.optimizer_code).any()
     weights = torch.ones(4, requires_grad=True)
     bag_lookup(group, call, handles=old, weights=weights).sum().backward()
     assert weights.grad is not None
@@ -306,7 +306,7 @@ def test_rows_that_have_no_backward_yet_read_as_initial() -> None:
     expected = group.read(0, torch.arange(50))
     group.insert(0, torch.arange(50).flip(0))
     assert same_bits(group.read(0, torch.arange(50)), expected)
-    assert not group.weights[0].any()
+    assert not group.rows.weights[0].any()
 
 
 # -- calls ---------------------------------------------------------------------------------------

@@ -133,8 +133,10 @@ def test_training_on_the_device(marked: Tensor) -> None:
     output = module(marked.long())
     output.sum().backward()
     module.optimizer.step()
-    assert {output.device, module.group.device, module.group.meta.device} == {DEVICE}
-    assert {tensor.device for tensor in (*module.group.weights, *module.group.state)} == {DEVICE}
+    assert {output.device, module.group.device, module.group.index.meta.device} == {DEVICE}
+    assert {tensor.device for tensor in (*module.group.rows.weights, *module.group.rows.state)} == {
+        DEVICE
+    }
     assert module.group.size(0) == 4
 
 

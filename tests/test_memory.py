@@ -18,7 +18,7 @@ import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Meta
 from torch_dynemb.storage import address_space
-from torch_dynemb.storage.memory import HostMemory
+from torch_dynemb.storage.host import HostMemory
 
 MIB = 1 << 20
 TESTS = Path(__file__).resolve().parent
@@ -72,15 +72,7 @@ def state_loop() -> Loop:
 
     def call() -> None:
         group.materialize()
-        ops.export_batch(
-            group.buckets,
-            group.scores,
-            group.tables,
-            group.meta,
-            table=0,
-            begin=0,
-            max_ids=8,
-        )
+        ops.export_batch(group.index, table=0, begin=0, max_ids=8)
 
     return call
 
@@ -301,7 +293,7 @@ def test_tables_reserve_less_where_reserved_memory_counts(monkeypatch: pytest.Mo
     monkeypatch.setattr(address_space, "read_text", strict_overcommit)
     before = process_bytes("VmSize")
     table = td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1))
-    assert table.group.weights[0].shape[0] > 10_000
+    assert table.group.rows.weights[0].shape[0] > 10_000
     assert process_bytes("VmSize") - before < 2_000_000 * 1024 // 2
     (limit,) = address_space.address_limits()
     assert limit.left == 2_000_000 * 1024
@@ -327,8 +319,8 @@ def test_counts_of_a_table_with_a_capacity_reserve_what_it_may_need(
     for capacity in (None, 1000, 10_000_000):
         policy = td.Policy(capacity=capacity, admission=td.AdmitFrequent(2))
         group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None)
-        sizes[capacity] = BUCKET_WIDTH * int(group.meta[1, Meta.REGION_BUCKETS])
-        assert group.buckets.shape[0] == int(group.meta[:, Meta.REGION_BUCKETS].sum())
+        sizes[capacity] = BUCKET_WIDTH * int(group.index.meta[1, Meta.REGION_BUCKETS])
+        assert group.index.buckets.shape[0] == int(group.index.meta[:, Meta.REGION_BUCKETS].sum())
     assert (1 << 26) < sizes[1000] < 1 << 30
     assert 640_000_000 < sizes[10_000_000] < sizes[None] // 4
 
@@ -349,7 +341,7 @@ def test_a_thousand_modules_in_one_process(
         module(torch.tensor([1, 1, 2])).sum().backward()
         module.optimizer.step()
     assert all(len(module) == 1 for module in modules)
-    assert all(module.group.weights[0].shape[0] > 10**7 for module in modules)
+    assert all(module.group.rows.weights[0].shape[0] > 10**7 for module in modules)
     del module, modules
     gc.collect()  # other tests ask how many addresses are left
 
@@ -366,7 +358,7 @@ def test_a_thousand_tables_fit_into_the_addresses_of_a_large_machine(
         )
         for _ in range(300)
     ]
-    rows = [group.weights[0].shape[0] for group in groups]
+    rows = [group.rows.weights[0].shape[0] for group in groups]
     assert rows[0] > 10**9
     assert rows == sorted(rows, reverse=True)
     assert rows[-1] > 10**7

@@ -55,7 +55,7 @@ def test_skip_leaves_the_rows_alone_and_counts_them(make: Callable[..., Optimize
     assert torch.equal(group.read(0, good), clean.read(0, good))
     assert torch.equal(group.read(0, IDS[[1, 3, 4]]), before[[1, 3, 4]])
     assert optimizer.non_finite_gradients() == 3
-    assert int((group.generations[0] > 0).sum()) == 3  # the others were not even written
+    assert int((group.rows.generations[0] > 0).sum()) == 3  # the others were not even written
     step(group, bad_gradient())
     assert optimizer.non_finite_gradients() == 6
 
@@ -65,7 +65,7 @@ def test_propagate_is_the_default() -> None:
     step(group, bad_gradient())
     rows = group.read(0, IDS)
     assert (~rows.isfinite()).nonzero().tolist() == [[1, 0], [3, 17], [4, 9]]
-    assert group.row_clock[2 + RowClock.NON_FINITE] == 0
+    assert group.rows.row_clock[2 + RowClock.NON_FINITE] == 0
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -86,13 +86,13 @@ def test_raise_changes_nothing(split: bool) -> None:
     optimizer.zero_grad()
     step(group, torch.ones(len(IDS), DIM))
     optimizer.step()
-    assert group.row_clock[0] == 2
+    assert group.rows.row_clock[0] == 2
 
 
 def test_only_the_tables_that_say_so() -> None:
     """The policy is of the table: its column of hyper."""
     group = make_group(td.SGD(lr=0.1, non_finite="skip"))
-    group.hyper.data[1, Hyper.NON_FINITE] = 0
+    group.rows.hyper.data[1, Hyper.NON_FINITE] = 0
     for table in (0, 1):
         step(group, bad_gradient(), table)
     assert bool(group.read(0, IDS).isfinite().all())
@@ -113,12 +113,12 @@ def test_down_scale_by_divides() -> None:
 
 def test_skip_if_skips_the_table_and_its_step() -> None:
     group = make_group(td.Adam(lr=0.1))
-    group.hyper.data[0, Hyper.SKIP_IF] = 1
+    group.rows.hyper.data[0, Hyper.SKIP_IF] = 1
     before = group.read(0, IDS)
     for table in (0, 1):
         step(group, torch.ones(len(IDS), DIM), table)
     assert torch.equal(group.read(0, IDS), before)
-    assert group.row_clock[:2].tolist() == [0, 1]
+    assert group.rows.row_clock[:2].tolist() == [0, 1]
 
 
 def test_clipping_can_change_without_a_new_optimizer() -> None:
@@ -151,9 +151,9 @@ def test_learning_rate_as_a_tensor() -> None:
     module = td.DynamicEmbedding(4, optimizer=config)
     group = module.optimizer.param_groups[0]
     group["lr"] = torch.tensor(0.5)
-    assert module.group.hyper[0, Hyper.LR] == 0.5
+    assert module.group.rows.hyper[0, Hyper.LR] == 0.5
     group["lr"].fill_(0.125)
-    assert module.group.hyper[0, Hyper.LR] == 0.125
+    assert module.group.rows.hyper[0, Hyper.LR] == 0.125
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_another_optimizer_starts_fresh(split: bool) -> None:
     module.set_optimizer(td.RowWiseAdagrad(lr=0.5))
     assert isinstance(module.optimizer, td.SplitOptimizer) == split
     assert torch.equal(module.group.read(0, IDS), before)
-    assert module.group.row_clock[0] == 0
+    assert module.group.rows.row_clock[0] == 0
     module(IDS).sum().backward()
     module.optimizer.step()
     torch.testing.assert_close(module.group.read(0, IDS), before - 0.5)

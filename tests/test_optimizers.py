@@ -170,7 +170,7 @@ def test_equals_torch_where_all_rows_are_touched(
         train(group, 0, ids[order], gradient[order])
     torch.testing.assert_close(group.read(0, ids).double(), weight.detach(), rtol=1e-5, atol=1e-6)
     states = reference.state[weight]
-    for name, tensor in zip([s.name for s in config.state], group.state, strict=True):
+    for name, tensor in zip([s.name for s in config.state], group.rows.state, strict=True):
         torch.testing.assert_close(tensor[:40].double(), states[name], rtol=2e-5, atol=2e-6)
 
 
@@ -233,7 +233,7 @@ def test_equals_float64_formula(config: OptimizerConfig) -> None:
         if step % 5 == 4:
             gone = random.integers(0, 80, 15).tolist()
             assert group.erase(step % 3, torch.tensor(gone)) == oracle.erase(step % 3, gone)
-    assert group.row_clock[:3].tolist() == oracle.steps
+    assert group.rows.row_clock[:3].tolist() == oracle.steps
     group.materialize()
     for table in range(3):
         ids = list(oracle.handles[table])
@@ -243,7 +243,7 @@ def test_equals_float64_formula(config: OptimizerConfig) -> None:
         np.testing.assert_allclose(rows.cpu(), [row.weight for row in owned], rtol=2e-5, atol=5e-6)
         slab = oracle.slab[table]
         for k in range(len(config.state)):
-            state = group.state[2 * k + slab].reshape(1000, -1)
+            state = group.rows.state[2 * k + slab].reshape(1000, -1)
             written = state[[row.handle >> 28 for row in owned]]
             expected = [row.state[k] for row in owned]
             np.testing.assert_allclose(written.cpu(), expected, rtol=2e-5, atol=5e-6)
@@ -262,8 +262,8 @@ def gradient_arguments(
 def fused(
     group: td.TableGroup, call: Call, weights: Tensor | None, gradient: Tensor, pooling: Pooling
 ) -> None:
-    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
-    backward = getattr(torch.ops.dynemb, f"{group.optimizer_config.op_name}_backward_")
+    updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    backward = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_backward_")
     arguments = gradient_arguments(group, call, weights, gradient)
     backward(*group.rows.updated, *arguments, updates, call.tables, call.dims, pooling)
 
@@ -271,7 +271,7 @@ def fused(
 def split(
     group: td.TableGroup, call: Call, weights: Tensor | None, gradient: Tensor, pooling: Pooling
 ) -> None:
-    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
     rows = group.rows
     reduced = ops.reduce_grad(
         rows.weights,
@@ -283,7 +283,7 @@ def split(
         feature_dims=call.dims,
         pooling=pooling,
     )
-    update = getattr(torch.ops.dynemb, f"{group.optimizer_config.op_name}_update_")
+    update = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_update_")
     update(*rows.updated, *reduced, updates, call.tables)
 
 
@@ -422,7 +422,7 @@ def test_moments_keep_the_digits_of_one_minus_beta() -> None:
     """1 - 0.999 is rounded once, to single precision; 1 - float(0.999) would be off by 1.3e-5."""
     group = make_group(td.Adam(betas=(0.99, 0.9999)), (2,))
     train(group, 0, torch.tensor([1]), torch.ones(1, 2))
-    moments = torch.stack([state[0] for state in group.state])
+    moments = torch.stack([state[0] for state in group.rows.state])
     torch.testing.assert_close(moments[0], torch.full((2,), 0.01), rtol=2e-7, atol=0)
     torch.testing.assert_close(moments[1], torch.full((2,), 0.0001), rtol=2e-7, atol=0)
 
@@ -432,7 +432,7 @@ def test_learning_rate_change_takes_effect_at_the_next_backward() -> None:
     ids = torch.tensor([3])
     before = group.read(0, ids)
     output = bag_lookup(group, flat_call(group, 0, ids))
-    group.hyper.data[0, Hyper.LR] = 0.5
+    group.rows.hyper.data[0, Hyper.LR] = 0.5
     output.backward(torch.ones(1, 2))
     assert torch.equal(group.read(0, ids), before - 0.5)
 
@@ -445,7 +445,7 @@ def test_step_counts_the_calls_that_look_a_table_up() -> None:
         bag_lookup(group, call).backward(torch.ones(2, sum(call.dims)))
     empty = call_of(group, [(1, [[], []])])
     bag_lookup(group, empty).backward(torch.ones(2, 4))
-    assert group.row_clock.tolist() == [4, 2, 1, 5, 5, 0, 0]
+    assert group.rows.row_clock.tolist() == [4, 2, 1, 5, 5, 0, 0]
 
 
 @plain_optimizers
@@ -504,7 +504,7 @@ def test_no_optimizer_leaves_rows_alone() -> None:
     output.sum().backward(retain_graph=True)
     output.sum().backward()
     assert differences(before, snapshot(group)) == ["tables"]
-    found = group.tables[0, Table.FOUND] - before["tables"][0, Table.FOUND]
+    found = group.index.tables[0, Table.FOUND] - before["tables"][0, Table.FOUND]
     assert found == 5
 
 

@@ -60,16 +60,16 @@ def look_up(group: td.TableGroup, features: list[tuple[str, list[int]]]) -> list
     """A training lookup by features of the table, in this order."""
     ids = [id for _, values in features for id in values]
     ends = torch.tensor([0, *(len(values) for _, values in features)]).cumsum(0)
-    policies = [group.layout.of_feature.get((0, name), 0) for name, _ in features]
+    policies = [group.config.layout.of_feature.get((0, name), 0) for name, _ in features]
     given = torch.tensor(ids, dtype=torch.int64)
-    if not group.layout.rows:
+    if not group.config.layout.rows:
         policies = []
     handles: list[int] = group.find_or_insert(given, ends, [0] * len(features), policies).tolist()
     return handles
 
 
 def counts_of(group: td.TableGroup) -> dict[int, int] | None:
-    counted = read_counts(group, 0)
+    counted = read_counts(group.tables, 0)
     if counted is None:
         return None
     return dict(zip(counted.ids.tolist(), counted.counts.tolist(), strict=True))
@@ -84,7 +84,7 @@ def check_lookup(
     group: td.TableGroup, features: list[tuple[str, list[int]]], counts: dict[int, int]
 ) -> Expected:
     """Looks up and compares everything that the lookup leaves behind."""
-    own = group.tables_config[0].feature_policies
+    own = group.config.tables[0].feature_policies
     policies = [(own.get(name, td.FeaturePolicy()), ids) for name, ids in features]
     expected = expected_lookup(group, 0, policies, counts)
     before = statistics(group)
@@ -114,8 +114,8 @@ def check_lookup(
 def check_life(data: st.DataObject) -> None:
     """Lookups, erasures and assignments in random order."""
     group = data.draw(groups())
-    policy = group.tables_config[0].policy
-    timed = "expiry" in group.layout.score_words or "timestamp" in policy.scores
+    policy = group.config.tables[0].policy
+    timed = "expiry" in group.config.layout.score_words or "timestamp" in policy.scores
     now = 1000
     if timed:
         group.set_now(now)

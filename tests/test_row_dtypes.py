@@ -64,7 +64,7 @@ def stored(values: Tensor, dtype: torch.dtype, **arguments: Any) -> Tensor:
     )
     ids = torch.arange(len(padded))
     step(group, ids, -padded)
-    return group.weights[0][: len(padded)].flatten()[: len(values)]
+    return group.rows.weights[0][: len(padded)].flatten()[: len(values)]
 
 
 # -- conversion ------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_every_value_is_read_as_torch_reads_it(dtype: torch.dtype) -> None:
     ids = torch.arange(4096)
     values = patterns(dtype).reshape(4096, 16)
     group.insert_or_assign(0, ids, values.float())
-    group.weights[0][:] = values  # with the bits of every NaN
+    group.rows.weights[0][:] = values  # with the bits of every NaN
     given = group.read(0, ids)
     expected = values.float()
     torch.testing.assert_close(given, expected, rtol=0, atol=0, equal_nan=True)
@@ -295,7 +295,7 @@ def test_block_state(dim: int) -> None:
     padded, blocks = -(-dim // 4) * 4, -(-dim // 128)
     wanted = [0.1 * gradient.double(), 0.001 * gradient.double().square()]
     for k, signed in ((0, True), (1, False)):
-        state = group.state[k][:300]
+        state = group.rows.state[k][:300]
         assert state.shape[1] == padded + 4 * blocks
         scales = state[:, padded:].contiguous().view(torch.float32).repeat_interleave(128, 1)
         value = decoded(state[:, :dim], scales[:, :dim], signed=signed)
@@ -311,7 +311,7 @@ def test_block_state(dim: int) -> None:
 def test_state_dtypes_of_the_tensors() -> None:
     adam = td.Adam(row_steps=True, state_dtype=torch.bfloat16)
     group = make_group(adam, torch.bfloat16)
-    assert [t.dtype for t in group.state] == [torch.bfloat16, torch.bfloat16, torch.int32]
+    assert [t.dtype for t in group.rows.state] == [torch.bfloat16, torch.bfloat16, torch.int32]
     partial = make_group(td.PartialRowWiseAdam(state_dtype=torch.uint8), torch.float16, dim=64)
     assert [(t.dtype, t.shape[1:]) for t in partial.state] == [
         (torch.uint8, (68,)),
@@ -325,7 +325,7 @@ def test_fresh_state_of_less_than_float32() -> None:
     group.insert(0, torch.arange(3))
     group.materialize()
     group.insert_or_assign(0, torch.tensor([7]), torch.ones(1, DIM))
-    assert bool((group.state[0][:4] == 0.5).all())
+    assert bool((group.rows.state[0][:4] == 0.5).all())
 
 
 # -- everything around -----------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_tables_of_different_dtypes_in_one_group() -> None:
         td.TableConfig("c", 4, dtype=torch.float16),
     ]
     module = td.DynamicEmbeddingBagCollection(tables, optimizer=td.Adam(lr=0.1), max_rows=100)
-    assert [slab.name for slab in module.group.slab_configs] == [
+    assert [slab.name for slab in module.group.config.slabs] == [
         "dim4_float16",
         "dim8",
         "dim8_bfloat16",
@@ -400,7 +400,7 @@ def test_files_frozen_copies_and_exports(dtype: torch.dtype) -> None:
     again = td.DynamicEmbeddingBag.from_embedding(
         static.weight.to(dtype), optimizer=config, dtype=dtype
     )
-    assert again.group.weights[0].dtype == dtype
+    assert again.group.rows.weights[0].dtype == dtype
 
 
 def test_moves_of_rows() -> None:

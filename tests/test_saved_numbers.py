@@ -30,7 +30,8 @@ def assert_holds_the_same(module: Any, state: dict[str, Tensor]) -> None:
     words = json.loads(bytes(state["format"].tolist()))["scores"]
     own = module.state_dict()
     assert (
-        list(module.group.layout.score_words) == json.loads(bytes(own["format"].tolist()))["scores"]
+        list(module.group.config.layout.score_words)
+        == json.loads(bytes(own["format"].tolist()))["scores"]
     )
     for name, tensor in state.items():
         if name == "format":
@@ -39,7 +40,7 @@ def assert_holds_the_same(module: Any, state: dict[str, Tensor]) -> None:
             assert torch.equal(own[name], tensor), name
             continue
         for word, score in enumerate(words):
-            column = 4 * module.group.layout.word(score)
+            column = 4 * module.group.config.layout.word(score)
             given = tensor[:, 4 * word : 4 * word + 4]
             assert torch.equal(own[name][:, column : column + 4], given), (name, score)
 

@@ -113,7 +113,7 @@ def test_index(score: str) -> None:
         half = len(call.ids) // 2 // len(DIMS) * len(DIMS)
         offsets = torch.arange(len(DIMS) + 1) * (half // len(DIMS))
         first = group.find_or_insert(call.ids[:half], offsets, call.tables)
-        group.clock[0] += 1
+        group.index.clock[0] += 1
         group.erase(2, torch.arange(0, 300, 3))
         found = group.find(call.ids, call.offsets, call.tables)
         second = group.find_or_insert(call.ids, call.offsets, call.tables)
@@ -131,7 +131,7 @@ def test_initializers_and_materialize(initializer: td.Initializer, dim: int) -> 
         read = group.read(0, torch.arange(-400, 400))
         group.insert(0, torch.arange(-400, 400))
         group.materialize()
-        return [read, group.weights[0], group.state[0], group.generations[0]]
+        return [read, group.rows.weights[0], group.rows.state[0], group.rows.generations[0]]
 
     on_every_level(compute)
 
@@ -173,10 +173,10 @@ def reduced(
 ) -> list[Tensor]:
     """The entries that reduce_grad sets."""
     result = ops.reduce_grad(
-        group.weights,
-        group.generations,
-        group.meta,
-        group.init_data,
+        group.rows.weights,
+        group.rows.generations,
+        group.index.meta,
+        group.rows.init_data,
         gradient,
         call.ids,
         handles,
@@ -222,10 +222,10 @@ def test_optimizers(optimizer: OptimizerConfig, pooling: Pooling) -> None:
             bag_lookup(group, call, pooling=pooling).backward(gradient)
         handles = group.find(call.ids, call.offsets, call.tables).handles
         arguments = ops.reduce_grad(
-            group.weights,
-            group.generations,
-            group.meta,
-            group.init_data,
+            group.rows.weights,
+            group.rows.generations,
+            group.index.meta,
+            group.rows.init_data,
             gradient,
             call.ids,
             handles,

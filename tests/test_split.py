@@ -69,7 +69,7 @@ def rows_and_state(module: Any) -> dict[str, Tensor]:
     group = module.group
     group.materialize()
     names = ("weights", "generations", "state")
-    return {f"{n}{i}": t.clone() for n in names for i, t in enumerate(getattr(group, n))}
+    return {f"{n}{i}": t.clone() for n in names for i, t in enumerate(getattr(group.rows, n))}
 
 
 # -- accumulation ----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_two_micro_batches_are_one_batch_bit_for_bit(config: OptimizerConfig) ->
         train(fused, torch.cat(halves), torch.cat(gradients))
         fused.optimizer.step()
     assert differences(rows_and_state(split), rows_and_state(fused)) == []
-    assert split.group.row_clock[0] == 6
+    assert split.group.rows.row_clock[0] == 6
 
 
 @every_config
@@ -196,10 +196,10 @@ def test_a_step_counts_for_every_table() -> None:
     optimizer = td.SplitOptimizer(group.names, td.Adam(), rows=group.rows, end_step=group.step)
     for _ in range(2):
         bag_lookup(group, flat_call(group, 0, torch.arange(3))).sum().backward()
-    assert group.row_clock.tolist() == [0, 0, 0, 2, 0, 0]
+    assert group.rows.row_clock.tolist() == [0, 0, 0, 2, 0, 0]
     assert optimizer.updates_since_step() == 2
     optimizer.step()
-    assert group.row_clock.tolist() == [1, 1, 1, 0, 0, 0]
+    assert group.rows.row_clock.tolist() == [1, 1, 1, 0, 0, 0]
 
 
 def test_a_step_after_one_that_was_skipped_and_scaled() -> None:
@@ -249,9 +249,9 @@ def test_merged_entries() -> None:
     module = embedding(td.SGD(lr=1.0))
     for ids in ([5, 6, 7], [7, 9, 5], [7]):
         train(module, torch.tensor(ids), torch.ones(len(ids), DIM))
-    pending = ops.PendingGradients.of(module.group.pending)
+    pending = ops.PendingGradients.of(module.group.rows.pending)
     assert pending.counts.tolist() == [[7, 3]]
-    ops.merge_grad_(pending, module.group.row_clock)
+    ops.merge_grad_(pending, module.group.rows.row_clock)
     assert pending.counts.tolist() == [[4, 1]]
     assert (pending.handles[0][:4] >> 28).tolist() == [0, 1, 2, 3]
     assert pending.ids[0][:4].tolist() == [5, 6, 7, 9]
@@ -388,7 +388,7 @@ def test_grad_scaler(unscale: bool) -> None:
         plain.optimizer.step()
     assert scaler.get_scale() == 4096
     assert torch.equal(scaled.group.read(0, ids), plain.group.read(0, ids))
-    assert scaled.group.row_clock[0] == 4
+    assert scaled.group.rows.row_clock[0] == 4
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -406,7 +406,7 @@ def test_grad_scaler_skips_a_step_that_overflowed(unscale: bool, bad: float) -> 
         scaler.update()
         same = differences(before, snapshot(module.group))
         assert ("weights[0]" not in same) == (step == 1)
-        assert module.group.row_clock[0] == (1, 1, 2)[step]
+        assert module.group.rows.row_clock[0] == (1, 1, 2)[step]
     assert scaler.get_scale() == 512
     assert bool(torch.isfinite(module.group.read(0, ids)).all())
 
@@ -546,10 +546,10 @@ def test_pooled_gradients_wait_per_lookup_not_per_occurrence() -> None:
     )
     call = call_of(group, [(0, [[1, 1, 2], [2], []])])
     bag_lookup(group, call, pooling=Pooling.MEAN).backward(torch.ones(3, 3))
-    pending = ops.PendingGradients.of(group.pending)
+    pending = ops.PendingGradients.of(group.rows.pending)
     assert pending.counts.tolist() == [[2, 1]]
     torch.testing.assert_close(pending.gradients[0][:2, 0], torch.tensor([2 / 3, 4 / 3]))
-    assert group.row_clock[-4 + RowClock.UPDATES] == 0
+    assert group.rows.row_clock[-4 + RowClock.UPDATES] == 0
 
 
 @pytest.mark.alone

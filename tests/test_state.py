@@ -57,7 +57,7 @@ def through_safetensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def through_state_dict(module: Any) -> Any:
-    twin = collection(module.group.optimizer_config, seed=99)
+    twin = collection(module.group.config.optimizer, seed=99)
     twin.load_state_dict(module.state_dict())
     return twin
 
@@ -254,7 +254,7 @@ def test_tables_with_different_names_do_not_collide() -> None:
 def test_moves_that_change_nothing() -> None:
     model = nn.Sequential(td.DynamicEmbedding(3, optimizer=td.SGD(lr=0.1)), nn.Linear(3, 1))
     expected = model(torch.arange(4)).detach()
-    address = model[0].group.weights[0].data_ptr()
+    address = model[0].group.rows.weights[0].data_ptr()
     here = torch.get_default_device()
     moves = [lambda: model.to(here), model.float, lambda: model.to(torch.float32)]
     if here == torch.device("cpu"):
@@ -263,7 +263,7 @@ def test_moves_that_change_nothing() -> None:
         same = move()
         assert same is model
         assert torch.equal(model(torch.arange(4)), expected)
-    assert model[0].group.weights[0].data_ptr() == address
+    assert model[0].group.rows.weights[0].data_ptr() == address
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_move_to_a_gpu_raises() -> None:
     # without a CUDA build torch itself refuses
     with pytest.raises((RuntimeError, AssertionError), match=r"cuda|CUDA"):
         module.to("cuda")
-    assert len(module.group.weights) == 2
+    assert len(module.group.rows.weights) == 2
 
 
 # -- loading in place --------------------------------------------------------------------------
@@ -324,13 +324,27 @@ def test_loading_keeps_addresses() -> None:
     module, source = collection(seed=7), used()
     train(module, range(2))
     group = module.group
-    tensors = [group.buckets, group.tables, group.meta, *group.weights, *group.state, group.hyper]
+    tensors = [
+        group.index.buckets,
+        group.index.tables,
+        group.index.meta,
+        *group.rows.weights,
+        *group.rows.state,
+        group.rows.hyper,
+    ]
     addresses = [tensor.data_ptr() for tensor in tensors]
     module.load_state_dict(source.state_dict())
     train(module, range(4, 6))
     train(source, range(4, 6))
     assert_equal_states(module, source)
-    again = [group.buckets, group.tables, group.meta, *group.weights, *group.state, group.hyper]
+    again = [
+        group.index.buckets,
+        group.index.tables,
+        group.index.meta,
+        *group.rows.weights,
+        *group.rows.state,
+        group.rows.hyper,
+    ]
     assert [tensor.data_ptr() for tensor in again] == addresses
 
 

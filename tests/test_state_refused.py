@@ -340,7 +340,7 @@ def test_what_no_training_leaves_is_refused_by_name(
     change: Callable[[Any], None], message: str
 ) -> None:
     source, target = full_of_policies(), full_of_policies()
-    assert source.group.tables[1, Table.SIZE] > 0
+    assert source.group.index.tables[1, Table.SIZE] > 0
     state = dict(source.state_dict())
     change(state)
     assert_refuses(target, state, message)
@@ -407,7 +407,7 @@ def test_what_loads_trains_and_loads_again(change: Callable[[Any], None]) -> Non
     twin.load_state_dict(state)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor.nan_to_num(), state[name].nan_to_num()) or name == "slabs", name
-    assert not any(tensor.requires_grad for tensor in module.group.weights)
+    assert not any(tensor.requires_grad for tensor in module.group.rows.weights)
     if "NaN" not in str(state["dim4.exp_avg"]).replace("nan", "NaN"):
         assert_goes_on(module, twin)
 
@@ -444,7 +444,7 @@ def test_a_module_with_another_capacity() -> None:
         more.optimizer.step()
         twin = copy.deepcopy(more)
         assert all(torch.equal(t, more.state_dict()[n]) for n, t in twin.state_dict().items())
-        assert more.sizes()["t"] == (31 if more.group.capacity_bound(0) == 31 else 45)
+        assert more.sizes()["t"] == (31 if more.group.config.capacity_bound(0) == 31 else 45)
 
 
 def test_scores_that_could_not_be_saved_are_refused() -> None:

@@ -67,18 +67,20 @@ def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
 
 def test_scores_of_another_table_stay_out() -> None:
     group = trained(3, td.SGD(lr=0.1)).group
-    assert score_names(group, 0) == ("step", "timestamp", "frequency", "expiry")
-    assert score_names(group, 1) == ()
-    assert read_content(group, 1).scores.shape[1] == 0
+    assert score_names(group.tables, 0) == ("step", "timestamp", "frequency", "expiry")
+    assert score_names(group.tables, 1) == ()
+    assert read_content(group.tables, 1).scores.shape[1] == 0
 
 
 def test_an_empty_table_has_content() -> None:
     group = trained(0, td.Adam(lr=0.1)).group
-    content = read_content(group, 0)
+    content = read_content(group.tables, 0)
     assert content.ids.shape == (0,)
     assert content.rows.shape == (0, 8)
     assert content.state["exp_avg"].shape == (0, 8)
-    write_content(group, 0, content, read_counts(group, 0), score_names(group, 0))
+    write_content(
+        group.tables, 0, content, read_counts(group.tables, 0), score_names(group.tables, 0)
+    )
     assert group.size(0) == 0
 
 
@@ -86,9 +88,9 @@ def test_a_table_without_room_is_left_empty() -> None:
     tables = [td.TableConfig("small", 4, policy=td.Policy(capacity=3, on_full="default"))]
     group = td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1)).group
     group.insert(0, torch.arange(3))
-    content = read_content(trained(2, td.SGD(lr=0.1)).group, 1)
+    content = read_content(trained(2, td.SGD(lr=0.1)).group.tables, 1)
     with pytest.raises(RuntimeError, match="'small' has no room"):
-        write_content(group, 0, content, None, ())
+        write_content(group.tables, 0, content, None, ())
     assert group.size(0) == 0
 
 

@@ -150,9 +150,9 @@ def test_the_tables_are_what_the_options_say():
         bound=0.01,
         options=RowOptions("adamw", "float16", "bfloat16", "nearest", split=True),
     )
-    config = rows.tables.group.optimizer_config
+    config = rows.tables.group.config.optimizer
     assert config == td.AdamW(0.1, state_dtype=torch.bfloat16, stochastic_rounding=False)
-    assert {table.dtype for table in rows.tables.group.tables_config} == {torch.float16}
+    assert {table.dtype for table in rows.tables.group.config.tables} == {torch.float16}
     assert isinstance(rows.optimizer(), td.SplitOptimizer)
     assert not isinstance(DynamicRows(DIM, lr=0.1, bound=0.01).optimizer(), td.SplitOptimizer)
 

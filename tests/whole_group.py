@@ -14,37 +14,37 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
-from torch_dynemb.table.group_parts import exported
+from torch_dynemb.table.tables import exported
 
 GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 def check_whole(group: td.TableGroup) -> None:
     """No id twice, every id is found, no row is lost or has two owners, counts are true."""
-    owned: list[list[Tensor]] = [[] for _ in group.slab_configs]
-    for table, config in enumerate(group.tables_config):
-        batches = list(exported(group, table, 1 << 20))
+    owned: list[list[Tensor]] = [[] for _ in group.config.slabs]
+    for table, config in enumerate(group.config.tables):
+        batches = list(exported(group.tables, table, 1 << 20))
         empty = torch.zeros(0, dtype=torch.int64)
         ids = torch.cat([empty, *(batch.ids for batch in batches)])
         handles = torch.cat([empty, *(batch.handles for batch in batches)])
         assert ids.unique().numel() == ids.numel() == group.size(table)
-        lines = group.buckets[group.active_buckets(table)]
+        lines = group.index.buckets[group.index.active_buckets(table)]
         assert int((lines[:, BUCKET_WIDTH:] > 0).sum()) == group.size(table)
         tombstones = (lines[:, BUCKET_WIDTH:] == 0) & (lines[:, :BUCKET_WIDTH] != 0)
-        assert int(tombstones.sum()) == int(group.tables[table, Table.TOMBSTONES])
+        assert int(tombstones.sum()) == int(group.index.tables[table, Table.TOMBSTONES])
         found = group.find(ids, torch.tensor([0, ids.numel()]), [table]).handles
         assert torch.equal(found, handles)
-        owned[group.slab_configs.index(config.slab)].append(handles)
-        if group.layout.rows:
-            policy = group.layout.rows[table]
+        owned[group.config.slabs.index(config.slab)].append(handles)
+        if group.config.layout.rows:
+            policy = group.config.layout.rows[table]
             if policy[PolicyColumn.CAPACITY] > 0 and policy[PolicyColumn.ON_FULL] != OnFull.GROW:
                 assert group.size(table) <= policy[PolicyColumn.CAPACITY]
-    for slab, row in enumerate(group.slabs.tolist()):
+    for slab, row in enumerate(group.index.slabs.tolist()):
         used = row[Slab.NEXT_ROW]
         handles = torch.cat(owned[slab])
-        free = group.free_rows[slab, : row[Slab.FREE_COUNT]]
+        free = group.index.free_rows[slab, : row[Slab.FREE_COUNT]]
         rows = torch.cat([handles, free]) >> GENERATION_BITS
         assert torch.equal(rows.sort().values, torch.arange(used))
         # rows are never newer than their owners
-        stored = group.generations[slab][handles >> GENERATION_BITS]
+        stored = group.rows.generations[slab][handles >> GENERATION_BITS]
         assert bool((stored <= (handles & GENERATIONS)).all())

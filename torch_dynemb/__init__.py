@@ -51,8 +51,8 @@ from torch_dynemb.policy.admission import (
 )
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.serving.freeze import freeze
-from torch_dynemb.table.evictions import EvictedIds
 from torch_dynemb.table.group import TableConfig, TableGroup
+from torch_dynemb.table.host_state import EvictedIds
 from torch_dynemb.table.stats import TableStats
 
 __version__ = "0.1.0"

@@ -138,7 +138,7 @@ class Program:
     def _insertion(self) -> None:
         group = self.group
         for table in range(3):
-            group.clock[0] += 1
+            group.index.clock[0] += 1
             group.insert(table, torch.arange(500, device=self.device))
         group.erase(0, torch.arange(3, device=self.device))
         self.keep("insert after erase", group.insert(0, self.tensor([900, 1, 901, 901, 2])))
@@ -154,7 +154,9 @@ class Program:
             for number, batch in enumerate(group.export(table, batch_size=256)):
                 self.keep(f"export {table} {number}", *batch)
         group.step()
-        self.keep("tables", group.tables, group.slabs, group.row_clock, group.clock)
+        self.keep(
+            "tables", group.index.tables, group.index.slabs, group.rows.row_clock, group.index.clock
+        )
         group.end_step()
 
     def _policies(self) -> None:
@@ -189,7 +191,13 @@ class Program:
         for table in features:
             for number, batch in enumerate(group.export(table)):
                 self.keep(f"compacted {table} {number}", *batch)
-        self.keep("policies", group.evicted, group.sketch, group.tables, group.slabs)
+        self.keep(
+            "policies",
+            group.index.evicted,
+            group.index.sketch,
+            group.index.tables,
+            group.index.slabs,
+        )
         group.end_step()
         self.keep("reported", torch.tensor(group.stats(wait=True)["t0"].evicted))
         group.stats()
@@ -208,7 +216,7 @@ class Program:
         group = td.TableGroup(
             tables, optimizer=config, max_rows=2000, seed=2, device=self.device, split=True
         )
-        pending = PendingGradients.of(group.pending)
+        pending = PendingGradients.of(group.rows.pending)
         ids, offsets, features, _ = self.pooled_call()
         dims = [8, 135, 8]
         for _ in range(2):
@@ -223,23 +231,23 @@ class Program:
                 feature_tables=features,
                 feature_dims=dims,
                 pooling=Pooling.MEAN,
-                optimizer=group.optimizer_code,
+                optimizer=group.config.optimizer_code,
             )
             gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
             gradient[2, 9] = float("nan")
             output.backward(gradient.to(self.device))
-        merge_grad_(pending, group.row_clock)
-        self.keep("merged", pending.counts, group.row_clock)
+        merge_grad_(pending, group.rows.row_clock)
+        self.keep("merged", pending.counts, group.rows.row_clock)
         for slab, count in enumerate(pending.counts[:, 0].tolist()):
             self.keep(f"merged {slab}", pending.handles[slab][:count])
             self.keep(f"sums {slab}", pending.gradients[slab][:count].nan_to_num())
         update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")
-        updates = group.row_clock[len(tables) + RowClock.UPDATES].reshape(1).clone()
+        updates = group.rows.row_clock[len(tables) + RowClock.UPDATES].reshape(1).clone()
         counts = pending.counts[:, 0].contiguous()
         update(*group.rows.updated, *pending[:-1], counts, updates, features)
         pending.counts.zero_()
         group.end_step()
-        self.keep("split", group.row_clock)
+        self.keep("split", group.rows.row_clock)
 
     def _pooled(self) -> None:
         group = self.group
@@ -274,7 +282,7 @@ class Program:
                     feature_tables=tables,
                     feature_dims=dims,
                     pooling=pooling,
-                    optimizer=group.optimizer_code,
+                    optimizer=group.config.optimizer_code,
                 )
                 gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
                 output.backward(gradient.to(self.device))
@@ -299,7 +307,7 @@ class Program:
             anchor,
             feature_tables=tables,
             dim=8,
-            optimizer=group.optimizer_code,
+            optimizer=group.config.optimizer_code,
         )
         output.backward(torch.linspace(-1, 1, 64).reshape(8, 8).to(self.device))
         self.keep("sequence", read, output)
@@ -411,10 +419,10 @@ class Program:
         columns = sum(dims)
         gradient = torch.linspace(-1, 1, 4 * columns).reshape(4, columns).to(self.device)
         reduced = ops.reduce_grad(
-            group.weights,
-            group.generations,
-            group.meta,
-            group.init_data,
+            group.rows.weights,
+            group.rows.generations,
+            group.index.meta,
+            group.rows.init_data,
             gradient,
             ids,
             handles,
@@ -425,9 +433,9 @@ class Program:
             pooling=Pooling.SUM,
         )
         self.keep("reduce_grad", *reduced.handles, *reduced.gradients, reduced.counts)
-        position = len(group.tables_config) + RowClock.UPDATES
+        position = len(group.config.tables) + RowClock.UPDATES
         update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")
-        updates = group.row_clock[position : position + 1].clone()
+        updates = group.rows.row_clock[position : position + 1].clone()
         update(*group.rows.updated, *reduced, updates, tables)
 
 

@@ -126,9 +126,9 @@ class Ours:
         self._anchor = torch.zeros(1, device=device, requires_grad=True)
         first = tables + RowClock.UPDATES
         # backward ops compare the count of the forward with this: a view of it is always equal
-        self._updates = self.group.row_clock[first : first + 1]
+        self._updates = self.group.rows.row_clock[first : first + 1]
         self._backward_op = getattr(
-            torch.ops.dynemb, f"{ops.OPTIMIZER_NAMES[self.group.optimizer_code]}_backward_"
+            torch.ops.dynemb, f"{ops.OPTIMIZER_NAMES[self.group.config.optimizer_code]}_backward_"
         )
         for table in self._tables:
             if reserved:
@@ -174,7 +174,7 @@ class Ours:
     def forward(self, batch: Batch) -> Tensor:
         """Output for training."""
         handles = self.find_or_insert(batch)
-        code = self.group.optimizer_code
+        code = self.group.config.optimizer_code
         if self._bags:
             return ops.embedding_bag(
                 self.group.rows,

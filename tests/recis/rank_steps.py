@@ -269,7 +269,7 @@ def times(
             ids = module.hashtable.ids()
             scores = group.get_score(0, ids, score="timestamp").scores
             of_ids = dict(zip(ids.tolist(), scores.tolist(), strict=True))
-            result.append((int(group.clock[1]), of_ids))
+            result.append((int(group.index.clock[1]), of_ids))
             clock.return_value = float(starts[rank] + paces[rank] * step)
             optimizer.step(now=None if given is None else given[step])
     return result

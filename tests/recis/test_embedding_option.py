@@ -167,9 +167,9 @@ def test_infos_say_what_is_shared() -> None:
 def test_max_rows_bound_the_tables() -> None:
     bounded = EmbeddingOption(embedding_dim=4, shared_name="a", max_rows=100)
     alone = DynamicEmbedding(bounded)
-    assert alone.hashtable.group.weights[0].shape == (100, 4)
+    assert alone.hashtable.group.rows.weights[0].shape == (100, 4)
     engine = EmbeddingEngine({"a": bounded, "b": EmbeddingOption(embedding_dim=4, shared_name="b")})
-    assert sorted(t.group.max_rows or 0 for t in engine.tables.values()) == [0, 100]
+    assert sorted(t.group.config.max_rows or 0 for t in engine.tables.values()) == [0, 100]
     different = replace(bounded, max_rows=101)
     with pytest.raises(ValueError, match="are not those of one table"):
         EmbeddingEngine({"a": bounded, "b": different})

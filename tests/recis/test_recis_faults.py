@@ -248,7 +248,7 @@ def test_11_repeated_ids_take_one_row() -> None:
         module(torch.tensor([[4, 4, 4], [4, 5, 5]]))
     assert module.hashtable.ids().tolist() == [4, 5]
     assert sorted(module.hashtable.ids_map().rows.tolist()) == [0, 1]
-    assert module.hashtable.group.used_rows(0) == 2
+    assert module.hashtable.group.index.used_rows(0) == 2
     with pytest.raises(ValueError, match="repeated ids"):
         module.hashtable.insert(torch.tensor([6, 6]), torch.zeros(2, 4))
 

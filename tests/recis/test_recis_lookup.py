@@ -405,9 +405,9 @@ def test_copies_are_equal_and_apart() -> None:
 
 def test_block_size_is_room_in_the_index() -> None:
     small, large = (hash_table([4], block_size=n) for n in (5, 10_000))
-    before = large.group.tables.clone()
+    before = large.group.index.tables.clone()
     large.insert(torch.arange(10_000), torch.zeros(10_000, 4))
-    assert torch.equal(large.group.tables[:, 0], before[:, 0])  # the number of buckets
+    assert torch.equal(large.group.index.tables[:, 0], before[:, 0])  # the number of buckets
     small.insert(torch.arange(10_000), torch.zeros(10_000, 4))
     assert td.TableGroup.size(small.group, 0) == 10_000
 

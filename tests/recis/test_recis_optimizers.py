@@ -402,7 +402,7 @@ def test_rows_not_seen_go_and_their_rows_are_used_again() -> None:
     assert known[2] == [1, 2, 100] or known[2] == [0, 1, 2, 100]
     assert 0 not in known[-1]
     assert {4, 5, 100} <= set(known[-1])
-    assert module.hashtable.group.used_rows(0) < 7
+    assert module.hashtable.group.index.used_rows(0) < 7
 
 
 def test_read_only_and_other_features_of_one_table() -> None:

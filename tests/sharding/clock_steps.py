@@ -70,7 +70,7 @@ def trained(
         for features in _batches(rank, tables, kind):
             output = model(features)
             for g, group in enumerate(groups):
-                now[g].append(int(group.clock[Clock.NOW]))
+                now[g].append(int(group.index.clock[Clock.NOW]))
             torch.stack([of.sum() for of in output.values()]).sum().backward()
             if given is not None:
                 given += 10
@@ -98,7 +98,7 @@ def _batches(rank: int, tables: tuple[Table, ...], kind: str) -> Iterator[Any]:
 def _shard(kernel: Any, table: int, now: list[int], proposed: list[int]) -> Shard:
     group, shard = kernel.tables.group, kernel.tables.shards[table]
     group.materialize()
-    content = read_content(group, table)
+    content = read_content(group.tables, table)
     return Shard(shard.table, shard.first_column, content.ids, content.scores, now, proposed)
 
 
@@ -130,7 +130,7 @@ def pipelined(rank: int, tables: tuple[Table, ...]) -> list[Shard]:
         for _ in range(STEPS):
             pipeline.progress(stream)
             for g, group in enumerate(groups):
-                now[g].append(int(group.clock[Clock.NOW]))
+                now[g].append(int(group.index.clock[Clock.NOW]))
     return [
         _shard(kernel, t, now[k], [])
         for k, kernel in enumerate(kernels(model))

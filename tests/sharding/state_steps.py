@@ -147,13 +147,13 @@ def contents(model: DistributedModelParallel) -> dict[str, Any]:
         group = kernel.tables.group
         group.materialize()
         for t, shard in enumerate(kernel.tables.shards):
-            waiting = read_counts(group, t)
+            waiting = read_counts(group.tables, t)
             entry = {
                 "columns": (shard.first_column, shard.columns),
-                "content": read_content(group, t)._asdict(),
+                "content": read_content(group.tables, t)._asdict(),
                 "waiting": None if waiting is None else waiting._asdict(),
-                "steps": int(group.row_clock[t]),
-                "clock": int(group.clock[0]),
+                "steps": int(group.rows.row_clock[t]),
+                "clock": int(group.index.clock[0]),
             }
             result.setdefault(shard.table, []).append(entry)
     return result

@@ -308,7 +308,7 @@ def test_numbers_of_scores_in_files_never_change(monkeypatch: pytest.MonkeyPatch
     layout = Layout(7, 5, names, (0, 8))
     assert torch.equal(layout.tensor(), written)
     assert Layout.of("t", written) == layout
-    monkeypatch.setattr("torch_dynemb.policy.SCORES", ("custom", "invented", "step"))
+    monkeypatch.setattr("torch_dynemb.policy.policy.SCORES", ("custom", "invented", "step"))
     assert Layout.of("t", written) == layout
     some = Layout(7, 5, ("step", "frequency", "expiry"), (0,))
     assert some.tensor().tolist() == [1, 7, 5, 3, 1, 0, 2, 4, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,24 @@ from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table.config import check_tables
-from torch_dynemb.table.group import TableConfig, TableGroup, pooling_of
+from torch_dynemb.table.group import TableConfig, pooling_of
+from torch_dynemb.table.group_config import GroupConfig
+
+
+class NamedFeatures(NamedTuple):
+    """The features of a collection, each at the same place of the lists.
+
+    Attributes:
+        names: of the features.
+        tables: that they look up.
+        dims: of these tables.
+        policies: rows of ``policy``; empty: no table has one.
+    """
+
+    names: list[str]
+    tables: list[int]
+    dims: list[int]
+    policies: list[int]
 
 
 class Collection(TableModule):
@@ -50,11 +67,11 @@ class Collection(TableModule):
             max_rows=max_rows,
             memory_budget=memory_budget,
         )
-        self.__dict__.update(self._named_features(self._group))
+        self._set_features(self._named_features(self._group.config))
 
-    def _named_features(self, group: TableGroup) -> dict[str, list[Any]]:
-        """Names, dims, tables and policies of all features, in the order of the tables."""
-        tables = group.tables_config
+    def _named_features(self, config: GroupConfig) -> NamedFeatures:
+        """All features, in the order of the tables."""
+        tables = config.tables
         owners: dict[str, int] = {}
         for t, table in enumerate(tables):
             for feature in table.feature_names:
@@ -64,17 +81,23 @@ class Collection(TableModule):
                         f"{tables[owners[feature]].name!r} and {table.name!r}"
                     )
                 owners[feature] = t
-        layout = group.layout
-        return {
-            "feature_names": list(owners),
-            "feature_tables": list(owners.values()),
-            "feature_dims": [tables[t].embedding_dim for t in owners.values()],
-            "feature_policies": [
+        layout = config.layout
+        return NamedFeatures(
+            list(owners),
+            list(owners.values()),
+            [tables[t].embedding_dim for t in owners.values()],
+            [
                 layout.of_feature.get((t, feature), t)
                 for feature, t in owners.items()
                 if layout.rows
             ],
-        }
+        )
+
+    def _set_features(self, features: NamedFeatures) -> None:
+        self.feature_names = features.names
+        self.feature_tables = features.tables
+        self.feature_dims = features.dims
+        self.feature_policies = features.policies
 
     def add_table(self, table: TableConfig) -> None:
         """Adds a table and its features at the end, between training steps.
@@ -88,11 +111,11 @@ class Collection(TableModule):
         """
         check_tables(f"{type(self).__name__}.add_table", [table])
         self._check_new_table(table)
-        extended = table_extension.extend(self._group, table)
-        features = self._named_features(extended)
+        extended = table_extension.extend(self._group.tables, table)
+        features = self._named_features(extended.config)
         with held_back():
             self._group.become(extended)
-            self.__dict__.update(features)
+            self._set_features(features)
             self._rebind_optimizer()
             if self._optimizer is not None:
                 self._optimizer.add_table(table.name)

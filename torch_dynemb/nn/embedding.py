@@ -58,7 +58,7 @@ class SingleTable(TableModule):
     @property
     def table(self) -> TableConfig:
         """The table's config."""
-        return self._group.tables_config[0]
+        return self._group.config.tables[0]
 
     @property
     def embedding_dim(self) -> int:
@@ -209,7 +209,7 @@ class DynamicEmbedding(SingleTable):
         ids = flat_ids("DynamicEmbedding", input)
         rows = self._lookup(
             ids,
-            self._group.one_bag,
+            self._group.tables.one_bag,
             None,
             feature_tables=[0],
             feature_dims=[self.embedding_dim],

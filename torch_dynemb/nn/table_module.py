@@ -21,12 +21,12 @@ from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
-from torch_dynemb.process.forked import check_own
 from torch_dynemb.process.interrupts import held_back
-from torch_dynemb.storage.memory import check_device, device_of
+from torch_dynemb.storage.device import check_device, device_of
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table.config import ROW_DTYPES
 from torch_dynemb.table.group import TableConfig, TableGroup
+from torch_dynemb.table.tables import Tables
 
 # Updates without optimizer.step() from which on a module reports that the call is missing.
 FORGOTTEN_STEPS = 16
@@ -136,17 +136,18 @@ class TableModule(nn.Module):
         return self._group.memory()
 
     def _make_optimizer(self) -> FusedOptimizer | None:
-        return self._optimizer_of(self._group)
+        return self._optimizer_of(self._group.tables)
 
-    def _optimizer_of(self, group: TableGroup) -> FusedOptimizer | None:
-        """For the tensors of a group, which may be the one that ours is to become."""
-        if group.optimizer_config is None:
+    def _optimizer_of(self, tables: Tables) -> FusedOptimizer | None:
+        """Of the rows of tables that are the group's, or will be."""
+        config = tables.config
+        if config.optimizer is None:
             return None
-        kind = SplitOptimizer if group.split else FusedOptimizer
+        kind = SplitOptimizer if config.split else FusedOptimizer
         return kind(
-            group.names,
-            group.optimizer_config,
-            rows=group.rows,
+            config.names,
+            config.optimizer,
+            rows=tables.rows,
             end_step=self._step_end(),
             check_step=self._group.check_step,
         )
@@ -183,7 +184,7 @@ class TableModule(nn.Module):
             self._take_optimizer(changed, optimizer)
         return self.optimizer
 
-    def _take_optimizer(self, changed: TableGroup, optimizer: FusedOptimizer | None) -> None:
+    def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
         self._group.become(changed)
         if self._optimizer is not None:
             self._optimizer.retire()
@@ -191,9 +192,9 @@ class TableModule(nn.Module):
         self.trainable = True
         self.grad_anchor.requires_grad_(True)
 
-    def _with_optimizer(self, config: OptimizerConfig) -> TableGroup:
-        """What the group becomes by another optimizer."""
-        return table_extension.reoptimize(self._group, config)
+    def _with_optimizer(self, config: OptimizerConfig) -> Tables:
+        """What the tables become by another optimizer."""
+        return table_extension.reoptimize(self._group.tables, config)
 
     # -- lookup --------------------------------------------------------------------------------
 
@@ -273,12 +274,12 @@ class TableModule(nn.Module):
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
             self._count_lookup()
-        if learning and group.forked:
-            check_own(group)
+        if learning and group.tables.host.forked:
+            group.tables.check_own()
         # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
         # row by now was refused one. Without policies to insert them again changes nothing.
         if learning and (
-            not inserts or (group.layout.rows and repeats_a_forward(type(self).__name__))
+            not inserts or (group.config.layout.rows and repeats_a_forward(type(self).__name__))
         ):
             found = group.find(ids, offsets, feature_tables).handles
             handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
@@ -295,7 +296,7 @@ class TableModule(nn.Module):
             and torch.is_grad_enabled()
         )
         if learning or weights_learn:
-            code = group.optimizer_code if learning else NO_OPTIMIZER
+            code = group.config.optimizer_code if learning else NO_OPTIMIZER
             return self._differentiable(
                 ids,
                 handles,
@@ -387,7 +388,7 @@ class TableModule(nn.Module):
             )
 
     def _most_backwards(self) -> int:
-        return FORGOTTEN_SPLIT_STEPS if self._group.split else FORGOTTEN_STEPS
+        return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
 
     def _count_lookup(self) -> None:
         if self._optimizer is None:
@@ -402,7 +403,7 @@ class TableModule(nn.Module):
         if self._optimizer is None:
             return 0
         backwards = self._optimizer.updates_since_step()
-        split = self._group.split
+        split = self._group.config.split
         if backwards >= self._most_backwards():
             done = "have gathered gradients" if split else "have updated the rows"
             warnings.warn(
@@ -510,7 +511,7 @@ class TableModule(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        config = self._group.optimizer_config
+        config = self._group.config.optimizer
         return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
 
 

@@ -74,6 +74,7 @@ from torch_dynemb.ops.routing import (  # noqa: E402
 )
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa: E402
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
@@ -84,9 +85,11 @@ __all__ = [
     "CutRagged3D",
     "ExportedBatch",
     "FoundIds",
+    "IndexTensors",
     "PartitionedIds",
     "PendingGradients",
     "Ragged",
+    "RowTensors",
     "ScoredIds",
     "UniqueIds",
     "advance_step_",

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.columns import BUCKET_WIDTH
 from torch_dynemb.ops.functional_copies import refuse_copies
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 
 class FoundIds(NamedTuple):
@@ -64,7 +65,7 @@ class ScoredIds(NamedTuple):
     found: Tensor
 
 
-def check_ids(op: str, buckets: Tensor, ids: Tensor, offsets: Tensor) -> None:
+def check_ids(op: str, index: IndexTensors, ids: Tensor, offsets: Tensor) -> None:
     """Raises TypeError or ValueError for what can be told without reading values."""
     if ids.dtype != torch.int64:
         raise TypeError(f"{op}: ids has dtype {ids.dtype}, expected int64: use ids.long()")
@@ -74,7 +75,7 @@ def check_ids(op: str, buckets: Tensor, ids: Tensor, offsets: Tensor) -> None:
         raise ValueError(f"{op}: ids has shape {tuple(ids.shape)}, expected 1 dimension")
     if offsets.dim() != 1:
         raise ValueError(f"{op}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
-    device = buckets.device
+    device = index.buckets.device
     if ids.device != device or offsets.device != device:
         raise ValueError(
             f"{op}: ids is on {ids.device} and offsets on {offsets.device}, but the table is on "
@@ -84,9 +85,7 @@ def check_ids(op: str, buckets: Tensor, ids: Tensor, offsets: Tensor) -> None:
 
 @raises_out_of_memory
 def find(
-    buckets: Tensor,
-    tables: Tensor,
-    meta: Tensor,
+    index: IndexTensors,
     ids: Tensor,
     offsets: Tensor,
     feature_tables: Sequence[int],
@@ -103,25 +102,16 @@ def find(
         TypeError, ValueError: dtype, shape or device of an argument.
         RuntimeError: values of offsets or feature_tables.
     """
-    check_ids("find", buckets, ids, offsets)
+    check_ids("find", index, ids, offsets)
     handles, missing = torch.ops.dynemb.find(
-        buckets, tables, meta, ids, offsets, list(feature_tables)
+        index.buckets, index.tables, index.meta, ids, offsets, list(feature_tables)
     )
     return FoundIds(handles, missing)
 
 
 @raises_out_of_memory
 def find_or_insert_(
-    buckets: Tensor,
-    scores: Tensor,
-    tables: Tensor,
-    slabs: Tensor,
-    free_rows: Tensor,
-    sketch: Tensor,
-    evicted: Tensor,
-    meta: Tensor,
-    policy: Tensor,
-    clock: Tensor,
+    index: IndexTensors,
     ids: Tensor,
     offsets: Tensor,
     admit: Tensor | None,
@@ -156,7 +146,7 @@ def find_or_insert_(
             no id has been inserted. On a GPU, what depends on values of tensors is raised by a
             later op or :func:`torch_dynemb.ops.end_step`, and new ids get handle -1.
     """
-    check_ids("find_or_insert_", buckets, ids, offsets)
+    check_ids("find_or_insert_", index, ids, offsets)
     if admit is not None:
         if admit.dtype != torch.bool:
             raise TypeError(f"find_or_insert_: admit has dtype {admit.dtype}, expected bool")
@@ -166,16 +156,7 @@ def find_or_insert_(
                 f"{tuple(ids.shape)}"
             )
     handles: Tensor = torch.ops.dynemb.find_or_insert_(
-        buckets,
-        scores,
-        tables,
-        slabs,
-        free_rows,
-        sketch,
-        evicted,
-        meta,
-        policy,
-        clock,
+        *index,
         ids,
         offsets,
         admit,
@@ -187,12 +168,7 @@ def find_or_insert_(
 
 @raises_out_of_memory
 def erase_(
-    buckets: Tensor,
-    scores: Tensor,
-    tables: Tensor,
-    slabs: Tensor,
-    free_rows: Tensor,
-    meta: Tensor,
+    index: IndexTensors,
     ids: Tensor,
     offsets: Tensor,
     feature_tables: Sequence[int],
@@ -202,34 +178,36 @@ def erase_(
     Returns:
         int64 [tables]; how many ids each table lost.
     """
-    check_ids("erase_", buckets, ids, offsets)
+    check_ids("erase_", index, ids, offsets)
     erased: Tensor = torch.ops.dynemb.erase_(
-        buckets, scores, tables, slabs, free_rows, meta, ids, offsets, list(feature_tables)
+        index.buckets,
+        index.scores,
+        index.tables,
+        index.slabs,
+        index.free_rows,
+        index.meta,
+        ids,
+        offsets,
+        list(feature_tables),
     )
     return erased
 
 
 @raises_out_of_memory
-def grow_(
-    buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
-) -> None:
+def grow_(index: IndexTensors, table: int, ids: int) -> None:
     """Rehashes one table's index so that ``ids`` ids fit without another growth; rows stay."""
-    torch.ops.dynemb.grow_(buckets, scores, tables, meta, table, ids)
+    torch.ops.dynemb.grow_(index.buckets, index.scores, index.tables, index.meta, table, ids)
 
 
 @raises_out_of_memory
-def shrink_(
-    buckets: Tensor, scores: Tensor, tables: Tensor, meta: Tensor, table: int, ids: int
-) -> None:
+def shrink_(index: IndexTensors, table: int, ids: int) -> None:
     """Rehashes one table's index into as few buckets as take ``ids`` ids, or those it has."""
-    torch.ops.dynemb.shrink_(buckets, scores, tables, meta, table, ids)
+    torch.ops.dynemb.shrink_(index.buckets, index.scores, index.tables, index.meta, table, ids)
 
 
 @raises_out_of_memory
 def set_handles_(
-    buckets: Tensor,
-    tables: Tensor,
-    meta: Tensor,
+    index: IndexTensors,
     ids: Tensor,
     offsets: Tensor,
     feature_tables: Sequence[int],
@@ -244,19 +222,16 @@ def set_handles_(
     Returns:
         bool [N]; which ids are there.
     """
-    check_ids("set_handles_", buckets, ids, offsets)
+    check_ids("set_handles_", index, ids, offsets)
     found: Tensor = torch.ops.dynemb.set_handles_(
-        buckets, tables, meta, ids, offsets, list(feature_tables), handles
+        index.buckets, index.tables, index.meta, ids, offsets, list(feature_tables), handles
     )
     return found
 
 
 @raises_out_of_memory
 def export_batch(
-    buckets: Tensor,
-    scores: Tensor,
-    tables: Tensor,
-    meta: Tensor,
+    index: IndexTensors,
     *,
     table: int,
     begin: int,
@@ -264,16 +239,15 @@ def export_batch(
 ) -> ExportedBatch:
     """Ids and handles of one table from bucket ``begin`` on, at most ``max_ids`` (at least 8)."""
     return ExportedBatch(
-        *torch.ops.dynemb.export_batch(buckets, scores, tables, meta, table, begin, max_ids)
+        *torch.ops.dynemb.export_batch(
+            index.buckets, index.scores, index.tables, index.meta, table, begin, max_ids
+        )
     )
 
 
 @raises_out_of_memory
 def get_scores(
-    buckets: Tensor,
-    scores: Tensor,
-    tables: Tensor,
-    meta: Tensor,
+    index: IndexTensors,
     ids: Tensor,
     offsets: Tensor,
     feature_tables: Sequence[int],
@@ -286,20 +260,24 @@ def get_scores(
         TypeError, ValueError: dtype, shape or device of an argument.
         RuntimeError: the index keeps fewer words.
     """
-    check_ids("get_scores", buckets, ids, offsets)
+    check_ids("get_scores", index, ids, offsets)
     return ScoredIds(
         *torch.ops.dynemb.get_scores(
-            buckets, scores, tables, meta, ids, offsets, list(feature_tables), word
+            index.buckets,
+            index.scores,
+            index.tables,
+            index.meta,
+            ids,
+            offsets,
+            list(feature_tables),
+            word,
         )
     )
 
 
 @raises_out_of_memory
 def set_scores_(
-    buckets: Tensor,
-    scores: Tensor,
-    tables: Tensor,
-    meta: Tensor,
+    index: IndexTensors,
     ids: Tensor,
     offsets: Tensor,
     feature_tables: Sequence[int],
@@ -319,7 +297,7 @@ def set_scores_(
         TypeError, ValueError: dtype, shape or device of an argument.
         RuntimeError: the index keeps fewer words.
     """
-    check_ids("set_scores_", buckets, ids, offsets)
+    check_ids("set_scores_", index, ids, offsets)
     if values.dtype != torch.int64:
         raise TypeError(f"set_scores_: values has dtype {values.dtype}, expected int64")
     if values.shape != ids.shape:
@@ -328,17 +306,27 @@ def set_scores_(
             f"{tuple(ids.shape)}"
         )
     found: Tensor = torch.ops.dynemb.set_scores_(
-        buckets, scores, tables, meta, ids, offsets, list(feature_tables), values, word
+        index.buckets,
+        index.scores,
+        index.tables,
+        index.meta,
+        ids,
+        offsets,
+        list(feature_tables),
+        values,
+        word,
     )
     return found
 
 
-def reported_counts(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> tuple[Tensor, Tensor]:
+def reported_counts(index: IndexTensors, rows: RowTensors) -> tuple[Tensor, Tensor]:
     """``tables`` and ``row_clock`` on the CPU, as far as they are known without waiting.
 
     On a GPU they are what the last finished :func:`torch_dynemb.ops.end_step` has reported.
     """
-    counts: tuple[Tensor, Tensor] = torch.ops.dynemb.reported_counts(buckets, tables, row_clock)
+    counts: tuple[Tensor, Tensor] = torch.ops.dynemb.reported_counts(
+        index.buckets, index.tables, rows.row_clock
+    )
     return counts
 
 

@@ -17,37 +17,8 @@ from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
-
-
-class Rows(NamedTuple):
-    """What a lookup reads and its backward writes.
-
-    Attributes:
-        weights: float32 [rows, dim], one per slab.
-        generations: int32 [rows], one per slab.
-        state: optimizer state; tensor k of slab s at index k * slabs + s.
-        row_clock: int64 [tables + 4].
-        hyper: float64 [tables, 24].
-        meta: int64 [tables, 16].
-        init_data: float64, initializer records.
-        pending: where gradients wait in split mode, see :class:`PendingGradients`; empty: the
-            backward updates the rows.
-    """
-
-    weights: list[Tensor]
-    generations: list[Tensor]
-    state: list[Tensor]
-    row_clock: Tensor
-    hyper: Tensor
-    meta: Tensor
-    init_data: Tensor
-    pending: list[Tensor]
-
-    @property
-    def updated(self) -> tuple[Any, ...]:
-        """What the update ops take."""
-        return self[:-1]
 
 
 def _check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
@@ -68,7 +39,7 @@ def _check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
 
 @raises_out_of_memory
 def embedding_bag(
-    rows: Rows,
+    rows: RowTensors,
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
@@ -118,7 +89,7 @@ def embedding_bag(
 
 @raises_out_of_memory
 def embedding(
-    rows: Rows,
+    rows: RowTensors,
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
@@ -138,7 +109,7 @@ def embedding(
 
 @raises_out_of_memory
 def embedding_bag_inference(
-    rows: Rows,
+    rows: RowTensors,
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
@@ -169,7 +140,7 @@ def embedding_bag_inference(
 
 @raises_out_of_memory
 def embedding_inference(
-    rows: Rows,
+    rows: RowTensors,
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
@@ -282,7 +253,7 @@ def _embedding_inference_fake(
 class _Lookup(NamedTuple):
     """What a lookup's backward needs and autograd need not see."""
 
-    rows: Rows
+    rows: RowTensors
     optimizer: int
     applies_delayed: bool
     tables: list[int]
@@ -291,7 +262,7 @@ class _Lookup(NamedTuple):
 
 
 def _checked_lookup(
-    op: Any, rows: Rows, optimizer: int, tables: list[int], dims: list[int], pooling: int
+    op: Any, rows: RowTensors, optimizer: int, tables: list[int], dims: list[int], pooling: int
 ) -> _Lookup:
     applies_delayed = optimizer >= APPLIES_DELAYED
     position = optimizer - APPLIES_DELAYED if applies_delayed else optimizer
@@ -331,7 +302,7 @@ def _update_rows(
     backward_op(*rows.updated, *shared)
 
 
-def _read_only(rows: Rows) -> tuple[Any, ...]:
+def _read_only(rows: RowTensors) -> tuple[Any, ...]:
     return rows.weights, rows.generations, rows.meta, rows.init_data
 
 
@@ -398,7 +369,7 @@ def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         return below
     result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
         lambda: below_autograd(op, keyset, arguments),
-        _checked_lookup(op, Rows(*rows), optimizer, tables, dims, pooling),
+        _checked_lookup(op, RowTensors(*rows), optimizer, tables, dims, pooling),
         ids,
         handles,
         offsets,
@@ -416,7 +387,9 @@ def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         return below
     result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
         lambda: below_autograd(op, keyset, arguments),
-        _checked_lookup(op, Rows(*rows), optimizer, tables, [dim] * len(tables), int(Pooling.NONE)),
+        _checked_lookup(
+            op, RowTensors(*rows), optimizer, tables, [dim] * len(tables), int(Pooling.NONE)
+        ),
         ids,
         handles,
         offsets,

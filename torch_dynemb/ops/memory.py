@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 _DTYPE_CODES = {
     torch.float32: 0,
@@ -98,19 +99,7 @@ def available_cuda_memory(device: int) -> int:
 
 @raises_out_of_memory
 def bind_group(
-    buckets: Tensor,
-    scores: Tensor,
-    tables: Tensor,
-    slabs: Tensor,
-    free_rows: Tensor,
-    meta: Tensor,
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    state: Sequence[Tensor],
-    pending: Sequence[Tensor],
-    table_buckets: Sequence[int],
-    slab_rows: Sequence[int],
-    policy: Tensor | None = None,
+    index: IndexTensors, rows: RowTensors, table_buckets: Sequence[int], slab_rows: Sequence[int]
 ) -> None:
     """Says which tensors of :func:`reserve_cuda` form a group, and maps memory for what it holds.
 
@@ -118,53 +107,48 @@ def bind_group(
     written from outside. Waits for the device.
 
     Args:
-        pending: where gradients wait in split mode, see :class:`PendingGradients`; else empty.
         table_buckets, slab_rows: buckets of each table and rows of each slab for which memory is
             mapped at least.
-        policy: int64 [policies, 20], from which bounds on what tables may hold are read.
 
     Raises:
         RuntimeError: too little memory, or tensors that were not reserved.
     """
     torch.ops.dynemb.bind_group(
-        buckets,
-        scores,
-        tables,
-        slabs,
-        free_rows,
-        meta,
-        list(weights),
-        list(generations),
-        list(state),
-        list(pending),
+        index.buckets,
+        index.scores,
+        index.tables,
+        index.slabs,
+        index.free_rows,
+        index.meta,
+        rows.weights,
+        rows.generations,
+        rows.state,
+        rows.pending,
         list(table_buckets),
         list(slab_rows),
-        policy,
+        index.policy,
     )
 
 
 @raises_out_of_memory
-def end_step(buckets: Tensor, tables: Tensor, row_clock: Tensor) -> None:
+def end_step(index: IndexTensors, rows: RowTensors) -> None:
     """What ``optimizer.step()`` does on a GPU.
 
     Raises what kernels of earlier calls have found wrong, as far as they have run. If a lookup of
     the group has been captured in a CUDA graph, makes room for the next replays. What
     :func:`reported_counts` gives is brought up to date, without waiting.
     """
-    torch.ops.dynemb.end_step(buckets, tables, row_clock)
+    torch.ops.dynemb.end_step(index.buckets, index.tables, rows.row_clock)
 
 
 @raises_out_of_memory
-def advance_step_(
-    buckets: Tensor, tables: Tensor, row_clock: Tensor, clock: Tensor, *, now: int | None = None
-) -> None:
+def advance_step_(index: IndexTensors, rows: RowTensors, *, now: int | None = None) -> None:
     """Ends a training step of a group: counts it, and does what :func:`end_step` does.
 
     Args:
-        clock: int64 [tables + 2], see :class:`torch_dynemb.ops.columns.Clock`.
         now: seconds; default: the time stays.
     """
-    torch.ops.dynemb.advance_step_(buckets, tables, row_clock, clock, now)
+    torch.ops.dynemb.advance_step_(index.buckets, index.tables, rows.row_clock, index.clock, now)
 
 
 @register_fake("advance_step_")
@@ -189,13 +173,15 @@ def release_(tensor: Tensor, begin: int, end: int) -> None:
 
 
 @raises_out_of_memory
-def release_group(buckets: Tensor, table_buckets: Sequence[int], slab_rows: Sequence[int]) -> None:
+def release_group(
+    index: IndexTensors, table_buckets: Sequence[int], slab_rows: Sequence[int]
+) -> None:
     """Gives memory of a group on a GPU back; generations of rows stay. Waits for the device.
 
     Args:
         table_buckets, slab_rows: buckets of each table and rows of each slab that are in use.
     """
-    torch.ops.dynemb.release_group(buckets, list(table_buckets), list(slab_rows))
+    torch.ops.dynemb.release_group(index.buckets, list(table_buckets), list(slab_rows))
 
 
 @register_fake("release_group")

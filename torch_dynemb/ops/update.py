@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 # Position in this list is the code that a lookup carries to its backward: new names come last.
 OPTIMIZER_NAMES = (
@@ -33,22 +34,20 @@ APPLIES_DELAYED = 1 << 8
 
 
 @raises_out_of_memory
-def materialize_(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    state: Sequence[Tensor],
-    buckets: Tensor,
-    tables: Tensor,
-    hyper: Tensor,
-    meta: Tensor,
-    init_data: Tensor,
-) -> Tensor:
+def materialize_(index: IndexTensors, rows: RowTensors) -> Tensor:
     """Writes the initial value and state of every row whose id has not been trained yet.
 
     Must precede every raw read of rows. Returns int64 [1], the number of rows written.
     """
     written: Tensor = torch.ops.dynemb.materialize_(
-        list(weights), list(generations), list(state), buckets, tables, hyper, meta, init_data
+        rows.weights,
+        rows.generations,
+        rows.state,
+        index.buckets,
+        index.tables[: rows.meta.shape[0]],
+        rows.hyper,
+        rows.meta,
+        rows.init_data,
     )
     return written
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
-from torch_dynemb.ops.lookup import Rows
+from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.optim.config import OptimizerConfig, hyper_values
 from torch_dynemb.process.interrupts import held_back
 
@@ -90,7 +90,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         names: Sequence[str],
         config: OptimizerConfig,
         *,
-        rows: Rows,
+        rows: RowTensors,
         end_step: Callable[[int | None], None],
         check_step: Callable[[int | None], None] | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         ]
         self._complete = True
 
-    def rebind(self, *, rows: Rows, end_step: Callable[[int | None], None]) -> None:
+    def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
         """Follows the tables to another device; param groups stay the same objects."""
         self._rows, self._end_step = rows, end_step
         for table, group in enumerate(self.param_groups):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import Hyper, RowClock
-from torch_dynemb.ops.lookup import Rows
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
+from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.process.interrupts import held_back
@@ -25,9 +25,9 @@ class RowGradients(torch.nn.Parameter):
     """
 
     _slab: int
-    _rows: Rows  # not the optimizer, which has this: a cycle would keep the tables' memory
+    _rows: RowTensors  # not the optimizer, which has this: a cycle would keep the tables' memory
 
-    def __new__(cls, rows: Rows, slab: int) -> RowGradients:
+    def __new__(cls, rows: RowTensors, slab: int) -> RowGradients:
         parameter: RowGradients = super().__new__(cls, torch.empty(0))
         parameter._slab = slab
         parameter._rows = rows
@@ -71,14 +71,14 @@ class SplitOptimizer(FusedOptimizer):
         names: Sequence[str],
         config: OptimizerConfig,
         *,
-        rows: Rows,
+        rows: RowTensors,
         end_step: Callable[[int | None], None],
         check_step: Callable[[int | None], None] | None = None,
     ) -> None:
         super().__init__(names, config, rows=rows, end_step=end_step, check_step=check_step)
         self._show_gradients()
 
-    def rebind(self, *, rows: Rows, end_step: Callable[[int | None], None]) -> None:
+    def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
         """Follows the tables to another device, or to other dims."""
         super().rebind(rows=rows, end_step=end_step)
         self._plain = False

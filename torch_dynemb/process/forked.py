@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch_dynemb.table.group_parts import GroupParts
-
-_groups: weakref.WeakSet[GroupParts] = weakref.WeakSet()
+from typing import Protocol
 
 
-def watch(group: GroupParts) -> None:
-    """Has a fork mark the group in the child."""
-    _groups.add(group)
+class Forkable(Protocol):
+    """What a fork marks."""
+
+    forked: bool
+
+
+_watched: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def watch(thing: Forkable) -> None:
+    """Has a fork mark it in the child."""
+    _watched.add(thing)
 
 
 def _mark() -> None:
-    for group in _groups:
-        group.forked = True
+    for thing in _watched:
+        thing.forked = True
 
 
-def check_own(group: GroupParts) -> None:
-    """Raises RuntimeError in a process that got the group by a fork, where changes are lost."""
-    if group.forked:
+def check_own(thing: Forkable) -> None:
+    """Raises RuntimeError in a process that got it by a fork, where changes are lost."""
+    if thing.forked:
         raise RuntimeError(
             "this process is a fork of the one that made the tables and has a copy of them, which "
             "can be read: a change would reach neither the tables nor other processes. Train where "

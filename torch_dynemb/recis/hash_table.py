@@ -34,8 +34,9 @@ from torch_dynemb.recis.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import TableContent, read_content
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.pending_gradients import WaitingGradients, add_waiting, read_waiting
+from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.rows import handle_rows
+from torch_dynemb.table.tables import Tables, one_table
 
 GRAD_REDUCTIONS = ("worker", "id")
 
@@ -188,7 +189,7 @@ class HashTable(TableModule):
         self._rebind_optimizer()  # its steps filter rows from here on
         for child in range(len(names)):
             self._group.reserve(child, min(block_size, max_rows or block_size))
-        if now is not None and self._group.keeps_time:
+        if now is not None and self._group.config.keeps_time:
             self._group.share_time(now)
 
     # -- optimizer -------------------------------------------------------------------------------
@@ -231,14 +232,14 @@ class HashTable(TableModule):
             )
         return super().set_optimizer(config)
 
-    def _take_optimizer(self, changed: TableGroup, optimizer: FusedOptimizer | None) -> None:
+    def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
         super()._take_optimizer(changed, optimizer)
         self._has_optimizer = True
 
-    def _with_optimizer(self, config: OptimizerConfig) -> TableGroup:
+    def _with_optimizer(self, config: OptimizerConfig) -> Tables:
         changed = super()._with_optimizer(config)
-        for table in range(len(changed.names)):
-            add_waiting(changed, table, read_waiting(self._group, table))
+        for table in range(len(changed.config.tables)):
+            add_pending(changed, table, read_pending(self._group.tables, table))
         return changed
 
     def _step_end(self) -> Callable[[int | None], None]:
@@ -248,7 +249,7 @@ class HashTable(TableModule):
         return functools.partial(_end_step, self._group, row_filter)
 
     def extra_repr(self) -> str:
-        config = self._group.optimizer_config if self._has_optimizer else None
+        config = self._group.config.optimizer if self._has_optimizer else None
         return f"{self.name!r}, {self._group.sizes()}, dim={self.embedding_dim}, optimizer={config}"
 
     # -- lookup ----------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ class HashTable(TableModule):
         flat = flat_ids("HashTable", ids)
         rows = self.lookup(
             flat,
-            self._group.one_bag,
+            self._group.tables.one_bag,
             children=[self._table(child)],
             reads_only=self._reads_only(admit_hook),
         )
@@ -302,7 +303,7 @@ class HashTable(TableModule):
             reads_only, trains: see :class:`EmbeddingOption`.
             counts: int64 [N], how often each id occurs.
         """
-        dim = self._group.tables_config[0].embedding_dim
+        dim = self._group.config.tables[0].embedding_dim
         return self._lookup(
             ids,
             offsets,
@@ -335,7 +336,7 @@ class HashTable(TableModule):
     @property
     def counts_occurrences(self) -> bool:
         """Whether an id that occurs twice is treated otherwise than one that occurs once."""
-        tables = self._group.tables_config
+        tables = self._group.config.tables
         return any("frequency" in t.policy.scores or t.policy.admission for t in tables)
 
     # -- content ---------------------------------------------------------------------------------
@@ -362,7 +363,7 @@ class HashTable(TableModule):
     def _content(self, child: str | None) -> tuple[int, TableContent]:
         table = self._table(child)
         self._group.materialize()
-        return table, read_content(self._group, table)
+        return table, read_content(self._group.tables, table)
 
     def _float_rows(self, rows: Tensor) -> Tensor:
         if self.packed:
@@ -377,7 +378,7 @@ class HashTable(TableModule):
         """Ids of a child, and the numbers of their rows."""
         table, content = self._content(child)
         group = self._group
-        found = group.find(*group._one_table(table, content.ids)).handles
+        found = group.find(*one_table(group.tables, table, content.ids)).handles
         return IdsMap(content.ids, handle_rows(found))
 
     def embeddings(self, child: str | None = None) -> Tensor:
@@ -454,11 +455,11 @@ class HashTable(TableModule):
         group, table = self._group, self._table(child)
         self._check_slice("accept_grad", flat)
         gradients = grad.detach().to(flat.device, torch.float32)
-        request = group._one_table(table, flat, "HashTable.accept_grad")
+        request = one_table(group.tables, table, flat, "HashTable.accept_grad")
         handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
-        add_waiting(group, table, WaitingGradients(flat, handles, gradients))
+        add_pending(group.tables, table, TableGradients(flat, handles, gradients))
 
-    def grad(self, child: str | None = None) -> WaitingGradients:
+    def grad(self, child: str | None = None) -> TableGradients:
         """A copy of the gradients that wait for a child's rows, one per id.
 
         Raises:
@@ -466,7 +467,7 @@ class HashTable(TableModule):
         """
         if not self.trainable:
             raise ValueError(f"HashTable {self.name!r} is not trainable: it has no gradients")
-        return read_waiting(self._group, self._table(child))
+        return read_pending(self._group.tables, self._table(child))
 
     def clear_grad(self) -> None:
         """Forgets the gradients that wait."""

@@ -92,7 +92,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         if self._micro_steps == self._accum_steps:
             self._micro_steps = 0
             for table in self._tables.values():
-                table.optimizer.step(now=now if table.group.keeps_time else None)
+                table.optimizer.step(now=now if table.group.config.keeps_time else None)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

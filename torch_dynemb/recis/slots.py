@@ -88,21 +88,21 @@ def slot_group(
         content: see :class:`SlotGroup`.
         floats: rows as they are given to users, from rows as they are stored.
     """
-    slab, slabs = int(group.meta[table, Meta.SLAB]), len(group.slab_configs)
+    slab, slabs = int(group.index.meta[table, Meta.SLAB]), len(group.config.slabs)
 
     def rows() -> Tensor:
         group.materialize()
-        return floats(group.weights[slab][: group.used_rows(slab)].clone())
+        return floats(group.rows.weights[slab][: group.index.used_rows(slab)].clone())
 
     def state_of(place: int) -> Callable[[], Tensor]:
         def state() -> Tensor:
             group.materialize()
-            tensor = group.state[place * slabs + slab][: group.used_rows(slab)].clone()
+            tensor = group.rows.state[place * slabs + slab][: group.index.used_rows(slab)].clone()
             return tensor if tensor.dim() == 2 else tensor[:, None]
 
         return state
 
-    config = group.optimizer_config
+    config = group.config.optimizer
     slots = {EMBEDDING: Slot(EMBEDDING, rows)}
     for place, tensor in enumerate(() if config is None else config.state):
         slots[tensor.name] = Slot(tensor.name, state_of(place))

@@ -22,10 +22,10 @@ from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.inputs import Features, group_ids
 from torch_dynemb.nn.table_module import TableModule, flat_ids
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, Meta, Pooling, Table
-from torch_dynemb.ops.lookup import Rows
+from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.table.group import TableGroup, pooling_of
-from torch_dynemb.table.group_parts import exported
+from torch_dynemb.table.tables import exported
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -40,26 +40,26 @@ class FrozenTables(nn.Module):
     def __init__(self, group: TableGroup) -> None:
         super().__init__()
         group.materialize()
-        count = len(group.tables_config)
-        meta, tables = group.meta[:count].clone(), group.tables[:count].clone()
-        active = [group.active_buckets(t) for t in range(count)]
+        count = len(group.config.tables)
+        meta, tables = group.index.meta[:count].clone(), group.index.tables[:count].clone()
+        active = [group.index.active_buckets(t) for t in range(count)]
         meta[:, Meta.REGION_BUCKETS] = tables[:, Table.BUCKET_COUNT]
         meta[:, Meta.REGION_BEGIN] = (
             meta[:, Meta.REGION_BUCKETS].cumsum(0) - (meta[:, Meta.REGION_BUCKETS])
         )
         self.names = group.names
-        buckets = torch.cat([group.buckets[part] for part in active])
+        buckets = torch.cat([group.index.buckets[part] for part in active])
         _forget_expired(group, buckets, tables, meta)
         self.register_buffer("buckets", buckets)
         self.register_buffer("tables", tables)
         self.register_buffer("meta", meta)
-        self.register_buffer("init_data", group.init_data.clone())
-        self.slabs = len(group.slab_configs)
+        self.register_buffer("init_data", group.rows.init_data.clone())
+        self.slabs = len(group.config.slabs)
         for s in range(self.slabs):
             # at least one row, so that an empty table has a shape that kernels accept
-            used = max(1, group.used_rows(s))
-            self.register_buffer(f"weights{s}", group.weights[s][:used].clone())
-            self.register_buffer(f"generations{s}", group.generations[s][:used].clone())
+            used = max(1, group.index.used_rows(s))
+            self.register_buffer(f"weights{s}", group.rows.weights[s][:used].clone())
+            self.register_buffer(f"generations{s}", group.rows.generations[s][:used].clone())
 
     def _load_from_state_dict(
         self,
@@ -91,10 +91,10 @@ class FrozenTables(nn.Module):
             error_msgs,
         )
 
-    def rows(self) -> Rows:
+    def rows(self) -> RowTensors:
         """The row tensors in the order in which ops take them; no optimizer."""
         none = self.get_buffer("meta").new_empty(0)
-        return Rows(
+        return RowTensors(
             [self.get_buffer(f"weights{s}") for s in range(self.slabs)],
             [self.get_buffer(f"generations{s}") for s in range(self.slabs)],
             [],
@@ -107,14 +107,10 @@ class FrozenTables(nn.Module):
 
     def find(self, ids: Tensor, offsets: Tensor, feature_tables: list[int]) -> ops.FoundIds:
         """Handles of ids; see :func:`torch_dynemb.ops.find`."""
-        return ops.find(
-            self.get_buffer("buckets"),
-            self.get_buffer("tables"),
-            self.get_buffer("meta"),
-            ids,
-            offsets,
-            feature_tables,
+        index = ops.IndexTensors.read_only(
+            self.get_buffer("buckets"), self.get_buffer("tables"), self.get_buffer("meta")
         )
+        return ops.find(index, ids, offsets, feature_tables)
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
@@ -123,23 +119,20 @@ class FrozenTables(nn.Module):
 
 def _forget_expired(group: TableGroup, buckets: Tensor, tables: Tensor, meta: Tensor) -> None:
     """Takes ids whose ttl has passed out of a copy of the index."""
-    if "expiry" not in group.layout.score_words:
+    if "expiry" not in group.config.layout.score_words:
         return
-    word = group.layout.word("expiry")
+    word = group.config.layout.word("expiry")
     for table in range(tables.shape[0]):
-        for batch in exported(group, table, 1 << 20):
-            ids = batch.ids[batch.scores[:, word] <= group.clock[Clock.NOW]]
-            ops.erase_(
-                buckets,
-                buckets.new_empty(0, BUCKET_WIDTH),
-                tables,
-                torch.zeros_like(group.slabs),
-                buckets.new_empty(group.slabs.shape[0], int(tables[:, Table.SIZE].sum())),
-                meta,
-                ids,
-                ids.new_empty(0),
-                [table],
+        for batch in exported(group.tables, table, 1 << 20):
+            ids = batch.ids[batch.scores[:, word] <= group.index.clock[Clock.NOW]]
+            index = ops.IndexTensors.read_only(buckets, tables, meta)._replace(
+                scores=buckets.new_empty(0, BUCKET_WIDTH),
+                slabs=torch.zeros_like(group.index.slabs),
+                free_rows=buckets.new_empty(
+                    group.index.slabs.shape[0], int(tables[:, Table.SIZE].sum())
+                ),
             )
+            ops.erase_(index, ids, ids.new_empty(0), [table])
 
 
 class FrozenModule(nn.Module):

@@ -17,6 +17,7 @@ from torch_dynemb.ops.columns import (
     Meta,
     Table,
 )
+from torch_dynemb.ops.tensors import IndexTensors
 from torch_dynemb.table.state_entries import plain_entries
 
 _RECORDS = (
@@ -97,7 +98,8 @@ def _check_table(entries: Mapping[str, Tensor], t: int) -> None:
     if bool((stored < 0).any()) or ids.numel() != int(row[Table.SIZE]):
         raise damaged
     offsets = torch.tensor([0, ids.numel()])
-    found = ops.find(entries["buckets"], entries["tables"], entries["meta"], ids, offsets, [t])
+    index = IndexTensors.read_only(entries["buckets"], entries["tables"], entries["meta"])
+    found = ops.find(index, ids, offsets, [t])
     if not torch.equal(found.handles, handles):
         raise damaged
     generations = entries[f"generations{int(meta[Meta.SLAB])}"]

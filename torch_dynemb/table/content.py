@@ -13,8 +13,10 @@ from torch_dynemb.ops.columns import Meta, PolicyColumn, RowClock, Table
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import held_back
-from torch_dynemb.table.group import TableGroup, handle_rows
-from torch_dynemb.table.group_parts import exported
+from torch_dynemb.table import removal
+from torch_dynemb.table.lookup import find
+from torch_dynemb.table.rows import handle_rows, insert_or_assign
+from torch_dynemb.table.tables import Tables, exported, one_table
 
 _BATCH = 1 << 20
 _LOOKUPS = [Table.FOUND, Table.MISSED, Table.REJECTED, Table.NOT_ADMITTED, Table.DEFAULT_SERVED]
@@ -48,17 +50,17 @@ class CountedIds(NamedTuple):
     counts: Tensor
 
 
-def score_names(group: TableGroup, table: int) -> tuple[str, ...]:
+def score_names(tables: Tables, table: int) -> tuple[str, ...]:
     """What a table keeps of its ids: its own scores, not those of other tables of the group."""
-    return score_words_of([group.tables_config[table]], group.memory_budget is not None)
+    return score_words_of([tables.config.tables[table]], tables.config.memory_budget is not None)
 
 
-def _sorted_entries(group: TableGroup, table: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sorted_entries(tables: Tables, table: int) -> tuple[Tensor, Tensor, Tensor]:
     """Ids of an index table, ascending, with their handles and score words."""
-    batches = list(exported(group, table, _BATCH))
+    batches = list(exported(tables, table, _BATCH))
     if not batches:
-        none = torch.empty(0, dtype=torch.int64, device=group.device)
-        return none, none, none.reshape(0, max(1, len(group.layout.score_words)))
+        none = torch.empty(0, dtype=torch.int64, device=tables.device)
+        return none, none, none.reshape(0, max(1, len(tables.config.layout.score_words)))
     ids = torch.cat([batch.ids for batch in batches])
     order = torch.argsort(ids)
     handles = torch.cat([batch.handles for batch in batches])
@@ -66,45 +68,47 @@ def _sorted_entries(group: TableGroup, table: int) -> tuple[Tensor, Tensor, Tens
     return ids[order], handles[order], scores[order]
 
 
-def _state_tensors(group: TableGroup, table: int) -> dict[str, Tensor]:
-    slab, slabs = int(group.meta[table, Meta.SLAB]), len(group.slab_configs)
-    config = group.optimizer_config
+def _state_tensors(tables: Tables, table: int) -> dict[str, Tensor]:
+    slab, slabs = int(tables.index.meta[table, Meta.SLAB]), len(tables.config.slabs)
+    config = tables.config.optimizer
     state = () if config is None else config.state
-    return {tensor.name: group.state[k * slabs + slab] for k, tensor in enumerate(state)}
+    return {tensor.name: tables.rows.state[k * slabs + slab] for k, tensor in enumerate(state)}
 
 
-def read_content(group: TableGroup, table: int) -> TableContent:
+def read_content(tables: Tables, table: int) -> TableContent:
     """A copy of a table's content; :meth:`TableGroup.materialize` must have been called."""
-    ids, handles, words = _sorted_entries(group, table)
+    ids, handles, words = _sorted_entries(tables, table)
     numbers = handle_rows(handles)
-    slab = int(group.meta[table, Meta.SLAB])
+    slab = int(tables.index.meta[table, Meta.SLAB])
     state = {
         name: tensor[numbers] if tensor.dim() == 2 else tensor[numbers][:, None]
-        for name, tensor in _state_tensors(group, table).items()
+        for name, tensor in _state_tensors(tables, table).items()
     }
-    names = score_names(group, table)
-    kept = [group.layout.score_words.index(name) for name in names]
-    return TableContent(ids, group.weights[slab][numbers], state, words[:, kept])
+    names = score_names(tables, table)
+    kept = [tables.config.layout.score_words.index(name) for name in names]
+    return TableContent(ids, tables.rows.weights[slab][numbers], state, words[:, kept])
 
 
-def read_counts(group: TableGroup, table: int) -> CountedIds | None:
+def read_counts(tables: Tables, table: int) -> CountedIds | None:
     """Ids that wait for admission; None: the table does not count them by id."""
-    counters = group.layout.counters[table]
+    counters = tables.config.layout.counters[table]
     if counters is None:
         return None
-    ids, counts, _ = _sorted_entries(group, counters)
+    ids, counts, _ = _sorted_entries(tables, counters)
     return CountedIds(ids, counts + 1)  # stored as handles are, where 0 is an empty slot
 
 
-def clear(group: TableGroup, table: int) -> None:
+def clear(tables: Tables, table: int) -> None:
     """Removes all ids of a table, and those that wait for admission."""
-    group.clear(table)
-    if isinstance(group.tables_config[table].policy.admission, AdmitFrequent | AdmitFrequentSketch):
-        group.reset_counts(table)
+    removal.clear(tables, table)
+    if isinstance(
+        tables.config.tables[table].policy.admission, AdmitFrequent | AdmitFrequentSketch
+    ):
+        removal.reset_counts(tables, table)
 
 
 def write_content(
-    group: TableGroup,
+    tables: Tables,
     table: int,
     content: TableContent,
     counted: CountedIds | None,
@@ -121,85 +125,65 @@ def write_content(
     """
     with held_back():
         try:
-            _replace(group, table, content, counted, names)
+            _replace(tables, table, content, counted, names)
         except BaseException:
-            clear(group, table)
+            clear(tables, table)
             raise
 
 
 def _replace(
-    group: TableGroup,
+    tables: Tables,
     table: int,
     content: TableContent,
     counted: CountedIds | None,
     names: Sequence[str],
 ) -> None:
-    clear(group, table)
-    group.reserve(table, content.ids.numel())
+    clear(tables, table)
+    ops.grow_(tables.index, table, content.ids.numel())
     if counted is not None and counted.ids.numel() > 0:
-        _write_counts(group, table, counted)
+        _write_counts(tables, table, counted)
     if content.ids.numel() == 0:
         return
-    group.insert_or_assign(table, content.ids, content.rows)
-    flat, offsets, features = group._one_table(table, content.ids)
-    handles = group.find(flat, offsets, features).handles
+    insert_or_assign(tables, table, content.ids, content.rows)
+    flat, offsets, features = one_table(tables, table, content.ids)
+    handles = find(tables, flat, offsets, features).handles
     if bool((handles < 0).any()):
         raise RuntimeError(
-            f"table {group.names[table]!r} has no room for {content.ids.numel()} ids: give it a "
-            "larger capacity"
+            f"table {tables.config.tables[table].name!r} has no room for {content.ids.numel()} "
+            "ids: give it a larger capacity"
         )
     numbers = handle_rows(handles)
-    tensors = _state_tensors(group, table)
+    tensors = _state_tensors(tables, table)
     for name, values in content.state.items():
         tensor = tensors[name]
         tensor[numbers] = values.reshape(numbers.shape[0], *tensor.shape[1:])
     for column, name in enumerate(names):
-        if name not in score_names(group, table):
+        if name not in score_names(tables, table):
             continue
         ops.set_scores_(
-            group.buckets,
-            group.scores,
-            group.tables,
-            group.meta,
+            tables.index,
             flat,
             offsets,
             features,
             content.scores[:, column].contiguous(),
-            word=group.layout.score_words.index(name),
+            word=tables.config.layout.score_words.index(name),
         )
 
 
-def _write_counts(group: TableGroup, table: int, counted: CountedIds) -> None:
+def _write_counts(tables: Tables, table: int, counted: CountedIds) -> None:
     """Counts ids that have no row, also those that wait for room only."""
-    counters = group.layout.counters[table]
+    counters = tables.config.layout.counters[table]
     assert counters is not None
-    policy = group.policy.clone()
+    policy = tables.index.policy.clone()
     policy[table, PolicyColumn.THRESHOLD] = 1 << 62  # beyond any count
-    offsets = torch.tensor([0, counted.ids.numel()], device=group.device)
-    before = group.tables[table, _LOOKUPS]
-    ops.find_or_insert_(
-        group.buckets,
-        group.scores,
-        group.tables,
-        group.slabs,
-        group.free_rows,
-        group.sketch,
-        group.evicted,
-        group.meta,
-        policy,
-        group.clock,
-        counted.ids,
-        offsets,
-        None,
-        [table],
-        [table],
-    )
-    group.tables[table, _LOOKUPS] = before  # nobody has looked anything up
+    offsets = torch.tensor([0, counted.ids.numel()], device=tables.device)
+    before = tables.index.tables[table, _LOOKUPS]
+    index = tables.index._replace(policy=policy)
+    ops.find_or_insert_(index, counted.ids, offsets, None, [table], [table])
+    tables.index.tables[table, _LOOKUPS] = before  # nobody has looked anything up
     # stored as handles are, where 0 is an empty slot
     ops.set_handles_(
-        group.buckets,
-        group.tables,
-        group.meta,
+        tables.index,
         counted.ids,
         offsets,
         [counters],
@@ -207,21 +191,21 @@ def _write_counts(group: TableGroup, table: int, counted: CountedIds) -> None:
     )
 
 
-def optimizer_steps(group: TableGroup, table: int) -> int:
+def optimizer_steps(tables: Tables, table: int) -> int:
     """Updates that a table's optimizer has made."""
-    return int(group.row_clock[table])
+    return int(tables.rows.row_clock[table])
 
 
-def set_optimizer_steps(group: TableGroup, table: int, steps: int) -> None:
+def set_optimizer_steps(tables: Tables, table: int, steps: int) -> None:
     """Goes on counting updates from here."""
-    group.row_clock[table] = steps
+    tables.rows.row_clock[table] = steps
 
 
-def begin_step(group: TableGroup) -> None:
+def begin_step(tables: Tables) -> None:
     """After rows were replaced: a backward of an older forward raises, and none is forgotten."""
-    tables = len(group.tables_config)
-    group.row_clock[tables + RowClock.UPDATES] += 1
-    group.row_clock[tables + RowClock.SINCE_STEP] = 0
+    end = len(tables.config.tables)
+    tables.rows.row_clock[end + RowClock.UPDATES] += 1
+    tables.rows.row_clock[end + RowClock.SINCE_STEP] = 0
 
 
 __all__ = [

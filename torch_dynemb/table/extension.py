@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
 
 import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, CLOCK_HEAD, Hyper
 from torch_dynemb.optim.config import OptimizerConfig
-
-if TYPE_CHECKING:
-    from torch_dynemb.table.config import TableConfig
-    from torch_dynemb.table.group import TableGroup
+from torch_dynemb.storage.memory import TableMemory
+from torch_dynemb.table import state as table_state
+from torch_dynemb.table.allocation import allocate
+from torch_dynemb.table.clock import share_time_as
+from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.evictions import record_as
+from torch_dynemb.table.tables import Tables
 
 NEVER = (1 << 63) - 1  # expiry of ids that come from a time without one
 
 
-def extend(group: TableGroup, table: TableConfig) -> TableGroup:
-    """A group with the content of another one and one more, empty table.
+def extend(tables: Tables, table: TableConfig) -> Tables:
+    """Tables with the content of others, and one more, empty table.
 
     All tensors are new: compiled code is compiled again, graphs must be captured again. While it is
     made, the content is in memory twice. Where the new table keeps scores that the others did not
@@ -27,52 +30,67 @@ def extend(group: TableGroup, table: TableConfig) -> TableGroup:
     Raises:
         ValueError: the tables do not go together.
     """
-    arguments = {**group.constructor_arguments(), "tables": (*group.tables_config, table)}
-    extended = type(group)(**arguments)
-    extended.fill_state(_merged(group, extended))
-    extended.hyper[: len(group.tables_config)] = group.hyper
-    extended.take_over(group)
-    return extended
+    config = dataclasses.replace(tables.config, tables=(*tables.config.tables, table))
+    extended = allocate(config, tables.memory)
+    table_state.fill(extended, _merged(tables, extended))
+    extended.rows.hyper[: len(tables.config.tables)] = tables.rows.hyper
+    return take_over(extended, tables)
 
 
-def reoptimize(group: TableGroup, config: OptimizerConfig) -> TableGroup:
-    """A group with the content of another one, another optimizer and fresh state for it.
+def reoptimize(tables: Tables, optimizer: OptimizerConfig) -> Tables:
+    """Tables with the content of others, another optimizer and fresh state for it.
 
     All tensors are new: compiled code is compiled again, graphs must be captured again. While it is
     made, the content is in memory twice. Steps are counted from 0 again.
 
     Raises:
-        TypeError: ``config`` is no optimizer config.
+        TypeError: ``optimizer`` is no optimizer config.
     """
-    if not isinstance(config, OptimizerConfig):
+    if not isinstance(optimizer, OptimizerConfig):
         raise TypeError(
-            f"set_optimizer: config is {config!r}, expected one such as torch_dynemb.Adam(lr=1e-3)"
+            f"set_optimizer: config is {optimizer!r}, expected one such as "
+            "torch_dynemb.Adam(lr=1e-3)"
         )
-    changed = type(group)(**{**group.constructor_arguments(), "optimizer": config})
-    old, state = group.state_tensors(), changed.state_tensors()
+    config = dataclasses.replace(tables.config, optimizer=optimizer)
+    changed = allocate(config, tables.memory)
+    old, state = table_state.save(tables), table_state.save(changed)
     fresh = {"format"}
-    for slab in group.slab_configs:
+    for slab in tables.config.slabs:
         rows = old[f"{slab.name}.weights"].shape[0]
-        for k, tensor in enumerate(config.state):
+        for k, tensor in enumerate(optimizer.state):
             name = f"{slab.name}.{tensor.name}"
             fresh.add(name)
             state[name] = state[name].new_zeros(rows, *state[name].shape[1:])
             if k == 0:
-                initial = changed.hyper[0, Hyper.INITIAL_STATE]
+                initial = changed.rows.hyper[0, Hyper.INITIAL_STATE]
                 state[name] += initial.to(state[name].dtype)
     state |= {name: tensor for name, tensor in old.items() if name in state and name not in fresh}
-    state["row_clock"][: len(group.tables_config)] = 0
-    changed.fill_state(state)
-    changed.take_over(group)
-    return changed
+    state["row_clock"][: len(tables.config.tables)] = 0
+    table_state.fill(changed, state)
+    return take_over(changed, tables)
 
 
-def _merged(group: TableGroup, extended: TableGroup) -> dict[str, Tensor]:
+def move(tables: Tables, memory: TableMemory) -> Tables:
+    """Tables with the content of others, on another device."""
+    moved = allocate(tables.config, memory)
+    table_state.fill(moved, table_state.save(tables))
+    moved.rows.hyper.copy_(tables.rows.hyper)
+    return take_over(moved, tables)
+
+
+def take_over(tables: Tables, before: Tables) -> Tables:
+    """Where tables with the same first tables are: what is not part of a state."""
+    tables.host.batch_scored = set(before.host.batch_scored)
+    share_time_as(tables, before)
+    return record_as(tables, before)
+
+
+def _merged(tables: Tables, extended: Tables) -> dict[str, Tensor]:
     """The state of an extended group with the content of the old one."""
-    old, state = group.state_tensors(), extended.state_tensors()
-    count = len(group.tables_config)
+    old, state = table_state.save(tables), table_state.save(extended)
+    count = len(tables.config.tables)
     # counter tables come after all tables, in the order of the tables whose ids they count
-    counters = [extended.layout.counters[t] for t in group.layout.counter_tables]
+    counters = [extended.config.layout.counters[t] for t in tables.config.layout.counter_tables]
     rows = [*range(count), *(number for number in counters if number is not None)]
     for name in ("tables", "seeds"):
         state[name][rows] = old[name]
@@ -81,30 +99,30 @@ def _merged(group: TableGroup, extended: TableGroup) -> dict[str, Tensor]:
     state["row_clock"][:count] = old["row_clock"][:count]
     state["row_clock"][count + 1 :] = old["row_clock"][count:]
     state["sketch"][: old["sketch"].shape[0]] = old["sketch"]
-    for s, slab in enumerate(group.slab_configs):
-        state["slabs"][extended.slab_configs.index(slab)] = old["slabs"][s]
+    for s, slab in enumerate(tables.config.slabs):
+        state["slabs"][extended.config.slabs.index(slab)] = old["slabs"][s]
         state |= {name: old[name] for name in old if name.startswith(f"{slab.name}.")}
-    for name in group.names:
+    for name in tables.config.names:
         state[f"{name}.buckets"] = old[f"{name}.buckets"]
         if f"{name}.counts" in old:
             state[f"{name}.counts"] = old[f"{name}.counts"]
-        if extended.layout.score_words:
-            state[f"{name}.scores"] = _widened(group, extended, old, name)
+        if extended.config.layout.score_words:
+            state[f"{name}.scores"] = _widened(tables, extended, old, name)
     return state
 
 
-def _widened(group: TableGroup, extended: TableGroup, old: dict[str, Tensor], name: str) -> Tensor:
+def _widened(tables: Tables, extended: Tables, old: dict[str, Tensor], name: str) -> Tensor:
     """Scores of a table with the words of the extended group."""
     buckets = old[f"{name}.buckets"].shape[0]
     words = []
-    for word in extended.layout.score_words:
-        if word in group.layout.score_words:
-            first = BUCKET_WIDTH * group.layout.score_words.index(word)
+    for word in extended.config.layout.score_words:
+        if word in tables.config.layout.score_words:
+            first = BUCKET_WIDTH * tables.config.layout.score_words.index(word)
             words.append(old[f"{name}.scores"][:, first : first + BUCKET_WIDTH])
         else:
             value = NEVER if word == "expiry" else 0
-            words.append(torch.full((buckets, BUCKET_WIDTH), value, device=group.device))
+            words.append(torch.full((buckets, BUCKET_WIDTH), value, device=tables.device))
     return torch.cat(words, 1)
 
 
-__all__ = ["extend", "reoptimize"]
+__all__ = ["extend", "move", "reoptimize", "take_over"]

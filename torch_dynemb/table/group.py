@@ -1,8 +1,8 @@
-"""A group of tables as an object: the tensors of its index and rows, and what is done to them."""
+"""A group of tables as an object: its config, its tensors, and what is done to them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,40 +10,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.argument_checks import flag, flat_int64, integer
-from torch_dynemb.ops.columns import (
-    BUCKET_WIDTH,
-    BUCKET_WORDS,
-    MAX_ROWS,
-    Meta,
-    OnFull,
-    PolicyColumn,
-    Pooling,
-    RowClock,
-    Slab,
-    Table,
-)
-from torch_dynemb.ops.lookup import Rows
-from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
+from torch_dynemb.argument_checks import integer
+from torch_dynemb.ops.columns import Pooling, RowClock, Table
 from torch_dynemb.optim.config import OptimizerConfig
-from torch_dynemb.policy.admission import parse_bytes
-from torch_dynemb.policy.layout import layout_of
-from torch_dynemb.process.forked import check_own, watch
 from torch_dynemb.process.sending import sent_as_bytes
-from torch_dynemb.storage.memory import memory_of
-from torch_dynemb.storage.static_tensors import mark_static
-from torch_dynemb.table import (
-    allocation as table_allocation,
-)
-from torch_dynemb.table import (
-    extension as table_extension,
-)
-from torch_dynemb.table import (
-    state as table_state,
-)
-from torch_dynemb.table.config import EvalDefault, SlabConfig, TableConfig, check_tables
-from torch_dynemb.table.life_cycle import LifeCycle
-from torch_dynemb.table.rows import ExportedRows, RowAccess, handle_rows
+from torch_dynemb.storage.device import memory_of
+from torch_dynemb.table import clock, compaction, evictions, extension, lookup, removal
+from torch_dynemb.table import rows as row_access
+from torch_dynemb.table import scores as score_access
+from torch_dynemb.table import state as table_state
+from torch_dynemb.table import stats as table_stats
+from torch_dynemb.table import steps as table_steps
+from torch_dynemb.table.allocation import allocate
+from torch_dynemb.table.config import EvalDefault, TableConfig, check_tables
+from torch_dynemb.table.group_config import GroupConfig, checked_config
+from torch_dynemb.table.host_state import EvictedIds, EvictionCallback
+from torch_dynemb.table.rows import ExportedRows, handle_rows
+from torch_dynemb.table.stats import ScalarWriter, TableStats
+from torch_dynemb.table.tables import Tables, one_table, used_bytes
 
 
 def _base_seed() -> int:
@@ -54,16 +38,8 @@ def _base_seed() -> int:
     return seed[0]
 
 
-def _code_of(optimizer: OptimizerConfig | None) -> int:
-    """What lookups are given for an optimizer; see :func:`torch_dynemb.ops.embedding_bag`."""
-    if optimizer is None:
-        return NO_OPTIMIZER
-    code = OPTIMIZER_NAMES.index(optimizer.op_name)
-    return code + APPLIES_DELAYED if optimizer.delayed_gradients == "apply" else code
-
-
 @sent_as_bytes
-class TableGroup(LifeCycle, RowAccess):
+class TableGroup:
     """Tables that are looked up together: one index, one slab of rows per distinct dim.
 
     Memory is reserved as address space for as many rows as the machine could hold and taken as ids
@@ -85,6 +61,10 @@ class TableGroup(LifeCycle, RowAccess):
         seed: default ``torch.initial_seed()``; with a process group, that of rank 0.
         device: of all tensors; default: torch's default device.
         split: backward only gathers gradients, and the optimizer's ``step()`` applies them.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or tables that do not go together.
+        RuntimeError: tables cannot lie on the device, or too little memory, or addresses.
     """
 
     owner: str | None = None  # the module that the group is part of
@@ -100,94 +80,49 @@ class TableGroup(LifeCycle, RowAccess):
         device: torch.device | str | None = None,
         split: bool = False,
     ) -> None:
-        tables = check_tables("TableGroup", tables)
-        names = [table.name for table in tables]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"TableGroup: {names.count(name)} tables are named {name!r}")
-        if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
-            raise TypeError(
-                f"TableGroup: optimizer is {optimizer!r}, expected a config such as "
-                "torch_dynemb.Adam(lr=1e-3); the rows have no torch parameters"
-            )
-        if max_rows is not None:
-            max_rows = integer("TableGroup: max_rows", max_rows, what="int or None")
-            if not 0 < max_rows <= MAX_ROWS:
-                raise ValueError(
-                    f"TableGroup: max_rows is {max_rows}, expected 1 to {MAX_ROWS}, or None"
-                )
-        if seed is not None:
-            seed = integer("TableGroup: seed", seed, most=(1 << 64) - 1, what="int or None")
-        flag("TableGroup: split", split)
-        self.tables_config = tuple(tables)
-        self.optimizer_config = optimizer
-        self.max_rows = max_rows
-        self.split = split
-        self.memory_budget = (
-            None
-            if memory_budget is None
-            else parse_bytes("TableGroup: memory_budget", memory_budget)
-        )
-        self.seed = _base_seed() if seed is None else seed
-        self.slab_configs = sorted(
-            {table.slab for table in tables},
-            key=lambda slab: slab.order,
-        )
-        self.optimizer_code = _code_of(optimizer)
-        self.layout = layout_of(
+        config = checked_config(
             tables,
-            [self.row_bytes(table.slab) for table in tables],
-            self.memory_budget,
+            optimizer=optimizer,
+            max_rows=max_rows,
+            memory_budget=memory_budget,
+            seed=_base_seed() if seed is None else seed,
+            split=split,
         )
-        self._memory = memory_of("TableGroup", device)
-        self._place()
-        self._start_life_cycle()
-        watch(self)
+        self._tables = allocate(config, memory_of("TableGroup", device))
 
-    def _place(self) -> None:
-        """Makes the tensors, empty."""
-        table_allocation.allocate(self, self._memory)
-        mark_static(self._tensors())
+    # -- what it is made of --------------------------------------------------------------------
 
-    # -- state ---------------------------------------------------------------------------------
+    @property
+    def tables(self) -> Tables:
+        """Config and tensors as one record, which the functions of this package take."""
+        return self._tables
 
-    def _tensors(self) -> list[Tensor]:
-        """All tensors of the group; none of them ever changes its shape or address."""
-        index = [self.buckets, self.scores, self.tables, self.slabs, self.free_rows, self.clock]
-        index += [self.sketch, self.evicted]
-        rows = [*self.weights, *self.generations, *self.state, self.row_clock, *self.pending]
-        constants = [self.hyper, self.meta, self.row_meta, self.init_data, self.policy]
-        return [*index, *rows, *constants]
+    @property
+    def config(self) -> GroupConfig:
+        """What the tables are like."""
+        return self._tables.config
 
-    def slab_of(self, table: int) -> int:
-        """The slab of a table's rows."""
-        return self.slab_configs.index(self.tables_config[table].slab)
+    @property
+    def index(self) -> ops.IndexTensors:
+        """Which ids there are."""
+        return self._tables.index
 
-    def state_bytes(self, slab: SlabConfig) -> int:
-        """Bytes of optimizer state of one row."""
-        state = () if self.optimizer_config is None else self.optimizer_config.state
-        return sum(tensor.row_bytes(slab.dim) for tensor in state)
+    @property
+    def rows(self) -> ops.RowTensors:
+        """The rows of the ids."""
+        return self._tables.rows
 
-    def row_bytes(self, slab: SlabConfig) -> int:
-        """Bytes of weights, generation and optimizer state of one row."""
-        return slab.dim * slab.dtype.itemsize + 4 + self.state_bytes(slab)
-
-    def capacity_bound(self, table: int) -> int | None:
-        """Ids that a table can never exceed; None: as many as there are rows."""
-        if not self.layout.rows:
-            return None
-        row = self.layout.rows[table]
-        bounds = []
-        if row[PolicyColumn.CAPACITY] > 0 and row[PolicyColumn.ON_FULL] != OnFull.GROW:
-            bounds.append(row[PolicyColumn.CAPACITY])
-        if row.get(PolicyColumn.BUDGET, 0) > 0:
-            bounds.append(row[PolicyColumn.BUDGET] // row[PolicyColumn.ID_BYTES])
-        return min(bounds, default=None)
+    @property
+    def names(self) -> list[str]:
+        """Names of the tables."""
+        return self._tables.config.names
 
     @property
     def device(self) -> torch.device:
         """Where all tensors of the group lie."""
-        return self._memory.device
+        return self._tables.device
+
+    # -- other tables in their place -----------------------------------------------------------
 
     def to(self, device: torch.device) -> None:
         """Moves everything to another device: new tensors, the old ones are given back.
@@ -199,21 +134,17 @@ class TableGroup(LifeCycle, RowAccess):
         self._check_no_owner("to")
         self.become(self.on_device(device))
 
-    def on_device(self, device: torch.device) -> TableGroup:
-        """The group itself where it is there, or else a group with its content; see :meth:`to`."""
+    def on_device(self, device: torch.device) -> Tables:
+        """The tables where they are there, or else others with their content; see :meth:`to`."""
         memory = memory_of("TableGroup.to", device)
-        if memory.device == self.device:
-            return self
-        moved = TableGroup.__new__(TableGroup)
-        state = self.__getstate__()
-        moved.__setstate__({**state, "arguments": {**state["arguments"], "device": memory.device}})
-        moved.take_over(self)
-        return moved
+        return (
+            self._tables if memory.device == self.device else extension.move(self._tables, memory)
+        )
 
-    def become(self, other: TableGroup) -> None:
-        """Takes the place of its own content by that of another group, in one step."""
-        check_own(self)
-        self.__dict__.update(other.__dict__)
+    def become(self, tables: Tables) -> None:
+        """Puts other tables in the place of its own, in one step."""
+        self._tables.check_own()
+        self._tables = tables
 
     def _check_no_owner(self, method: str) -> None:
         if self.owner is not None:
@@ -221,18 +152,6 @@ class TableGroup(LifeCycle, RowAccess):
                 f"TableGroup.{method}: the group is part of a {self.owner}, which would not "
                 f"follow: call the module's own {method}()"
             )
-
-    def bind_memory(self, buckets: Sequence[int] = (), rows: Sequence[int] = ()) -> None:
-        """After counts were written from outside; see :func:`torch_dynemb.ops.bind_group`."""
-        self._memory.bind(self, buckets, rows)
-
-    def end_step(self) -> None:
-        """Ends a training step; see :func:`torch_dynemb.ops.end_step`."""
-        self._memory.end_step(self)
-
-    def release_memory(self) -> None:
-        """Gives memory back beyond what the group holds."""
-        self._memory.release(self)
 
     def add_table(self, table: TableConfig) -> int:
         """Adds a table, between training steps; see :func:`torch_dynemb.table.extension.extend`.
@@ -246,8 +165,8 @@ class TableGroup(LifeCycle, RowAccess):
         """
         check_tables("add_table", [table])
         self._check_no_owner("add_table")
-        self.become(table_extension.extend(self, table))
-        return len(self.tables_config) - 1
+        self.become(extension.extend(self._tables, table))
+        return len(self.config.tables) - 1
 
     def set_optimizer(self, config: OptimizerConfig) -> None:
         """Gives the tables another optimizer; see :func:`torch_dynemb.table.extension.reoptimize`.
@@ -257,32 +176,13 @@ class TableGroup(LifeCycle, RowAccess):
             RuntimeError: the group is a module's.
         """
         self._check_no_owner("set_optimizer")
-        self.become(table_extension.reoptimize(self, config))
-
-    @property
-    def rows(self) -> Rows:
-        """The row tensors in the order in which ops take them."""
-        return Rows(
-            self.weights,
-            self.generations,
-            self.state,
-            self.row_clock,
-            self.hyper,
-            self.row_meta,
-            self.init_data,
-            self.pending,
-        )
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the tables."""
-        return [table.name for table in self.tables_config]
+        self.become(extension.reoptimize(self._tables, config))
 
     # -- lookup --------------------------------------------------------------------------------
 
     def find(self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]) -> ops.FoundIds:
         """Handles of ids; see :func:`torch_dynemb.ops.find`."""
-        return ops.find(self.buckets, self.tables, self.meta, ids, offsets, feature_tables)
+        return lookup.find(self._tables, ids, offsets, feature_tables)
 
     def find_or_insert(
         self,
@@ -306,157 +206,356 @@ class TableGroup(LifeCycle, RowAccess):
         Raises:
             ValueError: a table keeps custom scores, and none have been given.
         """
-        if counts is not None:
-            ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-            handles = self.find_or_insert(
-                ids.repeat_interleave(counts),
-                ends[offsets],
-                feature_tables,
-                feature_policies,
-                scores=None if scores is None else scores.repeat_interleave(counts),
-            )
-            return handles[ends[:-1]]
-        if self.forked:
-            check_own(self)
-        self._check_custom_scores(feature_tables, ids, scores)
-        if feature_policies is None:
-            feature_policies = list(feature_tables) if self.layout.rows else []
-        before = self._evicted_before()
-        handles = ops.find_or_insert_(
-            self.buckets,
-            self.scores,
-            self.tables,
-            self.slabs,
-            self.free_rows,
-            self.sketch,
-            self.evicted,
-            self.meta,
-            self.policy,
-            self.clock,
+        return lookup.find_or_insert(
+            self._tables,
             ids,
             offsets,
-            self._admitted_by_hooks(ids, offsets, feature_tables),
             feature_tables,
             feature_policies,
+            scores=scores,
+            counts=counts,
         )
-        if scores is not None:
-            ops.set_scores_(
-                self.buckets,
-                self.scores,
-                self.tables,
-                self.meta,
-                ids,
-                offsets,
-                feature_tables,
-                scores,
-                word=self.layout.word("custom"),
-            )
-        self._keep_evicted_rows(before)
-        return handles
 
-    def _config(self, table: int, call: str = "TableGroup") -> TableConfig:
-        number = integer(f"{call}: table", table, what="the number of a table, int")
-        if not 0 <= number < len(self.tables_config):
-            raise IndexError(
-                f"{call}: table is {number}, expected 0 to {len(self.tables_config) - 1}"
-            )
-        return self.tables_config[number]
-
-    def _one_table(
-        self, table: int, ids: Tensor, call: str = "TableGroup"
-    ) -> tuple[Tensor, Tensor, list[int]]:
-        self._config(table, call)
-        return flat_int64(f"{call}: ids", ids, self.device), self.one_bag, [int(table)]
+    def without_expired(
+        self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], handles: Tensor
+    ) -> Tensor:
+        """Handles in which ids whose ttl has passed are missing."""
+        return lookup.without_expired(self._tables, ids, offsets, feature_tables, handles)
 
     def insert(self, table: int, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
         """Gives rows to ids, int64 of any shape, of one table; returns handles int64 [n].
 
         The table's policy decides as in training.
         """
-        return self.find_or_insert(*self._one_table(table, ids, "insert"), scores=scores)
+        call = one_table(self._tables, table, ids, "insert")
+        return lookup.find_or_insert(self._tables, *call, scores=scores)
 
     def contains(self, table: int, ids: Tensor) -> Tensor:
         """Which ids are in a table: bool of the shape of ``ids``."""
-        found = self.find(*self._one_table(table, ids, "contains")).handles
-        return (found >= 0).reshape(ids.shape)
-
-    def erase(self, table: int, ids: Tensor) -> int:
-        """Removes ids from a table; returns how many were there. Later ids reuse their rows."""
-        check_own(self)
-        erased = ops.erase_(
-            self.buckets,
-            self.scores,
-            self.tables,
-            self.slabs,
-            self.free_rows,
-            self.meta,
-            *self._one_table(table, ids, "erase"),
-        )
-        return int(erased[table])
+        return removal.contains(self._tables, table, ids)
 
     def reserve(self, table: int, ids: int) -> None:
         """Grows a table's index once, so that ``ids`` ids fit without another growth."""
-        self._config(table, "reserve")
+        self.config.table(table, "reserve")
         ids = integer("reserve: ids", ids, least=0)
-        check_own(self)
-        ops.grow_(self.buckets, self.scores, self.tables, self.meta, table, ids)
+        self._tables.check_own()
+        ops.grow_(self.index, table, ids)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def read(self, table: int, ids: Tensor) -> Tensor:
+        """Rows of ids, float32 [n, dim]; an id that is not in the table gives its default."""
+        return row_access.read(self._tables, table, ids)
+
+    def insert_or_assign(self, table: int, ids: Tensor, rows: Tensor) -> None:
+        """Sets rows of ids, inserting those that are new; optimizer state of a new row is fresh.
+
+        Admission does not apply, and exact counts of these ids are forgotten (a sketch cannot
+        forget one id); other ids are evicted where there is no room.
+
+        Args:
+            ids: int64 [n], distinct.
+            rows: float [n, dim], rounded to the table's dtype.
+
+        Raises:
+            ValueError: shapes do not match, an id is given twice, or one is the padding id.
+            RuntimeError: the table is full, or memory is short; no row has been written, and none
+                of the new ids is there, nor is a count forgotten. Ids that were evicted to make
+                room stay away.
+        """
+        row_access.insert_or_assign(self._tables, table, ids, rows)
+
+    def materialize(self) -> int:
+        """Writes the rows that no backward has written yet; returns how many."""
+        return row_access.materialize(self._tables)
+
+    def fill(self, table: int, value: float) -> None:
+        """Sets the rows of all ids of a table to a value; optimizer state stays."""
+        removal.fill(self._tables, table, value)
+
+    def export(
+        self,
+        table: int,
+        *,
+        batch_size: int = 1 << 20,
+        since: int | None = None,
+        score: str | None = None,
+    ) -> Iterator[ExportedRows]:
+        """Ids of a table with their rows and scores, at most ``batch_size`` at a time.
+
+        The table must not change while it is iterated.
+
+        Args:
+            since: only ids whose score is at least this: what has changed since a step or a time.
+            score: which one ``since`` is about; default: the one that decides who is evicted.
+
+        Raises:
+            ValueError: ``score`` is not kept.
+        """
+        return row_access.export(
+            self._tables, table, batch_size=batch_size, since=since, score=score
+        )
+
+    # -- scores and time -----------------------------------------------------------------------
+
+    def deciding_score(self, table: int) -> str:
+        """The score that decides who is evicted from a table; ``"none"``: it keeps none."""
+        return score_access.deciding_score(self._tables, table)
+
+    def get_score(self, table: int, ids: Tensor, *, score: str | None = None) -> ops.ScoredIds:
+        """Scores of ids of one table; see :func:`torch_dynemb.ops.get_scores`.
+
+        Args:
+            score: which of those that are kept; default: the one that decides who is evicted.
+
+        Raises:
+            ValueError: it is not kept.
+        """
+        return score_access.get_score(self._tables, table, ids, score=score)
+
+    def set_score(
+        self, table: int, ids: Tensor, scores: Tensor, *, score: str | None = None
+    ) -> int:
+        """Sets scores of the ids that are in a table; returns how many of ``ids`` are.
+
+        Args:
+            ids: int64 [n].
+            scores: int64 [n]; of several for one id the largest counts. Steps from 0
+                on, frequencies from 0 to 2^62, others any.
+            score: as in :meth:`get_score`.
+
+        Raises:
+            ValueError, TypeError: shape, dtype or values of scores, or a score that is not kept.
+        """
+        return score_access.set_score(self._tables, table, ids, scores, score=score)
+
+    def set_batch_score(self, table: int, score: int) -> None:
+        """The custom score that lookups give the ids of a table from now on.
+
+        Raises:
+            ValueError: the table keeps no custom scores, or the score leaves int64.
+        """
+        score_access.set_batch_score(self._tables, table, score)
+
+    def set_now(self, seconds: int) -> None:
+        """Sets the time that lookups give their ids, until the next ``optimizer.step()``.
+
+        Where the group lies on several ranks, all of them call it.
+
+        Raises:
+            TypeError, ValueError: not a whole number from 0 on.
+            RuntimeError: no table keeps times.
+        """
+        clock.set_now(self._tables, seconds)
+
+    def share_time(self, now: int) -> None:
+        """Takes the time from :meth:`agree_on_now`, and no longer from the machine's clock.
+
+        Args:
+            now: seconds to begin with, equal on all ranks.
+        """
+        clock.share_time(self._tables, now)
+
+    def agree_on_now(self, proposals: Tensor) -> None:
+        """Sets the time to the latest that ranks propose, unless it is later already.
+
+        Waits for no device, so that it can be compiled and captured.
+
+        Args:
+            proposals: int64 [ranks], what each has in ``proposed_now``.
+        """
+        clock.agree_on_now(self._tables, proposals)
+
+    @property
+    def proposed_now(self) -> Tensor | None:
+        """int64 [1], seconds that this rank proposes; None: the group is on its own."""
+        return self._tables.host.proposed_now
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """Ends a training step of the device alone; see :func:`torch_dynemb.ops.end_step`."""
+        self._tables.memory.end_step(self.index, self.rows)
+
+    @property
+    def steps(self) -> int:
+        """Training steps that have ended."""
+        return self._tables.host.steps
+
+    def step(self, now: int | None = None) -> None:
+        """Ends a training step: what ``optimizer.step()`` does for the index.
+
+        Args:
+            now: seconds, such as those of Unix time; default: the machine's clock. Where the
+                group lies on several ranks, all of them give it, or none.
+
+        Raises:
+            TypeError, ValueError: ``now`` is no int, or is negative; nothing has been done.
+            RuntimeError: ``now`` is given, but no table keeps times; nothing has been done. Or ids
+                found no place, and a policy says ``check="error"``; everything else has been done.
+        """
+        table_steps.step(self._tables, now)
+
+    def check_step(self, now: int | None) -> None:
+        """Raises what :meth:`step` would raise before it changes anything."""
+        table_steps.check_step(self._tables, now)
+
+    # -- removal -------------------------------------------------------------------------------
+
+    def erase(self, table: int, ids: Tensor) -> int:
+        """Removes ids from a table; returns how many were there. Later ids reuse their rows."""
+        return removal.erase(self._tables, table, ids)
+
+    def remove(
+        self,
+        table: int,
+        *,
+        not_seen_for: int | None = None,
+        expired: bool | None = None,
+        score_below: int | None = None,
+        norm_below: float | None = None,
+        predicate: removal.Predicate | None = None,
+        batch_size: int = 1 << 20,
+    ) -> int:
+        """Removes the ids of a table for which one condition holds; later ids get their rows.
+
+        Between training steps only: handles of a forward whose backward is still to come become
+        stale, and their gradients are dropped and counted.
+
+        Args:
+            not_seen_for: that no training lookup of the last so many steps has met.
+            expired: True: whose ttl has passed.
+            score_below: whose score (the one that decides who is evicted) is less.
+            norm_below: whose row has a smaller L2 norm (an untrained row: its initial value).
+            predicate: from ids int64 [n] and scores int64 [n] of a batch to bool [n].
+            batch_size: ids looked at at a time.
+
+        Returns:
+            How many ids were removed.
+
+        Raises:
+            ValueError, TypeError: no condition or several, or one that does not fit the table.
+                Nothing has been removed then, nor where ``predicate`` raises.
+        """
+        return removal.remove(
+            self._tables,
+            table,
+            not_seen_for=not_seen_for,
+            expired=expired,
+            score_below=score_below,
+            norm_below=norm_below,
+            predicate=predicate,
+            batch_size=batch_size,
+        )
+
+    def clear(self, table: int) -> int:
+        """Removes all ids of a table; returns how many. Its index keeps its size."""
+        return removal.clear(self._tables, table)
+
+    def reset_counts(self, table: int) -> None:
+        """Forgets how often the ids that were not admitted have been seen.
+
+        Raises:
+            ValueError: the table's admission counts nothing.
+        """
+        removal.reset_counts(self._tables, table)
+
+    def compact(self) -> int:
+        """Moves rows together, shrinks the indexes, and gives the memory beyond them back.
+
+        Between training steps only: handles of a forward whose backward is still to come become
+        stale, and their gradients are dropped and counted. Tensors keep shape and address.
+
+        Interrupted, it has been done for some of the tables: all ids keep their rows.
+
+        Returns:
+            By how many bytes :meth:`memory` has shrunk.
+        """
+        return compaction.compact(self._tables)
+
+    def record_evicted(self, records: int, *, rows: bool = False) -> None:
+        """Keeps the ids that are evicted from now on, until :meth:`take_evicted`.
+
+        Replaces a tensor: compiled code is compiled again, graphs must be captured again.
+
+        Args:
+            records: how many to keep room for; more are counted and lost.
+            rows: keep their rows, too. Every lookup then waits for the device, and cannot be
+                compiled.
+        """
+        self._tables = evictions.record_evicted(self._tables, records, rows=rows)
+
+    def on_evicted(
+        self, callback: EvictionCallback, *, records: int = 1 << 16, rows: bool = False
+    ) -> None:
+        """Has ``optimizer.step()`` call ``callback(table name, EvictedIds)``; waits for the device.
+
+        Args:
+            records, rows: as in :meth:`record_evicted`; records of one step.
+        """
+        self._tables = evictions.on_evicted(self._tables, callback, records=records, rows=rows)
+
+    def take_evicted(self) -> dict[str, EvictedIds]:
+        """What has been recorded since the last call, by table; waits for the device.
+
+        Raises:
+            RuntimeError: more ids were evicted than there was room to record.
+        """
+        return evictions.take_evicted(self._tables)
 
     # -- sizes ---------------------------------------------------------------------------------
 
     def size(self, table: int) -> int:
         """Number of ids in a table."""
-        self._config(table, "size")
-        return int(self.tables[table, Table.SIZE])
+        self.config.table(table, "size")
+        return int(self.index.tables[table, Table.SIZE])
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
         return {name: self.size(table) for table, name in enumerate(self.names)}
-
-    def used_rows(self, slab: int) -> int:
-        """Rows of a slab that have ever had an owner."""
-        return int(self.slabs[slab, Slab.NEXT_ROW])
 
     def memory(self) -> dict[str, int]:
         """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``.
 
         ``index`` includes scores and what admission counts.
         """
-        rows = state = 0
-        for s, slab in enumerate(self.slab_configs):
-            of_row = self.state_bytes(slab)
-            rows += self.used_rows(s) * (self.row_bytes(slab) - of_row)
-            state += self.used_rows(s) * of_row
-        buckets = self.tables[:, Table.BUCKET_COUNT]
-        scored = int(buckets[: len(self.tables_config)].sum())
-        index = 8 * BUCKET_WORDS * int(buckets.sum()) + 8 * int(
-            self.slabs[:, Slab.FREE_COUNT].sum()
-        )
-        index += 8 * BUCKET_WIDTH * len(self.layout.score_words) * scored + 4 * self.sketch.numel()
-        return {"rows": rows, "state": state, "index": index, "total": rows + state + index}
+        return used_bytes(self._tables)
 
     def stale_gradients(self) -> int:
         """Gradients dropped because their row had been given to another id."""
-        return int(self.row_clock[len(self.tables_config) + RowClock.STALE])
+        return int(self.rows.row_clock[len(self.config.tables) + RowClock.STALE])
+
+    def stats(self, *, wait: bool = False) -> dict[str, TableStats]:
+        """What each table holds and what has happened to it, by name.
+
+        Args:
+            wait: for the device, to count everything until now. Else nothing is waited for; on a
+                GPU the figures are those of the last ``optimizer.step()`` that it has finished,
+                which may be a step or two behind.
+        """
+        return table_stats.stats(self._tables, wait=wait)
+
+    def log_to(self, writer: ScalarWriter, step: int | None = None) -> None:
+        """Writes :meth:`stats` to a ``torch.utils.tensorboard.SummaryWriter``, as ``table/name``.
+
+        Args:
+            writer: anything with its ``add_scalar``.
+            step: default: the number of ``optimizer.step()`` so far.
+        """
+        table_stats.log_to(self._tables, writer, step)
 
     # -- serialisation -------------------------------------------------------------------------
 
-    def active_buckets(self, table: int) -> slice:
-        """The buckets of a table in ``buckets`` and ``scores``."""
-        row, meta = self.tables[table], self.meta[table]
-        begin = int(meta[Meta.REGION_BEGIN])
-        return slice(begin, begin + int(row[Table.BUCKET_COUNT]))
-
     def state_names(self) -> set[str]:
         """Names of the entries of :meth:`state_tensors`."""
-        return {"format", *(name for name, _ in table_state.used_tensors(self))}
+        return {"format", *(name for name, _ in table_state.used_tensors(self._tables))}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies of the used part of everything, after writing the rows that are not written yet.
 
         Loading it continues bit for bit. ``format`` is a JSON text as uint8.
         """
-        self.materialize()
-        return table_state.save(self)
+        return table_state.save(self._tables)
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Replaces everything by a saved state, in place: compiled code knows the addresses.
@@ -468,43 +567,26 @@ class TableGroup(LifeCycle, RowAccess):
             ValueError: ``tensors`` is not the state of a group like this one, or is damaged;
                 nothing has been changed.
         """
-        check_own(self)
-        table_state.load(self, table_state.in_own_order(self, tensors))
-
-    def fill_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """As :meth:`load_state_tensors`, for a new group that nobody sees where it fails."""
-        tensors = table_state.in_own_order(self, tensors)
-        table_state.check(self, tensors)
-        table_state.write(self, tensors)
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """What makes an equal, empty group."""
-        return {
-            "tables": self.tables_config,
-            "optimizer": self.optimizer_config,
-            "max_rows": self.max_rows,
-            "memory_budget": self.memory_budget,
-            "seed": self.seed,
-            "device": self.device,
-            "split": self.split,
-        }
+        self._tables.check_own()
+        table_state.load(self._tables, tensors)
 
     def __getstate__(self) -> dict[str, Any]:
+        host = self._tables.host
         return {
-            "arguments": self.constructor_arguments(),
+            "arguments": {**self.config.arguments(), "device": self.device},
             "state": self.state_tensors(),
-            "hyper": self.hyper.clone(),
-            "batch_scored": sorted(self._batch_scored),
-            "proposed_now": None if self.proposed_now is None else int(self.proposed_now),
+            "hyper": self.rows.hyper.clone(),
+            "batch_scored": sorted(host.batch_scored),
+            "proposed_now": None if host.proposed_now is None else int(host.proposed_now),
         }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.__init__(**saved["arguments"])  # type: ignore[misc]
-        self.fill_state(saved["state"])
-        self.hyper.copy_(saved["hyper"])
-        self._batch_scored = set(saved["batch_scored"])
+        table_state.fill(self._tables, saved["state"])
+        self.rows.hyper.copy_(saved["hyper"])
+        self._tables.host.batch_scored = set(saved["batch_scored"])
         if saved.get("proposed_now") is not None:
-            self._propose(saved["proposed_now"])
+            clock.propose(self._tables, saved["proposed_now"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableGroup:
         copy = TableGroup.__new__(TableGroup)

@@ -1,4 +1,4 @@
-"""Gradients that wait for the optimizer's step, apart from where they wait."""
+"""The pending gradients of one table, apart from where they lie."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import Meta, Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
-from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.tables import Tables
 
 
-class WaitingGradients(NamedTuple):
-    """Gradients of one table in split mode.
+class TableGradients(NamedTuple):
+    """The pending gradients of one table, in split mode.
 
     Attributes:
         ids: int64 [n], distinct.
@@ -27,14 +27,14 @@ class WaitingGradients(NamedTuple):
 
 
 @torch.no_grad()
-def read_waiting(group: TableGroup, table: int) -> WaitingGradients:
-    """A copy of the gradients that wait for a table; on a GPU it waits for their number."""
-    pending = PendingGradients.of(group.pending)
-    merge_grad_(pending, group.row_clock)
-    slab = int(group.meta[table, Meta.SLAB])
+def read_pending(tables: Tables, table: int) -> TableGradients:
+    """A copy of the pending gradients of a table; waits for a GPU to count them."""
+    pending = PendingGradients.of(tables.rows.pending)
+    merge_grad_(pending, tables.rows.row_clock)
+    slab = int(tables.index.meta[table, Meta.SLAB])
     count = int(pending.counts[slab, 0])
     of_table = pending.tables[slab][:count] == table
-    return WaitingGradients(
+    return TableGradients(
         pending.ids[slab][:count][of_table],
         pending.handles[slab][:count][of_table],
         pending.gradients[slab][:count][of_table],
@@ -42,18 +42,18 @@ def read_waiting(group: TableGroup, table: int) -> WaitingGradients:
 
 
 @torch.no_grad()
-def add_waiting(group: TableGroup, table: int, added: WaitingGradients) -> None:
-    """Adds gradients to those that wait; negative handles, which have no row, are left out."""
+def add_pending(tables: Tables, table: int, added: TableGradients) -> None:
+    """Adds gradients to the pending ones; negative handles, which have no row, are left out."""
     if added.ids.shape[0] == 0:
         return
-    updates = group.row_clock[len(group.tables_config) + RowClock.UPDATES].reshape(1).clone()
+    updates = tables.rows.row_clock[len(tables.config.tables) + RowClock.UPDATES].reshape(1).clone()
     torch.ops.dynemb.accumulate_grad_(
-        *PendingGradients.of(group.pending),
-        group.row_clock,
-        group.weights,
-        group.generations,
-        group.row_meta,
-        group.init_data,
+        *PendingGradients.of(tables.rows.pending),
+        tables.rows.row_clock,
+        tables.rows.weights,
+        tables.rows.generations,
+        tables.rows.meta,
+        tables.rows.init_data,
         added.gradients.contiguous(),
         added.ids,
         added.handles,
@@ -61,9 +61,9 @@ def add_waiting(group: TableGroup, table: int, added: WaitingGradients) -> None:
         None,
         updates,
         [table],
-        [group.tables_config[table].embedding_dim],
+        [tables.config.tables[table].embedding_dim],
         int(Pooling.NONE),
     )
 
 
-__all__ = ["WaitingGradients", "add_waiting", "read_waiting"]
+__all__ = ["TableGradients", "add_pending", "read_pending"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,9 +27,8 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
-
-if TYPE_CHECKING:
-    from torch_dynemb.table.group import TableGroup
+from torch_dynemb.ops.tensors import IndexTensors
+from torch_dynemb.table.tables import Tables
 
 _GENERATION_MASK = (1 << GENERATION_BITS) - 1
 
@@ -38,7 +36,7 @@ _GENERATION_MASK = (1 << GENERATION_BITS) - 1
 # -- content -------------------------------------------------------------------------------------
 
 
-def check_content(group: TableGroup, entries: Mapping[str, Tensor]) -> None:
+def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless the entries of a group's state go together.
 
     Args:
@@ -47,17 +45,19 @@ def check_content(group: TableGroup, entries: Mapping[str, Tensor]) -> None:
     _check_counts("clock", entries["clock"][:CLOCK_HEAD])  # behind it are custom scores: any number
     _check_counts("row_clock", entries["row_clock"])
     _check_counts("sketch", entries["sketch"])
-    counters = [f"counts of {group.names[t]}" for t in group.layout.counter_tables]
-    _check_columns("tables", entries["tables"], Table, [*group.names, *counters])
-    _check_columns("slabs", entries["slabs"], Slab, [slab.name for slab in group.slab_configs])
-    rows: list[list[Tensor]] = [[] for _ in group.slab_configs]
-    for t, table in enumerate(group.tables_config):
-        rows[group.slab_of(t)].append(_check_index(group, entries, t, f"{table.name}.buckets"))
-        number = group.layout.counters[t]
+    counters = [f"counts of {tables.config.names[t]}" for t in tables.config.layout.counter_tables]
+    _check_columns("tables", entries["tables"], Table, [*tables.config.names, *counters])
+    _check_columns("slabs", entries["slabs"], Slab, [slab.name for slab in tables.config.slabs])
+    rows: list[list[Tensor]] = [[] for _ in tables.config.slabs]
+    for t, table in enumerate(tables.config.tables):
+        rows[tables.config.slab_of(t)].append(
+            _check_index(tables, entries, t, f"{table.name}.buckets")
+        )
+        number = tables.config.layout.counters[t]
         if number is not None:
-            _check_counters(group, entries, number, f"{table.name}.counts")
-    for s in range(len(group.slab_configs)):
-        _check_rows(group, entries, s, rows[s])
+            _check_counters(tables, entries, number, f"{table.name}.counts")
+    for s in range(len(tables.config.slabs)):
+        _check_rows(tables, entries, s, rows[s])
 
 
 def _check_counts(name: str, counts: Tensor) -> None:
@@ -105,27 +105,27 @@ def _index_damage(entry: str, what: str) -> ValueError:
     )
 
 
-def _check_index(group: TableGroup, entries: Mapping[str, Tensor], t: int, entry: str) -> Tensor:
+def _check_index(tables: Tables, entries: Mapping[str, Tensor], t: int, entry: str) -> Tensor:
     """Handles of a table's ids, int64 [n], if every id is found where the state says."""
-    keys, stored = _slots(group, entries, t, entry)
+    keys, stored = _slots(tables, entries, t, entry)
     occupied = stored > 0
-    if group.layout.score_words:
-        _check_scores(group, entries, f"{entry.rpartition('.')[0]}.scores", occupied)
-    return _check_found(group, entries, t, entry, keys[occupied], stored[occupied])
+    if tables.config.layout.score_words:
+        _check_scores(tables, entries, f"{entry.rpartition('.')[0]}.scores", occupied)
+    return _check_found(tables, entries, t, entry, keys[occupied], stored[occupied])
 
 
-def _check_counters(group: TableGroup, entries: Mapping[str, Tensor], t: int, entry: str) -> None:
+def _check_counters(tables: Tables, entries: Mapping[str, Tensor], t: int, entry: str) -> None:
     """The same of an index whose stored words are counts, not handles."""
-    keys, stored = _slots(group, entries, t, entry)
+    keys, stored = _slots(tables, entries, t, entry)
     ids, counts = keys[stored > 0], stored[stored > 0]
-    _check_found(group, entries, t, entry, ids, counts)
+    _check_found(tables, entries, t, entry, ids, counts)
     _check_counts(entry, counts)
     if ids.unique().numel() != ids.numel():  # of rows, their handles would tell
         raise _index_damage(entry, "counts an id twice")
 
 
 def _slots(
-    group: TableGroup, entries: Mapping[str, Tensor], t: int, entry: str
+    tables: Tables, entries: Mapping[str, Tensor], t: int, entry: str
 ) -> tuple[Tensor, Tensor]:
     """Keys and stored words, int64 [buckets, 4], if they are as many as the state says."""
     buckets, row = entries[entry], entries["tables"][t].tolist()
@@ -136,7 +136,7 @@ def _slots(
             f"has {buckets.shape[0]} buckets and 'tables' says {count}, expected as many, and at "
             f"least {MIN_BUCKETS}",
         )
-    region = int(group.meta[t, Meta.REGION_BUCKETS])
+    region = int(tables.index.meta[t, Meta.REGION_BUCKETS])
     if count > region:
         raise ValueError(
             f"table {entry.rpartition('.')[0]!r} of the state has {count} buckets in {entry!r}, "
@@ -162,7 +162,7 @@ def _slots(
 
 
 def _check_found(
-    group: TableGroup,
+    tables: Tables,
     entries: Mapping[str, Tensor],
     t: int,
     entry: str,
@@ -170,7 +170,7 @@ def _check_found(
     stored: Tensor,
 ) -> Tensor:
     """The handles, if a lookup of the ids finds them."""
-    meta = group.meta[t : t + 1].cpu().clone()
+    meta = tables.index.meta[t : t + 1].cpu().clone()
     meta[0, Meta.SEED] = entries["seeds"][t]
     meta[0, Meta.REGION_BEGIN] = 0
     meta[0, Meta.REGION_BUCKETS] = entries[entry].shape[0]
@@ -183,13 +183,15 @@ def _check_found(
     offsets = torch.tensor([0, ids.numel()], device=ids.device)
     table = entries["tables"][t : t + 1].contiguous()
     handles = stored - 1
-    if not torch.equal(ops.find(entries[entry], table, meta, ids, offsets, [0]).handles, handles):
+    index = IndexTensors.read_only(entries[entry], table, meta)
+    found = ops.find(index, ids, offsets, [0])
+    if not torch.equal(found.handles, handles):
         raise _index_damage(entry, "has ids where no lookup finds them")
     return handles
 
 
 def _check_scores(
-    group: TableGroup, entries: Mapping[str, Tensor], entry: str, occupied: Tensor
+    tables: Tables, entries: Mapping[str, Tensor], entry: str, occupied: Tensor
 ) -> None:
     """The words of the ids by what they mean; times and custom scores may be any numbers."""
     scores = entries[entry]
@@ -208,8 +210,8 @@ def _check_scores(
             f"has step {_least(steps)}, expected 0 or more, and less than 2^32 before {now}, where "
             "'clock' is",
         )
-    if "frequency" in group.layout.score_words:
-        first = group.layout.word("frequency") * BUCKET_WIDTH
+    if "frequency" in tables.config.layout.score_words:
+        first = tables.config.layout.word("frequency") * BUCKET_WIDTH
         counts = scores[:, first : first + BUCKET_WIDTH][occupied]
         if counts.numel() > 0 and not 0 <= _least(counts) <= _most(counts) <= MAX_COUNT:
             wrong = _least(counts) if _least(counts) < 0 else _most(counts)
@@ -220,10 +222,10 @@ def _check_scores(
 
 
 def _check_rows(
-    group: TableGroup, entries: Mapping[str, Tensor], s: int, handles: list[Tensor]
+    tables: Tables, entries: Mapping[str, Tensor], s: int, handles: list[Tensor]
 ) -> None:
     """Every row up to the first unused one belongs to one id or to the free list."""
-    prefix = group.slab_configs[s].name
+    prefix = tables.config.slabs[s].name
 
     def damage(entry: str, what: str) -> ValueError:
         return ValueError(
@@ -233,7 +235,7 @@ def _check_rows(
 
     slab = entries["slabs"][s].tolist()
     used, free = slab[Slab.NEXT_ROW], entries[f"{prefix}.free_rows"]
-    config = group.optimizer_config
+    config = tables.config.optimizer
     state = () if config is None else config.state
     for name in ("weights", "generations", *(tensor.name for tensor in state)):
         rows_given = entries[f"{prefix}.{name}"].shape[0]
@@ -244,12 +246,13 @@ def _check_rows(
             f"{prefix}.free_rows",
             f"has {free.shape[0]} rows, but 'slabs' says {slab[Slab.FREE_COUNT]}",
         )
-    if used > group.weights[s].shape[0]:
+    if used > tables.rows.weights[s].shape[0]:
         raise ValueError(
-            f"the state has {used} rows {prefix!r}, more than the {group.weights[s].shape[0]} "
-            "that this module reserves: construct it with a larger max_rows, capacity or budget"
+            f"the state has {used} rows {prefix!r}, more than the "
+            f"{tables.rows.weights[s].shape[0]} that this module reserves: construct it with a "
+            "larger max_rows, capacity or budget"
         )
-    _check_slab(group, s, slab)
+    _check_slab(tables, s, slab)
     for tensor in state:
         if tensor.dtype == torch.int32:
             _check_counts(f"{prefix}.{tensor.name}", entries[f"{prefix}.{tensor.name}"])
@@ -271,9 +274,9 @@ def _check_rows(
     _check_generations(entry, entries[entry], rows, both, owned.numel(), damage)
 
 
-def _check_slab(group: TableGroup, s: int, slab: list[int]) -> None:
+def _check_slab(tables: Tables, s: int, slab: list[int]) -> None:
     """Rows whose memory has been checked, and the generation of rows given out next."""
-    config = group.slab_configs[s]
+    config = tables.config.slabs[s]
     used, committed = slab[Slab.NEXT_ROW], slab[Slab.COMMITTED_ROWS]
     # by the smallest rows: set_optimizer makes rows larger and leaves this as it was
     most = used + COMMIT_STEP_BYTES // (config.dim * config.dtype.itemsize)
@@ -289,7 +292,7 @@ def _check_slab(group: TableGroup, s: int, slab: list[int]) -> None:
             f"expected at most {_GENERATION_MASK}"
         )
     # rows that compact() has given back here remember theirs, and only half of the others are newer
-    own = int(group.slabs[s, Slab.GENERATION])
+    own = int(tables.index.slabs[s, Slab.GENERATION])
     if own > 0 and generation - own > _GENERATION_MASK >> 1:
         raise ValueError(
             f"state entry 'slabs' has GENERATION {generation} of {config.name!r}, too far from "

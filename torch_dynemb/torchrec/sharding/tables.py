@@ -204,7 +204,7 @@ class ShardTables(TableModule):
         self._by_rank = by_rank
         self._feature_tables = [t for t, table in enumerate(tables) for _ in table.feature_names]
         self._feature_dims = [tables[t].local_cols for t in self._feature_tables]
-        layout = self._group.layout
+        layout = self._group.config.layout
         self._feature_policies = [
             layout.of_feature.get((t, feature), t)
             for t, table in enumerate(tables)
@@ -212,12 +212,12 @@ class ShardTables(TableModule):
             if layout.rows
         ]
         self._in_step = False
-        if self._group.keeps_time:
+        if self._group.config.keeps_time:
             self._group.share_time(_plan_of(tables[0]).now)
 
     def agree_on_now(self, proposals: Tensor) -> None:
         """Sets the time of lookups in training to the latest that ranks propose, int64 [ranks]."""
-        if self._group.keeps_time and self.learns():
+        if self._group.config.keeps_time and self.learns():
             self._group.agree_on_now(proposals)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -231,7 +231,7 @@ class ShardTables(TableModule):
             after feature. Not pooled: (N, dim), feature after feature, or rank after rank.
         """
         # in split mode, it may be the next micro-batch of a step
-        if self._in_step and not self._group.split and self.learns():
+        if self._in_step and not self._group.config.split and self.learns():
             self.end_step()
         ids = features.values().to(torch.int64).contiguous()
         if self.routing.parts > 1:

@@ -28,6 +28,7 @@ from torch_dynemb.table.content import (
     set_optimizer_steps,
     write_content,
 )
+from torch_dynemb.table.state import recount
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
@@ -93,7 +94,11 @@ class ModuleState:
         local = {name: list(self._local(shape)) for name, shape in self._shapes.items()}
         contents = {
             name: [
-                (of, read_content(of.group, of.table), read_counts(of.group, of.table))
+                (
+                    of,
+                    read_content(of.group.tables, of.table),
+                    read_counts(of.group.tables, of.table),
+                )
                 for of in tables
             ]
             for name, tables in local.items()
@@ -103,8 +108,8 @@ class ModuleState:
                 of.place: (
                     content.ids.numel(),
                     0 if counted is None else counted.ids.numel(),
-                    optimizer_steps(of.group, of.table),
-                    int(of.group.clock[Clock.STEP]),
+                    optimizer_steps(of.group.tables, of.table),
+                    int(of.group.index.clock[Clock.STEP]),
                 )
                 for of, content, counted in found
             }
@@ -244,14 +249,16 @@ class ModuleState:
             content, counted = loaded[local.place]
             saved_scores = layout is not None and content.scores.shape[1] > 0
             names = layout.scores if layout is not None and saved_scores else ()
-            write_content(group, table, content, counted, names)
+            write_content(group.tables, table, content, counted, names)
             fresh = layout is None or (shape.optimizer.state and not content.state)
             steps = 0 if layout is None or fresh else layout.optimizer_steps
-            set_optimizer_steps(group, table, steps)
+            set_optimizer_steps(group.tables, table, steps)
             if layout is not None:
-                group.clock[Clock.STEP] = max(int(group.clock[Clock.STEP]), layout.clock)
-            begin_step(group)
-            group.state_was_loaded()
+                group.index.clock[Clock.STEP] = max(
+                    int(group.index.clock[Clock.STEP]), layout.clock
+                )
+            begin_step(group.tables)
+            recount(group.tables)
 
 
 def _shape_of(config: Any, plan: ModulePlan, places: list[Place]) -> TableShape:

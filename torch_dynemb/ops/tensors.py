@@ -1,0 +1,93 @@
+"""The tensors of a group of tables, as ops take them.
+
+They form two sets that never overlap: lookups change the index, and backwards change the rows.
+``meta``, ``policy``, ``hyper`` and ``init_data`` are constants to both. A program may keep other
+tensors of these shapes: ops know nothing else of a table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torch_dynemb.ops.columns import Meta, Slab, Table
+
+
+class IndexTensors(NamedTuple):
+    """Which ids there are, and their handles: what lookups that train change.
+
+    ``T`` tables have rows; ``C`` more count the ids that wait for admission.
+
+    Attributes:
+        buckets: int64 [buckets, 8], four keys and four handles each.
+        scores: int64 [buckets, 4 * words], what is kept of ids; no rows where nothing is.
+        tables: int64 [T + C, 16], the state of each (``columns.Table``).
+        slabs: int64 [slabs, 8], how rows are given out (``columns.Slab``).
+        free_rows: int64 [slabs, rows], handles of the rows of erased ids; ``slabs`` says how many.
+        sketch: int32 [cells], counts of ids that are not admitted yet.
+        evicted: int64 [1 + records, 4], which ids were evicted (``columns.Evicted``).
+        meta: int64 [T + C, 16], constants of each (``columns.Meta``).
+        policy: int64 [policies, 20], constants (``columns.PolicyColumn``): one row for each table,
+            then those of features; no rows where no table has a policy.
+        clock: int64 [2 + T + C] (``columns.Clock``).
+    """
+
+    buckets: Tensor
+    scores: Tensor
+    tables: Tensor
+    slabs: Tensor
+    free_rows: Tensor
+    sketch: Tensor
+    evicted: Tensor
+    meta: Tensor
+    policy: Tensor
+    clock: Tensor
+
+    @classmethod
+    def read_only(cls, buckets: Tensor, tables: Tensor, meta: Tensor) -> IndexTensors:
+        """What :func:`torch_dynemb.ops.find` reads; the other tensors are empty."""
+        none = tables.new_empty(0)
+        return cls(buckets, none, tables, none, none, none, none, meta, none, none)
+
+    def active_buckets(self, table: int) -> slice:
+        """The buckets of a table in ``buckets`` and ``scores``."""
+        begin = int(self.meta[table, Meta.REGION_BEGIN])
+        return slice(begin, begin + int(self.tables[table, Table.BUCKET_COUNT]))
+
+    def used_rows(self, slab: int) -> int:
+        """Rows of a slab that have ever had an owner."""
+        return int(self.slabs[slab, Slab.NEXT_ROW])
+
+
+class RowTensors(NamedTuple):
+    """The rows of ids: what lookups read, and their backwards change.
+
+    Attributes:
+        weights: float32, bfloat16 or float16 [rows, dim], one for each slab.
+        generations: int32 [rows], one for each slab: those of the handles that own the rows.
+        state: optimizer state; tensor k of slab s at index k * slabs + s.
+        row_clock: int64 [T + 4] (``columns.RowClock``).
+        hyper: float64 [T, 24], hyper-parameters (``columns.Hyper``).
+        meta: int64 [T, 16], constants of the tables (``columns.Meta``).
+        init_data: float64, records of initializers.
+        pending: where gradients lie between backward and step in split mode, see
+            :class:`torch_dynemb.ops.PendingGradients`; empty: the backward updates the rows.
+    """
+
+    weights: list[Tensor]
+    generations: list[Tensor]
+    state: list[Tensor]
+    row_clock: Tensor
+    hyper: Tensor
+    meta: Tensor
+    init_data: Tensor
+    pending: list[Tensor]
+
+    @property
+    def updated(self) -> tuple[Any, ...]:
+        """What ops that update rows take: all but ``pending``."""
+        return self[:-1]
+
+
+__all__ = ["IndexTensors", "RowTensors"]

@@ -1,0 +1,59 @@
+"""The memory of one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Table
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+
+
+class CudaMemory:
+    """A GPU's: memory is mapped into reserved addresses, which the index ops do as ids arrive.
+
+    Args:
+        device: of CUDA.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self.index = index
+
+    def total_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
+
+    def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
+        return ops.reserve_cuda(size, dtype, self.index)
+
+    def bind(
+        self,
+        index: IndexTensors,
+        rows: RowTensors,
+        table_buckets: Sequence[int] = (),
+        slab_rows: Sequence[int] = (),
+    ) -> None:
+        ops.bind_group(
+            index,
+            rows,
+            [int(n) for n in table_buckets] or [0] * index.tables.shape[0],
+            [int(n) for n in slab_rows] or [0] * index.slabs.shape[0],
+        )
+
+    def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
+        ops.end_step(index, rows)
+
+    def release(self, index: IndexTensors, rows: RowTensors) -> None:
+        ops.release_group(
+            index,
+            index.tables[:, Table.BUCKET_COUNT].tolist(),
+            [index.used_rows(slab) for slab in range(index.slabs.shape[0])],
+        )
+        self.bind(index, rows)
+
+
+__all__ = ["CudaMemory"]

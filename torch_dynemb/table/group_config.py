@@ -1,0 +1,166 @@
+"""What a group of tables is like: its tables, their optimizer, and how much it may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_dynemb.argument_checks import flag, integer
+from torch_dynemb.ops.columns import MAX_ROWS, OnFull, PolicyColumn
+from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.policy.admission import AdmitBy, parse_bytes
+from torch_dynemb.policy.layout import PolicyLayout, layout_of
+from torch_dynemb.table.config import SlabConfig, TableConfig, check_tables
+
+
+@dataclass(frozen=True, eq=False)
+class GroupConfig:
+    """What the tensors of a group are made from; see :class:`torch_dynemb.TableGroup`.
+
+    Attributes:
+        tables: at least one; their names differ.
+        optimizer: of the rows; None: they are only read.
+        max_rows: rows to reserve for each slab; None: as many as make sense.
+        memory_budget: bytes that the tables may take together; None: what there is.
+        seed: of the initial values.
+        split: whether gradients wait for the optimizer's ``step()``.
+        slabs: what differs between the tensors of rows, in their order.
+        layout: the policies as kernels read them.
+        hooked: of each table, whether a hook decides who is admitted.
+        optimizer_code: what lookups are given, see :func:`torch_dynemb.ops.embedding_bag`.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or tables that do not go together.
+    """
+
+    tables: tuple[TableConfig, ...]
+    optimizer: OptimizerConfig | None
+    max_rows: int | None
+    memory_budget: int | None
+    seed: int
+    split: bool
+    slabs: tuple[SlabConfig, ...] = field(init=False)
+    layout: PolicyLayout = field(init=False)
+    hooked: tuple[bool, ...] = field(init=False)
+    optimizer_code: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = self.names
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"TableGroup: {names.count(name)} tables are named {name!r}")
+        slabs = sorted({table.slab for table in self.tables}, key=lambda slab: slab.order)
+        object.__setattr__(self, "slabs", tuple(slabs))
+        row_bytes = [self.row_bytes(table.slab) for table in self.tables]
+        object.__setattr__(self, "layout", layout_of(self.tables, row_bytes, self.memory_budget))
+        hooked = (isinstance(table.policy.admission, AdmitBy) for table in self.tables)
+        object.__setattr__(self, "hooked", tuple(hooked))
+        object.__setattr__(self, "optimizer_code", _code_of(self.optimizer))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tables."""
+        return [table.name for table in self.tables]
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether a table keeps timestamps, or when ids expire."""
+        return "timestamp" in self.layout.score_words or "expiry" in self.layout.score_words
+
+    def table(self, number: int, call: str = "TableGroup") -> TableConfig:
+        """The config of a table.
+
+        Args:
+            number: of the table.
+            call: what an error begins with.
+
+        Raises:
+            TypeError: ``number`` is no int.
+            IndexError: there is no such table.
+        """
+        number = integer(f"{call}: table", number, what="the number of a table, int")
+        if not 0 <= number < len(self.tables):
+            raise IndexError(f"{call}: table is {number}, expected 0 to {len(self.tables) - 1}")
+        return self.tables[number]
+
+    def slab_of(self, table: int) -> int:
+        """The slab of a table's rows."""
+        return self.slabs.index(self.tables[table].slab)
+
+    def state_bytes(self, slab: SlabConfig) -> int:
+        """Bytes of optimizer state of one row."""
+        state = () if self.optimizer is None else self.optimizer.state
+        return sum(tensor.row_bytes(slab.dim) for tensor in state)
+
+    def row_bytes(self, slab: SlabConfig) -> int:
+        """Bytes of weights, generation and optimizer state of one row."""
+        return slab.dim * slab.dtype.itemsize + 4 + self.state_bytes(slab)
+
+    def capacity_bound(self, table: int) -> int | None:
+        """Ids that a table can never exceed; None: as many as there are rows."""
+        if not self.layout.rows:
+            return None
+        row = self.layout.rows[table]
+        bounds = []
+        if row[PolicyColumn.CAPACITY] > 0 and row[PolicyColumn.ON_FULL] != OnFull.GROW:
+            bounds.append(row[PolicyColumn.CAPACITY])
+        if row.get(PolicyColumn.BUDGET, 0) > 0:
+            bounds.append(row[PolicyColumn.BUDGET] // row[PolicyColumn.ID_BYTES])
+        return min(bounds, default=None)
+
+    def arguments(self) -> dict[str, Any]:
+        """What :class:`torch_dynemb.TableGroup` is called with to make an equal, empty group."""
+        return {
+            "tables": self.tables,
+            "optimizer": self.optimizer,
+            "max_rows": self.max_rows,
+            "memory_budget": self.memory_budget,
+            "seed": self.seed,
+            "split": self.split,
+        }
+
+
+def _code_of(optimizer: OptimizerConfig | None) -> int:
+    if optimizer is None:
+        return NO_OPTIMIZER
+    code = OPTIMIZER_NAMES.index(optimizer.op_name)
+    return code + APPLIES_DELAYED if optimizer.delayed_gradients == "apply" else code
+
+
+def checked_config(
+    tables: Sequence[TableConfig],
+    *,
+    optimizer: OptimizerConfig | None,
+    max_rows: int | None,
+    memory_budget: int | str | None,
+    seed: int,
+    split: bool,
+) -> GroupConfig:
+    """The config that the arguments of :class:`torch_dynemb.TableGroup` describe.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or tables that do not go together.
+    """
+    tables = check_tables("TableGroup", tables)
+    if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
+        raise TypeError(
+            f"TableGroup: optimizer is {optimizer!r}, expected a config such as "
+            "torch_dynemb.Adam(lr=1e-3); the rows have no torch parameters"
+        )
+    if max_rows is not None:
+        max_rows = integer("TableGroup: max_rows", max_rows, what="int or None")
+        if not 0 < max_rows <= MAX_ROWS:
+            raise ValueError(
+                f"TableGroup: max_rows is {max_rows}, expected 1 to {MAX_ROWS}, or None"
+            )
+    seed = integer("TableGroup: seed", seed, most=(1 << 64) - 1, what="int or None")
+    flag("TableGroup: split", split)
+    budget = None
+    if memory_budget is not None:
+        budget = parse_bytes("TableGroup: memory_budget", memory_budget)
+    return GroupConfig(tables, optimizer, max_rows, budget, seed, split)
+
+
+__all__ = ["GroupConfig", "checked_config"]

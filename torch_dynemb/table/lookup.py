@@ -1,0 +1,139 @@
+"""Handles of the ids of a batch: what lookups that train do to the index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import tensor
+from torch_dynemb.ops.columns import NO_HANDLE, Clock
+from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
+from torch_dynemb.table.evictions import keep_evicted_rows
+from torch_dynemb.table.tables import Tables
+
+
+def find(
+    tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
+) -> ops.FoundIds:
+    """See :func:`torch_dynemb.ops.find`."""
+    return ops.find(tables.index, ids, offsets, feature_tables)
+
+
+def find_or_insert(
+    tables: Tables,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    feature_policies: Sequence[int] | None = None,
+    *,
+    scores: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """See :meth:`torch_dynemb.TableGroup.find_or_insert`."""
+    if counts is not None:
+        ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        handles = find_or_insert(
+            tables,
+            ids.repeat_interleave(counts),
+            ends[offsets],
+            feature_tables,
+            feature_policies,
+            scores=None if scores is None else scores.repeat_interleave(counts),
+        )
+        return handles[ends[:-1]]
+    if tables.host.forked:
+        tables.check_own()
+    _check_custom_scores(tables, feature_tables, ids, scores)
+    layout = tables.config.layout
+    if feature_policies is None:
+        feature_policies = list(feature_tables) if layout.rows else []
+    before = 0 if tables.evictions.rows is None else int(tables.index.evicted[0, 0])
+    admit = _admitted_by_hooks(tables, ids, offsets, feature_tables)
+    handles = ops.find_or_insert_(
+        tables.index, ids, offsets, admit, feature_tables, feature_policies
+    )
+    if scores is not None:
+        word = layout.word("custom")
+        ops.set_scores_(tables.index, ids, offsets, feature_tables, scores, word=word)
+    keep_evicted_rows(tables, before)
+    return handles
+
+
+def without_expired(
+    tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], handles: Tensor
+) -> Tensor:
+    """Handles in which ids whose ttl has passed are missing."""
+    if "expiry" not in tables.config.layout.score_words:
+        return handles
+    word = tables.config.layout.word("expiry")
+    expires, found = ops.get_scores(tables.index, ids, offsets, feature_tables, word=word)
+    return torch.where(found & (expires <= tables.index.clock[Clock.NOW]), NO_HANDLE, handles)
+
+
+def _check_custom_scores(
+    tables: Tables, feature_tables: Sequence[int], ids: Tensor, scores: Tensor | None
+) -> None:
+    if scores is None:
+        for t in feature_tables:
+            table = tables.config.tables[t]
+            if "custom" in table.policy.scores and t not in tables.host.batch_scored:
+                raise ValueError(
+                    f"table {table.name!r} keeps custom scores, but none have been given: "
+                    "call group.set_batch_score, or give scores with the lookup"
+                )
+        return
+    if "custom" not in tables.config.layout.score_words:
+        raise ValueError(
+            "scores are given, but no table keeps custom scores: create one with "
+            "policy=Policy(score='custom')"
+        )
+    if tensor("find_or_insert: scores", scores).dtype != torch.int64:
+        raise TypeError(f"find_or_insert: scores has dtype {scores.dtype}, expected int64")
+    if scores.shape != ids.shape:
+        raise ValueError(
+            f"find_or_insert: scores has shape {tuple(scores.shape)}, expected that of the "
+            f"ids, {tuple(ids.shape)}"
+        )
+    if scores.device != ids.device:
+        raise ValueError(
+            f"find_or_insert: scores is on {scores.device}, but the ids are on {ids.device}"
+        )
+
+
+def _admitted_by_hooks(
+    tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
+) -> Tensor | None:
+    """bool [N], or None where no hook is asked."""
+    hooked = sorted({t for t in feature_tables if tables.config.hooked[t]})
+    if not hooked:
+        return None
+    known = find(tables, ids, offsets, feature_tables).handles >= 0
+    admitted = torch.ones_like(known)
+    batch = (offsets.shape[0] - 1) // len(feature_tables)
+    for t in hooked:
+        table = tables.config.tables[t]
+        rule = table.policy.admission
+        assert isinstance(rule, AdmitBy)
+        with torch.no_grad():
+            new = NewIds(ids, known, tables.index.clock[:1], table.name)
+            mask = admission_hook(rule.name)(new)
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
+            what = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
+            raise TypeError(
+                f"admission hook {rule.name!r} returned {what}, expected a bool tensor of "
+                f"shape {tuple(ids.shape)}"
+            )
+        if any(other != t for other in feature_tables):
+            ends = offsets[batch::batch].contiguous()
+            places = torch.arange(ids.shape[0], device=ids.device)
+            feature = torch.searchsorted(ends, places, right=True)
+            of_table = torch.tensor(feature_tables, device=ids.device)[feature] == t
+            mask = mask | ~of_table
+        admitted = admitted & mask
+    return admitted
+
+
+__all__ = ["find", "find_or_insert", "without_expired"]

@@ -1,0 +1,60 @@
+"""The end of a training step, as the index sees it."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import MAX_COUNT, Table
+from torch_dynemb.table.clock import check_now, now_of_step
+from torch_dynemb.table.evictions import take_evicted
+from torch_dynemb.table.tables import Tables
+
+
+def step(tables: Tables, now: int | None = None) -> None:
+    """See :meth:`torch_dynemb.TableGroup.step`."""
+    check_step(tables, now)
+    now = now_of_step(tables, now)
+    ops.advance_step_(tables.index, tables.rows, now=now)
+    tables.host.steps = min(tables.host.steps + 1, MAX_COUNT)
+    for begin, cells, halve_every in tables.config.layout.sketches:
+        if halve_every > 0 and tables.host.steps % halve_every == 0:
+            tables.index.sketch[begin : begin + cells].bitwise_right_shift_(1)
+    callback = tables.evictions.callback
+    if callback is not None:
+        for name, batch in take_evicted(tables).items():
+            callback(name, batch)
+    if any(table.policy.check != "ignore" for table in tables.config.tables):
+        _check_rejected(tables)
+
+
+def _check_rejected(tables: Tables) -> None:
+    counts, _ = ops.reported_counts(tables.index, tables.rows)
+    rejected = counts[:, Table.REJECTED].tolist()
+    errors = []
+    for t, table in enumerate(tables.config.tables):
+        more = rejected[t] - tables.host.rejected[t]
+        tables.host.rejected[t] = rejected[t]
+        if more <= 0 or table.policy.check == "ignore":
+            continue
+        message = (
+            f"table {table.name!r} had no room for {more} new ids since the last step, which "
+            "were looked up without a row: give it a larger capacity or memory_budget, fewer "
+            "protected_steps, or smaller batches"
+        )
+        if table.policy.check == "error":
+            errors.append(message)
+        else:
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
+    if errors:
+        raise RuntimeError("; ".join(errors))
+
+
+def check_step(tables: Tables, now: int | None) -> None:
+    """See :meth:`torch_dynemb.TableGroup.check_step`."""
+    tables.check_own()
+    if now is not None:
+        check_now(tables, now)
+
+
+__all__ = ["check_step", "step"]

@@ -1,0 +1,106 @@
+"""The tables of a group as one record: what they are like, and the tensors that they live in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import flat_int64
+from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, Slab, Table
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.process.forked import check_own
+from torch_dynemb.storage.memory import TableMemory
+from torch_dynemb.table.group_config import GroupConfig
+from torch_dynemb.table.host_state import EvictionRecords, HostState
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The tables of a group. What is done to them are the functions of this package.
+
+    Attributes:
+        config: what they are like.
+        memory: of the device that they lie on.
+        index: which ids there are.
+        rows: of these ids.
+        host: what no kernel needs.
+        evictions: what is done about evicted ids.
+        one_bag: int64 [0], the offsets of a call of one feature whose ids are not pooled.
+    """
+
+    config: GroupConfig
+    memory: TableMemory
+    index: IndexTensors
+    rows: RowTensors
+    host: HostState
+    evictions: EvictionRecords
+    one_bag: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where all tensors lie."""
+        return self.memory.device
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors; none of them ever changes its shape or address."""
+        index, rows = self.index, self.rows
+        result = [index.buckets, index.scores, index.tables, index.slabs, index.free_rows]
+        result += [index.clock, index.sketch, index.evicted]
+        result += [*rows.weights, *rows.generations, *rows.state, rows.row_clock, *rows.pending]
+        return [*result, rows.hyper, index.meta, rows.meta, rows.init_data, index.policy]
+
+    def check_own(self) -> None:
+        """Raises RuntimeError in a process that got the tables by a fork."""
+        check_own(self.host)
+
+    def bind_memory(self) -> None:
+        """After counts were written from outside; see :meth:`TableMemory.bind`."""
+        self.memory.bind(self.index, self.rows)
+
+
+def one_table(
+    tables: Tables, table: int, ids: Tensor, call: str = "TableGroup"
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Ids, offsets and the table of its one feature, as ops take them.
+
+    Raises:
+        TypeError, ValueError, IndexError: no such table, or no int64 ids of this device; the error
+            begins with ``call``.
+    """
+    tables.config.table(table, call)
+    return flat_int64(f"{call}: ids", ids, tables.device), tables.one_bag, [int(table)]
+
+
+def exported(tables: Tables, table: int, batch_size: int) -> Iterator[ops.ExportedBatch]:
+    """All ids of a table with handles and scores; ids of past batches may be erased meanwhile."""
+    begin = 0
+    while begin >= 0:
+        batch = ops.export_batch(tables.index, table=table, begin=begin, max_ids=batch_size)
+        begin = int(batch.next)
+        if batch.ids.numel() > 0:
+            yield batch
+
+
+def used_bytes(tables: Tables) -> dict[str, int]:
+    """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``."""
+    config, index = tables.config, tables.index
+    rows = state = 0
+    for s, slab in enumerate(config.slabs):
+        of_row = config.state_bytes(slab)
+        rows += index.used_rows(s) * (config.row_bytes(slab) - of_row)
+        state += index.used_rows(s) * of_row
+    buckets = index.tables[:, Table.BUCKET_COUNT]
+    scored = int(buckets[: len(config.tables)].sum())
+    of_index = 8 * BUCKET_WORDS * int(buckets.sum()) + 8 * int(
+        index.slabs[:, Slab.FREE_COUNT].sum()
+    )
+    of_index += 8 * BUCKET_WIDTH * len(config.layout.score_words) * scored
+    of_index += 4 * index.sketch.numel()
+    return {"rows": rows, "state": state, "index": of_index, "total": rows + state + of_index}
+
+
+__all__ = ["Tables", "exported", "one_table", "used_bytes"]
