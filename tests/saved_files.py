@@ -23,8 +23,8 @@ import torch_dynemb as td
 from torch_dynemb import recis
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.recis.hooks import GlobalStepFilter
-from torch_dynemb.table_config import ColumnShard
-from torch_dynemb.table_content import read_content, read_counts
+from torch_dynemb.table.config import ColumnShard
+from torch_dynemb.table.content import read_content, read_counts
 
 SAVED = Path(__file__).parent / "saved"
 IDS = torch.tensor([3, -7, 2**62, 11, 5, 12])
@@ -168,7 +168,9 @@ def train(module: nn.Module, steps: int = 1) -> None:
             if part.trainable:
                 output = looked_up(part, IDS)
                 torch.stack([out.float().square().sum() for out in output]).sum().backward()
-                part.optimizer.step(now=NOW + part.group.steps if part.group.keeps_time else None)
+                part.optimizer.step(
+                    now=NOW + part.group.steps if part.group.config.keeps_time else None
+                )
 
 
 def table_modules(module: nn.Module) -> dict[str, Any]:
@@ -190,9 +192,9 @@ def group_numbers(group: td.TableGroup) -> Numbers:
     """What a group keeps of its ids, by table."""
     numbers: Numbers = {}
     for table, name in enumerate(group.names):
-        content = read_content(group, table)
+        content = read_content(group.tables, table)
         of = {"ids": content.ids, "rows": content.rows, "scores": content.scores, **content.state}
-        counts = read_counts(group, table)
+        counts = read_counts(group.tables, table)
         if counts is not None:
             of |= {"counted": counts.ids, "counts": counts.counts}
         numbers |= {f"{name}: {key}": value for key, value in of.items()}

@@ -117,7 +117,7 @@ def test_a_module_that_was_saved_whole_holds_the_same_and_is_trained_on() -> Non
     assert_numbers(numbers_of(module), expected("modules"))
     for path, part in table_modules(modules()).items():
         loaded = table_modules(module)[path]
-        assert_same(loaded.group.tables_config, part.group.tables_config)
+        assert_same(loaded.group.config.tables, part.group.config.tables)
         assert loaded.output_dtype == part.output_dtype
         if part.trainable:
             assert type(loaded.optimizer) is type(part.optimizer)
@@ -128,7 +128,7 @@ def test_a_module_of_every_optimizer_that_was_saved_whole_is_trained_on() -> Non
     module = kept("optimized.pt.gz")
     assert_numbers(numbers_of(module), expected("optimized"))
     for name, part in module.items():
-        assert part.group.optimizer_config == optimizers()[name]
+        assert part.group.config.optimizer == optimizers()[name]
         fresh = td.DynamicEmbedding(4, optimizer=optimizers()[name]).optimizer
         given = part.optimizer.state_dict()["param_groups"][0]
         for entry, value in fresh.state_dict()["param_groups"][0].items():

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import ModuleType
 
-_MOVED = {
+# By package: modules, from what they were called to what they are called.
+_MODULES = {
     "torch_dynemb": {
         "admission": "policy.admission",
-        "evictions": "table.evictions",
+        "evictions": "table.host_state",
         "freeze": "serving.freeze",
         "nn.features": "nn.inputs",
         "row_access": "table.rows",
         "sending": "process.sending",
         "table_config": "table.config",
+        "table_content": "table.content",
         "table_stats": "table.stats",
+        "waiting_gradients": "table.pending_gradients",
     },
+}
+# Classes that have other names now.
+_CLASSES = {
+    "torch_dynemb.waiting_gradients": {"WaitingGradients": "TableGradients"},
 }
 
 
@@ -25,8 +33,13 @@ def resolve_moved_modules(package: str) -> None:
     Args:
         package: such as ``"torch_dynemb"``; what a package inside of it has moved, it says itself.
     """
-    for old, new in _MOVED[package].items():
-        sys.modules[f"{package}.{old}"] = importlib.import_module(f"{package}.{new}")
+    for old, new in _MODULES[package].items():
+        name = f"{package}.{old}"
+        module = importlib.import_module(f"{package}.{new}")
+        if name in _CLASSES:
+            here, module = module, ModuleType(name)
+            vars(module).update((was, getattr(here, now)) for was, now in _CLASSES[name].items())
+        sys.modules[name] = module
 
 
 __all__ = ["resolve_moved_modules"]

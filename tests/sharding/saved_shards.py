@@ -20,7 +20,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import torch_dynemb as td
 from torch_dynemb.compat import dynamicemb
-from torch_dynemb.table_content import read_content, read_counts
+from torch_dynemb.table.content import read_content, read_counts
 from torch_dynemb.torchrec import (
     DynamicEmbeddingEnumerator,
     DynamicEmbeddingShardingPlanner,
@@ -76,15 +76,15 @@ def numbers_of(of: DistributedModelParallel) -> Numbers:
         group = kernel.tables.group
         group.materialize()
         for table, shard in enumerate(kernel.tables.shards):
-            content = read_content(group, table)
+            content = read_content(group.tables, table)
             entries = {"ids": content.ids, "rows": content.rows, "scores": content.scores}
             entries |= content.state
-            counts = read_counts(group, table)
+            counts = read_counts(group.tables, table)
             if counts is not None:
                 entries |= {"counted": counts.ids, "counts": counts.counts}
             place = f"{shard.table} {shard.first_column}"
             numbers |= {f"{place} {name}": value.clone() for name, value in entries.items()}
-            numbers[f"{place} updates"] = group.row_clock[table].clone()
+            numbers[f"{place} updates"] = group.rows.row_clock[table].clone()
     return numbers
 
 

@@ -19,7 +19,7 @@ import torch_dynemb as td
 import torch_dynemb.torchrec
 from torch_dynemb.compat import dynamicemb
 from torch_dynemb.torchrec import LocalShard
-from torch_dynemb.torchrec.options import planned_options
+from torch_dynemb.torchrec.planning.options import planned_options
 
 needs_1_8 = pytest.mark.skipif(
     tuple(map(int, torchrec.__version__.split(".")[:2])) < (1, 8),

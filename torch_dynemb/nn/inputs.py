@@ -93,7 +93,10 @@ pytree.register_pytree_node(
     flatten_with_keys_fn=_flatten_with_keys,
 )
 # torch.export saves example inputs; torch.load refuses classes that it has not been told of
-torch.serialization.add_safe_globals([KeyedJagged])
+# also by the name of the module that it was in
+torch.serialization.add_safe_globals(
+    [KeyedJagged, (KeyedJagged, "torch_dynemb.nn.features.KeyedJagged")]
+)
 
 
 class GroupedIds(NamedTuple):
