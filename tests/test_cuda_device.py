@@ -171,7 +171,9 @@ def test_tensors_on_another_device() -> None:
         host = make_group(device="cpu")
     message = r"find: buckets is on the CPU, but another argument is on a GPU"
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.dynemb.find(host.buckets, host.tables, host.meta, ids.cuda(), offsets.cuda(), [0])
+        torch.ops.dynemb.find(
+            host.index.buckets, host.index.tables, host.index.meta, ids.cuda(), offsets.cuda(), [0]
+        )
 
 
 def test_a_gradient_that_is_not_contiguous() -> None:

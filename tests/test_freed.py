@@ -209,7 +209,7 @@ gc.disable()
 import torch_dynemb as td
 def make():
     module = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1))
-    return weakref.ref(module), weakref.ref(module.group), weakref.ref(module.group.weights[0])
+    return weakref.ref(module), weakref.ref(module.group), weakref.ref(module.group.rows.weights[0])
 assert [gone() for gone in make()] == [None] * 3
 """
 

@@ -133,7 +133,7 @@ def test_reused_row_starts_clean(optimizer: Any) -> None:
     used.rows.row_clock.zero_()
     for group in (used, fresh):
         train(group, 0, tensor([2]), torch.ones(1, 4))
-    assert torch.equal(used.weights[0][0], fresh.weights[0][0])
+    assert torch.equal(used.rows.weights[0][0], fresh.rows.weights[0][0])
     assert [s[0].tolist() for s in used.state] == [s[0].tolist() for s in fresh.state]
 
 

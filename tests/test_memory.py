@@ -266,7 +266,7 @@ def test_tables_reserve_less_where_the_process_is_limited() -> None:
         "tables = [td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1)) for _ in range(30)]\n"
         "for table in tables:\n"
         "    table(torch.arange(1000)).sum().backward()\n"
-        "print(*(table.group.weights[0].shape[0] for table in tables))\n"
+        "print(*(table.group.rows.weights[0].shape[0] for table in tables))\n"
         "try:\n"
         "    td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1), max_rows=10**9)\n"
         "except RuntimeError as error:\n"
@@ -364,8 +364,8 @@ def test_a_thousand_tables_fit_into_the_addresses_of_a_large_machine(
     assert rows[-1] > 10**7
     tables = [td.TableConfig(f"t{dim}", dim) for dim in range(1, 27)]
     collection = td.TableGroup(tables, optimizer=td.Adam(lr=0.1), split=True)
-    assert all(weights.shape[0] > 10**6 for weights in collection.weights)
+    assert all(weights.shape[0] > 10**6 for weights in collection.rows.weights)
     del groups, collection
     gc.collect()
     alone = td.TableGroup([td.TableConfig("t", 64)], optimizer=td.Adam(lr=0.1))
-    assert alone.weights[0].shape[0] > 10**9
+    assert alone.rows.weights[0].shape[0] > 10**9

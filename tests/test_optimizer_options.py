@@ -104,7 +104,7 @@ def test_only_the_tables_that_say_so() -> None:
 
 def test_down_scale_by_divides() -> None:
     plain, scaled = make_group(td.Adam(lr=0.1)), make_group(td.Adam(lr=0.1))
-    scaled.hyper.data[:, Hyper.DOWN_SCALE_BY] = 1024
+    scaled.rows.hyper.data[:, Hyper.DOWN_SCALE_BY] = 1024
     gradient = torch.randn(len(IDS), DIM, generator=seeded(1))
     step(plain, gradient)
     step(scaled, gradient * 1024)

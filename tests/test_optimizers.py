@@ -402,7 +402,7 @@ def test_tables_have_their_own_hyper_parameters(config: OptimizerConfig) -> None
     second[Hyper.WEIGHT_DECAY] = 0.25
     second[Hyper.EPS] = 1e-2
     second[Hyper.BETA1] *= 0.5
-    together.hyper[1] = torch.tensor(second)
+    together.rows.hyper[1] = torch.tensor(second)
     apart[1].hyper[:] = torch.tensor(second)
     ids = list(range(10))
     for step in range(5):
@@ -476,9 +476,9 @@ def test_delayed_gradients_update_the_rows_as_they_are_by_then(config: Optimizer
     for gradient in gradients:
         bag_lookup(in_turn, call).backward(gradient)
     assert torch.equal(late.read(0, call.ids), in_turn.read(0, call.ids))
-    for one, other in zip(late.state, in_turn.state, strict=True):
+    for one, other in zip(late.rows.state, in_turn.rows.state, strict=True):
         assert torch.equal(one, other)
-    assert late.row_clock.tolist() == in_turn.row_clock.tolist()
+    assert late.rows.row_clock.tolist() == in_turn.rows.row_clock.tolist()
 
 
 def test_delayed_gradients_of_a_row_that_was_given_away_are_dropped() -> None:

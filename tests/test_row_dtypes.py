@@ -313,7 +313,7 @@ def test_state_dtypes_of_the_tensors() -> None:
     group = make_group(adam, torch.bfloat16)
     assert [t.dtype for t in group.rows.state] == [torch.bfloat16, torch.bfloat16, torch.int32]
     partial = make_group(td.PartialRowWiseAdam(state_dtype=torch.uint8), torch.float16, dim=64)
-    assert [(t.dtype, t.shape[1:]) for t in partial.state] == [
+    assert [(t.dtype, t.shape[1:]) for t in partial.rows.state] == [
         (torch.uint8, (68,)),
         (torch.float32, ()),
     ]

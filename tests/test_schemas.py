@@ -14,7 +14,7 @@ from op_cases import CASES, op_names
 from torch import Tensor
 
 from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
-from torch_dynemb.optim import config
+from torch_dynemb.optim import base
 from torch_dynemb.policy.policy import SCORES
 
 expecttest = pytest.importorskip("expecttest")
@@ -422,7 +422,7 @@ def test_constants_are_those_of_cpp() -> None:
     assert constant("core/index/row_allocation.h", "kCommitStepBytes") == "int64_t{64} << 20"
     assert columns.COMMIT_STEP_BYTES == 64 << 20
     assert float(constant("core/columns.h", "kDecayByItself")) == columns.DECAY_BY_ITSELF
-    assert int(constant("core/rows/storage.h", "kBlockColumns")) == config._BLOCK_COLUMNS
+    assert int(constant("core/rows/storage.h", "kBlockColumns")) == base._BLOCK_COLUMNS
     assert int(constant("core/policy/decisions.h", "kMaxScoreWords")) == len((*SCORES, "expiry"))
     assert (columns.MAX_ROWS << columns.GENERATION_BITS) < 1 << 63
 

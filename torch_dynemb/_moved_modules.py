@@ -13,6 +13,7 @@ _MODULES = {
         "evictions": "table.host_state",
         "freeze": "serving.freeze",
         "nn.features": "nn.inputs",
+        "optim.config": "optim",
         "row_access": "table.rows",
         "sending": "process.sending",
         "table_config": "table.config",

@@ -1,25 +1,20 @@
 """Optimizers of rows: small config objects, and the torch optimizer that a module shows."""
 
-from torch_dynemb.optim.clipping import clip_grad_norm_
-from torch_dynemb.optim.config import (
-    LAMB,
-    LARSSGD,
-    SGD,
-    Adagrad,
+from torch_dynemb.optim.adagrad import Adagrad, RowWiseAdagrad
+from torch_dynemb.optim.adam import (
     Adam,
     AdamW,
     AdamWTF,
     AMSGrad,
-    Ftrl,
-    GroupFtrl,
-    MomentumSGD,
-    OptimizerConfig,
     PartialRowWiseAdam,
-    PartialRowWiseLAMB,
-    RowWiseAdagrad,
     SmartDecayAdam,
 )
+from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.optim.clipping import clip_grad_norm_
+from torch_dynemb.optim.ftrl import Ftrl, GroupFtrl
 from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.optim.lamb import LAMB, PartialRowWiseLAMB
+from torch_dynemb.optim.sgd import LARSSGD, SGD, MomentumSGD
 from torch_dynemb.optim.split import SplitOptimizer
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.tensors import RowTensors
-from torch_dynemb.optim.config import OptimizerConfig, hyper_values
+from torch_dynemb.optim.base import OptimizerConfig, hyper_values
 from torch_dynemb.process.interrupts import held_back
 
 

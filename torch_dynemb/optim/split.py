@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 from torch_dynemb.ops.tensors import RowTensors
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.process.interrupts import held_back
 

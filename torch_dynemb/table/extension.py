@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, CLOCK_HEAD, Hyper
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.allocation import allocate

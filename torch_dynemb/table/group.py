@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.ops.columns import Pooling, RowClock, Table
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.process.sending import sent_as_bytes
 from torch_dynemb.storage.device import memory_of
 from torch_dynemb.table import clock, compaction, evictions, extension, lookup, removal

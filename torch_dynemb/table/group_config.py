@@ -9,7 +9,7 @@ from typing import Any
 from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.ops.columns import MAX_ROWS, OnFull, PolicyColumn
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitBy, parse_bytes
 from torch_dynemb.policy.layout import PolicyLayout, layout_of
 from torch_dynemb.table.config import SlabConfig, TableConfig, check_tables

@@ -10,17 +10,17 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torchrec.types import DataType
 
-from torch_dynemb.optim.config import (
+from torch_dynemb.optim import (
     LAMB,
     LARSSGD,
     SGD,
     Adagrad,
     Adam,
-    OptimizerConfig,
     PartialRowWiseAdam,
     PartialRowWiseLAMB,
     RowWiseAdagrad,
 )
+from torch_dynemb.optim.base import OptimizerConfig
 
 _OUTPUT_DTYPES = {
     SparseType.FP32: torch.float32,

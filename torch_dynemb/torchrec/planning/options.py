@@ -10,7 +10,8 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import KeyValueParams, ParameterSharding
 
 from torch_dynemb.initializers import Initializer
-from torch_dynemb.optim.config import DELAYED_GRADIENTS, SGD, DelayedGradients, OptimizerConfig
+from torch_dynemb.optim import SGD
+from torch_dynemb.optim.base import DELAYED_GRADIENTS, DelayedGradients, OptimizerConfig
 from torch_dynemb.policy.admission import AdmitNone
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.table.config import EvalDefault

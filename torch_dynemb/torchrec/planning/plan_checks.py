@@ -18,7 +18,7 @@ from torch_dynemb.distributed.agreement import (
     comparable,
     options_of,
 )
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 
 _KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]

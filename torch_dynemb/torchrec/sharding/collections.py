@@ -12,8 +12,8 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
-from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic
 from torch_dynemb.torchrec.planning.plans import ModulePlan, module_plan, plan_dynamic

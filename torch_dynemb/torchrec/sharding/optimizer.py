@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer
 
-from torch_dynemb.optim.config import hyper_values
+from torch_dynemb.optim.base import hyper_values
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 

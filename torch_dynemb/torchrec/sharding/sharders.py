@@ -17,7 +17,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions
 from torch_dynemb.torchrec.sharding.collections import (
     ShardedDynamicEmbeddingBagCollection,

@@ -16,7 +16,7 @@ from torch_dynemb import ops
 from torch_dynemb.initializers import Uniform
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import SKETCH_ROWS, Pooling
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.table.config import ColumnShard, TableConfig
 from torch_dynemb.torchrec.planning.options import TableOptions

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from torch_dynemb.ops.columns import MAX_COUNT, STEP_AGES
-from torch_dynemb.optim.config import StateTensor
+from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.content import CountedIds, TableContent
 from torch_dynemb.torchrec.state.shard_places import Place, part_of
 from torch_dynemb.torchrec.state.table_state import (

@@ -19,7 +19,7 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
 from torch_dynemb.ops.columns import MAX_COUNT
-from torch_dynemb.optim.config import OptimizerConfig, StateTensor
+from torch_dynemb.optim.base import OptimizerConfig, StateTensor
 from torch_dynemb.table.content import CountedIds, TableContent
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.torchrec.state.shard_places import Place

@@ -1,0 +1,225 @@
+"""Which optimizer updates the rows, and its hyper-parameters.
+
+Only rows touched by a batch move, and bias corrections count the steps of the table, as in
+``torch.optim.SparseAdam``. Arithmetic is fp32. g is the sum of the gradients of all occurrences of
+an id in the batch; ``weight_decay * w`` has been added to it unless weight decay is decoupled.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import number
+from torch_dynemb.ops.columns import HYPER_COLUMNS, Hyper, NonFinite
+
+_NON_FINITE = {
+    "propagate": NonFinite.PROPAGATE,
+    "skip": NonFinite.SKIP,
+    "raise": NonFinite.RAISE,
+}
+DelayedGradients = Literal["raise", "apply"]
+DELAYED_GRADIENTS = ("raise", "apply")
+_BLOCK_COLUMNS = 128  # columns of a row that share a scale, in 8-bit state
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of optimizer state: a value per weight, or one per row.
+
+    Attributes:
+        name: as torch.optim names it, where it does.
+        per_row: [rows] instead of [rows, dim].
+        dtype: of its values; uint8 holds 8-bit floats with a float32 scale per 128 of them.
+    """
+
+    name: str
+    per_row: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def columns(self, dim: int) -> int:
+        """Elements of a row's entry."""
+        if self.per_row:
+            return 1
+        if self.dtype == torch.uint8:
+            return -(-dim // 4) * 4 + 4 * -(-dim // _BLOCK_COLUMNS)
+        return dim
+
+    def row_bytes(self, dim: int) -> int:
+        """Bytes of a row's entry."""
+        return self.columns(dim) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Base of the optimizer configs: what all of them can do.
+
+    Attributes:
+        lr: learning rate, at least 0; a tensor gives its value.
+        weight_decay: at least 0. L2: added to the gradient as ``weight_decay * w``.
+        decoupled_weight_decay: it shrinks the weight instead, ``w -= lr * weight_decay * w``, as in
+            AdamW (Loshchilov, Hutter 2019); touched rows only.
+        clip_value: elements of g are cut off at plus and minus this, a number above 0.
+        clip_norm: g of a row is scaled down to this L2 norm, a number above 0. For one norm over all
+            parameters, see :func:`torch_dynemb.clip_grad_norm_`.
+        non_finite: rows whose gradient has NaN or infinity are updated with it (``"propagate"``),
+            left alone and counted (``"skip"``, see ``optimizer.non_finite_gradients()``), or
+            nothing is updated and an error raised (``"raise"``; on a GPU in ``step()``).
+        delayed_gradients: what becomes of gradients whose rows others have updated between the
+            forward and the backward. ``"raise"``: an error, because they were computed from rows
+            that are no more. ``"apply"``: they update the rows as they are by then, as asynchronous
+            and semi-synchronous training does (delayed SGD: Langford et al. 2009); each backward is
+            an update of its own, also a second one of the same lookup. Gradients of ids whose row
+            another id has by then are dropped and counted in any case
+            (``group.stale_gradients()``). In split mode this is about the gradients of
+            per_sample_weights, which read the rows: others wait for ``step()`` anyway.
+        stochastic_rounding: of rows, and state, of less than float32: up or down with the
+            probability of the remainder, else to nearest. Reproducible: the random bits are a
+            function of seed, id, step and column.
+
+    Configs that keep a value per weight also take ``state_dtype``, float32 or bfloat16 (the Adam
+    family also uint8, see :class:`Adam`); a value per row is float32 always.
+
+    Raises:
+        TypeError, ValueError: a value that is no number, or outside of its range.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+    clip_value: float | None = None
+    clip_norm: float | None = None
+    non_finite: Literal["propagate", "skip", "raise"] = "propagate"
+    delayed_gradients: DelayedGradients = "raise"
+    stochastic_rounding: bool = True
+
+    op_name: ClassVar[str]
+    element_state: ClassVar[tuple[str, ...]] = ()
+    row_state: ClassVar[tuple[str, ...]] = ()
+    common_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {
+        "lr": (Hyper.LR,),
+        "weight_decay": (Hyper.WEIGHT_DECAY,),
+        "clip_value": (Hyper.CLIP_VALUE,),
+        "clip_norm": (Hyper.CLIP_NORM,),
+    }
+    own_columns: ClassVar[dict[str, tuple[Hyper, ...]]] = {}
+
+    @property
+    def name(self) -> str:
+        """The optimizer's name in saved states."""
+        return type(self).__name__
+
+    @property
+    def state(self) -> tuple[StateTensor, ...]:
+        """Its state tensors: per weight, then per row."""
+        dtype = getattr(self, "state_dtype", torch.float32)
+        tensors = [StateTensor(name, dtype=dtype) for name in self.element_state]
+        tensors += [StateTensor(name, per_row=True) for name in self.row_state]
+        steps = self.row_steps_name()
+        if steps is not None:
+            tensors.append(StateTensor(steps, per_row=True, dtype=torch.int32))
+        return tuple(tensors)
+
+    def row_steps_name(self) -> str | None:
+        """The int32 state tensor that counts steps by row, if there is one."""
+        return None
+
+    @property
+    def hyper_columns(self) -> dict[str, tuple[Hyper, ...]]:
+        """Param-group entry -> columns of ``hyper``."""
+        return {**self.common_columns, **self.own_columns}
+
+    def hyper(self) -> dict[str, float | tuple[float, ...] | None]:
+        """Param-group entries with their values."""
+        return {name: getattr(self, name) for name in self.hyper_columns}
+
+    def hyper_row(self) -> list[float]:
+        """The row of ``hyper`` for a table with this config."""
+        row = [0.0] * HYPER_COLUMNS
+        row[Hyper.DOWN_SCALE_BY] = 1.0
+        row[Hyper.DECOUPLED] = float(self.decoupled_weight_decay)
+        row[Hyper.NON_FINITE] = float(_NON_FINITE[self.non_finite])
+        row[Hyper.STOCHASTIC] = float(self.stochastic_rounding)
+        for name, columns in self.hyper_columns.items():
+            for column, x in zip(columns, hyper_values(name, getattr(self, name)), strict=True):
+                row[column] = x
+        return row
+
+    def description(self) -> dict[str, Any]:
+        """What a saved state must have been written with: optimizer and state tensors."""
+        return {
+            "name": self.name,
+            "state": [[t.name, t.per_row, str(t.dtype).removeprefix("torch.")] for t in self.state],
+        }
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, Tensor):
+                if value.numel() != 1:
+                    raise ValueError(
+                        f"{self.name}: {entry.name} is a tensor of shape {tuple(value.shape)}, "
+                        "expected one number"
+                    )
+                object.__setattr__(self, entry.name, float(value))
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.type in ("float", "float | None") and value is not None:
+                number(f"{self.name}: {entry.name}", value)
+        self._check_non_negative("lr", "weight_decay")
+        for name in ("decoupled_weight_decay", "stochastic_rounding"):
+            self._check(name, isinstance(getattr(self, name), bool), "True or False")
+        for name in ("clip_value", "clip_norm"):
+            limit = getattr(self, name)
+            self._check(name, limit is None or limit > 0, "a number above 0, or None")
+        self._check("non_finite", self.non_finite in _NON_FINITE, f"one of {list(_NON_FINITE)}")
+        delayed = self.delayed_gradients
+        self._check(
+            "delayed_gradients", delayed in DELAYED_GRADIENTS, f"one of {DELAYED_GRADIENTS}"
+        )
+
+    def _check(self, name: str, valid: bool, expected: str) -> None:
+        if not valid:
+            raise ValueError(f"{self.name}: {name} is {getattr(self, name)!r}, expected {expected}")
+
+    def _check_non_negative(self, *names: str) -> None:
+        for name in names:
+            value = number(f"{self.name}: {name}", getattr(self, name))
+            self._check(name, math.isfinite(value) and value >= 0, "a finite number of at least 0")
+
+    def _check_state_dtype(self, *, block: bool) -> None:
+        allowed = [torch.float32, torch.bfloat16, *([torch.uint8] if block else [])]
+        self._check(
+            "state_dtype", getattr(self, "state_dtype", None) in allowed, f"one of {allowed}"
+        )
+
+    def _check_momentum(self) -> None:
+        momentum = number(f"{self.name}: momentum", getattr(self, "momentum", 0.0))
+        self._check("momentum", 0 <= momentum < 1, "a number in [0, 1)")
+
+
+def hyper_values(name: str, value: Any) -> list[float]:
+    """A param-group entry as numbers; None of a clip is no limit.
+
+    Raises:
+        ValueError: None for anything else.
+    """
+    if value is None:
+        if name not in ("clip_value", "clip_norm"):
+            raise ValueError(f"param group: {name} is None, expected a number")
+        return [math.inf]
+    values = value if isinstance(value, tuple | list) else (value,)
+    return [float(x) if isinstance(x, bool) else number(f"param group: {name}", x) for x in values]
+
+
+__all__ = [
+    "DELAYED_GRADIENTS",
+    "DelayedGradients",
+    "OptimizerConfig",
+    "StateTensor",
+    "hyper_values",
+]
