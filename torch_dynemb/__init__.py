@@ -50,7 +50,7 @@ from torch_dynemb.policy.admission import (
     register_admission,
 )
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
-from torch_dynemb.serving.freeze import freeze
+from torch_dynemb.serving import freeze
 from torch_dynemb.table.group import TableConfig, TableGroup
 from torch_dynemb.table.host_state import EvictedIds
 from torch_dynemb.table.stats import TableStats

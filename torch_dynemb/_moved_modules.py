@@ -11,8 +11,7 @@ _MODULES = {
     "torch_dynemb": {
         "admission": "policy.admission",
         "evictions": "table.host_state",
-        "freeze": "serving.freeze",
-        "nn.features": "nn.inputs",
+        "freeze": "serving",
         "optim.config": "optim",
         "row_access": "table.rows",
         "sending": "process.sending",

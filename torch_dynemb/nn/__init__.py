@@ -3,7 +3,7 @@
 from torch_dynemb.nn.bag import DynamicEmbeddingBag
 from torch_dynemb.nn.collection import DynamicEmbeddingBagCollection, DynamicEmbeddingCollection
 from torch_dynemb.nn.embedding import DynamicEmbedding
-from torch_dynemb.nn.inputs import KeyedJagged
+from torch_dynemb.nn.features import KeyedJagged
 
 __all__ = [
     "DynamicEmbedding",

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, check_static_weight
-from torch_dynemb.nn.inputs import GroupedIds
-from torch_dynemb.nn.table_module import (
+from torch_dynemb.nn.features import GroupedIds
+from torch_dynemb.nn.inputs import (
     as_ops_take_them,
     flat_scores,
     flat_weights,

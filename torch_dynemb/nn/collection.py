@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.nn.inputs import Features, group_ids
-from torch_dynemb.nn.table_module import TableModule, integer_ids
+from torch_dynemb.nn.features import Features, group_ids
+from torch_dynemb.nn.inputs import integer_ids
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.process.interrupts import held_back

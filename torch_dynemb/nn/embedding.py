@@ -7,7 +7,8 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.initializers import Initializer, Normal
-from torch_dynemb.nn.table_module import TableModule, default_name, flat_ids, flat_scores
+from torch_dynemb.nn.inputs import flat_ids, flat_scores
+from torch_dynemb.nn.table_module import TableModule, default_name
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy

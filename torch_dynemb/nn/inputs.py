@@ -1,238 +1,102 @@
-"""Inputs of the collections: ids of many features."""
+"""Arguments of lookups as ops take them: ids, offsets, weights, scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
-
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from torch_dynemb import ops
-from torch_dynemb.argument_checks import described
-from torch_dynemb.nn.table_module import (
-    as_ops_take_them,
-    flat_weights,
-    integer_ids,
-    integer_offsets,
-)
+from torch_dynemb.storage.device import check_device
+from torch_dynemb.table.config import ROW_DTYPES
 
 
-@runtime_checkable
-class KeyedJaggedShaped(Protocol):
-    """What a collection needs of a keyed jagged input; TorchRec's KeyedJaggedTensor has it."""
-
-    def keys(self) -> Sequence[str]: ...
-    def values(self) -> Tensor: ...
-    def offsets(self) -> Tensor: ...
-    def weights_or_none(self) -> Tensor | None: ...
-
-
-class KeyedJagged:
-    """Ragged ids of several features: values feature after feature, one bag per sample.
-
-    Args:
-        keys: feature names, F of them.
-        values: int64 (N,).
-        offsets: int64 (F * B + 1,), from 0 to N; bag b of feature f is
-            ``values[offsets[f * B + b] : offsets[f * B + b + 1]]``.
-        weights: float32 (N,) or None.
-    """
-
-    def __init__(
-        self, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
-    ) -> None:
-        if isinstance(keys, str) or not isinstance(keys, Iterable):
-            raise TypeError(f"KeyedJagged: keys is {described(keys)}, expected a list of names")
-        self._keys = list(keys)
-        self._values = values
-        self._offsets = offsets
-        self._weights = weights
-
-    def keys(self) -> list[str]:
-        """Feature names."""
-        return self._keys
-
-    def values(self) -> Tensor:
-        """Ids, (N,)."""
-        return self._values
-
-    def offsets(self) -> Tensor:
-        """Where bags begin, (F * B + 1,)."""
-        return self._offsets
-
-    def weights_or_none(self) -> Tensor | None:
-        """Weights of the ids, (N,), or None."""
-        return self._weights
-
-    def stride(self) -> int:
-        """Batch size B."""
-        return (self._offsets.shape[0] - 1) // len(self._keys)
-
-
-def _flatten(jagged: KeyedJagged) -> tuple[list[Any], list[str]]:
-    return [jagged.values(), jagged.offsets(), jagged.weights_or_none()], jagged.keys()
-
-
-def _flatten_with_keys(
-    jagged: KeyedJagged,
-) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:
-    children, keys = _flatten(jagged)
-    names = [pytree.GetAttrKey(name) for name in ("values", "offsets", "weights")]
-    return list(zip(names, children, strict=True)), keys
-
-
-pytree.register_pytree_node(
-    KeyedJagged,
-    _flatten,
-    lambda children, keys: KeyedJagged(keys, *children),
-    serialized_type_name="torch_dynemb.KeyedJagged",
-    to_dumpable_context=lambda keys: list(keys),
-    from_dumpable_context=lambda keys: list(keys),
-    flatten_with_keys_fn=_flatten_with_keys,
-)
-# torch.export saves example inputs; torch.load refuses classes that it has not been told of
-# also by the name of the module that it was in
-torch.serialization.add_safe_globals(
-    [KeyedJagged, (KeyedJagged, "torch_dynemb.nn.features.KeyedJagged")]
-)
-
-
-class GroupedIds(NamedTuple):
-    """Ids of all features as the ops take them.
-
-    Attributes:
-        ids: int64 (N,), feature after feature.
-        offsets: int64 (F * B + 1,).
-        weights: float32 (N,) or None.
-    """
-
-    ids: Tensor
-    offsets: Tensor
-    weights: Tensor | None
-
-
-Features = Mapping[str, Any] | KeyedJaggedShaped
-
-
-def group_ids(owner: str, names: list[str], features: Features) -> GroupedIds:
-    """Brings an input into the order of ``names``.
-
-    Args:
-        features: a dict with, per name, ids (B, L), or (values, offsets) with offsets (B + 1,); or
-            a keyed jagged input.
-
-    Raises:
-        KeyError: a feature is missing.
-        TypeError, ValueError: dtypes or shapes do not match.
-    """
-    if isinstance(features, Mapping):
-        return _from_dict(owner, names, features)
-    if not isinstance(features, KeyedJaggedShaped):
+def _check_dense(owner: str, given: Tensor) -> None:
+    if given.layout != torch.strided:
         raise TypeError(
-            f"{owner}: features is a {type(features).__name__}, expected a dict of ids by feature "
-            "name or a KeyedJaggedTensor"
+            f"{owner} is a tensor of layout {given.layout}, expected a dense one: give the ids of "
+            "sparse or nested inputs as values with offsets"
         )
-    return _from_keyed_jagged(owner, names, features)
 
 
-def _missing(owner: str, names: list[str], given: Sequence[str]) -> KeyError:
-    return KeyError(
-        f"{owner}: features lacks {[n for n in names if n not in given]}; it has {list(given)}"
-    )
+def integer_ids(owner: str, ids: Tensor) -> Tensor:
+    """ids, contiguous, of any shape; raises TypeError unless they are int64 or int32."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{owner}: input is a {type(ids).__name__}, expected a Tensor of ids")
+    _check_dense(f"{owner}: input", ids)
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{owner}: input has dtype {ids.dtype}, expected int64 or int32 ids")
+    check_device(owner, ids.device)
+    if torch.compiler.is_exporting():
+        ids = ids.reshape(-1)  # contiguous() may leave no trace, and the program's ids may need it
+    return ids.contiguous()
 
 
-def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> GroupedIds:
-    if any(name not in features for name in names):
-        raise _missing(owner, names, list(features))
-    ids: list[Tensor] = []
-    offsets: list[Tensor | None] = []
-    bags: list[int] = []
-    for name in names:
-        feature = f"{owner}: feature {name!r}"
-        value = features[name]
-        if isinstance(value, tuple):
-            if len(value) != 2:
-                raise ValueError(
-                    f"{feature} is a tuple of {len(value)}, expected (values, offsets); weights of "
-                    "ids go into a KeyedJagged"
-                )
-            ids.append(integer_ids(feature, value[0]))
-            own = integer_offsets(feature, value[1])
-            if own.shape[0] == 0:
-                raise ValueError(f"{feature}: offsets is empty, expected (B + 1,)")
-            offsets.append(own)
-            bags.append(own.shape[0] - 1)
-            continue
-        ids.append(integer_ids(feature, value))
-        if value.dim() != 2:
-            raise ValueError(
-                f"{feature} has shape {tuple(value.shape)}, expected (B, L), or a tuple (values, "
-                "offsets)"
-            )
-        offsets.append(None)
-        bags.append(value.shape[0])
-    for name, batch in zip(names, bags, strict=True):
-        if batch != bags[0]:
-            raise ValueError(
-                f"{owner}: feature {name!r} has {batch} bags, but {names[0]!r} has {bags[0]}"
-            )
-    return GroupedIds(*ops.ids_concat(ids, bags=bags[0], offsets=offsets), None)
+def flat_ids(owner: str, ids: Tensor) -> Tensor:
+    """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
+    ids = integer_ids(owner, ids).to(torch.int64)
+    return ids if ids.dim() == 1 else ids.reshape(-1)
 
 
-def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped) -> GroupedIds:
-    keys = list(features.keys())
-    if any(name not in keys for name in names):
-        raise _missing(owner, names, keys)
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"{owner}: keys of features are {keys}, expected every key once")
-    variable_stride = getattr(features, "variable_stride_per_key", None)
-    if variable_stride is not None and variable_stride():
-        raise ValueError(f"{owner}: features has a batch size per key, expected one for all keys")
-    values = features.values()
-    if isinstance(values, Tensor) and values.dtype not in (torch.int64, torch.int32):
-        integer_ids(f"{owner}: features {keys}", values)  # raises; names cost time otherwise
-    ids = integer_ids(owner, values)
-    offsets = integer_offsets(owner, features.offsets())
-    weights = features.weights_or_none()
-    if weights is not None:
-        weights = flat_weights(f"{owner}: weights", weights, ids.shape)
-    if offsets.shape[0] == 0 or (offsets.shape[0] - 1) % len(keys) != 0:
-        raise ValueError(
-            f"{owner}: offsets has {offsets.shape[0]} elements, expected {len(keys)} features * "
-            "batch + 1"
-        )
-    if not as_ops_take_them(ids, offsets):
-        ids, offsets = ops.ids_concat([ids], bags=offsets.shape[0] - 1, offsets=[offsets])
-    if keys == names:
-        return GroupedIds(ids, offsets, weights)
-    return _reordered([keys.index(name) for name in names], GroupedIds(ids, offsets, weights), keys)
+def integer_offsets(owner: str, offsets: Tensor) -> Tensor:
+    """offsets, contiguous; raises TypeError or ValueError unless they are a 1-D integer tensor."""
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"{owner}: offsets is a {type(offsets).__name__}, expected a Tensor")
+    _check_dense(f"{owner}: offsets", offsets)
+    if offsets.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{owner}: offsets has dtype {offsets.dtype}, expected int64 or int32")
+    if offsets.dim() != 1:
+        raise ValueError(f"{owner}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
+    check_device(owner, offsets.device)
+    return offsets.contiguous()
 
 
-def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> GroupedIds:
-    """The ids of the chosen features, in their order.
+def as_ops_take_them(ids: Tensor, offsets: Tensor) -> bool:
+    """Whether ids and offsets need no conversion."""
+    return ids.dim() == 1 and ids.dtype == offsets.dtype == torch.int64
 
-    Offsets may be wrong, which only the lookup checks: nothing here reads or writes outside of the
-    ids, and offsets that decrease, begin or end elsewhere still do so afterwards.
+
+def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
+    """Weights of ids as float32 [n]; raises TypeError or ValueError unless they have ``shape``.
+
+    Under autocast a layer may have made them of less than float32.
     """
-    batch = (given.offsets.shape[0] - 1) // len(keys)
-    if batch == 0:
-        return given
-    begins = given.offsets[:-1].reshape(len(keys), batch)
-    bounds = torch.cat([begins[:, 0], given.offsets[-1:]])
-    # Features are picked one by one: an index tensor would be copied to a GPU, which waits for it.
-    lengths = torch.cat([bounds[f + 1 : f + 2] - bounds[f : f + 1] for f in chosen])
-    ends = lengths.cumsum(0)
-    moves = torch.cat([bounds[f + 1 : f + 2] for f in chosen]) - ends  # from new to old positions
-    kept = (torch.cat([begins[f : f + 1] for f in chosen]) - moves[:, None]).reshape(-1)
-    wrong_end = given.offsets[-1:] - given.ids.shape[0]
-    offsets = torch.cat([kept[:1] + given.offsets[:1], kept[1:], ends[-1:] + wrong_end])
-    # Without dropped features the count is known, so compiled code needs no value of a tensor.
-    count = given.ids.shape[0] if len(chosen) == len(keys) else int(ends[-1])
-    position = torch.arange(count, device=ends.device)
-    feature = torch.searchsorted(ends, position, right=True).clamp(max=len(chosen) - 1)
-    source = (position + moves[feature]).clamp(0, given.ids.shape[0] - 1)
-    return GroupedIds(
-        given.ids[source], offsets, None if given.weights is None else given.weights[source]
-    )
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"{owner} is a {type(weights).__name__}, expected a Tensor")
+    _check_dense(owner, weights)
+    if weights.shape != shape:
+        raise ValueError(
+            f"{owner} has shape {tuple(weights.shape)}, expected that of the ids, {tuple(shape)}"
+        )
+    if weights.dtype not in ROW_DTYPES:
+        raise TypeError(f"{owner} has dtype {weights.dtype}, expected float32, bfloat16 or float16")
+    check_device(owner, weights.device)
+    weights = weights.to(torch.float32).contiguous()
+    return weights if weights.dim() == 1 else weights.reshape(-1)
+
+
+def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
+    """Custom scores as int64 [n]; raises TypeError or ValueError unless they fit the ids."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"{owner}: scores is a {type(scores).__name__}, expected a Tensor")
+    _check_dense(f"{owner}: scores", scores)
+    if scores.dtype != torch.int64:
+        raise TypeError(f"{owner}: scores has dtype {scores.dtype}, expected int64")
+    if scores.shape != input.shape:
+        raise ValueError(
+            f"{owner}: scores has shape {tuple(scores.shape)}, expected that of the ids, "
+            f"{tuple(input.shape)}"
+        )
+    if scores.device != input.device:
+        raise ValueError(
+            f"{owner}: scores is on {scores.device}, but the ids are on {input.device}"
+        )
+    return scores.reshape(-1).contiguous()
+
+
+__all__ = [
+    "as_ops_take_them",
+    "flat_ids",
+    "flat_scores",
+    "flat_weights",
+    "integer_ids",
+    "integer_offsets",
+]

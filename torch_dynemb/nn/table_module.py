@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.nn.recomputation import repeats_a_forward
+from torch_dynemb.nn.replication import check_not_replicated
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
@@ -270,7 +267,7 @@ class TableModule(nn.Module):
                 f"{type(self).__name__}: a live table cannot be traced by torch.jit (the trace "
                 "would hold its whole reservation): trace torch_dynemb.freeze(model)"
             )
-        self._check_not_replicated()
+        check_not_replicated(self, self._own_anchor[0])
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
             self._count_lookup()
@@ -363,29 +360,6 @@ class TableModule(nn.Module):
         )
 
     # -- guards --------------------------------------------------------------------------------
-
-    def _check_not_replicated(self) -> None:
-        replicated_by = ""
-        if DistributedDataParallel._active_ddp_module is not None:
-            replicated_by = "DistributedDataParallel"
-        elif self.grad_anchor is not self._own_anchor[0]:
-            replaced_by = "FSDP or torch.func.functional_call"
-            if not torch.compiler.is_compiling():
-                replaced_by = "FSDP" if not _in_functional_call() else ""
-            if not replaced_by:
-                raise RuntimeError(
-                    f"{type(self).__name__}: torch.func.functional_call was given a new "
-                    "grad_anchor, which is no weight and must stay the module's own: leave the "
-                    "entries that end in 'grad_anchor' out of the parameters; rows are read and "
-                    "written by module.group"
-                )
-            replicated_by = f"{replaced_by} (its grad_anchor has been replaced)"
-        if replicated_by:
-            raise RuntimeError(
-                f"{type(self).__name__}: the table is inside {replicated_by}, which would give "
-                "every rank its own diverging copy: wrap only the dense part of the model, or "
-                "shard the table"
-            )
 
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
@@ -515,94 +489,4 @@ class TableModule(nn.Module):
         return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
 
 
-def _in_functional_call() -> bool:
-    code = functional_call.__code__
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _check_dense(owner: str, given: Tensor) -> None:
-    if given.layout != torch.strided:
-        raise TypeError(
-            f"{owner} is a tensor of layout {given.layout}, expected a dense one: give the ids of "
-            "sparse or nested inputs as values with offsets"
-        )
-
-
-def integer_ids(owner: str, ids: Tensor) -> Tensor:
-    """ids, contiguous, of any shape; raises TypeError unless they are int64 or int32."""
-    if not isinstance(ids, Tensor):
-        raise TypeError(f"{owner}: input is a {type(ids).__name__}, expected a Tensor of ids")
-    _check_dense(f"{owner}: input", ids)
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{owner}: input has dtype {ids.dtype}, expected int64 or int32 ids")
-    check_device(owner, ids.device)
-    if torch.compiler.is_exporting():
-        ids = ids.reshape(-1)  # contiguous() may leave no trace, and the program's ids may need it
-    return ids.contiguous()
-
-
-def flat_ids(owner: str, ids: Tensor) -> Tensor:
-    """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
-    ids = integer_ids(owner, ids).to(torch.int64)
-    return ids if ids.dim() == 1 else ids.reshape(-1)
-
-
-def integer_offsets(owner: str, offsets: Tensor) -> Tensor:
-    """offsets, contiguous; raises TypeError or ValueError unless they are a 1-D integer tensor."""
-    if not isinstance(offsets, Tensor):
-        raise TypeError(f"{owner}: offsets is a {type(offsets).__name__}, expected a Tensor")
-    _check_dense(f"{owner}: offsets", offsets)
-    if offsets.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{owner}: offsets has dtype {offsets.dtype}, expected int64 or int32")
-    if offsets.dim() != 1:
-        raise ValueError(f"{owner}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
-    check_device(owner, offsets.device)
-    return offsets.contiguous()
-
-
-def as_ops_take_them(ids: Tensor, offsets: Tensor) -> bool:
-    """Whether ids and offsets need no conversion."""
-    return ids.dim() == 1 and ids.dtype == offsets.dtype == torch.int64
-
-
-def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
-    """Weights of ids as float32 [n]; raises TypeError or ValueError unless they have ``shape``.
-
-    Under autocast a layer may have made them of less than float32.
-    """
-    if not isinstance(weights, Tensor):
-        raise TypeError(f"{owner} is a {type(weights).__name__}, expected a Tensor")
-    _check_dense(owner, weights)
-    if weights.shape != shape:
-        raise ValueError(
-            f"{owner} has shape {tuple(weights.shape)}, expected that of the ids, {tuple(shape)}"
-        )
-    if weights.dtype not in ROW_DTYPES:
-        raise TypeError(f"{owner} has dtype {weights.dtype}, expected float32, bfloat16 or float16")
-    check_device(owner, weights.device)
-    weights = weights.to(torch.float32).contiguous()
-    return weights if weights.dim() == 1 else weights.reshape(-1)
-
-
-def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
-    """Custom scores as int64 [n]; raises TypeError or ValueError unless they fit the ids."""
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"{owner}: scores is a {type(scores).__name__}, expected a Tensor")
-    _check_dense(f"{owner}: scores", scores)
-    if scores.dtype != torch.int64:
-        raise TypeError(f"{owner}: scores has dtype {scores.dtype}, expected int64")
-    if scores.shape != input.shape:
-        raise ValueError(
-            f"{owner}: scores has shape {tuple(scores.shape)}, expected that of the ids, "
-            f"{tuple(input.shape)}"
-        )
-    if scores.device != input.device:
-        raise ValueError(
-            f"{owner}: scores is on {scores.device}, but the ids are on {input.device}"
-        )
-    return scores.reshape(-1).contiguous()
+__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule", "default_name"]

@@ -64,8 +64,8 @@ class OptimizerConfig:
         decoupled_weight_decay: it shrinks the weight instead, ``w -= lr * weight_decay * w``, as in
             AdamW (Loshchilov, Hutter 2019); touched rows only.
         clip_value: elements of g are cut off at plus and minus this, a number above 0.
-        clip_norm: g of a row is scaled down to this L2 norm, a number above 0. For one norm over all
-            parameters, see :func:`torch_dynemb.clip_grad_norm_`.
+        clip_norm: g of a row is scaled down to this L2 norm, a number above 0. For one norm over
+            all parameters, see :func:`torch_dynemb.clip_grad_norm_`.
         non_finite: rows whose gradient has NaN or infinity are updated with it (``"propagate"``),
             left alone and counted (``"skip"``, see ``optimizer.non_finite_gradients()``), or
             nothing is updated and an error raised (``"raise"``; on a GPU in ``step()``).

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,13 +28,24 @@ from torch_dynemb.policy.admission import (
     AdmitNone,
 )
 from torch_dynemb.policy.policy import SCORES, FeaturePolicy, Policy
-from torch_dynemb.table.config import TableConfig
 
 # Of a memory budget, a table's equal share divided by this is kept for it.
 RESERVED_SHARE = 16
 # The index grows by steps of a quarter.
 _INDEX_STEP = 1.25
 _ON_FULL = {name.lower(): number for name, number in OnFull.__members__.items()}
+
+
+class Governed(Protocol):
+    """A table, as far as policies are concerned."""
+
+    @property
+    def policy(self) -> Policy:
+        """How its ids come and go."""
+
+    @property
+    def feature_policies(self) -> Mapping[str, FeaturePolicy]:
+        """What some of its features do otherwise."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ def index_bytes_per_id(words: int) -> float:
 
 
 def layout_of(
-    tables: Sequence[TableConfig], row_bytes: Sequence[int], budget: int | None
+    tables: Sequence[Governed], row_bytes: Sequence[int], budget: int | None
 ) -> PolicyLayout:
     """The layout for tables whose rows have these bytes.
 
@@ -148,7 +160,7 @@ def layout_of(
     )
 
 
-def score_words_of(tables: Sequence[TableConfig], budget: bool) -> tuple[str, ...]:
+def score_words_of(tables: Sequence[Governed], budget: bool) -> tuple[str, ...]:
     kept = {name for table in tables for name in table.policy.scores if name != "none"}
     expires = any(
         ttl is not None

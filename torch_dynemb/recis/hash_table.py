@@ -18,7 +18,8 @@ from torch_dynemb.argument_checks import (
     text,
 )
 from torch_dynemb.initializers import Constant, Initializer
-from torch_dynemb.nn.table_module import TableModule, flat_ids
+from torch_dynemb.nn.inputs import flat_ids
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows

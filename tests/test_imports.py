@@ -1,0 +1,116 @@
+"""Imports inside the package point one way: a room imports the rooms below it, and none above."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import torch_dynemb
+
+PACKAGE = Path(torch_dynemb.__file__).parent
+# From below to above; rooms of one line know nothing of each other.
+FLOORS = (
+    ("argument_checks", "process", "_moved_modules"),
+    ("_library",),
+    ("ops",),
+    ("initializers",),
+    ("optim", "policy"),
+    ("storage",),
+    ("distributed",),
+    ("table",),
+    ("nn", "checkpoint"),
+    ("serving",),
+    ("recis", "torchrec"),
+    ("compat",),
+    ("__main__",),
+)
+HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def modules() -> dict[str, Path]:
+    """Name within the package -> file."""
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imported(path: Path, known: set[str]) -> Iterator[str]:
+    """Modules of the package that a file imports anywhere, also for type checkers only."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            raise AssertionError(f"{path.name}:{node.lineno}: a relative import hides where to")
+        else:
+            continue
+        for name in names:
+            if name.partition(".")[0] != "torch_dynemb":
+                continue
+            inside = name.partition(".")[2]
+            while inside not in known:
+                inside = inside.rpartition(".")[0]
+            yield inside
+
+
+MODULES = modules()
+
+
+def test_every_room_has_its_floor() -> None:
+    rooms = {name.partition(".")[0] for name in MODULES} - {""}
+    assert rooms == HEIGHT.keys()
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {""}))
+def test_imports_do_not_point_up(name: str) -> None:
+    room = name.partition(".")[0]
+    wrong = []
+    for other in imported(MODULES[name], set(MODULES)):
+        there = other.partition(".")[0]
+        if there == room:
+            continue
+        if there == "" or HEIGHT[there] >= HEIGHT[room]:
+            wrong.append(other or "torch_dynemb")
+    assert wrong == []
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, or none."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> list[str]:
+        if name in path:
+            return path[path.index(name) :]
+        if name in done:
+            return []
+        path.append(name)
+        for other in sorted(graph[name]):
+            if found := visit(other):
+                return found
+        path.pop()
+        done.add(name)
+        return []
+
+    for name in sorted(graph):
+        if found := visit(name):
+            return found
+    return []
+
+
+def test_no_circle_of_imports() -> None:
+    """Packages apart: importing a module runs the ``__init__`` of its package, which imports it."""
+    packages = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    graph = {
+        name: set(imported(path, set(MODULES))) - {name} - packages
+        for name, path in MODULES.items()
+        if name not in packages
+    }
+    assert circle(graph) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]

@@ -1,0 +1,54 @@
+"""Refuses wrappers that would give every rank its own diverging copy of a table."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+
+
+def check_not_replicated(module: nn.Module, anchor: nn.Parameter) -> None:
+    """Raises RuntimeError for a table inside DistributedDataParallel, FSDP, or the like.
+
+    Args:
+        module: whose ``grad_anchor`` a wrapper would replace.
+        anchor: that the module has made itself.
+    """
+    owner, replicated_by = type(module).__name__, ""
+    if DistributedDataParallel._active_ddp_module is not None:
+        replicated_by = "DistributedDataParallel"
+    elif module.grad_anchor is not anchor:
+        replaced_by = "FSDP or torch.func.functional_call"
+        if not torch.compiler.is_compiling():
+            replaced_by = "FSDP" if not _in_functional_call() else ""
+        if not replaced_by:
+            raise RuntimeError(
+                f"{owner}: torch.func.functional_call was given a new "
+                "grad_anchor, which is no weight and must stay the module's own: leave the "
+                "entries that end in 'grad_anchor' out of the parameters; rows are read and "
+                "written by module.group"
+            )
+        replicated_by = f"{replaced_by} (its grad_anchor has been replaced)"
+    if replicated_by:
+        raise RuntimeError(
+            f"{owner}: the table is inside {replicated_by}, which would give "
+            "every rank its own diverging copy: wrap only the dense part of the model, or "
+            "shard the table"
+        )
+
+
+def _in_functional_call() -> bool:
+    code = functional_call.__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+__all__ = ["check_not_replicated"]

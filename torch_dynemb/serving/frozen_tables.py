@@ -1,0 +1,124 @@
+"""The ids and rows of a group as buffers that are only read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, Meta, Table
+from torch_dynemb.ops.tensors import RowTensors
+from torch_dynemb.serving.frozen_state import check_frozen
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.tables import exported
+
+
+class FrozenTables(nn.Module):
+    """A group's ids and rows as buffers of their used size, without optimizer state.
+
+    Args:
+        group: what to copy; its rows are materialised first.
+    """
+
+    def __init__(self, group: TableGroup) -> None:
+        super().__init__()
+        group.materialize()
+        count = len(group.config.tables)
+        meta, tables = group.index.meta[:count].clone(), group.index.tables[:count].clone()
+        active = [group.index.active_buckets(t) for t in range(count)]
+        meta[:, Meta.REGION_BUCKETS] = tables[:, Table.BUCKET_COUNT]
+        meta[:, Meta.REGION_BEGIN] = (
+            meta[:, Meta.REGION_BUCKETS].cumsum(0) - (meta[:, Meta.REGION_BUCKETS])
+        )
+        self.names = group.names
+        buckets = torch.cat([group.index.buckets[part] for part in active])
+        _forget_expired(group, buckets, tables, meta)
+        self.register_buffer("buckets", buckets)
+        self.register_buffer("tables", tables)
+        self.register_buffer("meta", meta)
+        self.register_buffer("init_data", group.rows.init_data.clone())
+        self.slabs = len(group.config.slabs)
+        for s in range(self.slabs):
+            # at least one row, so that an empty table has a shape that kernels accept
+            used = max(1, group.index.used_rows(s))
+            self.register_buffer(f"weights{s}", group.rows.weights[s][:used].clone())
+            self.register_buffer(f"generations{s}", group.rows.generations[s][:used].clone())
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = dict(self.named_buffers())
+        absent = [prefix + name for name in own if prefix + name not in state_dict]
+        if absent:  # the others would not go with what is here
+            missing_keys += absent
+            return
+        try:
+            check_frozen(own, {name: state_dict[prefix + name] for name in own})
+        except ValueError as error:
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
+            return
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
+    def rows(self) -> RowTensors:
+        """The row tensors in the order in which ops take them; no optimizer."""
+        none = self.get_buffer("meta").new_empty(0)
+        return RowTensors(
+            [self.get_buffer(f"weights{s}") for s in range(self.slabs)],
+            [self.get_buffer(f"generations{s}") for s in range(self.slabs)],
+            [],
+            none,
+            none,
+            self.get_buffer("meta"),
+            self.get_buffer("init_data"),
+            [],
+        )
+
+    def find(self, ids: Tensor, offsets: Tensor, feature_tables: list[int]) -> ops.FoundIds:
+        """Handles of ids; see :func:`torch_dynemb.ops.find`."""
+        index = ops.IndexTensors.read_only(
+            self.get_buffer("buckets"), self.get_buffer("tables"), self.get_buffer("meta")
+        )
+        return ops.find(index, ids, offsets, feature_tables)
+
+    def sizes(self) -> dict[str, int]:
+        """Number of ids by table name."""
+        return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
+
+
+def _forget_expired(group: TableGroup, buckets: Tensor, tables: Tensor, meta: Tensor) -> None:
+    """Takes ids whose ttl has passed out of a copy of the index."""
+    if "expiry" not in group.config.layout.score_words:
+        return
+    word = group.config.layout.word("expiry")
+    for table in range(tables.shape[0]):
+        for batch in exported(group.tables, table, 1 << 20):
+            ids = batch.ids[batch.scores[:, word] <= group.index.clock[Clock.NOW]]
+            index = ops.IndexTensors.read_only(buckets, tables, meta)._replace(
+                scores=buckets.new_empty(0, BUCKET_WIDTH),
+                slabs=torch.zeros_like(group.index.slabs),
+                free_rows=buckets.new_empty(
+                    group.index.slabs.shape[0], int(tables[:, Table.SIZE].sum())
+                ),
+            )
+            ops.erase_(index, ids, ids.new_empty(0), [table])
+
+
+__all__ = ["FrozenTables"]
