@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from command import is_selected, parser, positive
-from report import Report, Row, compare
-from timing import interleave
+from common.command import is_selected, parser, positive
+from common.report import Report, Row, compare
+from common.timing import interleave
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -332,15 +332,16 @@ def main() -> None:
     options = arguments.parse_args()
     report = Report(as_json=options.json, cases=48)
     with torch.no_grad():
-        for item in measure(
-            features=options.features,
-            rows=options.rows or (64 if options.quick else 256),
-            rounds=options.rounds,
-            calls=options.calls or (5 if options.quick else 30),
-            threads=options.threads or torch.get_num_threads(),
-            only=options.only,
-        ):
-            report.start(item) if isinstance(item, str) else report.add(item)
+        report.take(
+            measure(
+                features=options.features,
+                rows=options.rows or (64 if options.quick else 256),
+                rounds=options.rounds,
+                calls=options.calls or (5 if options.quick else 30),
+                threads=options.threads or torch.get_num_threads(),
+                only=options.only,
+            )
+        )
     report.close()
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from command import is_selected, parser, positive
-from dynamic_index import DynamicIndex
-from id_streams import distinct_ids
-from report import Report, Row, compare, quantity
-from timing import interleave_rounds, once_ms
+from common.command import is_selected, parser, positive
+from common.dynamic_index import DynamicIndex
+from common.id_streams import distinct_ids
+from common.progress import progress
+from common.report import Report, Row, compare, quantity
+from common.timing import elapsed_ms, interleave_rounds
 from torch import Tensor
-from tqdm import tqdm
 
 import torch_dynemb as td
 
@@ -69,10 +69,10 @@ def insert_all(ids: int, batch_size: int, *, reserved: bool) -> Batches:
         index.find_or_insert(batch)
         index.step()
 
-    for first in tqdm(range(0, ids, batch_size), desc="batches", leave=False, position=2):
+    for first in progress(range(0, ids, batch_size), "batches", depth=2):
         batch = distinct_ids(first, min(batch_size, ids - first))
         growths = index.growths
-        result.times_ms.append(once_ms(lambda batch=batch: insert(batch)))
+        result.times_ms.append(elapsed_ms(lambda batch=batch: insert(batch)))
         result.index_bytes.append(index.used_bytes)
         if index.growths > growths:
             result.grown_at.append(len(result.times_ms) - 1)
@@ -82,7 +82,7 @@ def insert_all(ids: int, batch_size: int, *, reserved: bool) -> Batches:
 def page_fault_ms(size_bytes: int) -> float:
     """Milliseconds until the system has given ``size_bytes`` of zeroed memory, as to an index."""
     memory = td.ops.reserve((size_bytes // 8,), torch.int64, huge_pages=True)
-    return once_ms(lambda: memory.zero_())
+    return elapsed_ms(memory.zero_)
 
 
 def stall_rows(runs: list[Batches], ids: int, batch_size: int) -> Iterator[Row]:
@@ -167,7 +167,7 @@ def memory_row(ids: int) -> Row:
     before = resident_bytes()
     module = table("memory")
     worst, resident, limit, seen = 0.0, 0, 1.0, 0
-    for first in tqdm(range(0, ids, MEMORY_BATCH), desc="batches", leave=False, position=1):
+    for first in progress(range(0, ids, MEMORY_BATCH), "batches", depth=1):
         train(module, first)
         seen = first + MEMORY_BATCH
         resident = resident_bytes() - before
@@ -207,8 +207,7 @@ def main() -> None:
         report.add(memory_row(memory_ids))
     if any(is_selected(options.only, case, RESERVED) for case in (INSERT, STALL, FAULTS)):
         report.start(INSERT)
-        for row in insert_rows(ids, batch, options.rounds):
-            report.add(row)
+        report.take(insert_rows(ids, batch, options.rounds))
     report.close()
 
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from command import is_selected, parser, positive
-from dynamic_index import DynamicIndex
-from id_streams import UniformNumbers, distinct_ids, spread
-from peers.build import MissingPackageError
+from common.command import is_selected, parser, positive
+from common.dynamic_index import DynamicIndex
+from common.id_streams import UniformNumbers, distinct_ids, spread
+from common.report import Report, Row, compare, quantity
+from common.timing import Timing, interleave
 from peers.hash_maps import NOTED_FIND_RATES, NOTED_LINE_RATE, HashMap, random_line_rate
-from report import Report, Row, compare, quantity
-from timing import Timing, interleave
 from torch import Tensor
 
 BENCH = "index"
@@ -265,13 +264,9 @@ def main() -> None:
         only=options.only,
     )
     report = Report(as_json=options.json, cases=4 + len(THREADS) + 8 * len(options.peers))
-    for item in benchmark.rows():
-        report.start(item) if isinstance(item, str) else report.add(item)
+    report.take(benchmark.rows())
     report.close()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except MissingPackageError as error:
-        raise SystemExit(str(error)) from error
+    main()

@@ -2,7 +2,7 @@
 
 Steady state: a full table (D=64) and batches of which 30 % are new ids, each for another one,
 against as many lookups of known ids in an equal table. TorchRec's MCH gets the same ids and as many
-rows. Whom eviction takes is compared with an exact simulation: see eviction_quality.py.
+rows. Whom eviction takes is compared with an exact simulation: see eviction/quality.py.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import eviction_quality
 import torch
-from command import is_selected, parser, positive
-from id_streams import distinct_ids
+from common.command import is_selected, parser, positive
+from common.id_streams import distinct_ids
+from common.report import Report, Row, compare, quantity
+from common.timing import interleave
+from eviction import quality
 from peers.managed_collisions import ManagedCollisions
-from peers.static_tables import MissingPackageError
-from report import Report, Row, compare, quantity
-from timing import interleave
 from torch import Tensor
 
 import torch_dynemb as td
@@ -286,18 +285,14 @@ def main() -> None:
     for rows in (
         steady_rows(sizes, options.only),
         mch_rows(sizes, options.only),
-        eviction_quality.hit_rate_rows(BENCH, stream, options.only),
-        eviction_quality.first_eviction_rows(BENCH, sizes.capacity, options.only, options.plot),
-        eviction_quality.small_table_rows(BENCH, 50 if options.quick else 1000, options.only),
-        eviction_quality.admission_rows(BENCH, stream, options.only),
+        quality.hit_rate_rows(BENCH, stream, options.only),
+        quality.first_eviction_rows(BENCH, sizes.capacity, options.only, options.plot),
+        quality.small_table_rows(BENCH, 50 if options.quick else 1000, options.only),
+        quality.admission_rows(BENCH, stream, options.only),
     ):
-        for item in rows:
-            report.start(item) if isinstance(item, str) else report.add(item)
+        report.take(rows)
     report.close()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except MissingPackageError as error:
-        raise SystemExit(str(error)) from error
+    main()

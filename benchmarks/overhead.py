@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from command import is_selected, parser, positive
-from report import Report, Row, compare
-from timing import interleave
+from common.command import is_selected, parser, positive
+from common.report import Report, Row, compare
+from common.timing import interleave
 from torch import Tensor, nn
 
 import torch_dynemb as td
@@ -162,8 +162,7 @@ def main() -> None:
     torch.set_num_threads(1)  # a thread more costs more than these calls
     calls = options.calls or (50 if options.quick else 300)
     report = Report(as_json=options.json, cases=18)
-    for item in measure(rounds=options.rounds, calls=calls, only=options.only):
-        report.start(item) if isinstance(item, str) else report.add(item)
+    report.take(measure(rounds=options.rounds, calls=calls, only=options.only))
     report.close()
 
 

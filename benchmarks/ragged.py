@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from command import is_selected, parser, positive
-from report import Report, Row, compare
-from timing import interleave
+from common.command import is_selected, parser, positive
+from common.report import Report, Row, compare
+from common.timing import interleave
 from torch import Tensor, nn
 
 import torch_dynemb as td
@@ -238,8 +238,7 @@ def main() -> None:
     )
     report = Report(as_json=options.json, cases=12)
     for case in (LONG, SHORT):
-        for item in measure(sizes, case, options.only):
-            report.start(item) if isinstance(item, str) else report.add(item)
+        report.take(measure(sizes, case, options.only))
     report.close()
 
 

@@ -7,16 +7,15 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import machine
-from command import positive
-from report import Row, table
+from common import machine
+from common.command import parser
+from common.report import Row, table, write_results
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
@@ -65,32 +64,20 @@ def save(rows: list[Row], selected: list[str]) -> Path:
 
     Where only some benchmarks have run, their names follow the date: the rows of a full run stay.
     """
-    parts = [machine.slug(), datetime.date.today().isoformat(), *selected]
+    parts = [machine.cpu_slug(), datetime.date.today().isoformat(), *selected]
     path = HERE / "results" / f"{'-'.join(parts)}.json"
     path.parent.mkdir(exist_ok=True)
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    description = json.dumps(machine.description(), indent=1)
-    path.write_text(f'{{"machine": {description},\n"rows": [\n{lines}\n]}}\n')
+    write_results(path, machine.description("cpu"), rows)
     return path
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = parser(__doc__.splitlines()[0])
     arguments.add_argument(
         "benchmarks",
         nargs="*",
         metavar="NAME",
         help=f"benchmarks to run: {', '.join(BENCHMARKS)} (default: all)",
-    )
-    arguments.add_argument("--json", action="store_true", help="one JSON line per case, no table")
-    arguments.add_argument("--quick", action="store_true", help="smaller sizes: a check, no result")
-    arguments.add_argument("--rounds", type=positive, default=7, help="timed rounds (default 7)")
-    arguments.add_argument(
-        "--only",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="run only comparisons whose 'case: peer' contains TEXT; may be repeated",
     )
     arguments.add_argument(
         "--save", action="store_true", help="keep the rows in benchmarks/results"

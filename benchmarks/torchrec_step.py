@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from command import is_selected, parser, positive
-from report import Report, Row, compare
+from common.command import is_selected, parser, positive
+from common.report import Report, Row, compare
 
 BENCH = "torchrec_step"
 TARGET = 1.1
@@ -27,16 +27,16 @@ def measured(sizes: Any, wanted: list[tuple[str, str, str, int, float]]) -> Iter
     Raises:
         RuntimeError: with the traceback of a rank that failed.
     """
-    import torchrec_ranks
+    from sharded import ranks
 
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
         store = str(Path(directory) / "store")
         pipes, processes = [], []
-        for rank in range(torchrec_ranks.WORLD_SIZE):
+        for rank in range(ranks.WORLD_SIZE):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=torchrec_ranks.work, args=(theirs, rank, store, sizes, wanted), daemon=True
+                target=ranks.work, args=(theirs, rank, store, sizes, wanted), daemon=True
             )
             process.start()
             theirs.close()
@@ -102,7 +102,8 @@ def main() -> None:
     for package in ("torchrec", "fbgemm_gpu"):
         if importlib.util.find_spec(package) is None:
             raise SystemExit(f"{package} is not installed: `make bench` installs the peers")
-    from torchrec_ranks import DYNAMIC, SHARDINGS, Sizes, case_name
+    from sharded.collections import SHARDINGS, Sizes
+    from sharded.ranks import DYNAMIC, case_name
 
     sizes = Sizes(
         tables=options.tables,

@@ -141,7 +141,7 @@ def test_bytes_of_an_id_as_markdown(
 
 def test_the_exact_cache_evicts_by_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from eviction_reference import ExactCache
+    from eviction.reference import ExactCache
 
     draws = np.random.default_rng(0).zipf(1.3, size=(200, 12)) % 60
     ids = np.random.default_rng(1).permutation(60)

@@ -31,6 +31,10 @@ def module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.gpu.{name}")
 
 
+def shared(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.common.{name}")
+
+
 def check(*arguments: str, **where: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(CHECK), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, **where)
@@ -225,16 +229,16 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
 def test_a_commit_comes_from_git_or_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    device = module("device")
-    monkeypatch.setattr(device, "ROOT", tmp_path)
+    machine = shared("machine")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.delenv("COMMIT", raising=False)
-    with pytest.raises(device.CommitUnknownError, match="Set the environment variable COMMIT"):
-        device.commit()
+    with pytest.raises(machine.CommitUnknownError, match="Set the environment variable COMMIT"):
+        machine.commit()
     monkeypatch.setenv("COMMIT", "0123abc")
-    assert device.commit() == "0123abc"
+    assert machine.commit() == "0123abc"
     (tmp_path / ".git").mkdir()
-    monkeypatch.setattr(device.machine, "commit", lambda: "4567def")
-    assert device.commit() == "4567def"
+    monkeypatch.setattr(machine, "commit_of_git", lambda: "4567def")
+    assert machine.commit() == "4567def"
 
 
 def test_each_step_leaves_its_record(tmp_path: Path) -> None:
@@ -649,7 +653,7 @@ def test_steps_are_timed_and_plotted(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(sys, "argv", ["steps", *arguments])
     with torch.random.fork_rng(devices=[]):
         steps.main()
-    rows = module("measure").read_rows(file)
+    rows = shared("report").read_rows(file)
     assert {row["bench"] for row in rows} == {
         "gpu_ops",
         "gpu_lookup",

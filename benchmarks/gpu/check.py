@@ -18,10 +18,8 @@ Results name the commit; in a copy without git, set the environment variable COM
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -33,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))  # also where this is started from elsewhere
 
+from benchmarks.common import report  # noqa: E402
 from benchmarks.gpu import library  # noqa: E402
 from benchmarks.gpu.nvidia_tools import (  # noqa: E402
     find_tool,
@@ -188,15 +187,15 @@ def profile_hot_kernels(part: Part, cuda_root: Path | None) -> None:
     if program is None:
         part.record(step, Outcome(NOT_RUN, "there is no ncu"))
         return
-    report = part.work / "hot-kernels.ncu-rep"
+    profile = part.work / "hot-kernels.ncu-rep"
     outcome = part.run(
         step,
-        [*ncu_command(program, report), *module("hot_kernels")],
+        [*ncu_command(program, profile), *module("hot_kernels")],
         seconds=120,
         judge=ncu_verdict,
     )
     if outcome.result == PASSED:
-        table = [program, "--import", str(report), "--page", "details", "--csv"]
+        table = [program, "--import", str(profile), "--page", "details", "--csv"]
         part.run("ncu table", table, seconds=60, judge=ncu_table_verdict)
 
 
@@ -226,25 +225,17 @@ def note_timed_kernels(part: Part, *stages: str) -> None:
     part.save()
 
 
-def read_rows(part: Part, *names: str) -> list[dict[str, Any]]:
-    """Rows of steps, in order; a program that was killed may have left half a line."""
-    rows = []
-    for file in (part.work / name for name in names):
-        for line in file.read_text().splitlines() if file.is_file() else ():
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
-    return rows
+def read_rows(part: Part, *names: str) -> list[report.Row]:
+    """Rows of steps, in order."""
+    return [row for name in names for row in report.read_rows(part.work / name)]
 
 
 def write_results(part: Part, machine: dict[str, Any]) -> None:
     """One JSON of all rows, the plot, and a summary for reading."""
     names = ("experiments.jsonl", "host.jsonl", "published-case.jsonl", "steps.jsonl")
     rows = read_rows(part, *names)
-    stem = f"{slug(machine['device'])}-{machine['date'][:10]}-{part.name}"
-    text = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    (part.work / f"{stem}.json").write_text(
-        f'{{"machine": {json.dumps(machine, indent=1)},\n"rows": [\n{text}\n]}}\n'
-    )
+    stem = f"{report.slug(machine['device'])}-{machine['date'][:10]}-{part.name}"
+    report.write_results(part.work / f"{stem}.json", machine, rows)
     summary = lines_of(rows)
     (part.work / "results.txt").write_text("\n".join(summary) + "\n")
     # of what is timed twice, eagerly and by replay, the screen gets the replays
@@ -256,12 +247,7 @@ def write_results(part: Part, machine: dict[str, Any]) -> None:
     part.save()
 
 
-def slug(name: str) -> str:
-    """A device's name for file names, such as ``nvidia-h200``."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def lines_of(rows: list[dict[str, Any]]) -> list[str]:
+def lines_of(rows: list[report.Row]) -> list[str]:
     """A short line per row of steps.py, misses marked."""
     lines = []
     for row in rows:

@@ -10,8 +10,8 @@ import subprocess
 from pathlib import Path
 
 import setup as build_script
+from benchmarks.common.report import Row, RowFile, read_rows
 from benchmarks.gpu.limits import Ceilings
-from benchmarks.gpu.measure import Row, RowFile, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = Path(__file__).resolve().parent / "experiments.cu"

@@ -10,7 +10,8 @@ import argparse
 import torch
 from torch.cuda import profiler
 
-from benchmarks.gpu.workload import Ours, PowerLaw, bag_batch, generator_of, power_law_batch
+from benchmarks.common.id_streams import ZipfNumbers
+from benchmarks.gpu.workload import Ours, bag_batch, generator_of, power_law_batch
 
 DIM = 128
 BAG = 16
@@ -25,7 +26,7 @@ def run(device: torch.device, *, ids: int, rows: int) -> None:
         rows: of a table: Nsight Compute sets memory aside to run a launch more than once.
     """
     generator = generator_of(device, 7)
-    flat = power_law_batch(PowerLaw(rows, generator), 1, ids, rows)
+    flat = power_law_batch(ZipfNumbers(rows, seed=7, device=device), 1, ids, rows)
     bags = bag_batch(rows, ids, ids // 3, BAG, generator)
     work = []
     for batch, pooled in ((flat, False), (bags, True)):
@@ -36,7 +37,6 @@ def run(device: torch.device, *, ids: int, rows: int) -> None:
             dim=DIM,
             spare=ids,
             bags=pooled,
-            reserved=True,
             device=device,
         )
         grad = torch.full((ids // BAG if pooled else ids, DIM), 1e-3, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.gpu.measure import Row, read_rows
+from benchmarks.common.report import Row, read_rows
 
 OPS = (
     "find",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_dynemb as td
-from benchmarks.id_streams import spread
+from benchmarks.common.id_streams import ZipfNumbers, spread
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling, RowClock
 
@@ -57,26 +57,7 @@ def bag_batch(limit: int, count: int, unique: int, bag: int, generator: torch.Ge
     return Batch(numbers, spread(numbers), offsets)
 
 
-class PowerLaw:
-    """Numbers below ``limit`` with P(rank k) proportional to k**-exponent, ranks shuffled."""
-
-    def __init__(self, limit: int, generator: torch.Generator, *, exponent: float = 1.05) -> None:
-        device = generator.device
-        weights = torch.arange(1, limit + 1, dtype=torch.float64, device=device).pow_(-exponent)
-        self._cumulative = weights.cumsum(0).div_(weights.sum())
-        self._number_of_rank = torch.randperm(limit, generator=generator, device=device)
-        self._generator = generator
-
-    def draw(self, count: int) -> Tensor:
-        """int64 [count]."""
-        draws = torch.rand(
-            count, dtype=torch.float64, generator=self._generator, device=self._generator.device
-        )
-        ranks = torch.searchsorted(self._cumulative, draws)
-        return self._number_of_rank[ranks.clamp_(max=len(self._number_of_rank) - 1)]
-
-
-def power_law_batch(law: PowerLaw, tables: int, count: int, limit: int) -> Batch:
+def power_law_batch(law: ZipfNumbers, tables: int, count: int, limit: int) -> Batch:
     """A batch of several tables, feature after feature, without pooling; ``count`` ids each."""
     parts = [law.draw(count) for _ in range(tables)]
     device = parts[0].device
@@ -95,7 +76,6 @@ class Ours:
         dim: columns.
         spare: further ids that there is room for.
         bags: pooled (sum); False: a vector per id.
-        reserved: the index is made as large as it may become, so that it never grows.
         device: of the tables.
     """
 
@@ -108,7 +88,6 @@ class Ours:
         dim: int,
         spare: int,
         bags: bool,
-        reserved: bool,
         device: torch.device,
     ) -> None:
         configs = [td.TableConfig(f"table{t}", dim) for t in range(tables)]
@@ -131,8 +110,7 @@ class Ours:
             torch.ops.dynemb, f"{ops.OPTIMIZER_NAMES[self.group.config.optimizer_code]}_backward_"
         )
         for table in self._tables:
-            if reserved:
-                self.group.reserve(table, rows + spare)
+            self.group.reserve(table, rows + spare)  # so that no growth is timed
             for numbers in torch.arange(rows, device=device).split(1 << 20):
                 self.group.insert(table, spread(numbers))
         self.group.materialize()

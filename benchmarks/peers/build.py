@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,8 +22,8 @@ SOURCES = sorted(HERE.glob("*.cpp"))
 ABSL = "absl_flat_hash_map"  # pkg-config's name for absl::flat_hash_map
 
 
-class MissingPackageError(RuntimeError):
-    """A system package that the peers need is not installed."""
+class MissingPackageError(SystemExit):
+    """A package that a peer needs is not installed; a program that lacks it ends and says so."""
 
 
 def _setup_module() -> ModuleType:
@@ -104,7 +103,4 @@ def build() -> Path:
 
 
 if __name__ == "__main__":
-    try:
-        print(build())
-    except MissingPackageError as error:
-        sys.exit(str(error))
+    print(build())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import time
 
 import torch
+from common.timing import elapsed_ms
 from peers.build import build
 from torch import Tensor
 
@@ -77,16 +77,11 @@ class HashMap:
             self._distance = 0
             return 0
 
-        def seconds(distance: int) -> float:
+        def least_ms(distance: int) -> float:
             self._distance = distance
-            spans = []
-            for _ in range(3):
-                start = time.perf_counter()
-                self.find(keys, threads=1)
-                spans.append(time.perf_counter() - start)
-            return min(spans)
+            return min(elapsed_ms(lambda: self.find(keys, threads=1)) for _ in range(3))
 
-        self._distance = min(PREFETCH_DISTANCES, key=seconds)
+        self._distance = min(PREFETCH_DISTANCES, key=least_ms)
         return self._distance
 
     def find(self, keys: Tensor, *, threads: int) -> Tensor:
@@ -121,12 +116,12 @@ def random_line_rate(*, size_bytes: int = 1 << 30, count: int = 1 << 22) -> floa
     """Millions of random 64-byte lines that one core reads a second, prefetched."""
     block = torch.ones(size_bytes // 8, dtype=torch.int64)
     lines = torch.randint(size_bytes // 64, (count,))
-    best = float("inf")
-    for distance in (16, 32, 64):
-        for _ in range(3):
-            start = time.perf_counter()
-            _library().dynemb_peer_read_lines(
-                block.data_ptr(), len(block), lines.data_ptr(), count, distance
-            )
-            best = min(best, time.perf_counter() - start)
-    return count / best / 1e6
+
+    def read(distance: int) -> None:
+        _library().dynemb_peer_read_lines(
+            block.data_ptr(), len(block), lines.data_ptr(), count, distance
+        )
+
+    distances = (16, 32, 64)
+    best_ms = min(elapsed_ms(lambda d=d: read(d)) for d in distances for _ in range(3))
+    return count / best_ms / 1e3

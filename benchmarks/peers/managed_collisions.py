@@ -6,7 +6,7 @@ import importlib.util
 import warnings
 
 import torch
-from peers.static_tables import MissingPackageError
+from peers.build import MissingPackageError
 from torch import Tensor
 
 FEATURE = "ids"

@@ -8,15 +8,11 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from peers.build import build
+from peers.build import MissingPackageError, build
 from torch import Tensor
 
 LEARNING_RATE = 0.01
 Step = Callable[[Tensor], object]  # numbers of rows, int64 [batch, bag size] -> one training step
-
-
-class MissingPackageError(RuntimeError):
-    """A Python package that a peer needs is not installed."""
 
 
 def fbgemm_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:

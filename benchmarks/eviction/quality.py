@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
-from command import is_selected
-from eviction_reference import ExactCache, FillCurve, one_bucket_curve
-from id_streams import DriftingZipfNumbers, ZipfNumbers, distinct_ids, spread
-from report import Row, quantity
+from common.command import is_selected
+from common.id_streams import DriftingZipfNumbers, ZipfNumbers, distinct_ids, spread
+from common.progress import progress
+from common.report import Row, quantity
+from common.timing import elapsed_ms
+from eviction.reference import ExactCache, FillCurve, one_bucket_curve
 from torch import Tensor
-from tqdm import tqdm
 
 import torch_dynemb as td
 from torch_dynemb.policy.admission import AdmissionRule
@@ -76,9 +77,8 @@ def hit_rates(stream: Stream, score: str, capacity: int) -> tuple[float, float, 
     exact = ExactCache(ids.numpy(), capacity, score=SCORES[score])
     half = len(stream.batches) // 2
     before, exact_hits = ours.stats()["bench"], 0
-    for number, batch in enumerate(
-        tqdm(stream.batches, desc=f"{score}, {capacity} ids", leave=False, position=1)
-    ):
+    batches = progress(stream.batches, f"{score}, {capacity} ids", depth=1)
+    for number, batch in enumerate(batches):
         if number == half:
             before, exact_hits = ours.stats()["bench"], 0
         ours.insert(0, ids[batch])
@@ -164,7 +164,7 @@ def first_eviction_rows(
             evicting_at_99_percent=_evicting_at(curve, 0.99),
         )
     if plot is not None:
-        from eviction_plot import draw
+        from eviction.plot import draw
 
         draw({"ours": ours, one_bucket: simulated}, plot)
 
@@ -184,16 +184,14 @@ def small_table_rows(bench: str, steps: int, only: list[str]) -> Iterator[Row | 
         if not is_selected(only, case, "target"):
             continue
         yield case
-        shares, seconds = {}, []
+        shares, times_ms = {}, []
         for what, count in (("one", 1), ("half", max(capacity // 2, 1)), ("all", capacity)):
             group = _single(td.Policy(capacity=capacity))
             ids = distinct_ids(0, capacity + steps * count)
             group.insert(0, ids[:capacity])
             for batch in ids[capacity:].split(count):
                 group.step()
-                begin = time.perf_counter()
-                group.insert(0, batch)
-                seconds.append(time.perf_counter() - begin)
+                times_ms.append(elapsed_ms(functools.partial(group.insert, 0, batch)))
             refused = group.stats(wait=True)["bench"].rejected
             shares[what] = 100 * refused / (steps * count)
         yield quantity(
@@ -204,7 +202,7 @@ def small_table_rows(bench: str, steps: int, only: list[str]) -> Iterator[Row | 
             target=0.0 if capacity <= WHOLE_INDEX_IDS else None,
             one_of_its_ids=shares["one"],
             half_of_its_ids=shares["half"],
-            us_a_new_id=1e6 * median(seconds[-steps:]) / capacity,  # where all are replaced
+            us_a_new_id=1e3 * median(times_ms[-steps:]) / capacity,  # where all are replaced
         )
 
 

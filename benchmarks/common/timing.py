@@ -1,4 +1,4 @@
-"""Interleaved timing: the one place where a benchmark reads the clock."""
+"""Interleaved timing on CPU and GPU: the one place where a benchmark reads a clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tqdm import tqdm
+import torch
+
+from .progress import progress
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,21 @@ class Timing:
         return min(self.rounds_ms)
 
 
-def once_ms(run: Callable[[], object]) -> float:
-    """Milliseconds of a single call."""
-    start = time.perf_counter()
+def elapsed_ms(run: Callable[[], object], device: torch.device = CPU) -> float:
+    """Milliseconds of a single call, by the CPU's clock or between two events on a GPU."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        run()
+        return (time.perf_counter() - begin) * 1e3
+    start = torch.cuda.Event(enable_timing=True)
+    stop = torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    start.record()
     run()
-    return (time.perf_counter() - start) * 1e3
+    stop.record()
+    stop.synchronize()
+    elapsed: float = start.elapsed_time(stop)
+    return elapsed
 
 
 def interleave_rounds(
@@ -56,7 +70,7 @@ def interleave_rounds(
     gc_was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for number in tqdm(range(warmup + rounds), desc="rounds", leave=False, position=1):
+        for number in progress(range(warmup + rounds), "rounds", depth=1):
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 elapsed = candidates[name](number)
@@ -72,8 +86,9 @@ def interleave(
     candidates: Mapping[str, Callable[[int], object]],
     *,
     rounds: int,
-    calls: int,
+    calls: int | Mapping[str, int],
     warmup: int = 1,
+    device: torch.device = CPU,
 ) -> dict[str, Timing]:
     """Times candidates against each other in this process.
 
@@ -83,22 +98,26 @@ def interleave(
         candidates: name -> function of the call's number, which counts up from 0 over warm-up and
             rounds, for candidates that need fresh input every call.
         rounds: timed rounds.
-        calls: calls a round.
+        calls: calls a round, of all candidates or by name.
         warmup: rounds that are not timed.
+        device: that they run on.
 
     Returns:
         name -> timing of one call.
     """
 
-    def timed(run: Callable[[int], object]) -> Callable[[int], float]:
+    def timed(run: Callable[[int], object], count: int) -> Callable[[int], float]:
         def round_of(number: int) -> float:
             def work() -> None:
-                for call in range(number * calls, (number + 1) * calls):
+                for call in range(number * count, (number + 1) * count):
                     run(call)
 
-            return once_ms(work) / calls
+            return elapsed_ms(work, device) / count
 
         return round_of
 
-    timed_candidates = {name: timed(run) for name, run in candidates.items()}
+    timed_candidates = {
+        name: timed(run, calls if isinstance(calls, int) else calls[name])
+        for name, run in candidates.items()
+    }
     return interleave_rounds(timed_candidates, rounds=rounds, warmup=warmup)

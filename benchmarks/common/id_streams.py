@@ -11,6 +11,7 @@ def _signed(value: int) -> int:
 
 
 _MULTIPLIERS = (_signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9))
+EXPONENT = 1.05  # of Zipf draws
 _LOW_32, _LOW_35 = (1 << 32) - 1, (1 << 35) - 1
 
 
@@ -51,20 +52,22 @@ class UniformNumbers:
 
 
 class ZipfNumbers:
-    """Numbers below ``limit`` with P(rank k) proportional to k**-exponent, ranks shuffled."""
+    """Numbers below ``limit`` with P(rank k) proportional to k**-1.05, ranks shuffled."""
 
-    def __init__(self, limit: int, *, seed: int, exponent: float = 1.05) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        weights = torch.arange(1, limit + 1, dtype=torch.float64).pow_(-exponent)
+    def __init__(self, limit: int, *, seed: int, device: torch.device | str = "cpu") -> None:
+        self._generator = torch.Generator(device).manual_seed(seed)
+        ranks = torch.arange(1, limit + 1, dtype=torch.float64, device=device)
+        weights = ranks.pow_(-EXPONENT)
         self._cumulative = weights.cumsum(0).div_(weights.sum())
-        self._number_of_rank = torch.randperm(limit, generator=self._generator)
+        self._number_of_rank = torch.randperm(limit, generator=self._generator, device=device)
 
     def draw(self, count: int) -> Tensor:
         """int64 [count]."""
         return self._number_of_rank[self._ranks(count)]
 
     def _ranks(self, count: int) -> Tensor:
-        draws = torch.rand(count, dtype=torch.float64, generator=self._generator)
+        device = self._generator.device
+        draws = torch.rand(count, dtype=torch.float64, generator=self._generator, device=device)
         ranks = torch.searchsorted(self._cumulative, draws)
         return ranks.clamp_(max=len(self._number_of_rank) - 1)
 
@@ -76,8 +79,8 @@ class DriftingZipfNumbers(ZipfNumbers):
         drift: ranks by which a number rises from one draw to the next.
     """
 
-    def __init__(self, limit: int, *, seed: int, drift: float, exponent: float = 1.05) -> None:
-        super().__init__(limit, seed=seed, exponent=exponent)
+    def __init__(self, limit: int, *, seed: int, drift: float) -> None:
+        super().__init__(limit, seed=seed)
         self._drift = drift
         self._draws = 0
 

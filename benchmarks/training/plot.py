@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from common.report import Row
 from matplotlib.figure import Figure
 
 _BAR = 0.4  # of the distance between optimizers
@@ -37,3 +38,26 @@ def draw(times: Mapping[str, tuple[float, float]], title: str, path: Path) -> No
     axes.legend(loc="upper right")
     axes.set_title(title, fontsize=9)
     figure.savefig(path, format="png", dpi=110)
+
+
+def plot_rows(rows: list[Row], path: Path) -> None:
+    """Draws the steps of all optimizers in float32 and bfloat16, as far as rows have them."""
+    steps = [
+        row
+        for row in rows
+        if row["ours_ms"] is not None
+        and (row["row_dtype"], row["state_dtype"]) == ("bf16", "fp32")
+        and (row["stochastic"], row["micro_batches"], row["draw"]) == (True, 0, "uniform")
+    ]
+    if not steps:
+        raise SystemExit("no rows of bf16 steps with uniform ids to plot: leave --only out")
+    dim = max(row["dim"] for row in steps)
+    # minima: optimizers did not take turns with each other, only the dtypes of one did
+    times = {r["optimizer"]: (r["peer_min_ms"], r["ours_min_ms"]) for r in steps if r["dim"] == dim}
+    some = steps[0]
+    draw(
+        times,
+        f"One training step: {some['rows']:,} rows, D={dim}, {some['batch']} bags of "
+        f"{some['bag']} uniform ids, {some['threads']} threads",
+        path,
+    )

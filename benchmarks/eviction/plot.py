@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from eviction_reference import FillCurve
+from eviction.reference import FillCurve
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 

@@ -1,0 +1,1 @@
+"""Whom eviction takes, and which ids admission lets in, against exact simulations."""

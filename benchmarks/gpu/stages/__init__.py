@@ -1,0 +1,1 @@
+"""What steps.py measures, a module a stage."""

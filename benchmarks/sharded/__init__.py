@@ -1,0 +1,1 @@
+"""Training steps of collections that TorchRec shards over ranks."""

@@ -1,0 +1,46 @@
+"""Which optimizers of ours are set against which static tables, and the ratios wanted."""
+
+from __future__ import annotations
+
+from peers.static_tables import fbgemm_step, hand_step, torch_step
+from training.steps import Comparison, StaticPeer
+from training.variants import BASE, Variant
+
+ADAM_TARGET = {"uniform": 1.5, "Zipf": 1.3}  # against our row-wise Adagrad
+
+
+def _noted(uniform: float, zipf: float, dim: int = 64) -> dict[tuple[int, str], float]:
+    return {(dim, "uniform"): uniform, (dim, "Zipf"): zipf}
+
+
+def _fbgemm(optimizer: str, noted_ms: dict[tuple[int, str], float]) -> StaticPeer:
+    return StaticPeer("FBGEMM CPU TBE", optimizer, noted_ms, fbgemm_step)
+
+
+def _torch(optimizer: str, noted_ms: dict[tuple[int, str], float]) -> StaticPeer:
+    return StaticPeer("nn.EmbeddingBag(sparse)", optimizer, noted_ms, torch_step)
+
+
+def _hand(optimizer: str, uniform: float) -> StaticPeer:
+    return StaticPeer("hand kernel", optimizer, {(64, "uniform"): uniform}, hand_step)
+
+
+def _both(ours: str, peer: StaticPeer, ratio: float) -> Comparison:
+    """One ratio is wanted with uniform and with Zipf ids."""
+    return Comparison(Variant(ours), peer, {"uniform": ratio, "Zipf": ratio})
+
+
+STATIC_COMPARISONS = [
+    _both(BASE, _fbgemm(BASE, _noted(4.7, 3.4) | _noted(13.3, 5.7, dim=128)), 0.9),
+    _both("Adagrad", _fbgemm("Adagrad", _noted(35, 22)), 0.25),
+    _both("Adagrad", _torch("Adagrad", _noted(48, 37)), 0.2),
+    _both("SGD", _fbgemm("SGD", _noted(9.9, 6.0)), 0.5),
+    _both("SGD", _torch("SGD", _noted(14, 7.8)), 0.5),
+    _both("Adam", _torch("SparseAdam", _noted(84, 46)), 0.2),
+]
+# a kernel without hash, sort and autograd: how far the tables are from the machine
+HAND_COMPARISONS = [
+    Comparison(Variant(BASE), _hand(BASE, 2.25)),
+    Comparison(Variant("SGD"), _hand("SGD", 3.0)),
+]
+ADAM_COMPARISON = Comparison(Variant("Adam"), Variant(BASE), ADAM_TARGET)
