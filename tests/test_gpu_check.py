@@ -627,7 +627,7 @@ def test_an_error_ends_a_part_of_the_program_and_not_the_rest(
     def fail(self: Any) -> None:
         raise RuntimeError("a kernel failed")
 
-    monkeypatch.setattr(shapes.Program, "_sequence", fail)
+    monkeypatch.setattr(shapes.TableCalls, "_sequence", fail)
     done = shapes.run(torch.device("cpu"), ["sgd"])
     assert done.failures == ["sgd: fail: RuntimeError: a kernel failed"]
     assert {"export_batch", "merge_grad_"} <= done.ops
