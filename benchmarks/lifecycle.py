@@ -17,8 +17,10 @@ from common.id_streams import distinct_ids
 from common.report import Report, Row, compare, quantity
 from common.timing import interleave
 from eviction import quality
+from eviction.quality import SCORES
 from peers.managed_collisions import ManagedCollisions
 from torch import Tensor
+from training.variants import train_all
 
 import torch_dynemb as td
 from torch_dynemb.table.rows import handle_rows
@@ -27,7 +29,6 @@ BENCH = "lifecycle"
 DIM, BAG = 64, 16
 NEW_SHARE = 0.3
 KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
-SCORES = {"LRU": "step", "LFU": "frequency"}
 KNOWN, MCH = "our known ids", "TorchRec MCH"
 STEADY_TARGET = 2.5
 MCH_TARGETS = {1: 1 / 8, 10: 1 / 3}  # by steps from eviction to eviction
@@ -77,7 +78,7 @@ class FullTable:
     """A table that holds as many ids as it may, all of which have been trained.
 
     Args:
-        score: a key of :data:`SCORES`.
+        score: a key of SCORES.
         sizes: of the table and its batches.
     """
 
@@ -92,9 +93,7 @@ class FullTable:
         self._grad = torch.randn(
             sizes.batch // BAG, DIM, generator=torch.Generator().manual_seed(0)
         )
-        for ids in distinct_ids(0, sizes.capacity).split(sizes.batch):
-            self.bag(ids.view(-1, 1)).backward(torch.zeros(len(ids), DIM))
-            self.bag.optimizer.step()
+        train_all(self.bag, sizes.capacity, sizes.batch)
 
     @property
     def stats(self) -> td.TableStats:

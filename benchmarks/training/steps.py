@@ -14,7 +14,7 @@ from common.report import Row, compare
 from common.timing import interleave
 from peers.static_tables import Step
 from torch import Tensor
-from training.variants import SHORT, Variant
+from training.variants import SHORT, Variant, train_all
 
 DRAWS = ("uniform", "Zipf")
 BATCHES = 8  # different batches, used in turn
@@ -123,9 +123,7 @@ def dynamic_step(variant: Variant, sizes: Sizes, dim: int, grad: Tensor) -> Step
         The step, a function of ids.
     """
     bag = variant.table(dim)
-    for numbers in torch.arange(sizes.rows).split(sizes.batch * sizes.bag):
-        bag(spread(numbers).view(-1, 1)).backward(torch.zeros(len(numbers), dim))
-        bag.optimizer.step()
+    train_all(bag, sizes.rows, sizes.batch * sizes.bag)
     part = -(-sizes.batch // max(1, variant.micro_batches))
     grads = grad.split(part)
 

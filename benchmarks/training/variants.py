@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from common.id_streams import distinct_ids
 from peers.static_tables import LEARNING_RATE
 
 import torch_dynemb as td
@@ -75,3 +76,10 @@ def state_dtypes(optimizer: str) -> tuple[torch.dtype, ...]:
     if "state_dtype" not in {entry.name for entry in fields(kind)}:
         return (FLOAT32,)
     return (FLOAT32, BFLOAT16, UINT8) if issubclass(kind, td.Adam) else (FLOAT32, BFLOAT16)
+
+
+def train_all(bag: td.DynamicEmbeddingBag, count: int, batch: int) -> None:
+    """Trains a table once with the ids of numbers 0 to ``count - 1``, ``batch`` in a step."""
+    for ids in distinct_ids(0, count).split(batch):
+        bag(ids.view(-1, 1)).backward(torch.zeros(len(ids), bag.embedding_dim))
+        bag.optimizer.step()
