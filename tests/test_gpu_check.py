@@ -675,6 +675,24 @@ def test_steps_are_timed_and_plotted(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert not module("roofline").draw([], "nothing", tmp_path / "none.png")
 
 
+def test_graphs_are_replayed_in_turn_and_their_steps_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = module("stages.candidates")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(candidates, "capture", lambda run, pool: SimpleNamespace(replay=run))
+    settings = SimpleNamespace(cuda=True, device=torch.device("cpu"), rounds=1, peer_calls=2)
+    seen: dict[str, list[Any]] = {"replayed": [], "peer": []}
+    timed = candidates.Candidates(settings, ["a", "b", "c"])
+    timed.replayed(
+        "step",
+        lambda *given: seen["replayed"].append(given),
+        lambda: seen["replayed"].append("end"),
+    )
+    timed.peer("peer", lambda *given: seen["peer"].append(given))
+    assert set(timed.time()) == {"step", "peer"}
+    assert seen["replayed"] == [(0, "a"), (1, "b"), (2, "c"), "end"] * 3
+    assert seen["peer"] == [(0, "a"), (1, "b")] * 3
+
+
 def test_the_experiments_compile() -> None:
     experiments = module("experiments")
     try:
