@@ -1,0 +1,168 @@
+"""Every public name says what it takes, of which shape, and what it raises."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import pytest
+
+PACKAGES = (
+    "torch_dynemb",
+    "torch_dynemb.ops",
+    "torch_dynemb.serving",
+    "torch_dynemb.recis",
+    "torch_dynemb.recis.functional",
+    "torch_dynemb.torchrec",
+    "torch_dynemb.compat.dynamicemb",
+)
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples|Yields):$", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}((?:\*{0,2}\w+)(?:, \*{0,2}\w+)*): ?(.*)$")
+# A shape: (B, dim), [n], int64 [N, dim]; or where it is said: "as in ...", "see ...", "those of ..."
+SHAPE = re.compile(r"\[[^\]]*\]|\([^)]*,[^)]*\)|\b(as|see|those|that|shape|scalar|any|one)\b", re.I)
+
+
+class Documented(NamedTuple):
+    """Sections of a docstring: the text of each entry by name, and which other sections there are."""
+
+    entries: dict[str, str]
+    sections: set[str]
+
+
+def documented(text: str) -> Documented:
+    parts = SECTION.split(inspect.cleandoc(text))
+    entries: dict[str, str] = {}
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        if title not in ("Args", "Attributes"):
+            continue
+        names: list[str] = []
+        for line in body.splitlines():
+            if found := ENTRY.match(line):
+                names = [name.lstrip("*") for name in found[1].split(", ")]
+                entries.update(dict.fromkeys(names, found[2]))
+            else:
+                for name in names:
+                    entries[name] += " " + line.strip()
+    return Documented(entries, set(parts[1::2]))
+
+
+def own(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).startswith("torch_dynemb")
+
+
+def raising(function: Callable[..., Any]) -> bool:
+    """Whether a function raises in its own body, or in that of one of ours that it calls by name."""
+    return _raises(function) or any(_raises(callee) for callee in _callees(function))
+
+
+def _tree(function: Callable[..., Any]) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
+
+
+def _raises(function: Callable[..., Any]) -> bool:
+    return any(isinstance(node, ast.Raise) for node in ast.walk(_tree(function)))
+
+
+def _callees(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    names = {
+        node.func.id
+        for node in ast.walk(_tree(function))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    for name in sorted(names):
+        callee = inspect.unwrap(function).__globals__.get(name)
+        if isinstance(callee, FunctionType) and own(callee):
+            yield callee
+
+
+def constructor(cls: type) -> Callable[..., Any] | None:
+    """What runs when an instance is made, if it is ours."""
+    for name in ("__post_init__", "__init__"):
+        function = getattr(cls, name, None)
+        if isinstance(function, FunctionType) and own(function) and _written(function):
+            return function
+    return None
+
+
+def _written(function: FunctionType) -> bool:
+    """Not made by dataclasses."""
+    return function.__code__.co_filename != "<string>"
+
+
+def parameters(thing: Any) -> dict[str, inspect.Parameter]:
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(thing).parameters.items()
+        if name not in ("self", "cls") and not name.startswith("_")
+    }
+
+
+def problems(name: str, thing: Any, inherited: dict[str, str]) -> Iterator[str]:
+    """What is missing from a docstring.
+
+    Args:
+        inherited: what base classes say of arguments.
+    """
+    text = thing.__doc__
+    if not text:
+        yield f"{name}: no docstring"
+        return
+    said = documented(text)
+    entries = {**inherited, **said.entries}
+    called = thing
+    if isinstance(thing, type):
+        called = constructor(thing)
+        if called is None and not (dataclasses.is_dataclass(thing) or hasattr(thing, "_fields")):
+            return
+    for argument, parameter in parameters(thing).items():
+        if argument not in entries:
+            yield f"{name}: {argument} is not documented"
+        elif "Tensor" in str(parameter.annotation) and not SHAPE.search(entries[argument]):
+            yield f"{name}: {argument} has no shape: {entries[argument]!r}"
+    if called is not None and raising(called) and "Raises" not in said.sections:
+        inherits = isinstance(thing, type) and "Raises" in {
+            section
+            for base in thing.__mro__[1:-1]
+            for section in documented(base.__doc__ or "").sections
+        }
+        if not inherits:
+            yield f"{name}: no Raises"
+
+
+def inherited_entries(cls: type) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for base in reversed(cls.__mro__[1:-1]):
+        if own(base):
+            entries.update(documented(base.__doc__ or "").entries)
+    return entries
+
+
+def methods(cls: type) -> Iterator[tuple[str, FunctionType]]:
+    """Public methods that are written in the class, not those that a base of torch asks for."""
+    for name, member in vars(cls).items():
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        of_base = any(name in vars(base) for base in cls.__mro__[1:])
+        if not name.startswith("_") and isinstance(function, FunctionType) and not of_base:
+            yield name, function
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_are_documented(package: str) -> None:
+    module = importlib.import_module(package)
+    found = []
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if not own(thing) or not (isinstance(thing, type) or inspect.isfunction(thing)):
+            continue
+        found += problems(name, thing, inherited_entries(thing) if isinstance(thing, type) else {})
+        if isinstance(thing, type):
+            for method, function in methods(thing):
+                found += problems(f"{name}.{method}", function, {})
+    assert found == []
