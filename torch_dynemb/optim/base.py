@@ -76,7 +76,7 @@ class OptimizerConfig:
             an update of its own, also a second one of the same lookup. Gradients of ids whose row
             another id has by then are dropped and counted in any case
             (``group.stale_gradients()``). In split mode this is about the gradients of
-            per_sample_weights, which read the rows: others wait for ``step()`` anyway.
+            per_sample_weights, which read the rows: others are pending until ``step()`` anyway.
         stochastic_rounding: of rows, and state, of less than float32: up or down with the
             probability of the remainder, else to nearest. Reproducible: the random bits are a
             function of seed, id, step and column.

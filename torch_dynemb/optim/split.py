@@ -100,7 +100,7 @@ class SplitOptimizer(FusedOptimizer):
 
     @found_inf.setter
     def found_inf(self, value: Tensor | int | None) -> None:
-        # GradScaler gives 0, no tensor, where no gradient is waiting
+        # GradScaler gives 0, no tensor, where no gradient is pending
         self._found_inf = value if isinstance(value, Tensor) else None
 
     @found_inf.deleter
@@ -108,21 +108,21 @@ class SplitOptimizer(FusedOptimizer):
         self._found_inf = None
 
     def stand_ins(self) -> list[RowGradients]:
-        """What shows the waiting gradients to torch: one for each dim and dtype of the tables."""
+        """What shows the pending gradients to torch: one for each dim and dtype of the tables."""
         return list(self._stand_ins)
 
     def gradients(self, slab: int) -> Tensor | None:
-        """float32 [n, dim], the waiting gradients of the rows of a dim, or None."""
+        """float32 [n, dim], the pending gradients of the rows of a dim, or None."""
         return self._stand_ins[slab].grad
 
     @torch.no_grad()
     def discard(self, slab: int | None = None) -> None:
-        """Forgets the waiting gradients, of one dim or of all."""
+        """Forgets the pending gradients, of one dim or of all."""
         counts = self._pending.counts
         (counts if slab is None else counts[slab]).zero_()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the waiting gradients. :meth:`step` does so, too."""
+        """Forgets the pending gradients. :meth:`step` does so, too."""
         self.discard()
 
     @torch.no_grad()
