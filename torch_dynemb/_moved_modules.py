@@ -13,6 +13,7 @@ _MODULES = {
         "evictions": "table.host_state",
         "freeze": "serving",
         "optim.config": "optim",
+        "recis.rank_group": "distributed.ranks",
         "row_access": "table.rows",
         "sending": "process.sending",
         "table_config": "table.config",

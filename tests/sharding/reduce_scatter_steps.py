@@ -16,7 +16,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 )
 from torchrec.distributed.types import CommOp
 
-from torch_dynemb.torchrec.sharding import gloo_exchange
+from torch_dynemb.distributed import exchange
 from torch_dynemb.torchrec.sharding.reduce_scatter import GlooReduceScatter
 
 COLUMNS = 5
@@ -32,7 +32,7 @@ def reduce_scatter(
 ) -> tuple[float, float]:
     """Largest errors of the sum and of the gradient, in large tensors as in small ones."""
     small = _errors(rank, sizes, given, division, encoded)
-    with mock.patch.object(gloo_exchange, "_HUGE_PAGES_FROM", 0):
+    with mock.patch.object(exchange, "_HUGE_PAGES_FROM", 0):
         assert _errors(rank, sizes, given, division, encoded) == small
     return small
 

@@ -7,10 +7,12 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
+
+from torch_dynemb.distributed.ranks import from_all_ranks, from_first_rank
 
 _SHOWN_CHARACTERS = 200
 _SHOWN_RANKS = 8
@@ -89,29 +91,20 @@ def check_agreement(
     if process_group is None or process_group.size() < 2:
         return
     text = repr(sorted(options.items()))
-    digests = _gathered(hashlib.sha256(text.encode()).hexdigest(), process_group)
+    digests = from_all_ranks(hashlib.sha256(text.encode()).hexdigest(), process_group)
     if len(set(digests)) == 1:
         return
-    message: list[Any] = [options]
-    first_rank = dist.get_global_rank(process_group, 0)
-    dist.broadcast_object_list(message, src=first_rank, group=process_group)
-    first: Described = message[0]
+    first = from_first_rank(options, process_group)
     differing = sorted(
         option
         for option in options.keys() | first.keys()
         if options.get(option) != first.get(option)
     )
     sent = {option: options.get(option) for option in differing[:_SENT]}
-    of_ranks = _gathered(sent, process_group)
+    of_ranks = from_all_ranks(sent, process_group)
     found = sorted({option for of_rank in of_ranks for option in of_rank})
     values = [of_rank.get(found[0], first.get(found[0])) for of_rank in of_ranks]
     raise ValueError(_message(owner, found, values, dist.get_process_group_ranks(process_group)))
-
-
-def _gathered(value: Any, process_group: dist.ProcessGroup) -> list[Any]:
-    result: list[Any] = [None] * process_group.size()
-    dist.all_gather_object(result, value, group=process_group)
-    return result
 
 
 def _message(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
 
 from torch_dynemb.argument_checks import described, number
 from torch_dynemb.optim.fused import FusedOptimizer
@@ -19,11 +18,11 @@ class SharedRows(NamedTuple):
     """Ranks that have a table's rows, each some of them: ``shared_rows`` of a module.
 
     Attributes:
-        ranks: process group, or its name.
+        ranks: their process group.
         device: of the rows.
     """
 
-    ranks: dist.ProcessGroup | str
+    ranks: dist.ProcessGroup
     device: torch.device
 
 
@@ -113,15 +112,12 @@ def _norm(parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
 
 def _norm_over(rows: SharedRows, parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
     """The norm of gradients of which every rank has others."""
-    group: Any = rows.ranks
-    if isinstance(group, str):
-        group = cast("Any", distributed_c10d)._resolve_process_group(group)
     norm = _norm(parameters, norm_type).to(rows.device)
     if norm_type == float("inf"):
-        dist.all_reduce(norm, dist.ReduceOp.MAX, group)
+        dist.all_reduce(norm, dist.ReduceOp.MAX, rows.ranks)
         return norm
     total: Tensor = norm**norm_type
-    dist.all_reduce(total, group=group)
+    dist.all_reduce(total, group=rows.ranks)
     return total ** (1.0 / norm_type)
 
 

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.distributed.agreement import Option, comparable
+from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
+from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.hooks import READ_ONLY
@@ -19,7 +21,6 @@ from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.launch import Launch, Request, Runtime
 from torch_dynemb.recis.options import EmbeddingOption
 from torch_dynemb.recis.ragged.bags import Ids, bags_of
-from torch_dynemb.recis.rank_group import RankGroup, check_ranks_agree, common_start, rank_group
 from torch_dynemb.recis.slices import gen_slice
 
 
@@ -60,7 +61,6 @@ def _hash_table(
     name: str,
     children: list[str],
     options: Mapping[str, EmbeddingOption],
-    pg: dist.ProcessGroup | None,
     group: RankGroup | None,
     *,
     coalesced: bool,
@@ -73,7 +73,8 @@ def _hash_table(
             f"options {list(options)} share a table, but their max_partition_num are "
             f"{sorted(slots)}, expected one number"
         )
-    start = common_start(pg, seed_of(first.initializer))
+    ranks = process_group_of(group)
+    start = common_start(ranks, own_seed=seed_of(first.initializer))
     table = HashTable(
         [first.embedding_dim],
         block_size=max(option.block_size for option in options.values()),
@@ -94,7 +95,7 @@ def _hash_table(
         trainable=any(option.trainable for option in options.values()),
         max_rows=first.max_rows,
         seed=start.seed,
-        now=start.now,
+        now=None if ranks is None else start.now,
     )
     table.rank_group = group
     return table
@@ -130,13 +131,13 @@ class DynamicEmbedding(nn.Module):
             )
         pg = emb_opt.pg if pg is None else pg
         self._group = rank_group(pg)
-        check_ranks_agree("DynamicEmbedding", emb_opt.described(emb_opt.shared_name), self._group)
+        described_option = emb_opt.described(emb_opt.shared_name)
+        check_agreement("DynamicEmbedding", described_option, process_group_of(self._group))
         self.emb_opt = replace(emb_opt, pg=None)  # a group cannot be copied or saved
         self.hashtable = _hash_table(
             emb_opt.shared_name,
             emb_opt.children,
             {emb_opt.shared_name: emb_opt},
-            pg,
             self._group,
             coalesced=emb_opt.coalesced,
         )
@@ -320,7 +321,7 @@ class EmbeddingEngine(nn.Module):
         for table, options in by_table.items():
             children = list(dict.fromkeys(option.shared_name for option in options.values()))
             self.tables[table] = _hash_table(
-                table, children, options, groups[table], self._groups[table], coalesced=True
+                table, children, options, self._groups[table], coalesced=True
             )
             for name, option in options.items():
                 child = children.index(option.shared_name)
@@ -405,7 +406,7 @@ def _check_ranks_agree(
         alike = {Option("", "names of emb_options"): comparable(names)}
         for name in names:
             alike |= options[name].described(name)
-        check_ranks_agree("EmbeddingEngine", alike, groups[names[0]])
+        check_agreement("EmbeddingEngine", alike, process_group_of(groups[names[0]]))
 
 
 def _table_name(option: EmbeddingOption, group: RankGroup | None) -> str:

@@ -17,6 +17,7 @@ from torch_dynemb.argument_checks import (
     integers,
     text,
 )
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.nn.table_module import TableModule
@@ -29,7 +30,6 @@ from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
 from torch_dynemb.recis.initializers import initializer_of, seed_of
 from torch_dynemb.recis.packed_rows import pack_rows, packed_columns, unpack_rows
-from torch_dynemb.recis.rank_group import RankGroup
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.table.config import TableConfig
@@ -198,10 +198,8 @@ class HashTable(TableModule):
     @property
     def shared_rows(self) -> SharedRows | None:
         """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
-        group = self.rank_group
-        if group is None or group.size == 1:
-            return None
-        return SharedRows(group.name, self._group.device)
+        ranks = process_group_of(self.rank_group)
+        return None if ranks is None else SharedRows(ranks, self._group.device)
 
     @property
     def optimizer(self) -> FusedOptimizer:

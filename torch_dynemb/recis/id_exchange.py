@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
+from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.recis.hash_table import HashTable
-from torch_dynemb.recis.rank_group import RankGroup, all_to_all, arrived
 
 
 class _ScaledGradient(torch.autograd.Function):
@@ -61,13 +62,12 @@ class IdExchange:
         self._group = group
         distinct = ops.ids_partition(ids, offsets, parts=group.size, slots=table.slice.slice_size)
         self.inverse = distinct.inverse
-        equal = [1] * group.size
         proposed = table.group.proposed_now
         with torch.no_grad():
             lengths = distinct.lengths
             if proposed is not None:
                 lengths = torch.cat([lengths, proposed.expand(group.size, 1)], 1)
-            received = arrived(all_to_all(lengths, equal, equal, group))
+            received = one_to_each(lengths, group)
             self._received_lengths = received[:, : len(children)]
             self._proposals = None if proposed is None else received[:, -1]
             self._sent = _sizes(distinct.lengths, distinct.ids.shape[0])

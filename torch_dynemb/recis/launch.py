@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.recis.hash_table import HashTable
 from torch_dynemb.recis.id_exchange import IdExchange
 from torch_dynemb.recis.options import EmbeddingOption
 from torch_dynemb.recis.packed_rows import unpack_rows
 from torch_dynemb.recis.ragged.bags import Bags
-from torch_dynemb.recis.rank_group import RankGroup
 
 _IDS_OF_CALL = 1 << 18
 _POOLING = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "tile": Pooling.NONE}

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, number
-from torch_dynemb.distributed.agreement import Option, comparable, options_of
+from torch_dynemb.distributed.agreement import Option, check_agreement, comparable, options_of
+from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.recis.hash_table import HashTable
-from torch_dynemb.recis.rank_group import check_ranks_agree
 
 
 class SparseOptimizer(torch.optim.Optimizer):
@@ -159,7 +159,7 @@ def _check_ranks_agree(
     for _, names in sorted(by_group.items()):  # in one order on all ranks
         alike = options_of("", "optimizer", config)
         alike[Option("", "tables")] = comparable(sorted(names))
-        check_ranks_agree(owner, alike, tables[names[0]].rank_group)
+        check_agreement(owner, alike, process_group_of(tables[names[0]].rank_group))
 
 
 def _checked_tables(owner: str, param_dict: Mapping[str, HashTable]) -> dict[str, HashTable]:

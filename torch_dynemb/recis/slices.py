@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch_dynemb.argument_checks import integer
+from torch_dynemb.distributed.owners import slots_of
 
 
 class Slice(NamedTuple):
@@ -37,9 +38,8 @@ def gen_slice(shard_index: int = 0, shard_num: int = 1, slice_size: int = 65536)
         raise ValueError(f"gen_slice: shard_num is {shard_num}, expected 1 to {slice_size}")
     if not 0 <= shard_index < shard_num:
         raise ValueError(f"gen_slice: shard_index is {shard_index}, expected 0 to {shard_num - 1}")
-    slots, longer = divmod(slice_size, shard_num)
-    begin = shard_index * slots + min(shard_index, longer)
-    return Slice(begin, begin + slots + (shard_index < longer), slice_size)
+    slots = slots_of(shard_index, shard_num, slice_size)
+    return Slice(slots.start, slots.stop, slice_size)
 
 
 __all__ = ["Slice", "gen_slice"]

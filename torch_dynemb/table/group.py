@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
+from torch_dynemb.distributed.seed import common_seed
 from torch_dynemb.ops.columns import Pooling, RowClock, Table
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.process.sending import sent_as_bytes
@@ -28,14 +28,6 @@ from torch_dynemb.table.host_state import EvictedIds, EvictionCallback
 from torch_dynemb.table.rows import ExportedRows, handle_rows
 from torch_dynemb.table.stats import ScalarWriter, TableStats
 from torch_dynemb.table.tables import Tables, one_table, used_bytes
-
-
-def _base_seed() -> int:
-    """torch.initial_seed(), of rank 0 where there are ranks: an id starts equal on all of them."""
-    seed = [torch.initial_seed()]
-    if dist.is_available() and dist.is_initialized():
-        dist.broadcast_object_list(seed, src=0)
-    return seed[0]
 
 
 @sent_as_bytes
@@ -85,7 +77,7 @@ class TableGroup:
             optimizer=optimizer,
             max_rows=max_rows,
             memory_budget=memory_budget,
-            seed=_base_seed() if seed is None else seed,
+            seed=common_seed() if seed is None else seed,
             split=split,
         )
         self._tables = allocate(config, memory_of("TableGroup", device))

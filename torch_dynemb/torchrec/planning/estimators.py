@@ -30,6 +30,7 @@ from torchrec.distributed.planner.utils import get_num_poolings
 from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
+from torch_dynemb.distributed.owners import share_of
 from torch_dynemb.ops.columns import BUCKET_WORDS, SKETCH_ROWS
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequentSketch
@@ -130,7 +131,7 @@ def shard_bytes(option: ShardingOption) -> list[int]:
         row = (
             dim * option.tensor.element_size() + 4 + sum(t.row_bytes(dim) for t in optimizer.state)
         )
-        ids = -(-capacity // parts[shard.offset[1]])
+        ids = share_of(capacity, parts[shard.offset[1]])
         sizes.append(math.ceil(ids * (row + index)) + sketch)
     return sizes
 

@@ -25,6 +25,7 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
+from torch_dynemb.distributed.ranks import default_group, from_first_rank
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.torchrec.planning.estimators import (
     Constraints,
@@ -257,33 +258,32 @@ def collective_plan(
         Exception: what ``planner.plan`` raised on rank 0.
     """
     if pg is None:
-        if not dist.is_initialized():
+        pg = default_group()
+        if pg is None:
             raise RuntimeError(
                 "collective_plan: there is no process group: call "
                 "torch.distributed.init_process_group first, or planner.plan(...) for one rank"
             )
-        pg = dist.group.WORLD
-    assert pg is not None
     if sharders is None:
         sharders = get_default_sharders()
     plan: ShardingPlan | None = None
     failure: Exception | None = None
-    message: list[Any] = [None]
+    message: Any = None
     if pg.rank() == 0:
         try:
             plan = planner.plan(module, sharders)
             # pickled here, since a plan that cannot be pickled is an error of rank 0 as well
-            message = [(pickle.dumps(plan), None, "")]
+            message = (pickle.dumps(plan), None, "")
         except Exception as raised:
             failure = raised
-            message = [(None, _portable(raised), traceback.format_exc())]
+            message = (None, _portable(raised), traceback.format_exc())
     if pg.size() > 1:
-        dist.broadcast_object_list(message, dist.get_global_rank(pg, 0), group=pg)
+        message = from_first_rank(message, pg)
     if failure is not None:
         raise failure
     if plan is not None:
         return plan
-    pickled, error, told = message[0]
+    pickled, error, told = message
     if error is not None:
         raise pickle.loads(error) from RuntimeError(f"planning failed on rank 0:\n{told}")
     return pickle.loads(pickled)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
 from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.distributed.seed import common_start
+from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import check_plan, check_ranks_agree, check_where
@@ -142,20 +142,11 @@ def module_plan(
             sharding_types,
         ),
         optimizer,
-        *_shared_start(env.process_group, device),
+        *common_start(
+            env.process_group, own_seed=torch.initial_seed() & ((1 << 63) - 1), device=device
+        ),
         use_index_dedup,
     )
-
-
-def _shared_start(
-    process_group: dist.ProcessGroup | None, device: torch.device | None
-) -> tuple[int, int]:
-    """``torch.initial_seed()`` of the group's first rank, and what its clock says in seconds."""
-    start = torch.tensor([torch.initial_seed() & ((1 << 63) - 1), int(time.time())], device=device)
-    if process_group is not None and process_group.size() > 1:
-        dist.broadcast(start, src=dist.get_global_rank(process_group, 0), group=process_group)
-    seed, now = start.tolist()
-    return seed, now
 
 
 def plan_dynamic(

@@ -15,7 +15,7 @@ from torchrec.distributed.dist_data import (
 )
 from torchrec.distributed.types import Awaitable
 
-from torch_dynemb.torchrec.sharding.gloo_exchange import is_gloo, room_for, start_exchange
+from torch_dynemb.distributed.exchange import is_gloo, room_for, start_exchange
 
 
 class GlooReduceScatter(PooledEmbeddingsReduceScatter):  # type: ignore[misc]
@@ -71,24 +71,24 @@ class GlooVariableReduceScatter(VariableBatchPooledEmbeddingsReduceScatter):  # 
 class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
     """What is under way of the parts, [sum of sizes, ...], of which every rank gets its own."""
 
-    def __init__(self, local: Tensor, sizes: list[int], group: dist.ProcessGroup) -> None:
+    def __init__(self, local: Tensor, sizes: list[int], process_group: dist.ProcessGroup) -> None:
         super().__init__()
         self._local = local
         self._sizes = sizes
-        self._group = group
+        self._process_group = process_group
         parts = list(local.detach().contiguous().split(sizes))
-        mine = parts[group.rank()]
+        mine = parts[process_group.rank()]
         self._parts = [
-            mine if rank == group.rank() else room_for(mine, mine.shape)
+            mine if rank == process_group.rank() else room_for(mine, mine.shape)
             for rank in range(len(sizes))
         ]
-        self._works = start_exchange(parts, self._parts, group)
+        self._works = start_exchange(parts, self._parts, process_group)
 
     def _wait_impl(self) -> Tensor:
         for work in self._works:
             work.wait()
         apply: Callable[..., Tensor] = _SumParts.apply
-        return apply(self._local, self._parts, self._sizes, self._group)
+        return apply(self._local, self._parts, self._sizes, self._process_group)
 
 
 class _SumParts(torch.autograd.Function):
@@ -96,12 +96,16 @@ class _SumParts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, local: Tensor, parts: list[Tensor], sizes: list[int], group: dist.ProcessGroup
+        ctx: Any,
+        local: Tensor,
+        parts: list[Tensor],
+        sizes: list[int],
+        process_group: dist.ProcessGroup,
     ) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
+        ctx.sizes, ctx.process_group = sizes, process_group
         first, second, *others = parts
         # in place, but not in the part that belongs to the local tensor
-        total, other = (second, first) if group.rank() == 0 else (first, second)
+        total, other = (second, first) if process_group.rank() == 0 else (first, second)
         total += other
         for part in others:
             total += part
@@ -114,8 +118,8 @@ class _SumParts(torch.autograd.Function):
             grad = grad / len(ctx.sizes)
         of_all = room_for(grad, (sum(ctx.sizes), *grad.shape[1:]))
         parts = list(of_all.split(ctx.sizes))
-        works = start_exchange([grad] * len(parts), parts, ctx.group)
-        parts[ctx.group.rank()].copy_(grad)
+        works = start_exchange([grad] * len(parts), parts, ctx.process_group)
+        parts[ctx.process_group.rank()].copy_(grad)
         for work in works:
             work.wait()
         return of_all, None, None, None
@@ -129,10 +133,10 @@ def sum_by_exchange(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         made = module._variable_intra_dist if variable else module._intra_dist
         if made is None:
             module._create_output_dist_modules(context)
-            group, codecs = module._intra_pg, module._intra_codecs
-            module._intra_dist = GlooReduceScatter(group, codecs)
+            process_group, codecs = module._intra_pg, module._intra_codecs
+            module._intra_dist = GlooReduceScatter(process_group, codecs)
             if variable:
-                module._variable_intra_dist = GlooVariableReduceScatter(group, codecs)
+                module._variable_intra_dist = GlooVariableReduceScatter(process_group, codecs)
     elif module._dist is None:
         kind = GlooVariableReduceScatter if variable else GlooReduceScatter
         module._dist = kind(module._pg, module._codecs)

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.types import DataType
 
 from torch_dynemb import ops
+from torch_dynemb.distributed.owners import share_of
 from torch_dynemb.initializers import Uniform
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import SKETCH_ROWS, Pooling
@@ -115,7 +116,7 @@ def _admission_of(rule: AdmissionRule | None, parts: int) -> AdmissionRule | Non
     """The rule of one part of a table: parts share the memory of a sketch."""
     if not isinstance(rule, AdmitFrequentSketch) or parts == 1:
         return rule
-    return replace(rule, memory=4 * SKETCH_ROWS * -(-rule.width // parts))
+    return replace(rule, memory=4 * SKETCH_ROWS * share_of(rule.width, parts))
 
 
 def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig:
@@ -128,7 +129,7 @@ def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig
             "a multiple of 4: choose another min_partition"
         )
     policy = options.policy
-    capacity = None if policy.capacity is None else -(-policy.capacity // routing.parts)
+    capacity = None if policy.capacity is None else share_of(policy.capacity, routing.parts)
     columns = slice(shard.first_column, shard.first_column + shard.columns)
 
     def of_columns(default: Any) -> Any:

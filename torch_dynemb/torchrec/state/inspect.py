@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.tables import Shard
@@ -72,8 +73,7 @@ def table_sizes(model: nn.Module, process_group: dist.ProcessGroup | None = None
         if local.shard.first_column == 0:
             size = local.group.size(local.number)
             here[local.table] = here.get(local.table, 0) + size
-    gathered: list[Any] = [None] * dist.get_world_size(process_group)
-    dist.all_gather_object(gathered, here, group=process_group)
+    gathered = from_all_ranks(here, process_group)
     names = sorted({name for of_rank in gathered for name in of_rank})
     return {name: sum(of_rank.get(name, 0) for of_rank in gathered) for name in names}
 

@@ -15,6 +15,9 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from torch_dynemb.distributed.owners import rows_of
+from torch_dynemb.torchrec.state.shard_places import placement_of
+
 
 class LoadPlanner(DefaultLoadPlanner):
     """Loads the entries of dynamic tables with as many rows as the checkpoint has.
@@ -35,7 +38,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def __init__(self, *, process_group: dist.ProcessGroup | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._group = process_group
+        self._process_group = process_group
 
     def set_up_planner(
         self,
@@ -61,25 +64,26 @@ class LoadPlanner(DefaultLoadPlanner):
         dtype = entry.properties.dtype
         if not isinstance(value, ShardedTensor):
             return torch.empty(entry.size, dtype=dtype)
-        ranks, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
+        process_group = self._process_group
+        ranks, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
         rows, columns = entry.size
-        device = _device_of(value, self._group)
+        device = _device_of(value, process_group)
         shards, local = [], []
         for r in range(ranks):
-            begin, end = rows * r // ranks, rows * (r + 1) // ranks
-            if begin == end and (rows > 0 or r > 0):
+            of_rank = rows_of(r, ranks, rows)
+            if not of_rank and (rows > 0 or r > 0):
                 continue  # a ShardedTensor has at least one shard, also of no rows
-            place = "cpu" if device.type == "cpu" else f"{device.type}:{r % _devices()}"
-            holder = r if self._group is None else dist.get_global_rank(self._group, r)
-            metadata = ShardMetadata([begin, 0], [end - begin, columns], f"rank:{holder}/{place}")
+            holder = r if process_group is None else dist.get_global_rank(process_group, r)
+            size = [len(of_rank), columns]
+            metadata = ShardMetadata([of_rank.start, 0], size, placement_of(holder, device))
             shards.append(metadata)
             if r == rank:
-                empty = torch.empty((end - begin, columns), dtype=dtype, device=device)
+                empty = torch.empty(size, dtype=dtype, device=device)
                 local.append(Shard(empty, metadata))
         return ShardedTensor._init_from_local_shards_and_global_metadata(
             local,
             ShardedTensorMetadata(shards, torch.Size([rows, columns]), TensorProperties(dtype)),
-            process_group=self._group,
+            process_group=process_group,
         )
 
 
@@ -91,10 +95,6 @@ def _device_of(value: ShardedTensor, process_group: dist.ProcessGroup | None) ->
     if kind == "cpu":
         return torch.device("cpu")
     return torch.device(kind, torch.accelerator.current_device_index())
-
-
-def _devices() -> int:
-    return torch.accelerator.device_count()
 
 
 __all__ = ["LoadPlanner"]

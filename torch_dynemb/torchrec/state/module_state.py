@@ -15,6 +15,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.types import ParameterSharding
 
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
+from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
@@ -115,8 +116,7 @@ class ModuleState:
             }
             for name, found in contents.items()
         }
-        gathered: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(gathered, here, group=self._group)
+        gathered = from_all_ranks(here, self._group)
         result: dict[str, ShardedTensor | Tensor] = {}
         for name, shape in self._shapes.items():
             known = {

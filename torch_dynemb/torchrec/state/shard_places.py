@@ -1,14 +1,12 @@
-"""Where the shards of a dynamic table lie, and which of them owns an id."""
+"""Where the shards of a dynamic table lie."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torchrec.distributed.types import ParameterSharding
 
-from torch_dynemb import ops
 from torch_dynemb.torchrec.sharding.shardings import BY_ROWS
 
 
@@ -48,13 +46,15 @@ def places_of(sharding: ParameterSharding) -> list[Place]:
     return places
 
 
-def part_of(ids: Tensor, parts: int) -> Tensor:
-    """Which part owns each id, int64 [N]: ``mix_ids(ids)`` modulo parts, unsigned."""
-    if parts == 1:
-        return torch.zeros_like(ids)
-    mixed = ops.mix_ids(ids.contiguous())
-    half = (mixed >> 1) & ((1 << 63) - 1)  # of the unsigned number
-    return (half % parts * 2 + (mixed & 1)) % parts
+def placement_of(rank: int, device: torch.device) -> str:
+    """The placement of a rank's shard in a ShardedTensor: ranks of a machine count its devices.
+
+    Args:
+        rank: of all ranks.
+        device: of the shards; its index is that of this rank.
+    """
+    index = "" if device.type == "cpu" else f":{rank % torch.accelerator.device_count()}"
+    return f"rank:{rank}/{device.type}{index}"
 
 
-__all__ = ["Place", "part_of", "places_of"]
+__all__ = ["Place", "placement_of", "places_of"]

@@ -10,10 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from torch_dynemb.distributed.exchange import move_rows, one_to_each
+from torch_dynemb.distributed.owners import part_of, rows_of
+from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
 from torch_dynemb.ops.columns import MAX_COUNT, STEP_AGES
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.content import CountedIds, TableContent
-from torch_dynemb.torchrec.state.shard_places import Place, part_of
+from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import (
     Layout,
     TableShape,
@@ -171,8 +174,8 @@ def _tiles(value: Tensor | ShardedTensor, rank: int, ranks: int) -> list[_Tile]:
             for shard in value.local_shards()
         ]
     # a whole tensor, which all ranks have: each brings an equal part
-    begin, end = (value.shape[0] * r // ranks for r in (rank, rank + 1))
-    return [_Tile(begin, 0, value[begin:end])]
+    rows = rows_of(rank, ranks, value.shape[0])
+    return [_Tile(rows.start, 0, value[rows.start : rows.stop])]
 
 
 class TableLoad:
@@ -196,12 +199,14 @@ class TableLoad:
         device: torch.device,
     ) -> None:
         self._shape = shape
-        self._group = process_group
+        group = rank_group(process_group)
+        assert group is not None
+        self._process_group = process_group
+        self._ranks = group
         self._device = device
-        self._rank, self._ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
         self._layout = layout
         self._tiles = {
-            name: _tiles(value, self._rank, self._ranks)
+            name: _tiles(value, group.rank, group.size)
             for name, value in entries.items()
             if name != "layout"
         }
@@ -244,15 +249,14 @@ class TableLoad:
                 damaged = "ids are repeated, or those of its columns differ"
             else:
                 content = self._assembled(received)
-                mine = [place for place in places if place.rank == self._rank]
+                mine = [place for place in places if place.rank == self._ranks.rank]
                 loaded.update({place: Loaded(content, counted) for place in mine})
         self._agree_on(damaged)
         return loaded
 
     def _agree_on(self, error: str) -> None:
         """Raises ValueError on all ranks if one has an error."""
-        errors = [""] * self._ranks
-        dist.all_gather_object(errors, error, group=self._group)
+        errors = from_all_ranks(error, self._process_group)
         found = [f"{text} (rank {rank})" for rank, text in enumerate(errors) if text]
         if found:
             raise ValueError(
@@ -393,24 +397,11 @@ class TableLoad:
         rank_of = torch.tensor([place.rank for place in places], device=self._device)
         target = rank_of[part_of(piece.ids, len(places))]
         order = torch.argsort(target, stable=True)
-        sent = torch.bincount(target, minlength=self._ranks)
-        got = torch.empty_like(sent)
-        dist.all_to_all_single(got, sent, group=self._group)
-        got_sizes, sent_sizes = got.tolist(), sent.tolist()
+        lengths = torch.bincount(target, minlength=self._ranks.size)
+        sent, received = lengths.tolist(), one_to_each(lengths, self._ranks).tolist()
 
         def move(values: Tensor) -> Tensor:
-            outgoing = values[order].contiguous()
-            result = outgoing.new_empty((sum(got_sizes), *outgoing.shape[1:]))
-            row = outgoing.element_size() * outgoing[:1].numel() if outgoing.numel() > 0 else 0
-            row = row or result.element_size() * result[:1].numel()
-            dist.all_to_all_single(  # as bytes: gloo does not carry all dtypes
-                result.view(-1).view(torch.uint8),
-                outgoing.view(-1).view(torch.uint8),
-                [size * row for size in got_sizes],
-                [size * row for size in sent_sizes],
-                group=self._group,
-            )
-            return result
+            return move_rows(values[order], received, sent, self._ranks)
 
         return _Piece(
             move(piece.ids), {name: move(value) for name, value in sorted(piece.values.items())}

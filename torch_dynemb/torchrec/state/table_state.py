@@ -22,7 +22,7 @@ from torch_dynemb.ops.columns import MAX_COUNT
 from torch_dynemb.optim.base import OptimizerConfig, StateTensor
 from torch_dynemb.table.content import CountedIds, TableContent
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.torchrec.state.shard_places import Place
+from torch_dynemb.torchrec.state.shard_places import Place, placement_of
 
 FORMAT_VERSION = 1
 # What files have: a score keeps its number for ever, and a new one gets the next.
@@ -155,11 +155,10 @@ def _sharded(
         filled = list({tile.first_column: tile for tile in tiles}.values())
 
     def metadata(tile: _Tile) -> ShardMetadata:
-        where = f"{device.type}" if device.type == "cpu" else f"{device.type}:{_local(tile.rank)}"
         return ShardMetadata(
             shard_offsets=[tile.first_row, tile.first_column],
             shard_sizes=[tile.rows, tile.columns],
-            placement=f"rank:{tile.rank}/{where}",
+            placement=placement_of(tile.rank, device),
         )
 
     rows = max((tile.first_row + tile.rows for tile in tiles), default=0)
@@ -173,10 +172,6 @@ def _sharded(
         ),
         process_group=process_group,
     )
-
-
-def _local(rank: int) -> int:
-    return rank % torch.accelerator.device_count()
 
 
 def save_table(

@@ -1,0 +1,57 @@
+"""Who owns what: which of several parts of a table has an id, and how much a part has."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torch_dynemb import ops
+
+
+def part_of(ids: Tensor, parts: int) -> Tensor:
+    """Which part owns each id, int64 [N]: ``mix_ids(ids)`` modulo parts, unsigned.
+
+    Args:
+        ids: int64 [N], contiguous.
+        parts: at least 1.
+
+    Raises:
+        RuntimeError: ids are not int64 of 1 dimension, or not contiguous.
+
+    Example:
+        >>> import torch
+        >>> part_of(torch.tensor([1, 2, -3]), 3)
+        tensor([2, 1, 1])
+    """
+    return ops.id_owners(ids, parts=parts, slots=parts)  # of as many slots, each part has one
+
+
+def slots_of(part: int, parts: int, slots: int) -> range:
+    """The slots of a part, as :func:`torch_dynemb.ops.id_owners` deals them out.
+
+    They are contiguous; the first ``slots % parts`` parts have one more than the others.
+
+    Example:
+        >>> slots_of(1, 3, 8)
+        range(3, 6)
+    """
+    each, longer = divmod(slots, parts)
+    begin = part * each + min(part, longer)
+    return range(begin, begin + each + (part < longer))
+
+
+def rows_of(part: int, parts: int, rows: int) -> range:
+    """The rows that a part takes of rows that nobody owns: contiguous, and as many as others take.
+
+    Example:
+        >>> [rows_of(part, 3, 8) for part in range(3)]
+        [range(0, 2), range(2, 5), range(5, 8)]
+    """
+    return range(rows * part // parts, rows * (part + 1) // parts)
+
+
+def share_of(whole: int, parts: int) -> int:
+    """A part's share of what a table may have in all, such as its capacity: rounded up."""
+    return -(-whole // parts)
+
+
+__all__ = ["part_of", "rows_of", "share_of", "slots_of"]

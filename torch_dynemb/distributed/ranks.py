@@ -1,0 +1,94 @@
+"""The ranks that share tables: a process group as modules can hold it, and what ranks tell."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+T = TypeVar("T")
+
+
+class RankGroup(NamedTuple):
+    """A process group in a form that modules can hold, copy and compile.
+
+    Attributes:
+        name: of the group.
+        size: number of ranks.
+        rank: of this process.
+    """
+
+    name: str
+    size: int
+    rank: int
+
+
+def default_group() -> dist.ProcessGroup | None:
+    """The default process group; None: this process is on its own."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.group.WORLD
+
+
+def rank_group(process_group: dist.ProcessGroup | None) -> RankGroup | None:
+    """The given group, else the default one, else None: one process on its own.
+
+    Raises:
+        ValueError: this process is no member of the group.
+    """
+    if process_group is None:
+        process_group = default_group()
+        if process_group is None:
+            return None
+    rank = dist.get_rank(process_group)
+    if rank < 0:
+        raise ValueError("pg does not have this process as a member: construct it on members only")
+    return RankGroup(process_group.group_name, dist.get_world_size(process_group), rank)
+
+
+def process_group_of(group: RankGroup | None) -> dist.ProcessGroup | None:
+    """The process group of ranks; None: there are no others than this one."""
+    if group is None or group.size == 1:
+        return None
+    c10d: Any = distributed_c10d  # the function is private, and what functional collectives use
+    process_group: dist.ProcessGroup = c10d._resolve_process_group(group.name)
+    return process_group
+
+
+def from_first_rank(
+    value: T, process_group: dist.ProcessGroup | None, *, device: torch.device | None = None
+) -> T:
+    """What the group's first rank gives, on all of them; a collective.
+
+    Args:
+        value: picklable on the first rank; those of others are ignored.
+        process_group: None: all ranks.
+        device: what is sent from; default: the one that torch chooses for the group.
+    """
+    sent = [value]
+    dist.broadcast_object_list(sent, group=process_group, device=device, group_src=0)
+    return sent[0]
+
+
+def from_all_ranks(value: T, process_group: dist.ProcessGroup | None) -> list[T]:
+    """What every rank gives, by rank; a collective.
+
+    Args:
+        value: picklable.
+        process_group: None: all ranks.
+    """
+    gathered: list[Any] = [None] * dist.get_world_size(process_group)
+    dist.all_gather_object(gathered, value, group=process_group)
+    return gathered
+
+
+__all__ = [
+    "RankGroup",
+    "default_group",
+    "from_all_ranks",
+    "from_first_rank",
+    "process_group_of",
+    "rank_group",
+]

@@ -1,0 +1,57 @@
+"""What tables begin with: a seed of initial rows and a time, those of the group's first rank."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from torch_dynemb.distributed.ranks import default_group, from_first_rank
+
+
+class CommonStart(NamedTuple):
+    """What tables begin with, equal on all ranks of a group.
+
+    Attributes:
+        seed: of initial values.
+        now: seconds since 1970.
+    """
+
+    seed: int
+    now: int
+
+
+def common_seed() -> int:
+    """``torch.initial_seed()``, that of rank 0 where there are ranks: ids start equal on all.
+
+    Collective where there is a default process group.
+    """
+    seed = torch.initial_seed()
+    everyone = default_group()
+    return seed if everyone is None else from_first_rank(seed, everyone)
+
+
+def common_start(
+    process_group: dist.ProcessGroup | None,
+    *,
+    own_seed: int | None = None,
+    device: torch.device | None = None,
+) -> CommonStart:
+    """The seed of the group's first rank, and what its clock says.
+
+    Collective; without a group, or on a group of one, nothing is sent.
+
+    Args:
+        process_group: None: this process is on its own.
+        own_seed: the seed of this rank; default: ``torch.initial_seed()``.
+        device: what collectives send from; default: the one that torch chooses for the group.
+    """
+    start = CommonStart(torch.initial_seed() if own_seed is None else own_seed, int(time.time()))
+    if process_group is None or process_group.size() == 1:
+        return start
+    return from_first_rank(start, process_group, device=device)
+
+
+__all__ = ["CommonStart", "common_seed", "common_start"]
