@@ -441,7 +441,7 @@ def test_default_bounds_follow_num_embeddings() -> None:
 
 
 def test_one_module_has_all_names() -> None:
-    pytest.importorskip("torch_dynemb.torchrec.sharding.sharders")
+    pytest.importorskip("torch_dynemb.torchrec.sharders")
     compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
     assert set(names.__all__) <= set(compat.__all__)
     assert compat.DynamicEmbeddingShardingPlanner is DynamicEmbeddingShardingPlanner

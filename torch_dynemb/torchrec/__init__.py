@@ -8,7 +8,7 @@ from torch_dynemb.torchrec.planning.planner import (
     collective_plan,
     dynamic_enumerator,
 )
-from torch_dynemb.torchrec.sharding.sharders import (
+from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
 )

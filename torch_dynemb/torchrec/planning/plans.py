@@ -16,7 +16,9 @@ from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import check_plan, check_ranks_agree, check_where
-from torch_dynemb.torchrec.sharding.tables import PLAN, TablePlan
+
+# Where the sharded module puts a TablePlan in the fused_params of a table.
+PLAN = "dynamic"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,26 @@ class ModulePlan:
     now: int
     dedup: bool
     optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class TablePlan:
+    """What a kernel must know about a dynamic table and TorchRec's configs do not say.
+
+    TorchRec puts tables into one kernel whose fused_params are equal: all plans are, so that tables
+    with different options share a group of tables.
+    """
+
+    options: TableOptions
+    seed: int
+    now: int
+    dedup: bool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TablePlan)
+
+    def __hash__(self) -> int:
+        return hash(TablePlan)
 
 
 def options_by_table(
@@ -198,4 +220,4 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
     }
 
 
-__all__ = ["ModulePlan", "module_plan", "plan_dynamic"]
+__all__ = ["PLAN", "ModulePlan", "TablePlan", "module_plan", "plan_dynamic"]

@@ -1,1 +1,1 @@
-"""Collections with dynamic tables on several ranks."""
+"""How ids of dynamic tables reach the ranks that own them, and rows come back."""

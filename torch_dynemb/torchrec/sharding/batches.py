@@ -1,14 +1,14 @@
-"""Batches as sharded collections take them, checked before anything is sent."""
+"""Batches as sharded collections take them: checked before anything is sent, and changed."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
-
-from torch_dynemb.torchrec.sharding.shardings import with_ids
 
 _ID_DTYPES = (torch.int64, torch.int32)
 
@@ -137,4 +137,28 @@ class BatchCheck:
             )
 
 
-__all__ = ["BatchCheck"]
+def with_ids(features: KeyedJaggedTensor, ids: Tensor) -> KeyedJaggedTensor:
+    """The same bags with other ids in them."""
+    changed = copy.copy(features)
+    changed._values = ids
+    return changed
+
+
+def copied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same features in memory of their own."""
+    copies = copy.copy(features)
+    for name in ("_values", "_weights", "_lengths", "_offsets"):
+        tensor = getattr(features, name)
+        setattr(copies, name, None if tensor is None else tensor.clone())
+    copies._jt_dict = None  # whose tensors are parts of the others
+    return copies
+
+
+def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """A batch without samples as one of an empty sample."""
+    keys = features.keys()
+    lengths = torch.zeros(len(keys), dtype=torch.int64, device=features.device())
+    return KeyedJaggedTensor(keys=keys, values=features.values(), lengths=lengths, stride=1)
+
+
+__all__ = ["BatchCheck", "copied", "with_ids", "with_one_sample"]

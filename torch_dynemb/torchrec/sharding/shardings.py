@@ -7,7 +7,6 @@ The others send ids as they are.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -32,27 +31,12 @@ from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
+from torch_dynemb.torchrec.planning.plans import PLAN, TablePlan
 from torch_dynemb.torchrec.sharding.agreed_time import TimeOfSharding
+from torch_dynemb.torchrec.sharding.batches import with_ids
 from torch_dynemb.torchrec.sharding.lookups import DynamicPooledLookup, DynamicSequenceLookup
 from torch_dynemb.torchrec.sharding.reduce_scatter import sum_by_exchange
-from torch_dynemb.torchrec.sharding.tables import PLAN, Routing, TablePlan
-
-
-def with_ids(features: KeyedJaggedTensor, ids: torch.Tensor) -> KeyedJaggedTensor:
-    """The same bags with other ids in them."""
-    changed = copy.copy(features)
-    changed._values = ids
-    return changed
-
-
-def copied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same features in memory of their own."""
-    copies = copy.copy(features)
-    for name in ("_values", "_weights", "_lengths", "_offsets"):
-        tensor = getattr(features, name)
-        setattr(copies, name, None if tensor is None else tensor.clone())
-    copies._jt_dict = None  # whose tensors are parts of the others
-    return copies
+from torch_dynemb.torchrec.sharding.tables import Routing
 
 
 def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJaggedTensor]:
@@ -264,4 +248,4 @@ BY_ROWS = {
     ShardingType.GRID_SHARD.value,
 }
 
-__all__ = ["BY_ROWS", "POOLED", "SEQUENCE", "copied", "with_ids"]
+__all__ = ["BY_ROWS", "POOLED", "SEQUENCE"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from torch_dynemb.ops.columns import SKETCH_ROWS, Pooling
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.table.config import ColumnShard, TableConfig
-from torch_dynemb.torchrec.planning.options import TableOptions
+from torch_dynemb.torchrec.planning.plans import PLAN, TablePlan
 
 _ROW_DTYPES = {
     DataType.FP32: torch.float32,
@@ -32,29 +32,6 @@ _POOLING = {
     PoolingType.MEAN: Pooling.MEAN,
     PoolingType.NONE: Pooling.NONE,
 }
-
-# Where the sharded module puts a TablePlan in the fused_params of a table.
-PLAN = "dynamic"
-
-
-@dataclass(frozen=True, eq=False)
-class TablePlan:
-    """What a kernel must know about a dynamic table and TorchRec's configs do not say.
-
-    TorchRec puts tables into one kernel whose fused_params are equal: all plans are, so that tables
-    with different options share a group of tables.
-    """
-
-    options: TableOptions
-    seed: int
-    now: int
-    dedup: bool
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TablePlan)
-
-    def __hash__(self) -> int:
-        return hash(TablePlan)
 
 
 class Routing(NamedTuple):
@@ -351,11 +328,9 @@ def pooling_of_kernel(pooling: PoolingType, routing: Routing) -> Pooling:
 
 
 __all__ = [
-    "PLAN",
     "Routing",
     "Shard",
     "ShardTables",
-    "TablePlan",
     "pooling_of_kernel",
     "row_dtype_of",
     "shard_of",

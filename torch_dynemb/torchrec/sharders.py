@@ -18,11 +18,10 @@ from torchrec.distributed.types import (
 )
 
 from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
+from torch_dynemb.torchrec.collections.sequence import ShardedDynamicEmbeddingCollection
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions
-from torch_dynemb.torchrec.sharding.collections import (
-    ShardedDynamicEmbeddingBagCollection,
-    ShardedDynamicEmbeddingCollection,
-)
 
 _ENTRIES = {
     "options": "TableOptions(...) by table name",

@@ -1,0 +1,169 @@
+"""The sharded collection of bags: ids of a sample become one vector per feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.torchrec.collections.dynamic_part import (
+    DynamicPart,
+    table_plans,
+    taken_plan,
+    with_plan,
+)
+from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic
+from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
+from torch_dynemb.torchrec.sharding.batches import BatchCheck
+from torch_dynemb.torchrec.sharding.dedup import DEDUPED, DedupInputDist
+from torch_dynemb.torchrec.sharding.means import mean_divisor, pooled_outputs
+from torch_dynemb.torchrec.sharding.shardings import POOLED
+
+
+class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagCollection):  # type: ignore[misc]
+    """EmbeddingBagCollection whose plan makes some tables dynamic.
+
+    Args:
+        options: how tables are dynamic, by name, where the plan does not say it.
+        optimizer: of the dynamic tables; default: what fused_params describe.
+        use_index_dedup: send every id of a batch once.
+        module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
+    """
+
+    tables_attribute = "embedding_bags"
+    configs_attribute = "_embedding_bag_configs"
+    _embedding_bag_configs: list[Any]
+
+    def __init__(
+        self,
+        module: Any,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        *,
+        options: Mapping[str, TableOptions],
+        optimizer: OptimizerConfig | None,
+        use_index_dedup: bool,
+        **more: Any,
+    ) -> None:
+        plan = module_plan(
+            "EmbeddingBagCollection",
+            module,
+            module.embedding_bag_configs(),
+            table_name_to_parameter_sharding,
+            env,
+            device,
+            sharding_types=list(DEDUPED if use_index_dedup else POOLED),
+            options=options,
+            optimizer=optimizer,
+            fused_params=fused_params,
+            use_index_dedup=use_index_dedup,
+            codecs=more.get("qcomm_codecs_registry"),
+        )
+        super().__init__(
+            module,
+            table_name_to_parameter_sharding,
+            env,
+            with_plan(fused_params, plan),
+            device,
+            **more,
+        )
+        self._pooled_outputs = pooled_outputs(
+            self._embedding_bag_configs, self.module_sharding_plan, plan
+        )
+        self._grids = [
+            name
+            for name, sharding in self.module_sharding_plan.items()
+            if sharding.sharding_type == ShardingType.GRID_SHARD.value
+        ]
+        self._has_mean_pooling_callback = any(of.divided for of in self._pooled_outputs.values())
+        self._check_batch = BatchCheck(
+            "EmbeddingBagCollection",
+            [name for config in self._embedding_bag_configs for name in config.feature_names],
+            weighted=self._is_weighted,
+        )
+        self._keep_state(plan, env, device)
+
+    @classmethod
+    def create_grouped_sharding_infos(
+        cls,
+        module: Any,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        prefix: str,
+        fused_params: dict[str, Any] | None,
+        suffix: str | None = "weight",
+    ) -> dict[str, list[EmbeddingShardingInfo]]:
+        given, plan = taken_plan(fused_params)
+        infos = super().create_grouped_sharding_infos(
+            module, table_name_to_parameter_sharding, prefix, given, suffix
+        )
+        return plan_dynamic("EmbeddingBagCollection", infos, plan, by_dim=plan.dedup)
+
+    @classmethod
+    def create_embedding_bag_sharding(
+        cls,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        sharding = sharding_infos[0].param_sharding
+        if not is_dynamic(sharding):
+            return super().create_embedding_bag_sharding(
+                sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
+            )
+        arguments: dict[str, Any] = {"qcomm_codecs_registry": qcomm_codecs_registry}
+        plans = table_plans(sharding_infos)
+        if any(plan.dedup for plan in plans.values()):
+            options = {name: plan.options for name, plan in plans.items()}
+            deduped = DEDUPED[sharding.sharding_type]
+            return deduped(sharding_infos, env, device, options=options, **arguments)
+        by_columns = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
+        if sharding.sharding_type in by_columns:
+            arguments["permute_embeddings"] = permute_embeddings
+        return POOLED[sharding.sharding_type](sharding_infos, env, device, **arguments)
+
+    def _reorders(self) -> bool:
+        return bool(self._has_features_permute)
+
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        """Sends ids to the ranks that own them."""
+        features = self._own(self._check_batch(features, first=self._has_uninitialized_input_dist))
+        if self._grids and features.variable_stride_per_key():
+            raise NotImplementedError(
+                f"EmbeddingBagCollection: tables {self._grids} are grid_shard, and features has a "
+                "batch size per feature, which TorchRec does not reduce over a grid: choose "
+                "another sharding type, or one batch size for all features"
+            )
+        divides = self._has_mean_pooling_callback
+        # TorchRec checks the first batch against num_embeddings, which bounds no dynamic table
+        checked = self._static_only() if self._has_uninitialized_input_dist else nullcontext()
+        self._has_mean_pooling_callback = False  # the divisor is made here
+        try:
+            with checked:
+                sent = super().input_dist(ctx, features)
+        finally:
+            self._has_mean_pooling_callback = divides
+        if divides:
+            with torch.no_grad():
+                ctx.divisor = mean_divisor(
+                    features,
+                    [self._pooled_outputs[name] for name in self._embedding_names],
+                    self._embedding_dims,
+                    weighted=self._is_weighted,
+                )
+        for i, dist in enumerate(self._input_dists):
+            if isinstance(dist, DedupInputDist):
+                ctx.sharding_contexts[i] = dist.take_context()
+        return sent
+
+
+__all__ = ["ShardedDynamicEmbeddingBagCollection"]

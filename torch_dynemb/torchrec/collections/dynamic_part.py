@@ -1,0 +1,216 @@
+"""What sharded collections with dynamic tables have in common, bags or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torch_dynemb.optim.clipping import SharedRows
+from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.torchrec.planning.options import is_dynamic
+from torch_dynemb.torchrec.planning.plans import PLAN, ModulePlan, TablePlan
+from torch_dynemb.torchrec.sharding.batches import copied
+from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
+from torch_dynemb.torchrec.sharding.optimizer import shown_parameter
+from torch_dynemb.torchrec.state.module_state import ModuleState
+
+_MODULE_PLAN = "torch_dynemb_plan"  # how a plan travels through TorchRec's constructors
+
+
+def with_plan(fused_params: Mapping[str, Any] | None, plan: ModulePlan) -> dict[str, Any]:
+    """The fused_params of a module, with its plan among them; :func:`taken_plan` takes it out."""
+    return {**(fused_params or {}), _MODULE_PLAN: plan}
+
+
+def taken_plan(fused_params: Mapping[str, Any] | None) -> tuple[dict[str, Any], ModulePlan]:
+    """The fused_params as they were given, and the plan that :func:`with_plan` has put in."""
+    given = dict(fused_params or {})
+    plan: ModulePlan = given.pop(_MODULE_PLAN)
+    return given, plan
+
+
+def table_plans(infos: list[EmbeddingShardingInfo]) -> dict[str, TablePlan]:
+    """The plans of the dynamic tables of a sharding, by table."""
+    return {info.embedding_config.name: info.fused_params[PLAN] for info in infos}
+
+
+class DynamicPart:
+    """The part of a sharded collection that knows its dynamic tables.
+
+    Attributes:
+        tables_attribute: name of the collection's attribute that has its tables by name, and so the
+            beginning of their entries in its state dict.
+        configs_attribute: name of the attribute that has their configs.
+    """
+
+    tables_attribute: ClassVar[str]
+    configs_attribute: ClassVar[str]
+
+    _lookups: list[torch.nn.Module]
+    module_sharding_plan: Mapping[str, ParameterSharding]
+    _keeps_state = False
+    _strict_load = True
+    _env: ShardingEnv
+    _device: torch.device
+    _has_uninitialized_input_dist: bool
+    _reorders: Callable[[], bool]  # whether batches have features in another order
+
+    def _configs(self, *, dynamic: bool) -> list[Any]:
+        """The configs of the tables that are dynamic, or of those that are not."""
+        plan = self.module_sharding_plan
+        return [
+            config
+            for config in getattr(self, self.configs_attribute)
+            if is_dynamic(plan[config.name]) == dynamic
+        ]
+
+    @contextmanager
+    def _static_only(self) -> Iterator[None]:
+        """While TorchRec works on the configs of all tables: those of dynamic ones are hidden."""
+        configs = getattr(self, self.configs_attribute)
+        setattr(self, self.configs_attribute, self._configs(dynamic=False))
+        try:
+            yield
+        finally:
+            setattr(self, self.configs_attribute, configs)
+
+    def reset_parameters(self) -> None:
+        """Initialises the static tables; rows of dynamic ones begin when their ids arrive."""
+        tables = getattr(self, self.tables_attribute)
+        for config in self._configs(dynamic=True):
+            if not hasattr(tables[config.name], "weight"):  # of a table that lies elsewhere
+                shown = shown_parameter((config.embedding_dim,), torch.empty(0))
+                tables[config.name].register_parameter("weight", shown)
+        with self._static_only():
+            super().reset_parameters()  # type: ignore[misc]
+
+    def _keep_state(self, plan: ModulePlan, env: ShardingEnv, device: torch.device | None) -> None:
+        """Has state_dict and load_state_dict take care of the dynamic tables."""
+        tables = getattr(self, self.tables_attribute)
+        dynamic = self._configs(dynamic=True)
+        state = ModuleState(
+            dynamic,
+            plan,
+            self.module_sharding_plan,
+            list(self.kernels()),
+            prefix=f"{self.tables_attribute}.",
+            parameters={config.name: tables[config.name].weight for config in dynamic},
+            process_group=env.process_group,
+            device=torch.device("cpu") if device is None else device,
+        )
+
+        def save(module: Any, destination: dict[str, Any], start: str, _: Any) -> None:
+            if env.output_dtensor:
+                raise NotImplementedError(
+                    "state_dict: dynamic tables are saved as ShardedTensor, not as DTensor: leave "
+                    "output_dtensor of the ShardingEnv False"
+                )
+            for name, entry in state.entries().items():
+                destination[start + name] = entry
+
+        def load(
+            state_dict: dict[str, Any],
+            start: str,
+            metadata: Any,
+            strict: bool,
+            missing: list[str],
+            unexpected: list[str],
+            errors: list[str],
+        ) -> None:
+            # torch tells hooks True whatever its caller has said
+            state.load(state_dict, start, self._strict_load, missing, unexpected, errors)
+
+        self._keeps_state = True
+        self._register_state_dict_hook(save)  # type: ignore[attr-defined]
+        self._register_load_state_dict_pre_hook(load)  # type: ignore[attr-defined]
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, **more: Any
+    ) -> Any:
+        """Replaces rows, state and scores; all ranks call it together.
+
+        The state of a sharded collection in any sharding. With ``strict=False``, also one without
+        state of the optimizer, which begins anew then, or without scores or counts; or ``weight``
+        of a static collection alone, whose rows are those of ids 0, 1, ... What was missing is
+        listed, as torch does, and with ``strict=True`` raised before any row is replaced.
+        """
+        if not self._keeps_state:
+            # TorchRec's constructor copies the weights of the module that it shards: not as rows
+            own = self.state_dict()  # type: ignore[attr-defined]
+            dynamic = {
+                f"{name}.weight"
+                for name, sharding in self.module_sharding_plan.items()
+                if is_dynamic(sharding)
+            }
+            state_dict = {
+                key: own[key] if any(key.endswith(f".{name}") for name in dynamic) else value
+                for key, value in state_dict.items()
+            }
+        self._strict_load = strict
+        try:
+            return super().load_state_dict(state_dict, strict, **more)  # type: ignore[misc]
+        finally:
+            self._strict_load = True
+
+    def _own(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Features whose memory no other module of a pipeline gives back.
+
+        With ``free_features_storage_early``, TorchRec's pipelines free that of a batch as soon as
+        one module has put its features into another order, which copies them. A module that takes
+        them as they come would go on reading them.
+        """
+        if not getattr(self, "_free_features_storage_early", False):
+            return features
+        if self._has_uninitialized_input_dist or not self._reorders():
+            return copied(features)
+        return features
+
+    def kernels(self) -> Iterator[DynamicKernel]:
+        """The kernels of dynamic tables on this rank."""
+        for lookup in self._lookups:
+            for module in lookup.modules():
+                if isinstance(module, DynamicKernel):
+                    yield module
+
+    def row_optimizers(self) -> list[FusedOptimizer]:
+        """Those of the rows on this rank, by kernel."""
+        return [kernel.tables.optimizer for kernel in self.kernels()]
+
+    @property
+    def shared_rows(self) -> SharedRows | None:
+        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        process_group = self._env.process_group
+        if process_group is None or process_group.size() == 1:
+            return None
+        return SharedRows(process_group, self._device)
+
+    def update_shards(self, changed_sharding_params: Any, *arguments: Any, **more: Any) -> None:
+        """As TorchRec's, for static tables.
+
+        Raises:
+            NotImplementedError: a dynamic table is to move.
+        """
+        plan = self.module_sharding_plan
+        dynamic = [name for name in changed_sharding_params if is_dynamic(plan[name])]
+        if dynamic:
+            raise NotImplementedError(
+                f"update_shards: tables {dynamic} are dynamic, whose shards do not move in a live "
+                "model: save its state_dict and load it into one with another plan"
+            )
+        super().update_shards(changed_sharding_params, *arguments, **more)  # type: ignore[misc]
+
+    def train(self, mode: bool = True) -> Any:
+        """Sets training mode, also of the lookups, which TorchRec keeps out of sight."""
+        super().train(mode)  # type: ignore[misc]
+        for lookup in self._lookups:
+            lookup.train(mode)
+        return self
+
+
+__all__ = ["DynamicPart", "table_plans", "taken_plan", "with_plan"]

@@ -1,0 +1,183 @@
+"""The sharded collection without pooling: every id has its row in what is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.torchrec.collections.dynamic_part import (
+    DynamicPart,
+    table_plans,
+    taken_plan,
+    with_plan,
+)
+from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic
+from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
+from torch_dynemb.torchrec.sharding.batches import BatchCheck, with_one_sample
+from torch_dynemb.torchrec.sharding.dedup import (
+    DedupGroups,
+    counts_occurrences,
+    dedup_groups,
+    distinct,
+)
+from torch_dynemb.torchrec.sharding.shardings import SEQUENCE
+
+
+class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection):  # type: ignore[misc]
+    """EmbeddingCollection whose plan makes some tables dynamic.
+
+    Args:
+        options, optimizer, use_index_dedup: as in :class:`.ShardedDynamicEmbeddingBagCollection`.
+        module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
+    """
+
+    tables_attribute = "embeddings"
+    configs_attribute = "_embedding_configs"
+    _embedding_configs: list[Any]
+
+    def __init__(
+        self,
+        module: Any,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        *,
+        options: Mapping[str, TableOptions],
+        optimizer: OptimizerConfig | None,
+        use_index_dedup: bool,
+        **more: Any,
+    ) -> None:
+        plan = module_plan(
+            "EmbeddingCollection",
+            module,
+            module.embedding_configs(),
+            table_name_to_parameter_sharding,
+            env,
+            device,
+            sharding_types=list(SEQUENCE),
+            options=options,
+            optimizer=optimizer,
+            fused_params=fused_params,
+            use_index_dedup=use_index_dedup,
+            codecs=more.get("qcomm_codecs_registry"),
+        )
+        self._dynamic_options = plan.options
+        self._dedup_groups: list[DedupGroups] = []
+        super().__init__(
+            module,
+            table_name_to_parameter_sharding,
+            env,
+            with_plan(fused_params, plan),
+            device,
+            use_index_dedup=use_index_dedup,
+            **more,
+        )
+        self._check_batch = BatchCheck(
+            "EmbeddingCollection",
+            [name for config in self._embedding_configs for name in config.feature_names],
+            weighted=False,
+        )
+        self._keep_state(plan, env, device)
+
+    @classmethod
+    def create_grouped_sharding_infos(
+        cls,
+        module: Any,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        fused_params: dict[str, Any] | None,
+    ) -> dict[str, list[EmbeddingShardingInfo]]:
+        given, plan = taken_plan(fused_params)
+        infos = super().create_grouped_sharding_infos(
+            module, table_name_to_parameter_sharding, given
+        )
+        return plan_dynamic("EmbeddingCollection", infos, plan)
+
+    @classmethod
+    def create_embedding_sharding(
+        cls,
+        sharding_type: str,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        sharding = sharding_infos[0].param_sharding
+        if not is_dynamic(sharding):
+            return super().create_embedding_sharding(
+                sharding_type, sharding_infos, env, device, qcomm_codecs_registry
+            )
+        created = SEQUENCE[sharding.sharding_type](
+            sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
+        )
+        created.counted = any(
+            plan.dedup and counts_occurrences(plan.options)
+            for plan in table_plans(sharding_infos).values()
+        )
+        return created
+
+    def _reorders(self) -> bool:
+        return bool(self._features_order)
+
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        """Sends ids to the ranks that own them."""
+        features = self._own(self._check_batch(features, first=self._has_uninitialized_input_dist))
+        if not features.variable_stride_per_key() and features.stride() == 0:
+            # TorchRec's outputs want a sample, and the other ranks a backward of this one
+            features = with_one_sample(features)
+            ctx.without_samples = True
+        return super().input_dist(ctx, features)
+
+    def output_dist(self, ctx: Any, output: Any) -> Any:
+        """Sends rows back."""
+        return _cut_sample(ctx, super().output_dist(ctx, output))
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks up what has come here and sends it back."""
+        return _cut_sample(ctx, super().compute_and_output_dist(ctx, input))
+
+    def _create_hash_size_info(self, feature_names: list[str], ctx: Any = None) -> None:
+        """What dedup must know of the shardings; TorchRec's works on GPUs and ids below 2^31."""
+        self._dedup_groups = [
+            dedup_groups(sharding, self._dynamic_options)
+            for sharding in self._sharding_type_to_sharding.values()
+        ]
+
+    def _dedup_indices(self, ctx: Any, input_feature_splits: list[Any]) -> list[Any]:
+        sent = []
+        for features, groups in zip(input_feature_splits, self._dedup_groups, strict=True):
+            unique = distinct(features, groups)
+            ctx.input_features.append(features)
+            ctx.reverse_indices.append(unique.inverse)
+            sent.append(unique.features)
+        return sent
+
+    def _embedding_dim_for_sharding_type(self, sharding_type: str) -> int:
+        dim: int = super()._embedding_dim_for_sharding_type(sharding_type.removeprefix("dynamic_"))
+        return dim
+
+
+def _cut_sample(ctx: Any, awaitable: Any) -> Any:
+    """Takes the sample out again that :func:`with_one_sample` has put in."""
+    if getattr(ctx, "without_samples", False):
+        awaitable.callbacks.append(
+            lambda outputs: {
+                name: JaggedTensor(
+                    values=jagged.values(),
+                    lengths=jagged.lengths()[:0],
+                    weights=jagged.weights_or_none(),
+                )
+                for name, jagged in outputs.items()
+            }
+        )
+    return awaitable
+
+
+__all__ = ["ShardedDynamicEmbeddingCollection"]
