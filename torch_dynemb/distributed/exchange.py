@@ -21,7 +21,7 @@ _HUGE_PAGES_FROM = 16 << 20
 
 
 def all_to_all(
-    rows: Tensor, received: Sequence[int], sent: Sequence[int], group: RankGroup
+    rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
 ) -> Tensor:
     """Sends ``sent[r]`` rows to rank r; the result arrives later: :func:`arrived` waits for it.
 
@@ -34,7 +34,7 @@ def all_to_all(
     Returns:
         [sum of received, ...], in the order of ranks.
     """
-    name: Any = group.name
+    name: Any = ranks.name
     return collectives.all_to_all_single_autograd(rows, list(received), list(sent), name)
 
 
@@ -45,14 +45,14 @@ def arrived(rows: Tensor) -> Tensor:
     return rows
 
 
-def one_to_each(rows: Tensor, group: RankGroup) -> Tensor:
+def one_to_each(rows: Tensor, ranks: RankGroup) -> Tensor:
     """Sends row r to rank r and waits for what comes: [ranks, ...], as ``rows`` is."""
-    equal = [1] * group.size
-    return arrived(all_to_all(rows, equal, equal, group))
+    equal = [1] * ranks.size
+    return arrived(all_to_all(rows, equal, equal, ranks))
 
 
 def move_rows(
-    rows: Tensor, received: Sequence[int], sent: Sequence[int], group: RankGroup
+    rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
 ) -> Tensor:
     """Sends rows of any dtype as :func:`all_to_all` does, and waits; no gradient comes back.
 
@@ -65,7 +65,7 @@ def move_rows(
     shape = rows.shape[1:]
     # as bytes: gloo does not carry all dtypes
     sendable = rows.detach().reshape(rows.shape[0], math.prod(shape)).contiguous().view(torch.uint8)
-    moved = arrived(all_to_all(sendable, received, sent, group))
+    moved = arrived(all_to_all(sendable, received, sent, ranks))
     return moved.view(rows.dtype).view(sum(received), *shape)
 
 

@@ -48,12 +48,12 @@ def rank_group(process_group: dist.ProcessGroup | None) -> RankGroup | None:
     return RankGroup(process_group.group_name, dist.get_world_size(process_group), rank)
 
 
-def process_group_of(group: RankGroup | None) -> dist.ProcessGroup | None:
+def process_group_of(ranks: RankGroup | None) -> dist.ProcessGroup | None:
     """The process group of ranks; None: there are no others than this one."""
-    if group is None or group.size == 1:
+    if ranks is None or ranks.size == 1:
         return None
     c10d: Any = distributed_c10d  # the function is private, and what functional collectives use
-    process_group: dist.ProcessGroup = c10d._resolve_process_group(group.name)
+    process_group: dist.ProcessGroup = c10d._resolve_process_group(ranks.name)
     return process_group
 
 

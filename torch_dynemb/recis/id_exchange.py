@@ -51,31 +51,31 @@ class IdExchange:
         ids: int64 [N], child after child.
         offsets: int64 [children + 1], where children begin in ``ids``.
         children: their numbers.
-        group: the ranks.
+        ranks: that share the table.
     """
 
     def __init__(
-        self, table: HashTable, ids: Tensor, offsets: Tensor, children: list[int], group: RankGroup
+        self, table: HashTable, ids: Tensor, offsets: Tensor, children: list[int], ranks: RankGroup
     ) -> None:
         self._table = table
         self._children = children
-        self._group = group
-        distinct = ops.ids_partition(ids, offsets, parts=group.size, slots=table.slice.slice_size)
+        self._ranks = ranks
+        distinct = ops.ids_partition(ids, offsets, parts=ranks.size, slots=table.slice.slice_size)
         self.inverse = distinct.inverse
         proposed = table.group.proposed_now
         with torch.no_grad():
             lengths = distinct.lengths
             if proposed is not None:
-                lengths = torch.cat([lengths, proposed.expand(group.size, 1)], 1)
-            received = one_to_each(lengths, group)
+                lengths = torch.cat([lengths, proposed.expand(ranks.size, 1)], 1)
+            received = one_to_each(lengths, ranks)
             self._received_lengths = received[:, : len(children)]
             self._proposals = None if proposed is None else received[:, -1]
             self._sent = _sizes(distinct.lengths, distinct.ids.shape[0])
             self._received = _sizes(self._received_lengths)
-            self._ids = all_to_all(distinct.ids, self._received, self._sent, group)
+            self._ids = all_to_all(distinct.ids, self._received, self._sent, ranks)
             self._counts = None
             if table.counts_occurrences:
-                self._counts = all_to_all(distinct.counts, self._received, self._sent, group)
+                self._counts = all_to_all(distinct.counts, self._received, self._sent, ranks)
 
     def rows(self, *, reads_only: bool, trains: bool) -> Tensor:
         """Looks up the ids that came here, and sends the rows back.
@@ -83,7 +83,7 @@ class IdExchange:
         Returns:
             [n, columns], rows of the distinct ids; ``inverse`` says which one each id has.
         """
-        table, group = self._table, self._group
+        table, ranks = self._table, self._ranks
         ids = arrived(self._ids)
         lengths = self._received_lengths.reshape(-1)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -92,7 +92,7 @@ class IdExchange:
         rows = table.lookup(
             ids,
             offsets,
-            children=self._children * group.size,
+            children=self._children * ranks.size,
             reads_only=reads_only,
             trains=trains,
             counts=None if self._counts is None else arrived(self._counts),
@@ -100,14 +100,14 @@ class IdExchange:
         if rows.requires_grad:
             factor = self._gradient_factor(ids, lengths)
             rows = _ScaledGradient.apply(rows, factor)  # type: ignore[no-untyped-call]
-        return arrived(all_to_all(rows, self._sent, self._received, group))
+        return arrived(all_to_all(rows, self._sent, self._received, ranks))
 
     def _gradient_factor(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """What multiplies the gradients that ranks send for an id: [n, 1], or one number."""
         if self._table.grad_reduce_by == "worker":
-            return torch.full((1,), 1.0 / self._group.size, device=ids.device)
+            return torch.full((1,), 1.0 / self._ranks.size, device=ids.device)
         # ids of a child come from several ranks: brought together, then counted
-        children, ranks = len(self._children), self._group.size
+        children, ranks = len(self._children), self._ranks.size
         child = torch.arange(children, device=ids.device).repeat(ranks)
         order = torch.argsort(
             child.repeat_interleave(lengths, output_size=ids.shape[0]), stable=True

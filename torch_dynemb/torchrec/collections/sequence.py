@@ -22,10 +22,10 @@ from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic
 from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
 from torch_dynemb.torchrec.sharding.batches import BatchCheck, with_one_sample
 from torch_dynemb.torchrec.sharding.dedup import (
-    DedupGroups,
+    FeatureGroups,
     counts_occurrences,
-    dedup_groups,
     distinct,
+    feature_groups_of,
 )
 from torch_dynemb.torchrec.sharding.shardings import SEQUENCE
 
@@ -70,7 +70,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             codecs=more.get("qcomm_codecs_registry"),
         )
         self._dynamic_options = plan.options
-        self._dedup_groups: list[DedupGroups] = []
+        self._feature_groups: list[FeatureGroups] = []
         super().__init__(
             module,
             table_name_to_parameter_sharding,
@@ -145,14 +145,14 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
 
     def _create_hash_size_info(self, feature_names: list[str], ctx: Any = None) -> None:
         """What dedup must know of the shardings; TorchRec's works on GPUs and ids below 2^31."""
-        self._dedup_groups = [
-            dedup_groups(sharding, self._dynamic_options)
+        self._feature_groups = [
+            feature_groups_of(sharding, self._dynamic_options)
             for sharding in self._sharding_type_to_sharding.values()
         ]
 
     def _dedup_indices(self, ctx: Any, input_feature_splits: list[Any]) -> list[Any]:
         sent = []
-        for features, groups in zip(input_feature_splits, self._dedup_groups, strict=True):
+        for features, groups in zip(input_feature_splits, self._feature_groups, strict=True):
             unique = distinct(features, groups)
             ctx.input_features.append(features)
             ctx.reverse_indices.append(unique.inverse)

@@ -24,7 +24,7 @@ from torch_dynemb.torchrec.sharding.shardings import (
 )
 
 
-class DedupGroups(NamedTuple):
+class FeatureGroups(NamedTuple):
     """Which features of a sharding look up the same ids.
 
     Attributes:
@@ -59,9 +59,9 @@ def counts_occurrences(options: TableOptions) -> bool:
     )
 
 
-def dedup_groups(
+def feature_groups_of(
     sharding: EmbeddingSharding[Any, Any, Any, Any], options: Mapping[str, TableOptions]
-) -> DedupGroups:
+) -> FeatureGroups:
     """Features of one table are a group, unless the table treats them differently."""
     first: list[int] = []
     features = 0
@@ -73,24 +73,25 @@ def dedup_groups(
         first += [features] if together else range(features, features + names)
         features += names
         counted |= dynamic is not None and counts_occurrences(dynamic)
-    return DedupGroups(first, features, counted)
+    return FeatureGroups(first, features, counted)
 
 
-def distinct(features: KeyedJaggedTensor, groups: DedupGroups) -> DistinctFeatures:
-    """The distinct ids of a batch, by group."""
+def distinct(features: KeyedJaggedTensor, feature_groups: FeatureGroups) -> DistinctFeatures:
+    """The distinct ids of a batch, by group of features."""
+    first, number, counted = feature_groups
     offsets = features.offsets().to(torch.int64)
     if features.variable_stride_per_key():
         ends = torch.tensor([0, *features.stride_per_key()], device=offsets.device).cumsum(0)
         of_features = offsets[ends]
     else:
         stride = features.stride()
-        of_features = offsets[::stride] if stride > 0 else offsets.new_zeros(groups.features + 1)
-    bounds = of_features[torch.tensor([*groups.first, groups.features], device=offsets.device)]
+        of_features = offsets[::stride] if stride > 0 else offsets.new_zeros(number + 1)
+    bounds = of_features[torch.tensor([*first, number], device=offsets.device)]
     unique = ops.unique_ids(features.values().to(torch.int64).contiguous(), bounds)
-    lengths = torch.zeros(groups.features, dtype=torch.int64, device=offsets.device)
-    lengths[torch.tensor(groups.first, device=offsets.device)] = unique.offsets.diff()
+    lengths = torch.zeros(number, dtype=torch.int64, device=offsets.device)
+    lengths[torch.tensor(first, device=offsets.device)] = unique.offsets.diff()
     counts = None
-    if groups.counted:
+    if counted:
         counts = unique.counts.to(torch.float32)
     sent = KeyedJaggedTensor(
         keys=features.keys(), values=unique.ids, weights=counts, lengths=lengths, stride=1
@@ -130,13 +131,13 @@ class DedupInputDist(nn.Module):
 
     Args:
         dist: sends ids.
-        groups: of the features.
+        feature_groups: of the features.
     """
 
-    def __init__(self, dist: nn.Module, groups: DedupGroups) -> None:
+    def __init__(self, dist: nn.Module, feature_groups: FeatureGroups) -> None:
         super().__init__()
         self._ids_dist = dist
-        self._groups = groups
+        self._feature_groups = feature_groups
         self._context: DedupContext | None = None
 
     @property
@@ -147,7 +148,7 @@ class DedupInputDist(nn.Module):
         return dist
 
     def forward(self, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        sent, inverse = distinct(features, self._groups)
+        sent, inverse = distinct(features, self._feature_groups)
         awaitable = self._ids_dist(sent)
         unbucketize = getattr(self._ids_dist, "unbucketize_permute_tensor", None)
         if unbucketize is not None:
@@ -230,14 +231,14 @@ class _Dedup:
 
     def __init__(self, *arguments: Any, options: Mapping[str, TableOptions], **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._groups = dedup_groups(self, options)
-        self.counted = self._groups.counted
+        self._feature_groups = feature_groups_of(self, options)
+        self.counted = self._feature_groups.counted
         self.by_rank = True
 
     def create_input_dist(self, device: torch.device | None = None) -> DedupInputDist:
         return DedupInputDist(
             super().create_input_dist(device),  # type: ignore[misc]
-            self._groups,
+            self._feature_groups,
         )
 
     def create_output_dist(self, device: torch.device | None = None) -> DedupOutputDist:
@@ -246,9 +247,9 @@ class _Dedup:
         codecs = (self.qcomm_codecs_registry or {}).get(  # type: ignore[attr-defined]
             CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
         )
-        group = self._pg  # type: ignore[attr-defined]
+        process_group = self._pg  # type: ignore[attr-defined]
         weighted = any(table.is_weighted for table in tables)
-        return DedupOutputDist(GlooAllToAll(group, device, codecs), dim, weighted=weighted)
+        return DedupOutputDist(GlooAllToAll(process_group, device, codecs), dim, weighted=weighted)
 
 
 class DedupRwSharding(_Dedup, DynamicRwSequenceSharding):
@@ -269,6 +270,6 @@ __all__ = [
     "DedupContext",
     "DedupInputDist",
     "counts_occurrences",
-    "dedup_groups",
     "distinct",
+    "feature_groups_of",
 ]

@@ -21,8 +21,8 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
     """Dynamic tables of one rank that are looked up together, pooled or per id.
 
     Args:
-        config: its fused_params are ``optimizer_config``, ``output_dtype``, ``split`` and a plan
-            per table.
+        grouped_config: its fused_params are ``optimizer_config``, ``output_dtype``, ``split`` and a
+            plan per table.
         device: of the rows.
         routing: which ids come here.
         pooled: whether bags become one vector here.
@@ -32,7 +32,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
 
     def __init__(
         self,
-        config: GroupedEmbeddingConfig,
+        grouped_config: GroupedEmbeddingConfig,
         device: torch.device | None,
         routing: Routing,
         *,
@@ -41,13 +41,13 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         by_rank: bool = False,
     ) -> None:
         super().__init__()
-        self._config = config
-        fused_params = config.fused_params or {}
+        self._config = grouped_config  # by the name at which TorchRec looks
+        fused_params = grouped_config.fused_params or {}
         self._tables = ShardTables(
-            config,
+            grouped_config,
             optimizer=fused_params["optimizer_config"],
             routing=routing,
-            pooling=pooling_of_kernel(config.pooling, routing) if pooled else Pooling.NONE,
+            pooling=pooling_of_kernel(grouped_config.pooling, routing) if pooled else Pooling.NONE,
             output_dtype=fused_params["output_dtype"],
             split=fused_params["split"],
             device=device,
@@ -57,7 +57,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         # of columns that lie here in several shards, one parameter
         self._shown = {
             table.name: shown_parameter((table.embedding_dim,), self._tables.grad_anchor)
-            for table in config.embedding_tables
+            for table in grouped_config.embedding_tables
         }
         self._optimizer = TableOptimizer(
             self._tables, {f"{name}.weight": shown for name, shown in self._shown.items()}

@@ -47,13 +47,16 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
             output: Tensor = super().forward(sparse_features)
             return output
         # TorchRec hands FBGEMM's kernels one buffer for all; ours give flat outputs of their own
-        groups = sparse_features.split(self._feature_splits)
-        outputs = [kernel(group) for kernel, group in zip(self._emb_modules, groups, strict=True)]
+        of_kernels = sparse_features.split(self._feature_splits)
+        outputs = [
+            kernel(of_kernel)
+            for kernel, of_kernel in zip(self._emb_modules, of_kernels, strict=True)
+        ]
         return _by_rank(
             outputs,
             [
-                _sizes_per_rank(group.stride_per_key_per_rank(), config.embedding_dims())
-                for group, config in zip(groups, self.grouped_configs, strict=True)
+                _sizes_per_rank(of_kernel.stride_per_key_per_rank(), grouped.embedding_dims())
+                for of_kernel, grouped in zip(of_kernels, self.grouped_configs, strict=True)
             ],
         )
 
@@ -99,9 +102,12 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         if not self._by_rank or len(self._emb_modules) < 2:
             output: Tensor = super().forward(sparse_features)
             return output
-        groups = sparse_features.split(self._feature_splits)
-        outputs = [kernel(group) for kernel, group in zip(self._emb_modules, groups, strict=True)]
-        lengths = [group.lengths().view(len(group.keys()), -1).sum(0).tolist() for group in groups]
+        of_kernels = sparse_features.split(self._feature_splits)
+        outputs = [
+            kernel(of_kernel)
+            for kernel, of_kernel in zip(self._emb_modules, of_kernels, strict=True)
+        ]
+        lengths = [of.lengths().view(len(of.keys()), -1).sum(0).tolist() for of in of_kernels]
         return _by_rank(outputs, lengths)
 
     def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:

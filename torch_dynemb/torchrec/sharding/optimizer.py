@@ -13,7 +13,7 @@ from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 
 
-class ParamGroup(dict[str, Any]):
+class KernelParamGroup(dict[str, Any]):
     """Hyper-parameters of all tables of a kernel: an assignment reaches the tables at once.
 
     Without tables it reaches none: schedulers set a rate also for those that are not trained.
@@ -25,8 +25,8 @@ class ParamGroup(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key != "params" and key in self:
-            for group in [] if self._tables is None else self._tables.optimizer.param_groups:
-                group[key] = value
+            for of_table in [] if self._tables is None else self._tables.optimizer.param_groups:
+                of_table[key] = value
             if key == "lr":
                 (value,) = hyper_values(key, value)
         super().__setitem__(key, value)
@@ -43,7 +43,7 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
     """Updates run in backward; :meth:`step` ends a training step of the tables.
 
     Calling it is optional: a forward in training that follows a backward ends the step before it.
-    In split mode it is not: gradients wait until :meth:`step` applies their sum.
+    In split mode it is not: gradients are pending until :meth:`step` applies their sum.
 
     Rows' state is in the module's state dict, beside the rows; here are hyper-parameters, which
     TorchRec saves after ``save_param_groups(True)``.
@@ -55,11 +55,11 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
 
     def __init__(self, tables: ShardTables, params: Mapping[str, nn.Parameter]) -> None:
         self._tables = tables
-        config = tables.group.config.optimizer
+        config = tables.group.optimizer_config
         assert config is not None
         entries = {"params": list(params.values()), **config.hyper()}
-        group = ParamGroup(entries, None if config == NOT_TRAINED else tables)
-        super().__init__(dict(params), {}, [group])
+        param_group = KernelParamGroup(entries, None if config == NOT_TRAINED else tables)
+        super().__init__(dict(params), {}, [param_group])
 
     def step(self, closure: Any = None, *, now: int | None = None) -> None:
         """Ends a training step; see :meth:`torch_dynemb.FusedOptimizer.step`.
@@ -74,8 +74,8 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         self._tables.end_step(now)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Forgets gradients that wait in split mode; else there are none."""
-        if self._tables.group.config.split:
+        """Forgets pending gradients in split mode; else there are none."""
+        if self._tables.group.split:
             self._tables.optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:

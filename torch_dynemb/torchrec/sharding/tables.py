@@ -138,7 +138,7 @@ class ShardTables(TableModule):
     """The shards of one rank that share a kernel.
 
     Args:
-        config: TorchRec's; fused_params of its tables have a :class:`TablePlan`.
+        grouped_config: fused_params of its tables have a :class:`TablePlan`.
         optimizer: of all tables.
         routing: which ids come here.
         pooling: how ids of a bag become one vector here; means of row-wise shards are taken later.
@@ -151,7 +151,7 @@ class ShardTables(TableModule):
 
     def __init__(
         self,
-        config: GroupedEmbeddingConfig,
+        grouped_config: GroupedEmbeddingConfig,
         *,
         optimizer: OptimizerConfig,
         routing: Routing,
@@ -162,7 +162,7 @@ class ShardTables(TableModule):
         counted: bool,
         by_rank: bool = False,
     ) -> None:
-        tables = config.embedding_tables
+        tables = grouped_config.embedding_tables
         super().__init__(
             [_table_config(table, routing) for table in tables],
             optimizer=optimizer,
@@ -176,7 +176,7 @@ class ShardTables(TableModule):
         )
         self.shards = [shard_of(table) for table in tables]
         self.routing = routing
-        self._weighted = config.is_weighted or config.has_feature_processor
+        self._weighted = grouped_config.is_weighted or grouped_config.has_feature_processor
         self._pooling = pooling
         self._counted = counted
         self._by_rank = by_rank

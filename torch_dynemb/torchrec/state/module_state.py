@@ -77,7 +77,7 @@ class ModuleState:
     ) -> None:
         self._prefix = prefix
         self._parameters = parameters
-        self._group = process_group
+        self._process_group = process_group
         self._device = device
         self._rank = dist.get_rank()
         self._kernels = kernels
@@ -116,7 +116,7 @@ class ModuleState:
             }
             for name, found in contents.items()
         }
-        gathered = from_all_ranks(here, self._group)
+        gathered = from_all_ranks(here, self._process_group)
         result: dict[str, ShardedTensor | Tensor] = {}
         for name, shape in self._shapes.items():
             known = {
@@ -135,7 +135,7 @@ class ModuleState:
                 contents[name],
                 {place: numbers[:2] for place, numbers in known.items()},
                 layout,
-                process_group=self._group,
+                process_group=self._process_group,
                 device=self._device,
             )
             result |= {f"{self._prefix}{name}.{entry}": value for entry, value in saved.items()}
@@ -223,7 +223,7 @@ class ModuleState:
                     self._shapes[name],
                     found,
                     layouts[name],
-                    process_group=self._group,
+                    process_group=self._process_group,
                     device=self._device,
                 )
                 moved[name] = load.run()
@@ -238,7 +238,7 @@ class ModuleState:
         """What ranks were given differently; they would wait for each other."""
         entries = {Option(name, "entries"): comparable(sorted(of)) for name, of in given.items()}
         try:
-            check_agreement("load_state_dict", entries, self._group)
+            check_agreement("load_state_dict", entries, self._process_group)
         except ValueError as error:
             return [str(error)]
         return []

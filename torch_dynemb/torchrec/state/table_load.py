@@ -12,7 +12,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from torch_dynemb.distributed.exchange import move_rows, one_to_each
 from torch_dynemb.distributed.owners import part_of, rows_of
-from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
+from torch_dynemb.distributed.ranks import RankGroup, from_all_ranks, rank_group
 from torch_dynemb.ops.columns import MAX_COUNT, STEP_AGES
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.content import CountedIds, TableContent
@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         content: its rows; without state and scores where rows alone were saved.
-        counted: ids that wait for admission.
+        counted: ids without a row; None: the table counts none one by one, or none were saved.
     """
 
     content: TableContent
@@ -166,7 +166,7 @@ def _size_and_dtype(value: Tensor | ShardedTensor) -> tuple[tuple[int, ...], tor
     return tuple(value.size()), value.dtype
 
 
-def _tiles(value: Tensor | ShardedTensor, rank: int, ranks: int) -> list[_Tile]:
+def _tiles(value: Tensor | ShardedTensor, ranks: RankGroup) -> list[_Tile]:
     """What this rank brings of an entry."""
     if isinstance(value, ShardedTensor):
         return [
@@ -174,7 +174,7 @@ def _tiles(value: Tensor | ShardedTensor, rank: int, ranks: int) -> list[_Tile]:
             for shard in value.local_shards()
         ]
     # a whole tensor, which all ranks have: each brings an equal part
-    rows = rows_of(rank, ranks, value.shape[0])
+    rows = rows_of(ranks.rank, ranks.size, value.shape[0])
     return [_Tile(rows.start, 0, value[rows.start : rows.stop])]
 
 
@@ -199,16 +199,14 @@ class TableLoad:
         device: torch.device,
     ) -> None:
         self._shape = shape
-        group = rank_group(process_group)
-        assert group is not None
+        ranks = rank_group(process_group)
+        assert ranks is not None
         self._process_group = process_group
-        self._ranks = group
+        self._ranks = ranks
         self._device = device
         self._layout = layout
         self._tiles = {
-            name: _tiles(value, group.rank, group.size)
-            for name, value in entries.items()
-            if name != "layout"
+            name: _tiles(value, ranks) for name, value in entries.items() if name != "layout"
         }
         state = shape.optimizer.state
         # all of it or nothing, says check_entries
@@ -225,7 +223,7 @@ class TableLoad:
         Raises:
             ValueError: the entries do not belong together; on all ranks.
         """
-        pieces, waiting, error = self._saved_pieces()
+        pieces, saved_counts, error = self._saved_pieces()
         self._agree_on(error)
         column_shards: dict[int, list[Place]] = {}
         for place in self._shape.places:
@@ -242,8 +240,8 @@ class TableLoad:
                     continue
                 cut = self._cut(pieces[k], begin - saved.begin, end - saved.begin)
                 received.append((end - begin, _sorted(self._exchange(cut, places))))
-                if waiting and counted is None:
-                    moved = _sorted(self._exchange(waiting[k], places))
+                if saved_counts and counted is None:
+                    moved = _sorted(self._exchange(saved_counts[k], places))
                     counted = CountedIds(moved.ids, moved.values["count"][:, 0])
             if not _same_ids([piece for _, piece in received]):
                 damaged = "ids are repeated, or those of its columns differ"
@@ -267,18 +265,18 @@ class TableLoad:
     # -- what this rank brings ------------------------------------------------------------------
 
     def _saved_pieces(self) -> tuple[list[_Piece], list[_Piece], str]:
-        """Rows and waiting ids by saved column shard, or what is wrong with them."""
+        """Rows and counted ids by saved column shard, or what is wrong with them."""
         try:
             pieces = [self._saved_piece("weight_id", k, self._entries(k)) for k in self._shards()]
-            waiting = []
+            counted = []
             if self._shape.counted and "count_id" in self._tiles:
-                waiting = [
+                counted = [
                     self._saved_piece("count_id", k, {"count": (Columns(k, k + 1), torch.int64)})
                     for k in self._shards()
                 ]
         except ValueError as error:
             return [], [], str(error)
-        return pieces, waiting, ""
+        return pieces, counted, ""
 
     def _shards(self) -> range:
         return range(len(self._saved))

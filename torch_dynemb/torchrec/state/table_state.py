@@ -3,7 +3,7 @@
 ``weight`` [ids, dim], ``weight_id`` [ids, column shards], ``metadata`` (scores, [ids, column shards
 * scores]) and ``optimizer.<state>`` are ShardedTensors whose rows belong together; ids ascend
 within a shard. ``bucket`` [shards of ids, 1] says how many ids each has. ``count_id`` and
-``count`` are those that wait for admission. ``layout`` is a small tensor, equal on all ranks.
+``count`` are counted ids, which have no row. ``layout`` is a small tensor, equal on all ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TableShape(NamedTuple):
         dtype: of its rows.
         optimizer: of its rows.
         scores: names of what it keeps of an id.
-        counted: whether ids that wait for admission are counted one by one.
+        counted: whether ids without a row are counted one by one.
         places: its shards.
     """
 
@@ -187,7 +187,7 @@ def save_table(
 
     Args:
         local: what this rank has of it.
-        sizes: of all shards: ids, and ids that wait for admission.
+        sizes: of all shards: ids, and counted ids.
     """
     shared: dict[str, Any] = {"process_group": process_group, "device": device}
     first_row = _first_rows(shape, sizes, 0)
@@ -249,7 +249,7 @@ def save_table(
         )
     if shape.counted:
         first_count = _first_rows(shape, sizes, 1)
-        waiting = {of.place: counted for of, _, counted in local if counted is not None}
+        counted_ids = {of.place: counted for of, _, counted in local if counted is not None}
         for name, field in (("count_id", "ids"), ("count", "counts")):
             add(
                 name,
@@ -257,7 +257,7 @@ def save_table(
                 lambda place: _Tile(
                     first_count[place.part], sizes[place][1], place.column_shard, 1, place.rank
                 ),
-                {place: getattr(counted, field)[:, None] for place, counted in waiting.items()},
+                {place: getattr(counted, field)[:, None] for place, counted in counted_ids.items()},
                 torch.int64,
             )
     return entries
