@@ -21,6 +21,18 @@ _MODULES = {
         "table_stats": "table.stats",
         "waiting_gradients": "table.pending_gradients",
     },
+    "torch_dynemb.torchrec": {
+        "dynamicemb_arguments": "dynamicemb.arguments",
+        "estimators": "planning.estimators",
+        "inspection": "state.inspect",
+        "load_planner": "state.load_planner",
+        "options": "planning.options",
+        "planner": "planning.planner",
+        "plans": "planning.plans",
+        "shard_places": "state.shard_places",
+        "table_state": "state.table_state",
+        "tables": "sharding.tables",
+    },
 }
 # Classes that have other names now.
 _CLASSES = {

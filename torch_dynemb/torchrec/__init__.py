@@ -1,5 +1,6 @@
 """Dynamic tables through TorchRec's DistributedModelParallel."""
 
+from torch_dynemb._moved_modules import resolve_moved_modules
 from torch_dynemb.torchrec.planning.estimators import DynamicPerfEstimator, DynamicStorageEstimator
 from torch_dynemb.torchrec.planning.options import DynamicTableConstraints, TableOptions
 from torch_dynemb.torchrec.planning.planner import (
@@ -14,6 +15,8 @@ from torch_dynemb.torchrec.sharders import (
 )
 from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
 from torch_dynemb.torchrec.state.load_planner import LoadPlanner
+
+resolve_moved_modules(__name__)
 
 __all__ = [
     "DynamicEmbeddingBagCollectionSharder",
