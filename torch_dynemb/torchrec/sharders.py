@@ -18,7 +18,6 @@ from torchrec.distributed.types import (
 )
 
 from torch_dynemb.optim.base import OptimizerConfig
-from torch_dynemb.optim.config import OptimizerConfig
 from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
 from torch_dynemb.torchrec.collections.sequence import ShardedDynamicEmbeddingCollection
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions

@@ -11,7 +11,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingSharding, Embedding
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.collections.dynamic_part import (
     DynamicPart,
     table_plans,

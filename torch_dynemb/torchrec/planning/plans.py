@@ -10,9 +10,8 @@ import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
-from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.distributed.seed import common_start
-from torch_dynemb.optim.config import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import check_plan, check_ranks_agree, check_where

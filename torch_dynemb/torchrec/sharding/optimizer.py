@@ -55,7 +55,7 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
 
     def __init__(self, tables: ShardTables, params: Mapping[str, nn.Parameter]) -> None:
         self._tables = tables
-        config = tables.group.optimizer_config
+        config = tables.group.config.optimizer
         assert config is not None
         entries = {"params": list(params.values()), **config.hyper()}
         param_group = KernelParamGroup(entries, None if config == NOT_TRAINED else tables)
@@ -75,7 +75,7 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Forgets pending gradients in split mode; else there are none."""
-        if self._tables.group.split:
+        if self._tables.group.config.split:
             self._tables.optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:
