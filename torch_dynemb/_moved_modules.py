@@ -21,6 +21,17 @@ _MODULES = {
         "table_stats": "table.stats",
         "waiting_gradients": "table.pending_gradients",
     },
+    "torch_dynemb.recis": {
+        "feature_engine": "feature_ops.engine",
+        "fused_ops": "feature_ops.fused",
+        "hash_table": "tables.hash_table",
+        "hooks": "tables.hooks",
+        "launch": "embedding.joint_lookup",
+        "options": "embedding.options",
+        "ragged_tensor": "ragged.tensor",
+        "slots": "tables.slots",
+        "state_parts": "tables.sparse_parts",
+    },
     "torch_dynemb.torchrec": {
         "dynamicemb_arguments": "dynamicemb.arguments",
         "estimators": "planning.estimators",

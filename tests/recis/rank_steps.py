@@ -21,7 +21,7 @@ from torch_dynemb.recis import (
     SparseAdam,
     filter_out_sparse_param,
 )
-from torch_dynemb.recis.hooks import RowFilter, register_filter_hook
+from torch_dynemb.recis.tables.hooks import RowFilter, register_filter_hook
 
 SEED = 5
 

@@ -33,7 +33,7 @@ from torch_dynemb.recis import (
     register_admit_hook,
     register_filter_hook,
 )
-from torch_dynemb.recis import hooks as hooks_module
+from torch_dynemb.recis.tables import hooks as hooks_module
 
 
 def test_defaults_are_recis_s() -> None:

@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_dynemb import ops
 from torch_dynemb.recis import RaggedTensor
-from torch_dynemb.recis.feature_engine import Feature, FeatureEngine
-from torch_dynemb.recis.feature_ops import primes
-from torch_dynemb.recis.feature_ops.ops import (
+from torch_dynemb.recis.feature_ops import (
     Bucketize,
+    Feature,
     FeatureCross,
+    FeatureEngine,
     FeatureOp,
     Hash,
     IDMultiHash,
@@ -27,6 +27,7 @@ from torch_dynemb.recis.feature_ops.ops import (
     SelectField,
     SelectFields,
     SequenceTruncate,
+    primes,
 )
 
 

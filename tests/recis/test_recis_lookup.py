@@ -21,8 +21,8 @@ from torch_dynemb.recis import (
     RaggedTensor,
     SparseAdam,
     filter_out_sparse_param,
-    launch,
 )
+from torch_dynemb.recis.embedding import joint_lookup
 
 CLICKS = RaggedTensor(torch.tensor([5, 6, 5, 7, -1]), torch.tensor([0, 3, 3, 5]))
 WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])
@@ -428,7 +428,7 @@ def test_many_ids_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
         return outputs
 
     whole = trained()
-    monkeypatch.setattr(launch, "_IDS_OF_CALL", 4)
+    monkeypatch.setattr(joint_lookup, "_IDS_OF_CALL", 4)
     assert all(torch.equal(a, b) for a, b in zip(whole, trained(), strict=True))
 
 

@@ -27,7 +27,7 @@ from torch_dynemb.recis import (
     register_filter_hook,
     split_sparse_dense_state_dict,
 )
-from torch_dynemb.recis import hooks as hooks_module
+from torch_dynemb.recis.tables import hooks as hooks_module
 
 IDS = torch.tensor([[1, 2], [2, 3]])
 

@@ -1,19 +1,24 @@
 """Ragged embeddings with the names and arguments of RecIS (github.com/alibaba/RecIS)."""
 
-from torch_dynemb.recis.embedding import DynamicEmbedding, EmbeddingEngine, PreparedLookup
-from torch_dynemb.recis.feature_engine import Feature, FeatureEngine
-from torch_dynemb.recis.feature_ops.fused import (
+from torch_dynemb._moved_modules import resolve_moved_modules
+from torch_dynemb.recis.embedding import (
+    DynamicEmbedding,
+    EmbeddingEngine,
+    EmbeddingOption,
+    PreparedLookup,
+)
+from torch_dynemb.recis.feature_ops import (
+    Bucketize,
+    Feature,
+    FeatureCross,
+    FeatureEngine,
+    FeatureOp,
     FusedBoundaryOP,
     FusedCutoffOP,
     FusedHashOP,
     FusedModOP,
     FusedMultiHashOP,
     FusedOP,
-)
-from torch_dynemb.recis.feature_ops.ops import (
-    Bucketize,
-    FeatureCross,
-    FeatureOp,
     Hash,
     IDMultiHash,
     Mod,
@@ -21,20 +26,6 @@ from torch_dynemb.recis.feature_ops.ops import (
     SelectFields,
     SequenceLengthError,
     SequenceTruncate,
-)
-from torch_dynemb.recis.hash_table import (
-    ChildrenInfo,
-    HashTable,
-    IdsMap,
-    filter_out_sparse_param,
-)
-from torch_dynemb.recis.hooks import (
-    READ_ONLY,
-    AdmitHook,
-    FilterHook,
-    RowFilter,
-    register_admit_hook,
-    register_filter_hook,
 )
 from torch_dynemb.recis.initializers import (
     ConstantInitializer,
@@ -52,11 +43,23 @@ from torch_dynemb.recis.optimizers import (
     SparseAdamWTF,
     SparseOptimizer,
 )
-from torch_dynemb.recis.options import EmbeddingOption
-from torch_dynemb.recis.ragged.tensor import RaggedTensor
+from torch_dynemb.recis.ragged import RaggedTensor
 from torch_dynemb.recis.slices import Slice, gen_slice
-from torch_dynemb.recis.slots import Slot, SlotGroup
-from torch_dynemb.recis.state_parts import split_sparse_dense_state_dict
+from torch_dynemb.recis.tables import (
+    READ_ONLY,
+    AdmitHook,
+    ChildrenInfo,
+    FilterHook,
+    HashTable,
+    IdsMap,
+    RowFilter,
+    Slot,
+    SlotGroup,
+    filter_out_sparse_param,
+    register_admit_hook,
+    register_filter_hook,
+    split_sparse_dense_state_dict,
+)
 
 __all__ = [
     "READ_ONLY",
@@ -110,3 +113,5 @@ __all__ = [
     "register_filter_hook",
     "split_sparse_dense_state_dict",
 ]
+
+resolve_moved_modules(__name__)

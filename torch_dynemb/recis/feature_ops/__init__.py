@@ -1,5 +1,10 @@
-"""Ops of a feature engine, with the names and arguments of RecIS's."""
+"""Features: chains of ops, and the engine that computes many of them by few calls."""
 
+from torch_dynemb.recis.feature_ops.bucketize import Bucketize
+from torch_dynemb.recis.feature_ops.cross import FeatureCross
+from torch_dynemb.recis.feature_ops.engine import Feature, FeatureEngine
+from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
+from torch_dynemb.recis.feature_ops.fields import SelectField, SelectFields
 from torch_dynemb.recis.feature_ops.fused import (
     FusedBoundaryOP,
     FusedCutoffOP,
@@ -8,22 +13,15 @@ from torch_dynemb.recis.feature_ops.fused import (
     FusedMultiHashOP,
     FusedOP,
 )
-from torch_dynemb.recis.feature_ops.ops import (
-    Bucketize,
-    FeatureCross,
-    FeatureOp,
-    Hash,
-    IDMultiHash,
-    Mod,
-    SelectField,
-    SelectFields,
-    SequenceLengthError,
-    SequenceTruncate,
-)
+from torch_dynemb.recis.feature_ops.hash import Hash, IDMultiHash
+from torch_dynemb.recis.feature_ops.mod import Mod
+from torch_dynemb.recis.feature_ops.truncate import SequenceLengthError, SequenceTruncate
 
 __all__ = [
     "Bucketize",
+    "Feature",
     "FeatureCross",
+    "FeatureEngine",
     "FeatureOp",
     "FusedBoundaryOP",
     "FusedCutoffOP",

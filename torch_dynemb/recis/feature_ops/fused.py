@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torch_dynemb.recis.feature_ops.ops import (
-    Bucketize,
-    FeatureOp,
-    Hash,
-    IDMultiHash,
-    Mod,
-    SequenceTruncate,
-)
+from torch_dynemb.recis.feature_ops.bucketize import Bucketize
+from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
+from torch_dynemb.recis.feature_ops.hash import Hash, IDMultiHash
+from torch_dynemb.recis.feature_ops.mod import Mod
+from torch_dynemb.recis.feature_ops.truncate import SequenceTruncate
 
 
 class FusedOP:

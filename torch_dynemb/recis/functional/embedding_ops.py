@@ -10,8 +10,9 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
-from torch_dynemb.recis.functional.arguments import numbers, words
+from torch_dynemb.recis.functional.arguments import numbers
 from torch_dynemb.recis.functional.ragged_ops import tiled
+from torch_dynemb.recis.ragged.offsets import words
 
 _POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN}
 

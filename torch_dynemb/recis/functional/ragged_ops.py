@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.recis.functional.arguments import numbers, words
+from torch_dynemb.recis.functional.arguments import numbers
+from torch_dynemb.recis.ragged.offsets import words
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 

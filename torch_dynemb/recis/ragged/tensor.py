@@ -5,21 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
+from torch_dynemb.recis.ragged.checks import check_parts
+from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.other_forms import keyed_jagged, parts_of_nested, parts_of_sparse
+from torch_dynemb.recis.ragged.padding import check_room, padded_sizes
+from torch_dynemb.recis.ragged.places import Side, dense_places
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-
-_INDEX_DTYPES = (torch.int64, torch.int32)
-Side = Literal["left", "right"]
-_CHECKED_BYTES = 256 << 20  # asking how much memory is left takes a while
 
 
 class RaggedTensor:
@@ -70,100 +70,7 @@ class RaggedTensor:
         self._dense_shape = None if dense_shape is None else tuple(dense_shape)
         self._unpadded: list[Tensor] | None = None
         self._pad_side: Side = "right"
-        self._check()
-
-    def _check(self) -> None:
-        if not self._offsets:
-            raise ValueError("RaggedTensor: offsets is empty, expected one per ragged dimension")
-        if not isinstance(self._values, Tensor):
-            raise TypeError(
-                f"RaggedTensor: values is a {type(self._values).__name__}, expected a Tensor"
-            )
-        for name, given in (("values", self._values), ("weight", self._weight)):
-            if isinstance(given, Tensor) and given.layout != torch.strided:
-                raise TypeError(
-                    f"RaggedTensor: {name} is a tensor of layout {given.layout}, expected a dense "
-                    "one"
-                )
-        if self._values.dim() == 0:
-            raise ValueError("RaggedTensor: values has 0 dimensions, expected at least 1")
-        for d, offsets in enumerate(self._offsets):
-            if not isinstance(offsets, Tensor):
-                raise TypeError(
-                    f"RaggedTensor: offsets[{d}] is a {type(offsets).__name__}, expected a Tensor"
-                )
-            if offsets.layout != torch.strided:
-                raise TypeError(
-                    f"RaggedTensor: offsets[{d}] is a tensor of layout {offsets.layout}, expected "
-                    "a dense one"
-                )
-            if offsets.dtype not in _INDEX_DTYPES:
-                raise TypeError(
-                    f"RaggedTensor: offsets[{d}] has dtype {offsets.dtype}, expected int64 or int32"
-                )
-            if offsets.dim() != 1 or offsets.shape[0] == 0:
-                raise ValueError(
-                    f"RaggedTensor: offsets[{d}] has shape {tuple(offsets.shape)}, expected "
-                    "(rows + 1,)"
-                )
-            if offsets.device != self._values.device:
-                raise ValueError(
-                    f"RaggedTensor: offsets[{d}] is on {offsets.device}, but values on "
-                    f"{self._values.device}"
-                )
-        weight = self._weight
-        if weight is not None:
-            if not isinstance(weight, Tensor):
-                raise TypeError(
-                    f"RaggedTensor: weight is a {type(weight).__name__}, expected a Tensor"
-                )
-            if not weight.is_floating_point():
-                raise TypeError(f"RaggedTensor: weight has dtype {weight.dtype}, expected floats")
-            if weight.shape != self._values.shape[:1]:
-                raise ValueError(
-                    f"RaggedTensor: weight has shape {tuple(weight.shape)}, expected one for each "
-                    f"of the {self._values.shape[0]} values"
-                )
-            if weight.device != self._values.device:
-                raise ValueError(
-                    f"RaggedTensor: weight is on {weight.device}, but values on "
-                    f"{self._values.device}"
-                )
-        shape = self._dense_shape
-        if shape is not None and len(shape) != len(self._offsets) + 1:
-            raise ValueError(
-                f"RaggedTensor: dense_shape is {shape}, expected {len(self._offsets) + 1} sizes"
-            )
-        if not torch.compiler.is_compiling():
-            self._check_offsets()
-
-    def _check_offsets(self) -> None:
-        for d, offsets in enumerate(self._offsets):
-            following = self._offsets[d + 1 :]
-            end = following[0].shape[0] - 1 if following else self._values.shape[0]
-            what = "rows" if following else "values"
-            if offsets.device.type != "cpu":
-                torch._assert_async(
-                    (offsets[0] == 0) & (offsets[-1] == end) & (offsets.diff() >= 0).all(),
-                    f"RaggedTensor: offsets[{d}] must ascend from 0 to the number of {what}",
-                )
-                continue
-            if int(offsets[0]) != 0:
-                raise ValueError(
-                    f"RaggedTensor: offsets[{d}] begins with {int(offsets[0])}, expected 0"
-                )
-            if int(offsets[-1]) != end:
-                raise ValueError(
-                    f"RaggedTensor: offsets[{d}] ends with {int(offsets[-1])}, expected {end}, the "
-                    f"number of {what}"
-                )
-            falls = offsets[1:] < offsets[:-1]
-            if bool(falls.any()):
-                at = int(falls.nonzero()[0])
-                raise ValueError(
-                    f"RaggedTensor: offsets[{d}] decreases from {int(offsets[at])} to "
-                    f"{int(offsets[at + 1])}, expected it to ascend"
-                )
+        check_parts(values, self._offsets, weight, self._dense_shape)
 
     @classmethod
     def _of_parts(
@@ -326,9 +233,6 @@ class RaggedTensor:
 
     # -- dense -----------------------------------------------------------------------------------
 
-    def _index_offsets(self) -> list[Tensor]:
-        return [offsets.to(torch.int64) for offsets in self._offsets]
-
     def to_dense(self, default_value: float = 0.0) -> Tensor:
         """The values as a tensor of ``shape``; ``default_value`` fills shorter rows.
 
@@ -341,13 +245,13 @@ class RaggedTensor:
         if self._values.dim() == 1:
             return ops.ragged_to_dense(
                 [self._values.contiguous()],
-                [self._index_offsets()],
+                [[words(offsets) for offsets in self._offsets]],
                 lengths=[list(sizes)],
                 padding_value=default_value,
             )[0]
         inner = self._values.shape[1:]
         flat = self._values.new_full((len(self) * math.prod(sizes), *inner), default_value)
-        places = self._dense_places(self._offsets, sizes, "right")
+        places = dense_places(self._offsets, sizes, "right")
         return flat.index_put((places,), self._values).reshape(len(self), *sizes, *inner)
 
     @classmethod
@@ -379,7 +283,9 @@ class RaggedTensor:
         """
         self._check_plain("to_sparse")
         return ops.ragged_to_sparse(
-            [self._values], [self._index_offsets()], lengths=[list(self.real_shape(1))]
+            [self._values],
+            [[words(offsets) for offsets in self._offsets]],
+            lengths=[list(self.real_shape(1))],
         )[0]
 
     @classmethod
@@ -389,22 +295,8 @@ class RaggedTensor:
         Raises:
             ValueError: a tensor of less than 2 sparse dimensions.
         """
-        if sparse.layout != torch.sparse_coo or sparse.sparse_dim() < 2:
-            raise ValueError(
-                f"from_sparse: sparse has layout {sparse.layout} and shape {tuple(sparse.shape)}, "
-                "expected sparse_coo of at least 2 sparse dimensions"
-            )
-        sparse = sparse.coalesce()
-        indices, sizes = sparse.indices(), sparse.shape[: sparse.sparse_dim()]
-        row, rows = indices[0], sizes[0]
-        offsets: list[Tensor] = []
-        for index, size in zip(indices[1:-1], sizes[1:-1], strict=True):
-            offsets.append(torch.arange(rows + 1, device=row.device) * size)
-            row, rows = row * size + index, rows * size
-        lengths = torch.zeros(rows, dtype=torch.int64, device=row.device)
-        lengths.scatter_add_(0, row, torch.ones_like(row))
-        offsets.append(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
-        return cls._of_parts(sparse.values(), offsets, None, tuple(sizes))
+        values, offsets, sizes = parts_of_sparse(sparse)
+        return cls._of_parts(values, offsets, None, sizes)
 
     def _check_plain(self, method: str) -> None:
         if self._values.dim() != 1:
@@ -413,19 +305,6 @@ class RaggedTensor:
             )
 
     # -- padding ---------------------------------------------------------------------------------
-
-    def _check_room(self, lengths: int | Sequence[int] | None, total: int) -> None:
-        """Raises ValueError before a result of so many values ends the process."""
-        weight = 0 if self._weight is None else self._weight.element_size()
-        room = 2 * total * (self._values.element_size() + weight)  # index_put makes another one
-        if self.device.type != "cpu" or type(room) is not int or room < _CHECKED_BYTES:
-            return  # on a GPU torch raises by itself; a traced size is not known
-        available = ops.available_memory()
-        if room > available:
-            raise ValueError(
-                f"pad: lengths is {lengths}, with which {len(self)} rows take {room} bytes, but "
-                f"only {available} bytes of memory are available"
-            )
 
     def pad(
         self,
@@ -450,19 +329,10 @@ class RaggedTensor:
         self._check_plain("pad")
         if side not in ("left", "right"):
             raise ValueError(f"pad: side is {side!r}, expected 'left' or 'right'")
-        sizes = list(self.real_shape(1))
-        longest = [*sizes]
-        if isinstance(lengths, int):
-            sizes[-1] = lengths
-        elif lengths is not None:
-            sizes = list(lengths)
-        if len(sizes) != len(longest) or any(a < b for a, b in zip(sizes, longest, strict=True)):
-            raise ValueError(
-                f"pad: lengths is {lengths}, expected at least {longest}, the longest rows"
-            )
+        sizes = padded_sizes(lengths, self.real_shape(1))
         total = len(self) * math.prod(sizes)
-        self._check_room(lengths, total)
-        places = self._dense_places(self._offsets, sizes, side)
+        check_room(lengths, len(self), total, self._values, self._weight)
+        places = dense_places(self._offsets, sizes, side)
         values = self._values.new_full((total,), value).index_put((places,), self._values)
         weight = self._weight
         if weight is not None:
@@ -485,26 +355,12 @@ class RaggedTensor:
         if self._unpadded is None:
             raise ValueError("unpad: the tensor has no padding: pad() makes one that has")
         sizes = self.real_shape(1, len(self._offsets) + 1)
-        places = self._dense_places(self._unpadded, sizes, self._pad_side)
+        places = dense_places(self._unpadded, sizes, self._pad_side)
         return self._of_parts(
             self._values[places],
             self._unpadded,
             None if self._weight is None else self._weight[places],
         )
-
-    @staticmethod
-    def _dense_places(offsets: Sequence[Tensor], sizes: Sequence[int], side: Side) -> Tensor:
-        """Where the values lie in the flat dense tensor."""
-        rows = torch.arange(offsets[0].shape[0] - 1, device=offsets[0].device)
-        for d, (bounds, size) in enumerate(zip(offsets, sizes, strict=True)):
-            lengths = bounds.diff().to(torch.int64)
-            begins = rows * size
-            if side == "left" and d == len(offsets) - 1:
-                begins = begins + size - lengths
-            within = torch.arange(int(bounds[-1]), device=rows.device)
-            within = within - bounds[:-1].to(torch.int64).repeat_interleave(lengths)
-            rows = begins.repeat_interleave(lengths) + within
-        return rows
 
     # -- other ragged tensors --------------------------------------------------------------------
 
@@ -530,13 +386,8 @@ class RaggedTensor:
         Raises:
             ValueError: it is no jagged one, or its second dimension is not the ragged one.
         """
-        if not (nested.is_nested and nested.layout == torch.jagged) or nested._ragged_idx != 1:  # type: ignore[attr-defined]
-            raise ValueError(
-                "from_nested: nested is no jagged NestedTensor whose second dimension is ragged"
-            )
-        if nested.lengths() is not None:  # type: ignore[attr-defined]
-            nested = torch.nested.as_nested_tensor(list(nested.unbind()), layout=torch.jagged)
-        return cls(nested.values(), nested.offsets(), weight)  # type: ignore[attr-defined]
+        values, offsets = parts_of_nested(nested)
+        return cls(values, offsets, weight)
 
     def to_jagged(self) -> JaggedTensor:
         """TorchRec's JaggedTensor.
@@ -561,22 +412,14 @@ class RaggedTensor:
         Raises:
             ValueError: features differ in their number of rows, or in whether they have weights.
         """
-        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
         for name, feature in features.items():
             feature._check_flat(f"to_keyed_jagged: feature {name!r}")
-        rows = {name: len(feature) for name, feature in features.items()}
-        weights = [f._weight for f in features.values() if f._weight is not None]
-        if len(set(rows.values())) > 1:
-            raise ValueError(f"to_keyed_jagged: features have {rows} rows, expected one number")
-        if weights and len(weights) != len(features):
-            raise ValueError("to_keyed_jagged: some features have weights and others have none")
         parts = list(features.values())
-        return KeyedJaggedTensor(
+        return keyed_jagged(
             list(features),
-            torch.cat([f._values for f in parts]),
-            weights=torch.cat(weights) if weights else None,
-            lengths=torch.cat([f.lengths() for f in parts]),
+            [feature.values() for feature in parts],
+            [feature.lengths() for feature in parts],
+            [feature.weight() for feature in parts],
         )
 
     @classmethod
@@ -585,46 +428,4 @@ class RaggedTensor:
         return {name: cls.from_jagged(jagged) for name, jagged in features.to_dict().items()}
 
 
-_Context = tuple[int, tuple[int, ...] | None, bool, Side]
-
-
-def _flatten(ragged: RaggedTensor) -> tuple[list[Any], _Context]:
-    unpadded = ragged._unpadded
-    children = [ragged._values, ragged._weight, *ragged._offsets, *(unpadded or [])]
-    context = (len(ragged._offsets), ragged._dense_shape, unpadded is not None, ragged._pad_side)
-    return children, context
-
-
-def _unflatten(children: Any, context: _Context) -> RaggedTensor:
-    depth, dense_shape, padded, side = context
-    values, weight, *offsets = children
-    ragged = RaggedTensor._of_parts(values, offsets[:depth], weight, dense_shape)
-    if padded:
-        ragged._unpadded, ragged._pad_side = list(offsets[depth:]), side
-    return ragged
-
-
-def _flatten_with_keys(
-    ragged: RaggedTensor,
-) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Context]:
-    children, context = _flatten(ragged)
-    names = ["values", "weight", *(f"offsets_{d}" for d in range(len(children) - 2))]
-    return [(pytree.GetAttrKey(n), c) for n, c in zip(names, children, strict=True)], context
-
-
-def _from_dumpable(context: Any) -> _Context:
-    depth, dense_shape, padded, side = context
-    return depth, None if dense_shape is None else tuple(dense_shape), padded, side
-
-
-pytree.register_pytree_node(
-    RaggedTensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="torch_dynemb.recis.RaggedTensor",
-    to_dumpable_context=list,
-    from_dumpable_context=_from_dumpable,
-    flatten_with_keys_fn=_flatten_with_keys,
-)
-# torch.export saves example inputs; torch.load refuses classes that it has not been told of
-torch.serialization.add_safe_globals([RaggedTensor])
+__all__ = ["RaggedTensor"]

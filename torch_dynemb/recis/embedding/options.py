@@ -14,9 +14,9 @@ from torch_dynemb.argument_checks import described, flag, integer, text
 from torch_dynemb.distributed.agreement import Described, Option, comparable
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
-from torch_dynemb.recis.hash_table import GRAD_REDUCTIONS
-from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook
-from torch_dynemb.storage.device import device_of
+from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS
+from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook
+from torch_dynemb.storage.memory import device_of
 from torch_dynemb.table.config import ROW_DTYPES
 
 Combiner = Literal["sum", "mean", "tile"]
@@ -219,7 +219,7 @@ class EmbeddingOption:
         return json.dumps(info)
 
     def runtime_info(self) -> str:
-        """What lookups of one physical table must agree on to become one launch, as JSON."""
+        """What lookups of one physical table must agree on to become one lookup, as JSON."""
         info = {
             "combiner": self.combiner,
             "use_weight": self.use_weight,

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.nn.inputs import flat_ids, flat_weights
+from torch_dynemb.nn.table_module import flat_ids, flat_weights
+from torch_dynemb.recis.ragged.places import dense_places
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 Ids = Tensor | RaggedTensor
@@ -99,7 +100,7 @@ def _ragged_bags(
     shape = ragged.real_shape(0, len(outer) + 1)
     places = None
     if math.prod(shape) != bags:
-        places = RaggedTensor._dense_places(outer, shape[1:], "right")
+        places = dense_places(outer, shape[1:], "right")
     return Bags(ids, offsets, chosen, shape, places)
 
 

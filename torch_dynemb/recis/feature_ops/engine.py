@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from torch_dynemb.recis.feature_ops.ops import FeatureOp, SelectField, SelectFields
+from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
+from torch_dynemb.recis.feature_ops.fields import SelectField, SelectFields
 
 
 class Feature:

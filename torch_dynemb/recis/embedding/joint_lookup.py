@@ -1,4 +1,4 @@
-"""Lookups of many features in one physical table that become one launch."""
+"""Lookups of many features in one physical table, as one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.ops.columns import Pooling
-from torch_dynemb.recis.hash_table import HashTable
+from torch_dynemb.recis.embedding.bags import Bags
+from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.id_exchange import IdExchange
-from torch_dynemb.recis.options import EmbeddingOption
-from torch_dynemb.recis.packed_rows import unpack_rows
-from torch_dynemb.recis.ragged.bags import Bags
+from torch_dynemb.recis.rank_group import RankGroup
+from torch_dynemb.recis.tables.hash_table import HashTable
+from torch_dynemb.recis.tables.packed_rows import unpack_rows
 
 _IDS_OF_CALL = 1 << 18
 _POOLING = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "tile": Pooling.NONE}
 
 
 class Runtime(NamedTuple):
-    """What the features of a launch have in common.
+    """What the features of a joint lookup have in common.
 
     Attributes:
         pooling: NONE stands for tile.
@@ -58,14 +59,14 @@ class Request(NamedTuple):
     tile_len: int | None
 
 
-class Launch:
+class JointLookup:
     """Lookups on their way; between construction and :meth:`rows` ids travel to other ranks.
 
     Args:
         table: of the rows.
         runtime: of all requests.
         requests: at least one; all ranks have requests for the same children.
-        group: ranks that share the table; None: it is whole.
+        ranks: that share the table; None: it is whole.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Launch:
         table: HashTable,
         runtime: Runtime,
         requests: Sequence[Request],
-        group: RankGroup | None,
+        ranks: RankGroup | None,
     ) -> None:
         self._table = table
         self._runtime = runtime
@@ -81,7 +82,7 @@ class Launch:
         self._order = sorted(range(len(requests)), key=lambda r: requests[r].child)
         self._requests = [requests[r] for r in self._order]
         self._exchange: IdExchange | None = None
-        if group is not None and group.size > 1:
+        if ranks is not None and ranks.size > 1:
             children = sorted({request.child for request in self._requests})
             sizes = [
                 sum(r.bags.ids.shape[0] for r in self._requests if r.child == child)
@@ -89,7 +90,7 @@ class Launch:
             ]
             ids = _joined([request.bags.ids for request in self._requests])
             bounds = _bounds(sizes, ids.device)
-            self._exchange = IdExchange(table, ids, bounds, children, group)
+            self._exchange = IdExchange(table, ids, bounds, children, ranks)
 
     def rows(self) -> list[Tensor]:
         """The result of every request: shape of its bags + (columns,)."""
@@ -235,4 +236,4 @@ def _joined_weights(bags: list[Bags]) -> Tensor | None:
     return _joined(weights)
 
 
-__all__ = ["Launch", "Request", "Runtime"]
+__all__ = ["JointLookup", "Request", "Runtime"]

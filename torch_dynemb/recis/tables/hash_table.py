@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torch_dynemb import ops
-from torch_dynemb.argument_checks import (
-    described,
-    float_rows,
-    integer,
-    integers,
-    text,
-)
-from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.argument_checks import described, float_rows, integer
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.nn.table_module import TableModule
@@ -25,55 +17,30 @@ from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.admission import AdmissionRule
-from torch_dynemb.policy.policy import Policy
 from torch_dynemb.process.interrupts import held_back
-from torch_dynemb.recis.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
-from torch_dynemb.recis.initializers import initializer_of, seed_of
-from torch_dynemb.recis.packed_rows import pack_rows, packed_columns, unpack_rows
+from torch_dynemb.recis.initializers import seed_of
+from torch_dynemb.recis.rank_group import RankGroup
 from torch_dynemb.recis.slices import Slice, gen_slice
-from torch_dynemb.recis.slots import EMBEDDING, SlotGroup, slot_group
-from torch_dynemb.table.config import TableConfig
+from torch_dynemb.recis.tables.arguments import (
+    check_grad_reduction,
+    check_kinds,
+    child_names,
+    one_dimension,
+    table_configs,
+)
+from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
+from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
+from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
+from torch_dynemb.recis.tables.shard import SLICE, check_in_slice, saved_slice
+from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.table.content import TableContent, read_content
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.rows import handle_rows
 from torch_dynemb.table.tables import Tables, one_table
 
-GRAD_REDUCTIONS = ("worker", "id")
-
-# Gathers gradients until there is an optimizer, which takes them over; it never makes a step.
+# It gathers gradients until there is an optimizer, which takes them over; it never makes a step.
 _NO_OPTIMIZER_YET = SGD(lr=0.0)
-
-
-class ChildrenInfo(NamedTuple):
-    """The logical tables of a :class:`HashTable`.
-
-    Attributes:
-        children: their names.
-        is_coalesce: whether there may be several.
-    """
-
-    children: list[str]
-    is_coalesce: bool
-
-
-class IdsMap(NamedTuple):
-    """Where rows lie.
-
-    Attributes:
-        ids: int64 [n], ascending.
-        rows: int64 [n], their row numbers.
-    """
-
-    ids: Tensor
-    rows: Tensor
-
-
-def _one_dimension(embedding_shape: Sequence[int]) -> int:
-    sizes = integers("HashTable: embedding_shape", embedding_shape, least=1)
-    if len(sizes) != 1:
-        raise ValueError(f"HashTable: embedding_shape is {sizes}, expected one size")
-    return sizes[0]
 
 
 class HashTable(TableModule):
@@ -124,47 +91,23 @@ class HashTable(TableModule):
         now: int | None = None,
         max_rows: int | None = None,
     ) -> None:
-        dim = _one_dimension(embedding_shape)
-        if isinstance(children, str) or not isinstance(children, Iterable | None):
-            raise TypeError(
-                f"HashTable: children is {described(children)}, expected a list of names"
-            )
-        names = [text("HashTable: name", name)] if not children else list(children)
+        dim = one_dimension(embedding_shape)
+        names = child_names(name, children, coalesced=coalesced)
         block_size = integer("HashTable: block_size", block_size, least=0)
-        for argument, value, kind in (
-            ("slice", slice, Slice),
-            ("filter_hook", filter_hook, FilterHook),
-            ("admissions", admissions, Mapping),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(
-                    f"HashTable: {argument} is {described(value)}, expected a {kind.__name__}"
-                )
-        if len(names) > 1 and not coalesced:
-            raise ValueError(
-                f"HashTable: children are {names}, but coalesced is False: one table has one child"
-            )
-        if grad_reduce_by not in GRAD_REDUCTIONS:
-            raise ValueError(
-                f"HashTable: grad_reduce_by is {grad_reduce_by!r}, expected one of "
-                f"{GRAD_REDUCTIONS}"
-            )
+        check_kinds(slice, filter_hook, admissions)
+        check_grad_reduction(grad_reduce_by)
         packed = dtype == torch.int8
         row_filter = None if filter_hook is None else filter_hook.make()
-        scores = () if row_filter is None else row_filter.scores
         rules = dict(admissions or {})
-        rows = initializer_of(Constant(0.0) if initializer is None else initializer, block_size)
-        tables = [
-            TableConfig(
-                name=child,
-                embedding_dim=packed_columns(dim) if packed else dim,
-                initializer=rows,
-                eval_default="zeros",
-                policy=Policy(score=scores or None, admission=rules.get(child)),
-                dtype=torch.float32 if packed else dtype,
-            )
-            for child in names
-        ]
+        tables = table_configs(
+            names,
+            dim,
+            dtype,
+            initializer=Constant(0.0) if initializer is None else initializer,
+            block_size=block_size,
+            scores=() if row_filter is None else row_filter.scores,
+            rules=rules,
+        )
         trained = trainable and not packed
         super().__init__(
             tables,
@@ -407,21 +350,9 @@ class HashTable(TableModule):
                 f"HashTable.insert: embeddings has shape {tuple(embeddings.shape)}, expected "
                 f"({flat.numel()}, {self.embedding_dim})"
             )
-        self._check_slice("insert", flat)
+        check_in_slice("HashTable.insert", self.slice, flat)
         rows = pack_rows(embeddings) if self.packed else embeddings
         self._group.insert_or_assign(table, flat, rows)
-
-    def _check_slice(self, method: str, ids: Tensor) -> None:
-        begin, end, size = self.slice
-        if self.slice.whole:
-            return
-        slots = ops.id_owners(ids, parts=size, slots=size)
-        others = ids[(slots < begin) | (slots >= end)]
-        if others.numel() > 0:
-            raise ValueError(
-                f"HashTable.{method}: ids has {others.numel()} ids of other slices, such as "
-                f"{int(others[0])}: this table has slots {begin} to {end - 1} of {size}"
-            )
 
     def clear(self, child: str | None = None) -> None:
         """Removes all ids, of one child or of all; later ids get their rows."""
@@ -452,7 +383,7 @@ class HashTable(TableModule):
         if not self.trainable:
             raise ValueError(f"HashTable {self.name!r} is not trainable: it takes no gradients")
         group, table = self._group, self._table(child)
-        self._check_slice("accept_grad", flat)
+        check_in_slice("HashTable.accept_grad", self.slice, flat)
         gradients = grad.detach().to(flat.device, torch.float32)
         request = one_table(group.tables, table, flat, "HashTable.accept_grad")
         handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
@@ -479,34 +410,24 @@ class HashTable(TableModule):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "slice"] = torch.tensor(self.slice)
+        destination[prefix + SLICE] = torch.tensor(self.slice)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
         *_, missing_keys, _, error_msgs = arguments
-        if prefix + "slice" not in state_dict:
-            missing_keys.append(prefix + "slice")
+        if prefix + SLICE not in state_dict:
+            missing_keys.append(prefix + SLICE)
             return
-        given = state_dict[prefix + "slice"]
-        bounds = given.tolist() if isinstance(given, Tensor) and not given.is_meta else given
-        saved = Slice(*bounds) if _is_slice(bounds) else bounds
+        saved = saved_slice(state_dict[prefix + SLICE])
         if saved != self.slice:
             error_msgs.append(
                 f"{prefix.rstrip('.') or 'HashTable'}: the state is of {saved}, but the table has "
                 f"{self.slice}: load each rank's own state, on as many ranks as have saved it"
             )
             return
-        others = {name: t for name, t in state_dict.items() if name != prefix + "slice"}
+        others = {name: t for name, t in state_dict.items() if name != prefix + SLICE}
         super()._load_from_state_dict(others, prefix, *arguments)
-
-
-def _is_slice(bounds: Any) -> bool:
-    return (
-        isinstance(bounds, list)
-        and len(bounds) == len(Slice._fields)
-        and all(type(bound) is int for bound in bounds)
-    )
 
 
 def _end_step(group: TableGroup, row_filter: RowFilter, now: int | None) -> None:
@@ -516,40 +437,4 @@ def _end_step(group: TableGroup, row_filter: RowFilter, now: int | None) -> None
             row_filter.remove(group, table)
 
 
-def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
-    """The hash tables of a model by name: what the sparse optimizers take.
-
-    Raises:
-        ValueError: two tables have one name, or tables share a child's name.
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"filter_out_sparse_param: model is {described(model)}, expected a torch.nn.Module"
-        )
-    tables: dict[str, HashTable] = {}
-    owners: dict[str, str] = {}
-    for module in model.modules():
-        if not isinstance(module, HashTable):
-            continue
-        if module.name in tables:
-            raise ValueError(
-                f"filter_out_sparse_param: two tables are named {module.name!r}: give them names "
-                "of their own, or share one table (EmbeddingEngine does, by shared_name)"
-            )
-        for child in module.children_hashtable:
-            if child in owners:
-                raise ValueError(
-                    f"filter_out_sparse_param: tables {owners[child]!r} and {module.name!r} both "
-                    f"have a child {child!r}"
-                )
-            owners[child] = module.name
-        tables[module.name] = module
-    return tables
-
-
-__all__ = [
-    "ChildrenInfo",
-    "HashTable",
-    "IdsMap",
-    "filter_out_sparse_param",
-]
+__all__ = ["HashTable"]

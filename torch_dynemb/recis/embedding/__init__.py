@@ -1,0 +1,14 @@
+"""Embeddings of features: what they are like, and the lookups that many of them share."""
+
+from torch_dynemb.recis.embedding.dynamic_embedding import DynamicEmbedding
+from torch_dynemb.recis.embedding.embedding_engine import EmbeddingEngine, _Feature
+from torch_dynemb.recis.embedding.options import EmbeddingOption
+from torch_dynemb.recis.embedding.prepared import PreparedLookup
+
+__all__ = [
+    "DynamicEmbedding",
+    "EmbeddingEngine",
+    "EmbeddingOption",
+    "PreparedLookup",
+    "_Feature",  # pickles of earlier versions name it here
+]

@@ -1,0 +1,148 @@
+"""RecIS's DynamicEmbedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.recis.embedding.bags import Ids, bags_of
+from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime
+from torch_dynemb.recis.embedding.options import EmbeddingOption
+from torch_dynemb.recis.embedding.physical_table import hash_table_of
+from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
+from torch_dynemb.recis.rank_group import check_ranks_agree, rank_group
+
+
+class DynamicEmbedding(nn.Module):
+    """The embedding of one feature, on one process or over the ranks of a group.
+
+    Over several ranks, an id's row lies on one of them: a rank sends the distinct ids of its batch
+    to their owners, gets rows, and combines them. All ranks of the group make the same calls, also
+    with an empty batch, backwards included.
+
+    Args:
+        emb_opt: what it is like.
+        pg: process group; default: the option's, else the default group, if there is one.
+
+    Example:
+        >>> import torch
+        >>> from torch_dynemb.recis import RaggedTensor
+        >>> option = EmbeddingOption(embedding_dim=4, shared_name="item", combiner="mean")
+        >>> items = DynamicEmbedding(option)
+        >>> items(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape
+        torch.Size([2, 4])
+        >>> items(RaggedTensor(torch.tensor([1, 2, 9]), torch.tensor([0, 0, 3]))).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, emb_opt: EmbeddingOption, pg: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        if not isinstance(emb_opt, EmbeddingOption):
+            raise TypeError(
+                f"DynamicEmbedding: emb_opt is {described(emb_opt)}, expected an EmbeddingOption"
+            )
+        process_group = emb_opt.pg if pg is None else pg
+        self._ranks = rank_group(process_group)
+        check_ranks_agree("DynamicEmbedding", emb_opt.described(emb_opt.shared_name), self._ranks)
+        self.emb_opt = replace(emb_opt, pg=None)  # a group cannot be copied or saved
+        self.hashtable = hash_table_of(
+            emb_opt.shared_name,
+            emb_opt.children,
+            {emb_opt.shared_name: emb_opt},
+            process_group,
+            self._ranks,
+            coalesced=emb_opt.coalesced,
+        )
+        self._runtime = Runtime.of(emb_opt)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_group" in state:  # its name in pickles of earlier versions
+            state["_ranks"] = state.pop("_group")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
+    def exchange_ids(
+        self, input_ids: Ids | Mapping[str, Ids], input_weights: Tensor | None = None
+    ) -> PreparedLookup:
+        """Sends ids to the ranks that have their rows; give the result to :meth:`forward`.
+
+        What is done in between overlaps with the exchange. Arguments are those of ``forward``.
+        """
+        children = self.emb_opt.children
+        features: Mapping[str, Ids]
+        if isinstance(input_ids, Mapping):
+            if sorted(input_ids) != sorted(children):
+                raise KeyError(
+                    f"DynamicEmbedding: input_ids has {sorted(input_ids)}, expected the children "
+                    f"{sorted(children)}"
+                )
+            if input_weights is not None:
+                raise ValueError(
+                    "DynamicEmbedding: input_weights is given with several children, expected "
+                    "RaggedTensors that have weights"
+                )
+            features = input_ids
+        elif len(children) > 1:
+            raise TypeError(
+                f"DynamicEmbedding: input_ids is a {type(input_ids).__name__}, expected a dict of "
+                f"ids by child, {children}"
+            )
+        else:
+            features = {children[0]: input_ids}
+        requests = {
+            name: Request(
+                children.index(name),
+                bags_of(
+                    f"DynamicEmbedding {self.emb_opt.shared_name!r}: input_ids",
+                    ids,
+                    input_weights,
+                    use_weight=self.emb_opt.use_weight,
+                ),
+                self.emb_opt.tile_len,
+            )
+            for name, ids in features.items()
+        }
+        lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), self._ranks)
+        return PreparedLookup([(list(requests), lookup)], {})
+
+    def forward(
+        self,
+        input_ids: Ids | Mapping[str, Ids] | PreparedLookup,
+        input_weights: Tensor | None = None,
+    ) -> Tensor | dict[str, Tensor]:
+        """Looks ids up and combines the rows of each sample.
+
+        Args:
+            input_ids: int64 or int32 [..., L], the last dimension being a sample's ids; or a
+                RaggedTensor, whose innermost rows they are; for several children a dict of them; or
+                what :meth:`exchange_ids` gave.
+            input_weights: float of the shape of dense ids, or [N] for the N values of a ragged
+                tensor; it may get a gradient.
+
+        Returns:
+            float32 (float16 with ``fp16_enabled``): the shape of the ids without the last dimension
+            + (dim,), or (tile_len * dim,). Of a ragged tensor, the shape is that of its dense form:
+            rows that are not there give zeros. For several children a dict of them.
+
+        Raises:
+            TypeError, ValueError: dtypes, shapes or devices do not match.
+        """
+        if not isinstance(input_ids, PreparedLookup):
+            input_ids = self.exchange_ids(input_ids, input_weights)
+        elif input_weights is not None:
+            raise ValueError(
+                "DynamicEmbedding: input_weights is given with what exchange_ids() gave, expected "
+                "there"
+            )
+        results = finished(input_ids)
+        if len(self.emb_opt.children) == 1:
+            only: Tensor = results[self.emb_opt.children[0]]
+            return only
+        return results
+
+
+__all__ = ["DynamicEmbedding"]

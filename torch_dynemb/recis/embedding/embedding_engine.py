@@ -1,0 +1,211 @@
+"""RecIS's EmbeddingEngine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.distributed.agreement import Option, comparable
+from torch_dynemb.recis.embedding.bags import bags_of
+from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime
+from torch_dynemb.recis.embedding.options import EmbeddingOption
+from torch_dynemb.recis.embedding.physical_table import hash_table_of, table_name
+from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
+from torch_dynemb.recis.rank_group import check_ranks_agree, rank_group
+from torch_dynemb.recis.tables.hash_table import HashTable
+
+
+class _Feature(NamedTuple):
+    """Where a feature of an engine is looked up.
+
+    Attributes:
+        table: name of the physical table.
+        child: number of its logical table there.
+        option: what it is like.
+    """
+
+    table: str
+    child: int
+    option: EmbeddingOption
+
+
+class EmbeddingEngine(nn.Module):
+    """Embeddings of many features: few tables, few lookups, few exchanges.
+
+    Features with one ``shared_name`` share a logical table. Logical tables whose options agree on
+    ``coalesced_info()`` are one physical table; features of it that agree on ``runtime_info()`` are
+    one lookup.
+
+    Args:
+        emb_options: by feature name.
+        pg: process group; default: the options', else the default group, if there is one.
+
+    Raises:
+        ValueError: features share a name, but their options are not those of one table; or ranks
+            were given different options (all of them raise).
+
+    Example:
+        >>> import torch
+        >>> engine = EmbeddingEngine({
+        ...     "clicked": EmbeddingOption(embedding_dim=4, shared_name="item", combiner="mean"),
+        ...     "candidate": EmbeddingOption(embedding_dim=4, shared_name="item"),
+        ...     "user": EmbeddingOption(embedding_dim=4, shared_name="user"),
+        ... })
+        >>> features = {name: torch.tensor([[1, 2], [3, 4]]) for name in ("clicked", "candidate")}
+        >>> features |= {"user": torch.tensor([[5], [6]]), "label": torch.ones(2)}
+        >>> out = engine(features)
+        >>> list(out), out["user"].shape, len(engine.tables)
+        (['label', 'clicked', 'candidate', 'user'], torch.Size([2, 4]), 1)
+    """
+
+    def __init__(
+        self,
+        emb_options: Mapping[str, EmbeddingOption],
+        pg: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(emb_options, Mapping):
+            raise TypeError(
+                f"EmbeddingEngine: emb_options is {described(emb_options)}, expected a dict of "
+                "EmbeddingOption by feature name"
+            )
+        for name, option in emb_options.items():
+            if not isinstance(option, EmbeddingOption):
+                raise TypeError(
+                    f"EmbeddingEngine: emb_options[{name!r}] is {described(option)}, expected an "
+                    "EmbeddingOption"
+                )
+        if not emb_options:
+            raise ValueError("EmbeddingEngine: emb_options is empty, expected at least one")
+        _check_ranks_agree(emb_options, pg)
+        by_table: dict[str, dict[str, EmbeddingOption]] = {}
+        process_groups: dict[str, dist.ProcessGroup | None] = {}
+        owners: dict[str, tuple[str, str]] = {}
+        for name, option in emb_options.items():
+            if option.children != [option.shared_name]:
+                raise ValueError(
+                    f"EmbeddingEngine: option {name!r} has children {option.children}, expected "
+                    "none: the engine makes them of options that agree"
+                )
+            own = option.pg if pg is None else pg
+            table = table_name(option, rank_group(own))
+            other, owner = owners.setdefault(option.shared_name, (name, table))
+            if owner != table:
+                raise ValueError(
+                    f"EmbeddingEngine: options {other!r} and {name!r} share "
+                    f"{option.shared_name!r}, but are not those of one table: "
+                    f"{emb_options[other].coalesced_info()} and {option.coalesced_info()}"
+                )
+            by_table.setdefault(table, {})[name] = option
+            process_groups[table] = own
+        self._ranks = {table: rank_group(own) for table, own in process_groups.items()}
+        self._features: dict[str, _Feature] = {}
+        self.tables = nn.ModuleDict()
+        for table, options in by_table.items():
+            children = list(dict.fromkeys(option.shared_name for option in options.values()))
+            self.tables[table] = hash_table_of(
+                table,
+                children,
+                options,
+                process_groups[table],
+                self._ranks[table],
+                coalesced=True,
+            )
+            for name, option in options.items():
+                child = children.index(option.shared_name)
+                self._features[name] = _Feature(table, child, replace(option, pg=None))
+        # lookups in the order of the options, the same on all ranks
+        self._lookups: dict[tuple[str, str], list[str]] = {}
+        self._runtimes: dict[tuple[str, str], Runtime] = {}
+        for name in emb_options:
+            feature = self._features[name]
+            key = (feature.table, feature.option.runtime_info())
+            self._lookups.setdefault(key, []).append(name)
+            self._runtimes[key] = Runtime.of(feature.option)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for earlier, name in (("_groups", "_ranks"), ("_launched", "_lookups")):
+            if earlier in state:  # its name in pickles of earlier versions
+                state[name] = state.pop(earlier)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
+    def exchange_ids(self, input_features: Mapping[str, Any]) -> PreparedLookup:
+        """Sends ids to the ranks that have their rows; give the result to :meth:`forward`.
+
+        What is done in between overlaps with the exchange.
+
+        Raises:
+            KeyError: a feature is missing.
+        """
+        if not isinstance(input_features, Mapping):
+            raise TypeError(
+                f"EmbeddingEngine: input_features is {described(input_features)}, expected a dict "
+                "of ids by feature name"
+            )
+        missing = [name for name in self._features if name not in input_features]
+        if missing:
+            raise KeyError(
+                f"EmbeddingEngine: input_features lacks {missing}; it has {list(input_features)}"
+            )
+        lookups = []
+        for key, names in self._lookups.items():
+            table, _ = key
+            requests = []
+            for name in names:
+                _, child, option = self._features[name]
+                bags = bags_of(
+                    f"EmbeddingEngine: feature {name!r}",
+                    input_features[name],
+                    None,
+                    use_weight=option.use_weight,
+                )
+                requests.append(Request(child, bags, option.tile_len))
+            hash_table = self.tables[table]
+            assert isinstance(hash_table, HashTable)
+            lookup = JointLookup(hash_table, self._runtimes[key], requests, self._ranks[table])
+            lookups.append((names, lookup))
+        passed = {k: v for k, v in input_features.items() if k not in self._features}
+        return PreparedLookup(lookups, passed)
+
+    def forward(self, input_features: Mapping[str, Any] | PreparedLookup) -> dict[str, Any]:
+        """Looks up and combines all features.
+
+        Args:
+            input_features: by name, as :meth:`DynamicEmbedding.forward` takes them; or what
+                :meth:`exchange_ids` gave.
+
+        Returns:
+            By name, as :meth:`DynamicEmbedding.forward` gives them; entries that are no features
+            as they came.
+
+        Raises:
+            KeyError: a feature is missing.
+            TypeError, ValueError: dtypes, shapes or devices do not match.
+        """
+        if not isinstance(input_features, PreparedLookup):
+            input_features = self.exchange_ids(input_features)
+        return finished(input_features)
+
+
+def _check_ranks_agree(
+    options: Mapping[str, EmbeddingOption], pg: dist.ProcessGroup | None
+) -> None:
+    """Raises ValueError unless the ranks of each group have the same features in one order."""
+    by_ranks: dict[str, list[str]] = {}
+    shared = {name: rank_group(of.pg if pg is None else pg) for name, of in options.items()}
+    for name, ranks in shared.items():
+        if ranks is not None:
+            by_ranks.setdefault(ranks.name, []).append(name)
+    for _, names in sorted(by_ranks.items()):  # in one order on all ranks
+        alike = {Option("", "names of emb_options"): comparable(names)}
+        for name in names:
+            alike |= options[name].described(name)
+        check_ranks_agree("EmbeddingEngine", alike, shared[names[0]])
+
+
+__all__ = ["EmbeddingEngine"]

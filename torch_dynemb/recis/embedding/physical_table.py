@@ -1,0 +1,104 @@
+"""Hash tables for options: those that agree on what a table is share one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch.distributed as dist
+
+from torch_dynemb.policy.admission import AdmissionRule
+from torch_dynemb.recis.embedding.options import EmbeddingOption
+from torch_dynemb.recis.initializers import seed_of
+from torch_dynemb.recis.rank_group import RankGroup, common_start
+from torch_dynemb.recis.slices import gen_slice
+from torch_dynemb.recis.tables.hash_table import HashTable
+from torch_dynemb.recis.tables.hooks import READ_ONLY
+
+
+def _admissions(options: Mapping[str, EmbeddingOption]) -> dict[str, AdmissionRule]:
+    """The rule of every child that has one.
+
+    Raises:
+        ValueError: features of one child have different rules.
+    """
+    rules: dict[str, tuple[str, AdmissionRule | None]] = {}
+    for name, option in options.items():
+        rule = None if option.admit_hook is None else option.admit_hook.make()
+        if rule == READ_ONLY:
+            continue
+        for child in option.children:
+            other, given = rules.setdefault(child, (name, rule))
+            if given != rule:
+                raise ValueError(
+                    f"options {other!r} and {name!r} share {child!r}, but have the admission rules "
+                    f"{given} and {rule}: give both one admit_hook, or one of them ReadOnly"
+                )
+    return {child: rule for child, (_, rule) in rules.items() if rule is not None}
+
+
+def hash_table_of(
+    name: str,
+    children: list[str],
+    options: Mapping[str, EmbeddingOption],
+    process_group: dist.ProcessGroup | None,
+    ranks: RankGroup | None,
+    *,
+    coalesced: bool,
+) -> HashTable:
+    """The physical table of options that agree on what a table is.
+
+    Args:
+        name: of the table.
+        children: names of its logical tables.
+        options: by feature name, at least one.
+        process_group: of the ranks that share it; None: the default group, if there is one.
+        ranks: of that group; None: this process has the whole table.
+        coalesced: whether there may be several children.
+
+    Raises:
+        ValueError: options contradict each other in what is the whole table's.
+    """
+    first = next(iter(options.values()))
+    slots = {option.max_partition_num for option in options.values()}
+    if len(slots) > 1:
+        raise ValueError(
+            f"options {list(options)} share a table, but their max_partition_num are "
+            f"{sorted(slots)}, expected one number"
+        )
+    start = common_start(process_group, seed_of(first.initializer))
+    table = HashTable(
+        [first.embedding_dim],
+        block_size=max(option.block_size for option in options.values()),
+        dtype=first.dtype,
+        device=first.device,
+        coalesced=coalesced,
+        children=children,
+        slice=gen_slice(
+            0 if ranks is None else ranks.rank,
+            1 if ranks is None else ranks.size,
+            first.max_partition_num,
+        ),
+        initializer=first.initializer,
+        name=name,
+        grad_reduce_by=first.grad_reduce_by,
+        filter_hook=first.filter_hook,
+        admissions=_admissions(options),
+        trainable=any(option.trainable for option in options.values()),
+        max_rows=first.max_rows,
+        seed=start.seed,
+        now=start.now,
+    )
+    table.rank_group = ranks
+    return table
+
+
+def table_name(option: EmbeddingOption, ranks: RankGroup | None) -> str:
+    """Names the physical table of options that agree: the same in every run."""
+    shared = "" if ranks is None else f" over {ranks.name}"
+    digest = hashlib.sha256((option.coalesced_info() + shared).encode()).hexdigest()[:8]
+    dtype = str(option.dtype).removeprefix("torch.")
+    return f"dim{option.embedding_dim}_{dtype}_{digest}"
+
+
+__all__ = ["hash_table_of", "table_name"]

@@ -1,0 +1,136 @@
+"""Hashes of ids and of strings."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import integers
+from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
+from torch_dynemb.recis.feature_ops.primes import prime_up_to
+from torch_dynemb.recis.feature_ops.values import (
+    INTEGERS,
+    Value,
+    check_dtype,
+    values_of,
+    with_values,
+)
+from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.tensor import RaggedTensor
+
+_MULTIPLIERS = (1, 3, 5, 7)
+_PRIME_FACTORS = (29, 47, 67, 83)
+
+
+class IDMultiHash(FeatureOp):
+    """Up to four hashes of ids: a dict of ``f"{prefix}_{i}"``, whose values have the ids' shape.
+
+    Hash i is ``(id * (1, 3, 5, 7)[i] % prime[i]) % num_buckets[i]``, unsigned. ``prime[i]`` is the
+    largest prime up to ``(29, 47, 67, 83)[i] * num_buckets[i]``: RecIS's parameters.
+
+    Args:
+        num_buckets: of each hash.
+        prefix: of the names.
+
+    Raises:
+        ValueError: there are no hashes or more than four, or a number of buckets is less than 1 or
+            so large that the prime might leave int64.
+    """
+
+    def __init__(self, num_buckets: Sequence[int], prefix: str = "multi_hash") -> None:
+        super().__init__()
+        self.num_buckets, self.prefix = integers("IDMultiHash: num_buckets", num_buckets), prefix
+        if not 1 <= len(self.num_buckets) <= len(_MULTIPLIERS) or min(self.num_buckets) < 1:
+            raise ValueError(
+                f"IDMultiHash: num_buckets is {self.num_buckets}, expected 1 to "
+                f"{len(_MULTIPLIERS)} numbers of at least 1"
+            )
+        for factor, buckets in zip(_PRIME_FACTORS, self.num_buckets, strict=False):
+            if factor * buckets >= 1 << 63:
+                raise ValueError(
+                    f"IDMultiHash: num_buckets has {buckets}, expected at most "
+                    f"{((1 << 63) - 1) // factor} at this place"
+                )
+        self.multipliers = list(_MULTIPLIERS[: len(self.num_buckets)])
+        self.primes = [
+            prime_up_to(factor * buckets)
+            for factor, buckets in zip(_PRIME_FACTORS, self.num_buckets, strict=False)
+        ]
+
+    def config(self) -> Hashable:
+        return tuple(self.num_buckets), self.prefix
+
+    def check(self, owner: str, value: Any) -> None:
+        check_dtype(f"{owner}: IDMultiHash", value, INTEGERS)
+
+    @classmethod
+    def run(cls, ops_: Sequence[IDMultiHash], inputs: Sequence[Value]) -> list[dict[str, Value]]:
+        hashes = ops.multi_hash(
+            [values_of(value).to(torch.int64) for value in inputs],
+            [op.multipliers for op in ops_],
+            [op.primes for op in ops_],
+            [op.num_buckets for op in ops_],
+        )
+        return [
+            {f"{op.prefix}_{i}": with_values(value, result) for i, result in enumerate(results)}
+            for op, value, results in zip(ops_, inputs, hashes, strict=True)
+        ]
+
+
+class Hash(FeatureOp):
+    """Hashes of byte strings: the innermost rows of a RaggedTensor of uint8 or int8.
+
+    The result lacks that dimension: a RaggedTensor of int64, or a Tensor [n] where there was no
+    other. Weights, if there are any, have to be those of strings.
+
+    Args:
+        hash_type: "farm" (FarmHash Fingerprint64) or "murmur" (MurmurHash64A with
+            seed 0).
+
+    Raises:
+        ValueError: another ``hash_type``.
+    """
+
+    def __init__(self, hash_type: str) -> None:
+        super().__init__()
+        if hash_type not in ("farm", "murmur"):
+            raise ValueError(f"Hash: hash_type is {hash_type!r}, expected 'farm' or 'murmur'")
+        self.hash_type = hash_type
+
+    def config(self) -> Hashable:
+        return self.hash_type
+
+    def check(self, owner: str, value: Any) -> None:
+        owner = f"{owner}: Hash"
+        if not isinstance(value, RaggedTensor):
+            raise TypeError(f"{owner} got a {type(value).__name__}, expected a RaggedTensor")
+        check_dtype(owner, value, (torch.uint8, torch.int8))
+        weight, strings = value.weight(), value.offsets()[-1].shape[0] - 1
+        if weight is None:
+            return
+        if len(value.offsets()) == 1 or weight.shape[0] != strings:
+            raise ValueError(
+                f"{owner} got {weight.shape[0]} weights, expected one for each of {strings} "
+                "strings that lie in rows, or none"
+            )
+
+    @classmethod
+    def run(cls, ops_: Sequence[Hash], inputs: Sequence[RaggedTensor]) -> list[Value]:
+        results: list[Value] = [value.values() for value in inputs]
+        for hash_type, hashed in (("farm", ops.farmhash), ("murmur", ops.murmurhash64a)):
+            numbers = [i for i, op in enumerate(ops_) if op.hash_type == hash_type]
+            hashes = hashed(
+                [values_of(inputs[i]) for i in numbers],
+                [words(inputs[i].offsets()[-1]) for i in numbers],
+            )
+            for i, values in zip(numbers, hashes, strict=True):
+                outer = inputs[i].offsets()[:-1]
+                weight = inputs[i].weight()
+                results[i] = RaggedTensor._of_parts(values, outer, weight) if outer else values
+        return results
+
+
+__all__ = ["Hash", "IDMultiHash"]

@@ -1,0 +1,50 @@
+"""Remainders of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from torch_dynemb import ops
+from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
+from torch_dynemb.recis.feature_ops.values import (
+    INTEGERS,
+    Value,
+    check_dtype,
+    values_of,
+    with_values,
+)
+
+
+class Mod(FeatureOp):
+    """Ids modulo a number, as unsigned 64-bit numbers; int64.
+
+    Args:
+        mod_value: at least 1.
+
+    Raises:
+        ValueError: it is less.
+    """
+
+    def __init__(self, mod_value: int) -> None:
+        super().__init__()
+        if mod_value < 1:
+            raise ValueError(f"Mod: mod_value is {mod_value}, expected at least 1")
+        self.mod_value = int(mod_value)
+
+    def config(self) -> Hashable:
+        return self.mod_value
+
+    def check(self, owner: str, value: Any) -> None:
+        check_dtype(f"{owner}: Mod", value, INTEGERS)
+
+    @classmethod
+    def run(cls, ops_: Sequence[Mod], inputs: Sequence[Value]) -> list[Value]:
+        ids = [values_of(value).to(torch.int64) for value in inputs]
+        results = ops.mod(ids, [op.mod_value for op in ops_])
+        return [with_values(v, result) for v, result in zip(inputs, results, strict=True)]
+
+
+__all__ = ["Mod"]

@@ -1,0 +1,136 @@
+"""Sequences of limited length."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
+from torch_dynemb.recis.feature_ops.values import Value, check_dtype, check_value, values_of
+from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.tensor import RaggedTensor
+
+
+class SequenceLengthError(ValueError, AssertionError):
+    """A row is longer than it may be; RecIS asserts that it is not."""
+
+
+class SequenceTruncate(FeatureOp):
+    """At most ``seq_len`` elements in every row: ids, or (``n_dims=3``) lists of ids.
+
+    Weights are cut with the values. With ``n_dims=3`` every row of a RaggedTensor has exactly
+    ``seq_len`` lists afterwards: shorter ones get empty lists at the right. A dense tensor is cut
+    in its second dimension.
+
+    Args:
+        seq_len: how many.
+        check_length: a longer row is a :class:`SequenceLengthError`; it waits for a GPU.
+        truncate: False: only check.
+        truncate_side: where longer rows lose elements, "left" or "right".
+        n_dims: 2 or 3.
+        dtype: what the values have to be; default: any.
+
+    Raises:
+        ValueError: an argument is none of these.
+    """
+
+    def __init__(
+        self,
+        seq_len: int = 64,
+        check_length: bool = True,
+        truncate: bool = True,
+        truncate_side: str = "left",
+        n_dims: int = 2,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if seq_len < 1:
+            raise ValueError(f"SequenceTruncate: seq_len is {seq_len}, expected at least 1")
+        if truncate_side not in ("left", "right"):
+            raise ValueError(
+                f"SequenceTruncate: truncate_side is {truncate_side!r}, expected 'left' or 'right'"
+            )
+        if n_dims not in (2, 3):
+            raise ValueError(f"SequenceTruncate: n_dims is {n_dims}, expected 2 or 3")
+        self.seq_len, self.check_length, self.truncate = seq_len, check_length, truncate
+        self.truncate_side, self.n_dims, self.dtype = truncate_side, n_dims, dtype
+
+    def config(self) -> Hashable:
+        sides = (self.truncate, self.truncate_side)
+        return self.seq_len, self.check_length, *sides, self.n_dims, self.dtype
+
+    def check(self, owner: str, value: Any) -> None:
+        owner = f"{owner}: SequenceTruncate"
+        check_value(owner, value)
+        if self.dtype is not None:
+            check_dtype(owner, value, (self.dtype,))
+        ragged = isinstance(value, RaggedTensor)
+        dims = len(value.offsets()) + 1 if ragged else value.dim()
+        if self.check_length and dims > 1:
+            longest = value.get_shape(1) if ragged else value.shape[1]
+            if longest > self.seq_len:
+                raise SequenceLengthError(
+                    f"{owner} got a row of {longest} elements, expected at most seq_len, "
+                    f"{self.seq_len}: check_length=False cuts it without a word"
+                )
+        if (ragged and dims != self.n_dims) or dims < self.n_dims:
+            raise ValueError(f"{owner} got {dims} dimensions, expected n_dims, {self.n_dims}")
+
+    def _cut_dense(self, value: Tensor) -> Tensor:
+        if self.truncate_side == "left":
+            return value[:, -self.seq_len :]
+        return value[:, : self.seq_len]
+
+    @classmethod
+    def run(cls, ops_: Sequence[SequenceTruncate], inputs: Sequence[Value]) -> list[Value]:
+        results = list(inputs)
+        ragged: dict[int, list[int]] = {}
+        for i, (op, value) in enumerate(zip(ops_, inputs, strict=True)):
+            if not op.truncate:
+                continue
+            if isinstance(value, Tensor):
+                results[i] = op._cut_dense(value)
+            else:
+                ragged.setdefault(op.n_dims, []).append(i)
+        for n_dims, numbers in ragged.items():
+            cut = cls._cut_2d if n_dims == 2 else cls._cut_3d
+            given = [results[i] for i in numbers]
+            for i, result in zip(numbers, cut([ops_[i] for i in numbers], given), strict=True):
+                results[i] = result
+        return results
+
+    @staticmethod
+    def _cut_2d(ops_: Sequence[SequenceTruncate], given: Sequence[Any]) -> list[RaggedTensor]:
+        cut = ops.ragged_cutoff_2d(
+            [values_of(value) for value in given],
+            [words(value.offsets()[0]) for value in given],
+            [op.seq_len for op in ops_],
+            weights=[value.weight() for value in given],
+            drop_left=[op.truncate_side == "left" for op in ops_],
+        )
+        return [
+            RaggedTensor._of_parts(values, [offsets], weights)
+            for values, offsets, weights in zip(*cut, strict=True)
+        ]
+
+    @staticmethod
+    def _cut_3d(ops_: Sequence[SequenceTruncate], given: Sequence[Any]) -> list[RaggedTensor]:
+        cut = ops.ragged_cutoff_3d(
+            [values_of(value) for value in given],
+            [words(value.offsets()[0]) for value in given],
+            [words(value.offsets()[1]) for value in given],
+            [op.seq_len for op in ops_],
+            weights=[value.weight() for value in given],
+            drop_left=[op.truncate_side == "left" for op in ops_],
+        )
+        return [
+            RaggedTensor._of_parts(values, [outer, inner], weights)
+            for values, outer, inner, weights in zip(*cut, strict=True)
+        ]
+
+
+__all__ = ["SequenceLengthError", "SequenceTruncate"]

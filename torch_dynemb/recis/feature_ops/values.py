@@ -1,0 +1,44 @@
+"""What ops take and give: tensors, ragged or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.recis.ragged.tensor import RaggedTensor
+
+Value = Tensor | RaggedTensor
+INTEGERS = (torch.int64, torch.int32)
+
+
+def check_value(owner: str, value: Any) -> None:
+    """Raises TypeError unless it is a tensor, ragged or not."""
+    if not isinstance(value, (Tensor, RaggedTensor)):
+        raise TypeError(f"{owner} got a {type(value).__name__}, expected a Tensor or RaggedTensor")
+
+
+def check_dtype(owner: str, value: Any, dtypes: Sequence[torch.dtype]) -> None:
+    """Raises TypeError unless it is a tensor, ragged or not, of one of the dtypes."""
+    check_value(owner, value)
+    if value.dtype not in dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{owner} got values of {value.dtype}, expected one of {names}")
+
+
+def values_of(value: Value) -> Tensor:
+    """All values, contiguous."""
+    values = value.values() if isinstance(value, RaggedTensor) else value
+    return values.contiguous()
+
+
+def with_values(value: Value, values: Tensor) -> Value:
+    """Other values in the same rows, with the same weights."""
+    if isinstance(value, Tensor):
+        return values
+    return value.with_values(values)
+
+
+__all__ = ["INTEGERS", "Value", "check_dtype", "check_value", "values_of", "with_values"]

@@ -1,0 +1,33 @@
+"""Hash tables: rows by id, what is kept of them, which ids get one and which rows go."""
+
+from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
+from torch_dynemb.recis.tables.hash_table import HashTable
+from torch_dynemb.recis.tables.hooks import (
+    READ_ONLY,
+    AdmitHook,
+    FilterHook,
+    RowFilter,
+    register_admit_hook,
+    register_filter_hook,
+)
+from torch_dynemb.recis.tables.slots import Slot, SlotGroup
+from torch_dynemb.recis.tables.sparse_parts import (
+    filter_out_sparse_param,
+    split_sparse_dense_state_dict,
+)
+
+__all__ = [
+    "READ_ONLY",
+    "AdmitHook",
+    "ChildrenInfo",
+    "FilterHook",
+    "HashTable",
+    "IdsMap",
+    "RowFilter",
+    "Slot",
+    "SlotGroup",
+    "filter_out_sparse_param",
+    "register_admit_hook",
+    "register_filter_hook",
+    "split_sparse_dense_state_dict",
+]

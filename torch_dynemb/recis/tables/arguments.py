@@ -1,0 +1,116 @@
+"""What a hash table is made of: its arguments, checked, and the configs of its logical tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from torch_dynemb.argument_checks import described, integers, text
+from torch_dynemb.initializers import Initializer
+from torch_dynemb.policy.admission import AdmissionRule
+from torch_dynemb.policy.policy import Policy, Score
+from torch_dynemb.recis.initializers import initializer_of
+from torch_dynemb.recis.slices import Slice
+from torch_dynemb.recis.tables.hooks import FilterHook
+from torch_dynemb.recis.tables.packed_rows import packed_columns
+from torch_dynemb.table.config import TableConfig
+
+GRAD_REDUCTIONS = ("worker", "id")
+
+
+def one_dimension(embedding_shape: Sequence[int]) -> int:
+    """The only size of an embedding_shape.
+
+    Raises:
+        TypeError: it is no list of integers.
+        ValueError: there are more or fewer sizes, or it is less than 1.
+    """
+    sizes = integers("HashTable: embedding_shape", embedding_shape, least=1)
+    if len(sizes) != 1:
+        raise ValueError(f"HashTable: embedding_shape is {sizes}, expected one size")
+    return sizes[0]
+
+
+def child_names(name: str, children: Sequence[str] | None, *, coalesced: bool) -> list[str]:
+    """Names of the children of a table; the table's own where none are given.
+
+    Raises:
+        TypeError: they are no list.
+        ValueError: there are several, but ``coalesced`` is False.
+    """
+    if isinstance(children, str) or not isinstance(children, Iterable | None):
+        raise TypeError(f"HashTable: children is {described(children)}, expected a list of names")
+    names = [text("HashTable: name", name)] if not children else list(children)
+    if len(names) > 1 and not coalesced:
+        raise ValueError(
+            f"HashTable: children are {names}, but coalesced is False: one table has one child"
+        )
+    return names
+
+
+def check_kinds(own: object, filter_hook: object, admissions: object) -> None:
+    """Raises TypeError unless a table's slice, filter_hook and admissions are of their kinds."""
+    for argument, value, kind in (
+        ("slice", own, Slice),
+        ("filter_hook", filter_hook, FilterHook),
+        ("admissions", admissions, Mapping),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(
+                f"HashTable: {argument} is {described(value)}, expected a {kind.__name__}"
+            )
+
+
+def check_grad_reduction(grad_reduce_by: str) -> None:
+    """Raises ValueError unless it is one of ``GRAD_REDUCTIONS``."""
+    if grad_reduce_by not in GRAD_REDUCTIONS:
+        raise ValueError(
+            f"HashTable: grad_reduce_by is {grad_reduce_by!r}, expected one of {GRAD_REDUCTIONS}"
+        )
+
+
+def table_configs(
+    names: Sequence[str],
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    initializer: Initializer,
+    block_size: int,
+    scores: tuple[Score, ...],
+    rules: Mapping[str, AdmissionRule],
+) -> list[TableConfig]:
+    """Configs of the logical tables; rows of 8 bits lie packed in float32 columns.
+
+    Args:
+        names: of the tables.
+        dim: columns of a row.
+        dtype: of the rows.
+        initializer: of new rows.
+        block_size: what RecIS's initializers take for the number of rows.
+        scores: what is kept of an id for filters.
+        rules: of admission, by name.
+    """
+    packed = dtype == torch.int8
+    rows = initializer_of(initializer, block_size)
+    return [
+        TableConfig(
+            name=child,
+            embedding_dim=packed_columns(dim) if packed else dim,
+            initializer=rows,
+            eval_default="zeros",
+            policy=Policy(score=scores or None, admission=rules.get(child)),
+            dtype=torch.float32 if packed else dtype,
+        )
+        for child in names
+    ]
+
+
+__all__ = [
+    "GRAD_REDUCTIONS",
+    "check_grad_reduction",
+    "check_kinds",
+    "child_names",
+    "one_dimension",
+    "table_configs",
+]

@@ -1,0 +1,77 @@
+"""The sparse parts of a model and of its state dict, apart from the dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.recis.tables.hash_table import HashTable
+
+# entries that the state of a table has, and nothing else
+_OF_TABLES = ("tables", "slabs", "row_clock")
+
+
+def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
+    """The hash tables of a model by name: what the sparse optimizers take.
+
+    Raises:
+        ValueError: two tables have one name, or tables share a child's name.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"filter_out_sparse_param: model is {described(model)}, expected a torch.nn.Module"
+        )
+    tables: dict[str, HashTable] = {}
+    owners: dict[str, str] = {}
+    for module in model.modules():
+        if not isinstance(module, HashTable):
+            continue
+        if module.name in tables:
+            raise ValueError(
+                f"filter_out_sparse_param: two tables are named {module.name!r}: give them names "
+                "of their own, or share one table (EmbeddingEngine does, by shared_name)"
+            )
+        for child in module.children_hashtable:
+            if child in owners:
+                raise ValueError(
+                    f"filter_out_sparse_param: tables {owners[child]!r} and {module.name!r} both "
+                    f"have a child {child!r}"
+                )
+            owners[child] = module.name
+        tables[module.name] = module
+    return tables
+
+
+def split_sparse_dense_state_dict(
+    state_dict: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries of tables in a model's state dict, and the others; the state dict stays.
+
+    Both parts are state dicts, which ``model.load_state_dict(part, strict=False)`` takes. For the
+    sparse optimizers see :func:`filter_out_sparse_param`.
+
+    Example:
+        >>> from torch import nn
+        >>> from torch_dynemb.recis import DynamicEmbedding, EmbeddingOption
+        >>> model = nn.ModuleDict(
+        ...     {"item": DynamicEmbedding(EmbeddingOption()), "top": nn.Linear(16, 1)}
+        ... )
+        >>> sparse, dense = split_sparse_dense_state_dict(model.state_dict())
+        >>> list(dense), "item.hashtable.tables" in sparse
+        (['top.weight', 'top.bias'], True)
+    """
+    ends = [name for name in state_dict if name.rpartition(".")[2] == _OF_TABLES[0]]
+    prefixes = tuple(
+        prefix
+        for prefix in (name.removesuffix(_OF_TABLES[0]) for name in ends)
+        if all(prefix + entry in state_dict for entry in _OF_TABLES)
+    )
+    sparse = {name: value for name, value in state_dict.items() if name.startswith(prefixes)}
+    dense = {name: value for name, value in state_dict.items() if name not in sparse}
+    return sparse, dense
+
+
+__all__ = ["filter_out_sparse_param", "split_sparse_dense_state_dict"]
