@@ -51,8 +51,8 @@ class DistinctFeatures(NamedTuple):
     inverse: Tensor
 
 
-def counts_occurrences(options: TableOptions) -> bool:
-    """Whether a table treats an id that occurs twice otherwise than one that occurs once."""
+def counts_frequency(options: TableOptions) -> bool:
+    """Whether a table counts how often an id occurs, for its score or for its admission."""
     policy = options.policy
     return "frequency" in policy.scores or isinstance(
         policy.admission, AdmitFrequent | AdmitFrequentSketch
@@ -72,8 +72,8 @@ def feature_groups_of(
         together = dynamic is None or not dynamic.feature_policies
         first += [features] if together else range(features, features + names)
         features += names
-        counted |= dynamic is not None and counts_occurrences(dynamic)
-    return FeatureGroups(first, features, counted)
+        counted |= dynamic is not None and counts_frequency(dynamic)
+    return DedupGroups(first, features, counted)
 
 
 def distinct(features: KeyedJaggedTensor, feature_groups: FeatureGroups) -> DistinctFeatures:
@@ -269,7 +269,8 @@ __all__ = [
     "DEDUPED",
     "DedupContext",
     "DedupInputDist",
-    "counts_occurrences",
+    "counts_frequency",
+    "dedup_groups",
     "distinct",
     "feature_groups_of",
 ]

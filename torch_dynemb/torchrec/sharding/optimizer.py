@@ -58,8 +58,8 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         config = tables.group.config.optimizer
         assert config is not None
         entries = {"params": list(params.values()), **config.hyper()}
-        param_group = KernelParamGroup(entries, None if config == NOT_TRAINED else tables)
-        super().__init__(dict(params), {}, [param_group])
+        group = KernelParamGroup(entries, None if config == NOT_TRAINED else tables)
+        super().__init__(dict(params), {}, [group])
 
     def step(self, closure: Any = None, *, now: int | None = None) -> None:
         """Ends a training step; see :meth:`torch_dynemb.FusedOptimizer.step`.
