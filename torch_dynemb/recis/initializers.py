@@ -54,18 +54,30 @@ class RecisInitializer(Initializer):
         self._record: InitRecord | None = None
 
     def of_table(self, rows: int) -> Initializer:
-        """What it is for a matrix of so many rows: RecIS's tables take ``block_size``."""
+        """What it is for a matrix of so many rows: RecIS's tables take ``block_size``.
+
+        Args:
+            rows: at least 1.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define of_table()")
 
     def record(self, dim: int) -> InitRecord:
         return self.of_table(dim).record(dim)
 
     def set_shape(self, shape: Sequence[int]) -> None:
-        """The shape of the tensors of :meth:`generate`: [rows, dim]."""
+        """Sets the shape of the tensors of :meth:`generate`.
+
+        Args:
+            shape: [rows, dim].
+        """
         self._shape = list(shape)
 
     def set_dtype(self, dtype: torch.dtype = torch.float32) -> None:
-        """The dtype of the tensors of :meth:`generate`; float32 without a call."""
+        """Sets the dtype of the tensors of :meth:`generate`; it is float32 without a call.
+
+        Args:
+            dtype: of floats.
+        """
         self._dtype = dtype
 
     def build(self) -> None:
@@ -151,7 +163,16 @@ class ConstantInitializer(_Fixed):
 
 
 class UniformInitializer(_Fixed):
-    """Uniform in [a, b)."""
+    """Uniform in [a, b).
+
+    Args:
+        a: the lower bound.
+        b: the upper bound, not below ``a``.
+        generator: see :class:`RecisInitializer`.
+
+    Raises:
+        ValueError: the bounds are in the wrong order, or not finite.
+    """
 
     def __init__(
         self, a: float = 0.0, b: float = 1.0, generator: torch.Generator | None = None
@@ -160,7 +181,16 @@ class UniformInitializer(_Fixed):
 
 
 class NormalInitializer(_Fixed):
-    """Normal with ``mean`` and standard deviation ``std``."""
+    """Normal with ``mean`` and standard deviation ``std``.
+
+    Args:
+        mean: of the values.
+        std: at least 0.
+        generator: see :class:`RecisInitializer`.
+
+    Raises:
+        ValueError: ``std`` is negative, or a number is not finite.
+    """
 
     def __init__(
         self, mean: float = 0.0, std: float = 1.0, generator: torch.Generator | None = None
@@ -170,6 +200,16 @@ class NormalInitializer(_Fixed):
 
 class TruncNormalInitializer(_Fixed):
     """Normal within ``a`` to ``b`` standard deviations from the mean.
+
+    Args:
+        mean: of the distribution before it is cut.
+        std: at least 0, of the distribution before it is cut.
+        a: the lower bound, in standard deviations from the mean.
+        b: the upper bound, in standard deviations from the mean.
+        generator: see :class:`RecisInitializer`.
+
+    Raises:
+        ValueError: ``std`` is negative, or the bounds are in the wrong order.
 
     Example:
         >>> TruncNormalInitializer(std=0.5, b=4.0)
@@ -188,7 +228,15 @@ class TruncNormalInitializer(_Fixed):
 
 
 class XavierUniformInitializer(RecisInitializer):
-    """Uniform in +-gain * sqrt(6 / (dim + rows)); rows of a table is its ``block_size``."""
+    """Uniform in +-gain * sqrt(6 / (dim + rows)); rows of a table is its ``block_size``.
+
+    Args:
+        gain: a factor.
+        generator: see :class:`RecisInitializer`.
+
+    Raises:
+        ValueError: ``gain`` is no such number.
+    """
 
     def __init__(self, gain: float = 1.0, generator: torch.Generator | None = None) -> None:
         XavierUniform(gain)  # checks it
@@ -200,7 +248,15 @@ class XavierUniformInitializer(RecisInitializer):
 
 
 class XavierNormalInitializer(RecisInitializer):
-    """Normal with std = gain * sqrt(2 / (dim + rows)); rows of a table is its ``block_size``."""
+    """Normal with std = gain * sqrt(2 / (dim + rows)); rows of a table is its ``block_size``.
+
+    Args:
+        gain: a factor.
+        generator: see :class:`RecisInitializer`.
+
+    Raises:
+        ValueError: ``gain`` is no such number.
+    """
 
     def __init__(self, gain: float = 1.0, generator: torch.Generator | None = None) -> None:
         XavierNormal(gain)  # checks it

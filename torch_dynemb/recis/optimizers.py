@@ -57,6 +57,9 @@ class SparseOptimizer(torch.optim.Optimizer):
 
         Divide the loss by ``steps`` for their mean.
 
+        Args:
+            steps: at least 1.
+
         Raises:
             ValueError: ``steps`` is less than 1.
             RuntimeError: an accumulation has begun.
@@ -73,12 +76,18 @@ class SparseOptimizer(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, now: int | None = None
     ) -> float | None:
-        """Applies the gradients that wait, if it is the last step of an accumulation.
+        """Applies the pending gradients, if it is the last step of an accumulation.
 
         Args:
             closure: re-evaluates the model and returns the loss.
             now: seconds, for tables that keep times, the same on all ranks; default: what their
                 clocks say, on which ranks agree.
+
+        Returns:
+            What ``closure`` gave, else None.
+
+        Raises:
+            TypeError: ``closure`` is no function.
         """
         if closure is not None and not callable(closure):
             raise TypeError(
@@ -97,7 +106,11 @@ class SparseOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients that wait, except in the midst of an accumulation."""
+        """Forgets pending gradients, except in the midst of an accumulation.
+
+        Args:
+            set_to_none: as in torch.optim.Optimizer; either way there are none.
+        """
         if self._micro_steps == 0:
             for optimizer in self._optimizers():
                 optimizer.zero_grad()
@@ -112,6 +125,9 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` gave.
+
+        Args:
+            state_dict: of an optimizer of tables with the same names.
 
         Raises:
             ValueError: other tables, or another optimizer; nothing has been changed.
@@ -141,7 +157,14 @@ class SparseOptimizer(torch.optim.Optimizer):
             self._accum_steps, self._micro_steps = accumulated, done
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises RuntimeError but for the base class: groups are the tables'."""
+        """Takes no groups but the tables', which the base class adds.
+
+        Args:
+            param_group: as in torch.optim.Optimizer.
+
+        Raises:
+            RuntimeError: always, once the optimizer is made.
+        """
         if hasattr(self, "param_groups") and self.param_groups:
             raise RuntimeError(
                 f"{type(self).__name__}.add_param_group: the groups are those of the tables: give "
@@ -153,11 +176,11 @@ class SparseOptimizer(torch.optim.Optimizer):
 def _check_ranks_agree(
     owner: str, tables: Mapping[str, HashTable], config: OptimizerConfig
 ) -> None:
-    by_group: dict[str, list[str]] = {}
+    by_ranks: dict[str, list[str]] = {}
     for name, table in tables.items():
         if table.rank_group is not None:
-            by_group.setdefault(table.rank_group.name, []).append(name)
-    for _, names in sorted(by_group.items()):  # in one order on all ranks
+            by_ranks.setdefault(table.rank_group.name, []).append(name)
+    for _, names in sorted(by_ranks.items()):  # in one order on all ranks
         alike = options_of("", "optimizer", config)
         alike[Option("", "tables")] = comparable(sorted(names))
         check_agreement(owner, alike, process_group_of(tables[names[0]].rank_group))

@@ -19,7 +19,7 @@ from torch_dynemb.recis.rank_group import check_ranks_agree, rank_group
 
 
 class DynamicEmbedding(nn.Module):
-    """The embedding of one feature, on one process or over the ranks of a group.
+    """The embedding of one feature, on one process or over the ranks of a process group.
 
     Over several ranks, an id's row lies on one of them: a rank sends the distinct ids of its batch
     to their owners, gets rows, and combines them. All ranks of the group make the same calls, also
@@ -28,6 +28,11 @@ class DynamicEmbedding(nn.Module):
     Args:
         emb_opt: what it is like.
         pg: process group; default: the option's, else the default group, if there is one.
+
+    Raises:
+        TypeError: ``emb_opt`` is no EmbeddingOption.
+        ValueError: this process is no member of ``pg``, or ranks were given different options (all
+            of them raise).
 
     Example:
         >>> import torch
@@ -49,7 +54,7 @@ class DynamicEmbedding(nn.Module):
         process_group = emb_opt.pg if pg is None else pg
         self._ranks = rank_group(process_group)
         check_ranks_agree("DynamicEmbedding", emb_opt.described(emb_opt.shared_name), self._ranks)
-        self.emb_opt = replace(emb_opt, pg=None)  # a group cannot be copied or saved
+        self.emb_opt = replace(emb_opt, pg=None)  # a process group cannot be copied or saved
         self.hashtable = hash_table_of(
             emb_opt.shared_name,
             emb_opt.children,
@@ -70,7 +75,18 @@ class DynamicEmbedding(nn.Module):
     ) -> PreparedLookup:
         """Sends ids to the ranks that have their rows; give the result to :meth:`forward`.
 
-        What is done in between overlaps with the exchange. Arguments are those of ``forward``.
+        What is done in between overlaps with the exchange.
+
+        Args:
+            input_ids: int64 or int32 [..., L], a RaggedTensor, or for several children a dict of
+                them, as for :meth:`forward`.
+            input_weights: float of the shape of dense ids, or [N] for the N values of a ragged
+                tensor; default: none, but those that a ragged tensor has.
+
+        Raises:
+            KeyError: a dict has other names than those of the children.
+            TypeError, ValueError: dtypes, shapes or devices do not match, or weights are given
+                beside a dict.
         """
         children = self.emb_opt.children
         features: Mapping[str, Ids]

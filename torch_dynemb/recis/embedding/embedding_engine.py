@@ -46,6 +46,7 @@ class EmbeddingEngine(nn.Module):
         pg: process group; default: the options', else the default group, if there is one.
 
     Raises:
+        TypeError: ``emb_options`` is no dict of EmbeddingOption.
         ValueError: features share a name, but their options are not those of one table; or ranks
             were given different options (all of them raise).
 
@@ -139,8 +140,13 @@ class EmbeddingEngine(nn.Module):
 
         What is done in between overlaps with the exchange.
 
+        Args:
+            input_features: by name, as :meth:`DynamicEmbedding.forward` takes them; entries that
+                are no features pass through.
+
         Raises:
             KeyError: a feature is missing.
+            TypeError, ValueError: dtypes, shapes or devices do not match.
         """
         if not isinstance(input_features, Mapping):
             raise TypeError(

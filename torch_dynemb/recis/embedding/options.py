@@ -195,7 +195,11 @@ class EmbeddingOption:
         return self.admit_hook is not None and self.admit_hook.make() == READ_ONLY
 
     def described(self, feature: str) -> Described:
-        """What all ranks must have alike: all but sizes, groups, and which GPU it is."""
+        """What all ranks must have alike: all but sizes, process groups, and which GPU it is.
+
+        Args:
+            feature: which errors name.
+        """
         entries = {of.name: getattr(self, of.name) for of in fields(self)}
         for name in _NOT_ALIKE:
             del entries[name]

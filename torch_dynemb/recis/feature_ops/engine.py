@@ -30,6 +30,9 @@ class Feature:
     def add_op(self, op: FeatureOp) -> Feature:
         """Appends an op; returns the feature.
 
+        Args:
+            op: one of torch_dynemb's or of your own.
+
         Raises:
             TypeError: it is no FeatureOp.
         """
@@ -124,9 +127,12 @@ class FeatureEngine(nn.Module):
             data: fields by name.
             remain_no_use_data: also return fields whose name is that of no result.
 
+        Returns:
+            Tensors and RaggedTensors by name.
+
         Raises:
             KeyError, TypeError, ValueError: a field is missing, or is nothing for an op; the
-                message names a feature.
+                message names a feature. Or two features give a result of one name.
         """
         values: list[Any] = [None] * len(self._nodes)
         for kind, numbers in self._steps:

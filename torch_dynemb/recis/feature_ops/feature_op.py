@@ -38,15 +38,38 @@ class FeatureOp(nn.Module):
         return self
 
     def check(self, owner: str, value: Any) -> None:
-        """Raises an error that begins with ``owner`` for a value that the op cannot take."""
+        """Raises an error that begins with ``owner`` for a value that the op cannot take.
+
+        Args:
+            owner: such as the name of the feature.
+            value: any.
+
+        Raises:
+            TypeError, ValueError: the op cannot take it.
+        """
 
     @classmethod
     def run(cls, ops_: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
-        """The results of several ops of this class, each for its input: where calls are fused."""
+        """The results of several ops of this class, each for its input: where calls are fused.
+
+        Args:
+            ops_: of this class.
+            inputs: as many, each checked by its op.
+
+        Returns:
+            As many results.
+        """
         raise NotImplementedError(f"{cls.__name__} has no run()")
 
     def forward(self, value: Any) -> Any:
-        """The result for one input."""
+        """The result for one input.
+
+        Args:
+            value: what the op takes.
+
+        Raises:
+            TypeError, ValueError: it is nothing for the op.
+        """
         self.check(type(self).__name__, value)
         return self.run([self], [value])[0]
 

@@ -67,8 +67,8 @@ class SelectField(FeatureOp):
         return RaggedTensor._of_parts(field.values(), field.offsets(), field.weight(), shape)
 
     @classmethod
-    def run(cls, ops: Sequence[SelectField], inputs: Sequence[Any]) -> list[Value]:
-        return [op._select(value) for op, value in zip(ops, inputs, strict=True)]
+    def run(cls, ops_: Sequence[SelectField], inputs: Sequence[Any]) -> list[Value]:
+        return [op._select(value) for op, value in zip(ops_, inputs, strict=True)]
 
 
 class SelectFields(FeatureOp):
@@ -90,10 +90,10 @@ class SelectFields(FeatureOp):
             op.check(owner, value)
 
     @classmethod
-    def run(cls, ops: Sequence[SelectFields], inputs: Sequence[Any]) -> list[list[Value]]:
+    def run(cls, ops_: Sequence[SelectFields], inputs: Sequence[Any]) -> list[list[Value]]:
         return [
             [field._select(value) for field in op.input_list]
-            for op, value in zip(ops, inputs, strict=True)
+            for op, value in zip(ops_, inputs, strict=True)
         ]
 
 

@@ -37,6 +37,9 @@ class FusedOP:
     def add_op(self, op: FeatureOp) -> None:
         """Appends an op.
 
+        Args:
+            op: of the kind.
+
         Raises:
             TypeError: it is of another kind.
         """
@@ -49,6 +52,9 @@ class FusedOP:
 
     def process(self, inputs: Sequence[Any]) -> list[Any]:
         """The results, one for each op.
+
+        Args:
+            inputs: Tensors or RaggedTensors, one for each op.
 
         Raises:
             ValueError: inputs are not as many as ops.
@@ -65,7 +71,7 @@ class FusedOP:
         return list(self.kind.run(self._ops, inputs)) if self._ops else []
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """:meth:`process`."""
+        """Does what :meth:`process` does."""
         return self.process(inputs)
 
 

@@ -22,8 +22,17 @@ def ids_partition(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The distinct ids, ordered by the rank that owns them (:func:`torch_dynemb.ops.id_owners`).
 
+    Args:
+        ids: int64 [N].
+        max_partition_num: slots into which ids are hashed.
+        world_size: number of ranks, which own ranges of slots.
+
     Returns:
-        Distinct ids, how many each rank owns [world_size], and for each id its place among them.
+        Distinct ids, int64 [U]; how many each rank owns, int64 [world_size]; and for each id its
+        place among them, int64 [N].
+
+    Raises:
+        RuntimeError: ids are not int64 of 1 dimension, or there are more ranks than slots.
     """
     bounds = torch.tensor([0, ids.numel()], device=ids.device)
     parts = ops.ids_partition(ids, bounds, parts=world_size, slots=max_partition_num)
@@ -31,12 +40,29 @@ def ids_partition(
 
 
 def ids_encode(ids_list: Sequence[Tensor], table_ids: Tensor | Sequence[int]) -> Tensor:
-    """Ids of several tables as ids of one, of all 64 bits (:func:`torch_dynemb.ops.ids_encode`)."""
+    """Ids of several tables as ids of one, of all 64 bits (:func:`torch_dynemb.ops.ids_encode`).
+
+    Args:
+        ids_list: int64 [n] of each table.
+        table_ids: numbers of the tables.
+
+    Returns:
+        int64 [sum of n].
+
+    Raises:
+        RuntimeError: a dtype or shape does not match, or the lists differ in length.
+    """
     return ops.ids_encode([ids.contiguous() for ids in ids_list], numbers(table_ids))
 
 
 def merge_offsets(offsets: Sequence[Tensor]) -> Tensor:
     """Offsets of the bags of several features, one after another.
+
+    Args:
+        offsets: int32 or int64 [bags + 1] of each feature, of one dtype.
+
+    Returns:
+        Of that dtype, [sum of bags + 1].
 
     Example:
         >>> merge_offsets([torch.tensor([0, 2, 5]), torch.tensor([0, 3, 6])])
@@ -62,14 +88,17 @@ def ragged_embedding_segment_reduce(
         reverse_indices: [N], rows of the bags.
         offsets: [S + 1], where bags begin.
         combiner: "sum"; "mean", which divides by the sum of the weights, or the count without; or
-            "tile" with ``combiner_kwargs`` ``bs``, ``tile_len`` and ``left_pad`` (a list of bool
-            tensors): batch, seq and left_pad of :func:`ragged_tile`.
+            "tile".
+        combiner_kwargs: of "tile": ``bs``, ``tile_len`` and ``left_pad`` (a list of bool tensors):
+            batch, seq and left_pad of :func:`ragged_tile`.
 
     Returns:
         float32 [S, dim], for "tile" as :func:`ragged_tile`.
 
     Raises:
         ValueError: another combiner.
+        RuntimeError: a dtype or shape does not match, places are none of rows, or offsets do not
+            ascend from 0 to N.
     """
     if combiner == "tile":
         given = dict(combiner_kwargs or {})
@@ -101,6 +130,7 @@ def sparse_embedding_segment_reduce(
         weight: float32 [N], factors of the rows.
         reverse_indices: [N], rows of the segments.
         segment_ids: [N], in any order, 0 to ``num_segments`` - 1.
+        num_segments: how many there are, those without rows included.
         combiner: "sum", or "mean", which divides by the sum of the weights.
 
     Returns:
@@ -108,6 +138,7 @@ def sparse_embedding_segment_reduce(
 
     Raises:
         ValueError: another combiner.
+        RuntimeError: a dtype or shape does not match, or places are none of rows.
     """
     pooling = _pooling("sparse_embedding_segment_reduce", combiner)
     ordered, order = segment_ids.sort(stable=True)
@@ -125,7 +156,21 @@ def sparse_embedding_segment_reduce(
 def segment_sum_sparse(
     data: Tensor, weight: Tensor | None, indices: Tensor, segment_ids: Tensor, num_segments: int
 ) -> Tensor:
-    """:func:`sparse_embedding_segment_reduce` with "sum"; without weights they are 1."""
+    """:func:`sparse_embedding_segment_reduce` with "sum"; without weights they are 1.
+
+    Args:
+        data: float32 [U, dim].
+        weight: float32 [N], factors of the rows, or None.
+        indices: [N], rows of the segments.
+        segment_ids: [N], in any order, 0 to ``num_segments`` - 1.
+        num_segments: how many there are, those without rows included.
+
+    Returns:
+        float32 [num_segments, dim].
+
+    Raises:
+        RuntimeError: a dtype or shape does not match, or places are none of rows.
+    """
     factors = torch.ones(indices.shape[0], device=data.device) if weight is None else weight
     return sparse_embedding_segment_reduce(data, factors, indices, segment_ids, num_segments, "sum")
 

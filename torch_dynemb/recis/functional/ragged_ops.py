@@ -20,10 +20,15 @@ def dense_to_ragged(
     """Values and offsets of the rows of a tensor of at least 2 dimensions.
 
     Args:
+        tensor: [n0, ..., nk] of any dtype, k at least 1.
         check_invalid: rows of the last dimension lose their trailing run of ``invalid_value``.
+        invalid_value: what fills the ends of rows.
 
     Returns:
         Values, and int32 offsets (int64 for 2^31 elements and more), outermost first.
+
+    Raises:
+        ValueError: a tensor of less than 2 dimensions, or ``invalid_value`` is NaN.
 
     Example:
         >>> dense_to_ragged(torch.tensor([[1, 2, 0], [0, 3, 4]]), check_invalid=True)
@@ -35,12 +40,35 @@ def dense_to_ragged(
 
 
 def ragged_to_dense(values: Tensor, offsets: Sequence[Tensor], default_value: float) -> Tensor:
-    """Ragged rows of any depth as a tensor; ``default_value`` fills shorter rows."""
+    """Ragged rows of any depth as a tensor.
+
+    Args:
+        values: [N] or [N, ...] of any dtype.
+        offsets: int32 or int64 [rows + 1] each, outermost first.
+        default_value: fills shorter rows.
+
+    Returns:
+        Of the dtype of the values, [rows, longest row, ...].
+
+    Raises:
+        TypeError, ValueError: as :class:`torch_dynemb.recis.RaggedTensor`.
+    """
     return RaggedTensor(values, offsets).to_dense(default_value)
 
 
 def ragged_to_sparse(values: Tensor, row_splits: Sequence[Tensor]) -> Tensor:
-    """Ragged rows of any depth as a coalesced sparse COO tensor."""
+    """Ragged rows of any depth as a coalesced sparse COO tensor.
+
+    Args:
+        values: [N] of any dtype.
+        row_splits: int32 or int64 [rows + 1] each, outermost first.
+
+    Returns:
+        Of the dtype of the values, [rows, longest row, ...].
+
+    Raises:
+        TypeError, ValueError: as :class:`torch_dynemb.recis.RaggedTensor`.
+    """
     return RaggedTensor(values, row_splits).to_sparse()
 
 
@@ -63,6 +91,10 @@ def fused_ragged_cutoff_2D(  # noqa: N802 - RecIS's name
     Returns:
         Values, offsets, how many values each row has lost and how many it lacks (int32 [rows]),
         ``drop_sides`` and ``pad_sides``.
+
+    Raises:
+        RuntimeError: a dtype or shape does not match, the lists differ in length, or offsets do not
+            ascend from 0 to N.
     """
     keep = [int(length) for length in numbers(keep_lengths)]
     cut = ops.ragged_cutoff_2d(
@@ -102,6 +134,10 @@ def fused_ragged_cutoff_3D(  # noqa: N802 - RecIS's name
 
     Returns:
         Values, and outer and inner offsets for each feature.
+
+    Raises:
+        RuntimeError: a dtype or shape does not match, the lists differ in length, or offsets do not
+            ascend from 0 to the number of lists or values.
     """
     sides = (None if given is None else numbers(given) for given in (drop_sides, pad_sides))
     drop_left, pad_left = sides
@@ -133,7 +169,11 @@ def feature_cross_ragged(
         x_weight, y_weight: float32 [N]; default: ones.
 
     Returns:
-        Ids, offsets, and a weight for each id.
+        Ids int64 [M], offsets [rows + 1], and a weight for each id, float32 [M].
+
+    Raises:
+        ValueError: weights require grad, for which there is no formula.
+        RuntimeError: a dtype or shape does not match, or offsets do not ascend from 0 to N.
     """
     crossed = ops.feature_cross_ragged(
         [x_val],
@@ -167,6 +207,11 @@ def ragged_tile(
 
     Returns:
         float32 [sum of batch * seq, dim].
+
+    Raises:
+        ValueError: a number of ``seq`` is less than 1, or the lists differ in length.
+        RuntimeError: a dtype or shape does not match, indices are none of rows, or offsets do not
+            ascend.
     """
     return tiled(batch, seq, indices, offset, table, left_pad, None)
 

@@ -17,10 +17,14 @@ def farmhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]
 
     Args:
         inputs: uint8 or int8 [bytes] for each feature.
-        splits: [n + 1] for each feature, where strings begin.
+        splits: int32 or int64 [n + 1] for each feature, where strings begin.
 
     Returns:
         int64 [n] for each feature.
+
+    Raises:
+        RuntimeError: a dtype or shape does not match, the lists differ in length, or splits do not
+            ascend from 0 to the number of bytes.
     """
     return ops.farmhash(inputs, [words(offsets) for offsets in splits])
 
@@ -30,10 +34,14 @@ def murmurhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tenso
 
     Args:
         inputs: uint8 or int8 [bytes] for each feature.
-        splits: [n + 1] for each feature, where strings begin.
+        splits: int32 or int64 [n + 1] for each feature, where strings begin.
 
     Returns:
         int64 [n] for each feature.
+
+    Raises:
+        RuntimeError: a dtype or shape does not match, the lists differ in length, or splits do not
+            ascend from 0 to the number of bytes.
 
     Example:
         >>> text = torch.tensor([0, 1, 2, 1, 2, 3], dtype=torch.int8)
@@ -44,18 +52,35 @@ def murmurhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tenso
 
 
 def bucketize(input: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
-    """How many boundaries are at most each value; int64, of the shape of ``input``.
+    """How many boundaries are at most each value.
 
     Args:
         input: float32, float64, int32 or int64.
         boundaries: ascending; taken as numbers of the dtype of ``input``.
+
+    Returns:
+        int64, of the shape of ``input``.
+
+    Raises:
+        RuntimeError: another dtype, or boundaries do not ascend.
     """
     bounds = torch.as_tensor(boundaries).to(input.device, input.dtype)
     return ops.bucketize([input.contiguous()], [bounds.contiguous()])[0]
 
 
 def bucketize_mod(input: Tensor, bucket: int) -> Tensor:
-    """int64 ids modulo ``bucket``, as unsigned numbers."""
+    """Ids modulo a number, as unsigned numbers.
+
+    Args:
+        input: int64 of any shape.
+        bucket: at least 1.
+
+    Returns:
+        int64, of the shape of ``input``.
+
+    Raises:
+        RuntimeError: another dtype, or ``bucket`` is less than 1.
+    """
     return ops.mod([input.contiguous()], [bucket])[0]
 
 
@@ -71,6 +96,13 @@ def multi_hash(
         input: int64 of any shape.
         muls, primes: a number for each hash.
         bucket_num: at least 1.
+
+    Returns:
+        int64, of the shape of ``input``, for each hash.
+
+    Raises:
+        RuntimeError: another dtype, or a number is too small.
+        ValueError: there are not as many primes as muls.
     """
     multipliers = numbers(muls)
     buckets = [bucket_num] * len(multipliers)
@@ -78,12 +110,34 @@ def multi_hash(
 
 
 def fused_bucketize_gpu(values: Sequence[Tensor], boundaries: Sequence[Tensor]) -> list[Tensor]:
-    """:func:`bucketize` of several features, whose boundaries have their dtype and device."""
+    """:func:`bucketize` of several features, whose boundaries have their dtype and device.
+
+    Args:
+        values: float32, float64, int32 or int64 of any shape, for each feature.
+        boundaries: ascending, for each feature: of the dtype of its values.
+
+    Returns:
+        int64, of the shape of the values, for each feature.
+
+    Raises:
+        RuntimeError: dtypes do not match, the lists differ in length, or boundaries do not ascend.
+    """
     return ops.bucketize([value.contiguous() for value in values], boundaries)
 
 
 def fused_uint64_mod_gpu(values: Sequence[Tensor], mods: Tensor | Sequence[int]) -> list[Tensor]:
-    """:func:`bucketize_mod` of several features, each with its number."""
+    """:func:`bucketize_mod` of several features, each with its number.
+
+    Args:
+        values: int64 of any shape, for each feature.
+        mods: at least 1, for each feature.
+
+    Returns:
+        int64, of the shape of the values, for each feature.
+
+    Raises:
+        RuntimeError: another dtype, the lists differ in length, or a number is less than 1.
+    """
     return ops.mod([value.contiguous() for value in values], numbers(mods))
 
 
@@ -98,6 +152,13 @@ def fused_multi_hash(
     Args:
         inputs: int64 of any shape, for each feature.
         muls, primes, bucket_nums: for each feature a number for each hash.
+
+    Returns:
+        int64, of the shape of the feature's ids, for each hash.
+
+    Raises:
+        RuntimeError: another dtype, or a number is too small.
+        ValueError: the lists differ in length.
     """
     hashes = ops.multi_hash(
         [value.contiguous() for value in inputs],

@@ -102,11 +102,21 @@ class RaggedTensor:
         return self._weight
 
     def lengths(self, dim: int = -1) -> Tensor:
-        """Lengths of the rows of a ragged dimension, default: the innermost."""
+        """Lengths of the rows of a ragged dimension.
+
+        Args:
+            dim: number of the ragged dimension, 0 for the outermost; default: the innermost.
+
+        Returns:
+            Of the dtype of the offsets, [rows].
+        """
         return self._offsets[dim].diff()
 
     def with_values(self, values: Tensor) -> RaggedTensor:
-        """The same rows with other values, [N, ...].
+        """The same rows with other values.
+
+        Args:
+            values: [N, ...], on the same device.
 
         Raises:
             ValueError: another number of values, or another device.
@@ -119,7 +129,14 @@ class RaggedTensor:
         return self._like(values, self._offsets, self._weight)
 
     def with_weight(self, weight: Tensor | None) -> RaggedTensor:
-        """The same values with other weights, or none; raises as the constructor does."""
+        """The same values with other weights, or none.
+
+        Args:
+            weight: float [N], or None.
+
+        Raises:
+            TypeError, ValueError: as the constructor.
+        """
         checked = RaggedTensor(self._values, self._offsets, weight, self._dense_shape)
         return self._like(self._values, self._offsets, checked._weight)
 
@@ -149,6 +166,12 @@ class RaggedTensor:
         """Size of a dimension: rows of the first, the longest row of a ragged one.
 
         Waits for a GPU unless ``dense_shape`` says it.
+
+        Args:
+            dim: from 0, the rows; negative ones count from the last.
+
+        Raises:
+            IndexError: there is no such dimension.
         """
         dim = range(self.dim)[dim]
         depth = len(self._offsets)
@@ -162,7 +185,12 @@ class RaggedTensor:
         return int(lengths.max()) if lengths.shape[0] > 0 else 0
 
     def real_shape(self, start: int = 0, end: int | None = None) -> tuple[int, ...]:
-        """Sizes of the dimensions from ``start`` to ``end``."""
+        """Sizes of some of the dimensions, as :meth:`get_shape` gives them.
+
+        Args:
+            start: the first one.
+            end: the first one that is left out; default: none is.
+        """
         return tuple(self.get_shape(d) for d in range(self.dim)[start:end])
 
     @property
@@ -200,7 +228,12 @@ class RaggedTensor:
         return moved
 
     def to(self, *args: Any, **kwargs: Any) -> RaggedTensor:
-        """As ``Tensor.to``: a device moves everything, a dtype is that of the values alone."""
+        """As ``Tensor.to``: a device moves everything, a dtype is that of the values alone.
+
+        Args:
+            *args: as ``Tensor.to`` takes them.
+            **kwargs: as ``Tensor.to`` takes them.
+        """
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         return self._map(
             lambda t: t.to(device=device, dtype=dtype, non_blocking=non_blocking),
@@ -210,7 +243,12 @@ class RaggedTensor:
     def cuda(
         self, device: int | torch.device | None = None, non_blocking: bool = False
     ) -> RaggedTensor:
-        """On a GPU, the current one by default."""
+        """On a GPU.
+
+        Args:
+            device: which one; default: the current one.
+            non_blocking: whether the host may go on before the copy is done.
+        """
         return self._map(
             lambda t: t.cuda(device, non_blocking), lambda t: t.cuda(device, non_blocking)
         )
@@ -238,6 +276,12 @@ class RaggedTensor:
 
         Waits for a GPU unless ``dense_shape`` has no -1. Differentiable.
 
+        Args:
+            default_value: a number that the dtype has.
+
+        Returns:
+            Of the values' dtype, of ``shape``.
+
         Raises:
             RuntimeError: a row is longer than ``dense_shape`` says.
         """
@@ -261,7 +305,9 @@ class RaggedTensor:
         """The rows of a tensor [n0, ..., nk], k at least 1.
 
         Args:
+            dense: of any dtype.
             check_invalid: leave out what is ``invalid_value`` from some place of a row to its end.
+            invalid_value: what fills the ends of rows.
 
         Raises:
             ValueError: a tensor of less than 2 dimensions.
@@ -291,6 +337,9 @@ class RaggedTensor:
     @classmethod
     def from_sparse(cls, sparse: Tensor) -> RaggedTensor:
         """The elements of a sparse COO tensor [n0, ..., nk], row by row; gaps are closed.
+
+        Args:
+            sparse: k is at least 1; of any dtype.
 
         Raises:
             ValueError: a tensor of less than 2 sparse dimensions.
@@ -383,6 +432,10 @@ class RaggedTensor:
     def from_nested(cls, nested: Tensor, weight: Tensor | None = None) -> RaggedTensor:
         """The values of a jagged NestedTensor.
 
+        Args:
+            nested: of any dtype.
+            weight: float [N], a weight for every value, or None.
+
         Raises:
             ValueError: it is no jagged one, or its second dimension is not the ragged one.
         """
@@ -402,12 +455,19 @@ class RaggedTensor:
 
     @classmethod
     def from_jagged(cls, jagged: JaggedTensor) -> RaggedTensor:
-        """The rows of TorchRec's JaggedTensor."""
+        """The rows of TorchRec's JaggedTensor.
+
+        Args:
+            jagged: with or without weights.
+        """
         return cls(jagged.values(), jagged.offsets(), jagged.weights_or_none())
 
     @staticmethod
     def to_keyed_jagged(features: Mapping[str, RaggedTensor]) -> KeyedJaggedTensor:
         """TorchRec's KeyedJaggedTensor of several features with one ragged dimension each.
+
+        Args:
+            features: by name; all have weights, or none has.
 
         Raises:
             ValueError: features differ in their number of rows, or in whether they have weights.
@@ -424,7 +484,11 @@ class RaggedTensor:
 
     @classmethod
     def from_keyed_jagged(cls, features: KeyedJaggedTensor) -> dict[str, RaggedTensor]:
-        """The features of TorchRec's KeyedJaggedTensor by name."""
+        """The features of TorchRec's KeyedJaggedTensor by name.
+
+        Args:
+            features: with or without weights.
+        """
         return {name: cls.from_jagged(jagged) for name, jagged in features.to_dict().items()}
 
 

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, float_rows, integer
 from torch_dynemb.initializers import Constant, Initializer
-from torch_dynemb.nn.inputs import flat_ids
-from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.nn.table_module import flat_ids
 from torch_dynemb.ops.columns import Pooling
-from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.process.interrupts import held_back
@@ -30,6 +28,7 @@ from torch_dynemb.recis.tables.arguments import (
 )
 from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
+from torch_dynemb.recis.tables.optimized_later import OptimizedLater
 from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
 from torch_dynemb.recis.tables.shard import SLICE, check_in_slice, saved_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
@@ -39,12 +38,9 @@ from torch_dynemb.table.pending_gradients import TableGradients, add_pending, re
 from torch_dynemb.table.rows import handle_rows
 from torch_dynemb.table.tables import Tables, one_table
 
-# It gathers gradients until there is an optimizer, which takes them over; it never makes a step.
-_NO_OPTIMIZER_YET = SGD(lr=0.0)
 
-
-class HashTable(TableModule):
-    """Rows of ids; gradients wait until an optimizer such as :class:`SparseAdam` applies them.
+class HashTable(OptimizedLater):
+    """Rows of ids; gradients are pending until an optimizer (:class:`SparseAdam`) applies them.
 
     In training, looking an id up gives it a row; otherwise an id without a row reads zeros. Several
     lookups may come before a step, and the optimizer may be made after the first of them.
@@ -69,6 +65,9 @@ class HashTable(TableModule):
         now: seconds to begin with, where ranks have slices of the table and agree on the time;
             default: the machine's clock counts.
         max_rows: rows to reserve; see :class:`EmbeddingOption`.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or several children without ``coalesced``.
     """
 
     def __init__(
@@ -108,19 +107,14 @@ class HashTable(TableModule):
             scores=() if row_filter is None else row_filter.scores,
             rules=rules,
         )
-        trained = trainable and not packed
         super().__init__(
+            name,
             tables,
-            optimizer=_NO_OPTIMIZER_YET if trained else None,
-            trainable=trained,
-            output_dtype=torch.float32,
-            split=True,
+            trainable=trainable and not packed,
             device=device,
             max_rows=max_rows,
-            memory_budget=None,
             seed=seed_of(initializer) if seed is None else seed,
         )
-        self.name = name
         self.rank_group: RankGroup | None = None  # of the ranks that share it, as an engine sets it
         self.embedding_dim = dim
         self.grad_reduce_by = grad_reduce_by
@@ -129,7 +123,6 @@ class HashTable(TableModule):
         self._coalesced = coalesced
         self._rules = rules
         self._filter = row_filter
-        self._has_optimizer = False
         self._rebind_optimizer()  # its steps filter rows from here on
         for child in range(len(names)):
             self._group.reserve(child, min(block_size, max_rows or block_size))
@@ -141,48 +134,10 @@ class HashTable(TableModule):
     @property
     def shared_rows(self) -> SharedRows | None:
         """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
-        ranks = process_group_of(self.rank_group)
-        return None if ranks is None else SharedRows(ranks, self._group.device)
-
-    @property
-    def optimizer(self) -> FusedOptimizer:
-        """The optimizer of the rows.
-
-        Raises:
-            RuntimeError: it has none, yet or at all.
-        """
-        if self.trainable and not self._has_optimizer:
-            raise RuntimeError(
-                f"HashTable {self.name!r} has no optimizer yet: give it to one, such as "
-                "SparseAdam(filter_out_sparse_param(model))"
-            )
-        return super().optimizer
-
-    def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
-        """Gives the rows an optimizer; gradients that wait stay.
-
-        Raises:
-            TypeError: ``config`` is no optimizer config.
-            ValueError: the table is not trainable.
-        """
-        if not self.trainable:
-            raise ValueError(f"HashTable {self.name!r} is not trainable: it takes no optimizer")
-        if not isinstance(config, OptimizerConfig):
-            raise TypeError(
-                f"HashTable.set_optimizer: config is {config!r}, expected one such as "
-                "torch_dynemb.Adam(lr=1e-3)"
-            )
-        return super().set_optimizer(config)
-
-    def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
-        super()._take_optimizer(changed, optimizer)
-        self._has_optimizer = True
-
-    def _with_optimizer(self, config: OptimizerConfig) -> Tables:
-        changed = super()._with_optimizer(config)
-        for table in range(len(changed.config.tables)):
-            add_pending(changed, table, read_pending(self._group.tables, table))
-        return changed
+        ranks = self.rank_group
+        if ranks is None or ranks.size == 1:
+            return None
+        return SharedRows(ranks.name, self._group.device)
 
     def _step_end(self) -> Callable[[int | None], None]:
         row_filter: RowFilter | None = getattr(self, "_filter", None)
@@ -210,6 +165,7 @@ class HashTable(TableModule):
             float32, the shape of ids + (dim,).
 
         Raises:
+            TypeError: ids are not integers, or ``admit_hook`` is no AdmitHook.
             ValueError: no such child, or a hook that is not the table's.
         """
         flat = flat_ids("HashTable", ids)
@@ -235,15 +191,20 @@ class HashTable(TableModule):
         trains: bool = True,
         counts: Tensor | None = None,
     ) -> Tensor:
-        """One launch for ids of several features; rows of 8 bits come as they are stored.
+        """One call for ids of several features; rows of 8 bits come as they are stored.
 
         Args:
             ids: int64 [N], feature after feature.
-            offsets: int64 [F * B + 1].
-            weights: float32 [N] or None.
+            offsets: int64 [F * B + 1], where bags begin: B of every feature.
+            weights: float32 [N], factors of the rows, or None.
             children: number of the child of every feature.
-            reads_only, trains: see :class:`EmbeddingOption`.
-            counts: int64 [N], how often each id occurs.
+            pooling: how the rows of a bag become one; NONE: they do not.
+            reads_only: True: new ids get no row.
+            trains: False: as in evaluation, but weights may get a gradient.
+            counts: int64 [N], how often each id occurs; default: once.
+
+        Returns:
+            float32 [N, columns] without pooling, else [B, F * columns].
         """
         dim = self._group.config.tables[0].embedding_dim
         return self._lookup(
@@ -277,8 +238,8 @@ class HashTable(TableModule):
 
     @property
     def counts_occurrences(self) -> bool:
-        """Whether an id that occurs twice is treated otherwise than one that occurs once."""
-        tables = self._group.config.tables
+        """Whether lookups need to know how often an id occurs: for its score or any admission."""
+        tables = self._group.tables_config
         return any("frequency" in t.policy.scores or t.policy.admission for t in tables)
 
     # -- content ---------------------------------------------------------------------------------
@@ -313,34 +274,74 @@ class HashTable(TableModule):
         return rows.to(torch.float32)
 
     def ids(self, child: str | None = None) -> Tensor:
-        """Ids of a child, int64 [n], ascending."""
+        """Ids of a child.
+
+        Args:
+            child: its name; needed where there are several.
+
+        Returns:
+            int64 [n], ascending.
+
+        Raises:
+            ValueError: no such child.
+        """
         return self._content(child)[1].ids
 
     def ids_map(self, child: str | None = None) -> IdsMap:
-        """Ids of a child, and the numbers of their rows."""
+        """Ids of a child, and the numbers of their rows.
+
+        Args:
+            child: its name; needed where there are several.
+
+        Raises:
+            ValueError: no such child.
+        """
         table, content = self._content(child)
         group = self._group
         found = group.find(*one_table(group.tables, table, content.ids)).handles
         return IdsMap(content.ids, handle_rows(found))
 
     def embeddings(self, child: str | None = None) -> Tensor:
-        """Rows of a child, float32 [n, dim], in the order of :meth:`ids`."""
+        """Rows of a child.
+
+        Args:
+            child: its name; needed where there are several.
+
+        Returns:
+            float32 [n, dim], in the order of :meth:`ids`.
+
+        Raises:
+            ValueError: no such child.
+        """
         return self._float_rows(self._content(child)[1].rows)
 
     def slot_group(self, child: str | None = None) -> SlotGroup:
         """``embedding`` and the optimizer's state by name: [n, ...] in the order of :meth:`ids`.
 
         Its ``slot_by_name()`` gives them by row number.
+
+        Args:
+            child: its name; needed where there are several.
+
+        Raises:
+            ValueError: no such child.
         """
         table, content = self._content(child)
         by_id = {EMBEDDING: self._float_rows(content.rows), **content.state}
         return slot_group(self._group, table, by_id, self._float_rows)
 
     def insert(self, ids: Tensor, embeddings: Tensor, child: str | None = None) -> None:
-        """Sets rows of ids, float [n, dim]; new ids get one, whatever admission says.
+        """Sets rows of ids; new ids get one, whatever admission says.
+
+        Args:
+            ids: int64 or int32 of n elements, distinct.
+            embeddings: float [n, dim].
+            child: its name; needed where there are several.
 
         Raises:
-            ValueError: shapes do not match, an id is there twice, or belongs to another slice.
+            TypeError: dtypes do not match.
+            ValueError: no such child, shapes do not match, an id is there twice, or belongs to
+                another slice.
         """
         table = self._table(child)
         flat = flat_ids("HashTable.insert: ids", ids)
@@ -355,7 +356,14 @@ class HashTable(TableModule):
         self._group.insert_or_assign(table, flat, rows)
 
     def clear(self, child: str | None = None) -> None:
-        """Removes all ids, of one child or of all; later ids get their rows."""
+        """Removes all ids, of one child or of all; later ids get their rows.
+
+        Args:
+            child: its name; None: all.
+
+        Raises:
+            ValueError: no such child.
+        """
         tables = range(len(self._group.names)) if child is None else [self._table(child)]
         with held_back():
             for table in tables:
@@ -364,12 +372,18 @@ class HashTable(TableModule):
     # -- gradients -------------------------------------------------------------------------------
 
     def accept_grad(self, ids: Tensor, grad: Tensor, child: str | None = None) -> None:
-        """Adds gradients, float [n, dim], to those that wait.
+        """Adds gradients to the pending ones.
 
         As looking it up would, it gives an id without a row one, in training and if the child's
         admission rule lets it; gradients of others are left out.
 
+        Args:
+            ids: int64 or int32 of n elements.
+            grad: float [n, dim].
+            child: its name; needed where there are several.
+
         Raises:
+            TypeError: dtypes do not match.
             ValueError: shapes do not match, the table is not trainable, or an id belongs to another
                 slice.
         """
@@ -389,18 +403,21 @@ class HashTable(TableModule):
         handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
         add_pending(group.tables, table, TableGradients(flat, handles, gradients))
 
-    def grad(self, child: str | None = None) -> TableGradients:
-        """A copy of the gradients that wait for a child's rows, one per id.
+    def grad(self, child: str | None = None) -> WaitingGradients:
+        """A copy of the pending gradients of a child's rows, one per id.
+
+        Args:
+            child: its name; needed where there are several.
 
         Raises:
-            ValueError: the table is not trainable.
+            ValueError: no such child, or the table is not trainable.
         """
         if not self.trainable:
             raise ValueError(f"HashTable {self.name!r} is not trainable: it has no gradients")
         return read_pending(self._group.tables, self._table(child))
 
     def clear_grad(self) -> None:
-        """Forgets the gradients that wait."""
+        """Forgets the pending gradients."""
         if self._optimizer is not None:
             self._optimizer.zero_grad()
 

@@ -23,6 +23,7 @@ class FilterHook:
             (default 100).
 
     Raises:
+        TypeError: ``name`` is no string, or ``params`` no dict.
         ValueError: no filter of that name, or parameters it does not take.
 
     Example:
@@ -55,6 +56,7 @@ class AdmitHook:
         params: its parameters.
 
     Raises:
+        TypeError: ``name`` is no string, or ``params`` no dict.
         ValueError: no rule of that name, or parameters it does not take.
     """
 
@@ -89,7 +91,15 @@ class RowFilter:
     scores: tuple[Score, ...] = ()
 
     def remove(self, group: TableGroup, table: int) -> int:
-        """Removes rows of a table, such as by ``group.remove(table, ...)``; returns how many."""
+        """Removes rows of a table, such as by ``group.remove(table, ...)``.
+
+        Args:
+            group: the tables; see :class:`torch_dynemb.TableGroup`.
+            table: number of the one whose turn it is.
+
+        Returns:
+            How many rows it has removed.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define remove()")
 
 
@@ -124,6 +134,12 @@ def _register(kind: str, name: str, registry: dict[str, Any], factory: Any) -> A
 def register_filter_hook(name: str) -> Callable[[FilterFactory], FilterFactory]:
     """Makes a function from parameters to a :class:`RowFilter` known as ``FilterHook(name)``.
 
+    Args:
+        name: of the hook, new to the process.
+
+    Returns:
+        A decorator that gives back what it decorates.
+
     Raises:
         ValueError: the name is taken.
 
@@ -145,6 +161,12 @@ def register_admit_hook(name: str) -> Callable[[AdmitFactory], AdmitFactory]:
     """Makes a function from parameters to a rule of admission known as ``AdmitHook(name)``.
 
     The rule is one of torch_dynemb's (``AdmitBy`` calls a function of yours), or ``READ_ONLY``.
+
+    Args:
+        name: of the hook, new to the process.
+
+    Returns:
+        A decorator that gives back what it decorates.
 
     Raises:
         ValueError: the name is taken.

@@ -64,11 +64,21 @@ class SlotGroup(dict[str, Tensor]):
         return list(self._slots.values())
 
     def slot_by_index(self, index: int) -> Slot:
-        """One of :meth:`slots`."""
+        """One of :meth:`slots`.
+
+        Args:
+            index: its place in the list.
+
+        Raises:
+            IndexError: there are fewer.
+        """
         return self.slots()[index]
 
     def slot_by_name(self, name: str) -> Slot:
         """The slot of a name; ``sparse_adam_exp_avg`` is ``exp_avg`` of SparseAdam, and so on.
+
+        Args:
+            name: of the slot, with or without RecIS's prefix.
 
         Raises:
             KeyError: there is none.
@@ -85,6 +95,8 @@ def slot_group(
     """The slots of a table.
 
     Args:
+        group: of the table.
+        table: its number in the group.
         content: see :class:`SlotGroup`.
         floats: rows as they are given to users, from rows as they are stored.
     """

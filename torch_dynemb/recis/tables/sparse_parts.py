@@ -17,7 +17,14 @@ _OF_TABLES = ("tables", "slabs", "row_clock")
 def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
     """The hash tables of a model by name: what the sparse optimizers take.
 
+    Args:
+        model: in which they are, at any depth.
+
+    Returns:
+        The tables by name, in the order of ``model.modules()``.
+
     Raises:
+        TypeError: it is no module.
         ValueError: two tables have one name, or tables share a child's name.
     """
     if not isinstance(model, nn.Module):
@@ -52,6 +59,12 @@ def split_sparse_dense_state_dict(
 
     Both parts are state dicts, which ``model.load_state_dict(part, strict=False)`` takes. For the
     sparse optimizers see :func:`filter_out_sparse_param`.
+
+    Args:
+        state_dict: of a model, by name.
+
+    Returns:
+        The sparse part and the dense part, with the names and values of ``state_dict``.
 
     Example:
         >>> from torch import nn
