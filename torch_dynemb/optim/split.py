@@ -1,4 +1,4 @@
-"""Updates apart from the backward: gradients wait until ``step()`` applies them."""
+"""Updates apart from the backward: gradients are pending until ``step()`` applies them."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class RowGradients(torch.nn.Parameter):
 class SplitOptimizer(FusedOptimizer):
     """Optimizer of a group of tables that updates the rows in :meth:`step`.
 
-    Every backward adds to the gradients that wait, so several micro-batches, and several lookups of
-    a table in one forward, count as one batch. :meth:`step` applies the sum once and clears it; it
+    Every backward adds to the pending gradients, so several micro-batches, and several lookups of a
+    table in one forward, count as one batch. :meth:`step` applies the sum once and clears it; it
     is one step of every table.
 
     Works with ``torch.amp.GradScaler``, whose ``step`` skips the update where a gradient has

@@ -74,8 +74,8 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         self._tables.end_step(now)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Forgets pending gradients in split mode; else there are none."""
-        if self._tables.group.config.split:
+        """Forgets pending gradients, which there are in split mode only."""
+        if self._tables.group.split:
             self._tables.optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:
