@@ -63,8 +63,8 @@ def test_3_the_group_that_is_given_counts() -> None:
     try:
         group = dist.new_group([0])
         for module in (DynamicEmbedding(option(), pg=group), DynamicEmbedding(option(pg=group))):
-            assert module._ranks is not None
-            assert (module._ranks.name, module._ranks.size) == (group.group_name, 1)
+            assert module._group is not None
+            assert (module._group.name, module._group.size) == (group.group_name, 1)
             assert module(torch.tensor([[1]])).shape == (1, 4)
         engine = EmbeddingEngine({"a": option()}, pg=group)
         assert engine({"a": torch.tensor([[1]])})["a"].shape == (1, 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -52,23 +51,18 @@ class DynamicEmbedding(nn.Module):
                 f"DynamicEmbedding: emb_opt is {described(emb_opt)}, expected an EmbeddingOption"
             )
         process_group = emb_opt.pg if pg is None else pg
-        self._ranks = rank_group(process_group)
-        check_ranks_agree("DynamicEmbedding", emb_opt.described(emb_opt.shared_name), self._ranks)
+        self._group = rank_group(process_group)  # of the ranks that share the table
+        check_ranks_agree("DynamicEmbedding", emb_opt.described(emb_opt.shared_name), self._group)
         self.emb_opt = replace(emb_opt, pg=None)  # a process group cannot be copied or saved
         self.hashtable = hash_table_of(
             emb_opt.shared_name,
             emb_opt.children,
             {emb_opt.shared_name: emb_opt},
             process_group,
-            self._ranks,
+            self._group,
             coalesced=emb_opt.coalesced,
         )
         self._runtime = Runtime.of(emb_opt)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_group" in state:  # its name in pickles of earlier versions
-            state["_ranks"] = state.pop("_group")
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def exchange_ids(
         self, input_ids: Ids | Mapping[str, Ids], input_weights: Tensor | None = None
@@ -122,7 +116,7 @@ class DynamicEmbedding(nn.Module):
             )
             for name, ids in features.items()
         }
-        lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), self._ranks)
+        lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), self._group)
         return PreparedLookup([(list(requests), lookup)], {})
 
     def forward(
