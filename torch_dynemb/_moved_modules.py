@@ -47,6 +47,7 @@ _MODULES = {
 }
 # Classes that have other names now.
 _CLASSES = {
+    "torch_dynemb.recis.launch": {"Launch": "JointLookup"},
     "torch_dynemb.waiting_gradients": {"WaitingGradients": "TableGradients"},
 }
 
@@ -62,6 +63,7 @@ def resolve_moved_modules(package: str) -> None:
         module = importlib.import_module(f"{package}.{new}")
         if name in _CLASSES:
             here, module = module, ModuleType(name)
+            vars(module).update(vars(here))
             vars(module).update((was, getattr(here, now)) for was, now in _CLASSES[name].items())
         sys.modules[name] = module
 

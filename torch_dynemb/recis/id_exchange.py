@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.recis.rank_group import RankGroup, all_to_all, arrived
+from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
+from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.recis.tables.hash_table import HashTable
 
 

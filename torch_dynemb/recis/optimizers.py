@@ -14,7 +14,6 @@ from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.process.interrupts import held_back
-from torch_dynemb.recis.rank_group import check_ranks_agree
 from torch_dynemb.recis.tables.hash_table import HashTable
 
 

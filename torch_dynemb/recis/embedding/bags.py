@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.nn.table_module import flat_ids, flat_weights
+from torch_dynemb.nn.inputs import flat_ids, flat_weights
 from torch_dynemb.recis.ragged.places import dense_places
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 

@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described
+from torch_dynemb.distributed.agreement import check_agreement
+from torch_dynemb.distributed.ranks import process_group_of, rank_group
 from torch_dynemb.recis.embedding.bags import Ids, bags_of
 from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
-from torch_dynemb.recis.rank_group import check_ranks_agree, rank_group
 
 
 class DynamicEmbedding(nn.Module):
@@ -52,13 +53,13 @@ class DynamicEmbedding(nn.Module):
             )
         process_group = emb_opt.pg if pg is None else pg
         self._group = rank_group(process_group)  # of the ranks that share the table
-        check_ranks_agree("DynamicEmbedding", emb_opt.described(emb_opt.shared_name), self._group)
+        described_option = emb_opt.described(emb_opt.shared_name)
+        check_agreement("DynamicEmbedding", described_option, process_group_of(self._group))
         self.emb_opt = replace(emb_opt, pg=None)  # a process group cannot be copied or saved
         self.hashtable = hash_table_of(
             emb_opt.shared_name,
             emb_opt.children,
             {emb_opt.shared_name: emb_opt},
-            process_group,
             self._group,
             coalesced=emb_opt.coalesced,
         )

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.distributed.agreement import Option, comparable
+from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
+from torch_dynemb.distributed.ranks import process_group_of, rank_group
 from torch_dynemb.recis.embedding.bags import bags_of
 from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of, table_name
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
-from torch_dynemb.recis.rank_group import check_ranks_agree, rank_group
 from torch_dynemb.recis.tables.hash_table import HashTable
 
 
@@ -113,7 +113,6 @@ class EmbeddingEngine(nn.Module):
                 table,
                 children,
                 options,
-                process_groups[table],
                 self._ranks[table],
                 coalesced=True,
             )
@@ -211,7 +210,7 @@ def _check_ranks_agree(
         alike = {Option("", "names of emb_options"): comparable(names)}
         for name in names:
             alike |= options[name].described(name)
-        check_ranks_agree("EmbeddingEngine", alike, shared[names[0]])
+        check_agreement("EmbeddingEngine", alike, process_group_of(shared[names[0]]))
 
 
 __all__ = ["EmbeddingEngine"]

@@ -15,7 +15,6 @@ from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.recis.embedding.bags import Bags
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.id_exchange import IdExchange
-from torch_dynemb.recis.rank_group import RankGroup
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.packed_rows import unpack_rows
 

@@ -16,7 +16,7 @@ from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
 from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook
-from torch_dynemb.storage.memory import device_of
+from torch_dynemb.storage.device import device_of
 from torch_dynemb.table.config import ROW_DTYPES
 
 Combiner = Literal["sum", "mean", "tile"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-import torch.distributed as dist
-
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.initializers import seed_of
-from torch_dynemb.recis.rank_group import RankGroup, common_start
 from torch_dynemb.recis.slices import gen_slice
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.hooks import READ_ONLY
@@ -41,7 +40,6 @@ def hash_table_of(
     name: str,
     children: list[str],
     options: Mapping[str, EmbeddingOption],
-    process_group: dist.ProcessGroup | None,
     ranks: RankGroup | None,
     *,
     coalesced: bool,
@@ -52,8 +50,7 @@ def hash_table_of(
         name: of the table.
         children: names of its logical tables.
         options: by feature name, at least one.
-        process_group: of the ranks that share it; None: the default group, if there is one.
-        ranks: of that group; None: this process has the whole table.
+        ranks: that share it; None: this process has the whole table.
         coalesced: whether there may be several children.
 
     Raises:
@@ -66,7 +63,8 @@ def hash_table_of(
             f"options {list(options)} share a table, but their max_partition_num are "
             f"{sorted(slots)}, expected one number"
         )
-    start = common_start(process_group, seed_of(first.initializer))
+    process_group = process_group_of(ranks)
+    start = common_start(process_group, own_seed=seed_of(first.initializer))
     table = HashTable(
         [first.embedding_dim],
         block_size=max(option.block_size for option in options.values()),
@@ -87,7 +85,7 @@ def hash_table_of(
         trainable=any(option.trainable for option in options.values()),
         max_rows=first.max_rows,
         seed=start.seed,
-        now=start.now,
+        now=None if process_group is None else start.now,
     )
     table.rank_group = ranks
     return table

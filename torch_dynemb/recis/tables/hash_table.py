@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, float_rows, integer
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 from torch_dynemb.initializers import Constant, Initializer
-from torch_dynemb.nn.table_module import flat_ids
+from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.recis.initializers import seed_of
-from torch_dynemb.recis.rank_group import RankGroup
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.tables.arguments import (
     check_grad_reduction,
@@ -36,7 +36,7 @@ from torch_dynemb.table.content import TableContent, read_content
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.rows import handle_rows
-from torch_dynemb.table.tables import Tables, one_table
+from torch_dynemb.table.tables import one_table
 
 
 class HashTable(OptimizedLater):
@@ -134,10 +134,8 @@ class HashTable(OptimizedLater):
     @property
     def shared_rows(self) -> SharedRows | None:
         """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
-        ranks = self.rank_group
-        if ranks is None or ranks.size == 1:
-            return None
-        return SharedRows(ranks.name, self._group.device)
+        process_group = process_group_of(self.rank_group)
+        return None if process_group is None else SharedRows(process_group, self._group.device)
 
     def _step_end(self) -> Callable[[int | None], None]:
         row_filter: RowFilter | None = getattr(self, "_filter", None)
@@ -239,7 +237,7 @@ class HashTable(OptimizedLater):
     @property
     def counts_occurrences(self) -> bool:
         """Whether lookups need to know how often an id occurs: for its score or any admission."""
-        tables = self._group.tables_config
+        tables = self._group.config.tables
         return any("frequency" in t.policy.scores or t.policy.admission for t in tables)
 
     # -- content ---------------------------------------------------------------------------------
@@ -403,7 +401,7 @@ class HashTable(OptimizedLater):
         handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
         add_pending(group.tables, table, TableGradients(flat, handles, gradients))
 
-    def grad(self, child: str | None = None) -> WaitingGradients:
+    def grad(self, child: str | None = None) -> TableGradients:
         """A copy of the pending gradients of a child's rows, one per id.
 
         Args:

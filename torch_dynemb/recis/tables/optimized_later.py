@@ -9,8 +9,8 @@ import torch
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.table.config import TableConfig
-from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.pending_gradients import add_waiting, read_waiting
+from torch_dynemb.table.pending_gradients import add_pending, read_pending
+from torch_dynemb.table.tables import Tables
 
 # It gathers gradients until there is an optimizer, which takes them over; it never makes a step.
 _NO_OPTIMIZER_YET = SGD(lr=0.0)
@@ -88,14 +88,14 @@ class OptimizedLater(TableModule):
             )
         return super().set_optimizer(config)
 
-    def _take_optimizer(self, changed: TableGroup, optimizer: FusedOptimizer | None) -> None:
+    def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
         super()._take_optimizer(changed, optimizer)
         self._has_optimizer = True
 
-    def _with_optimizer(self, config: OptimizerConfig) -> TableGroup:
+    def _with_optimizer(self, config: OptimizerConfig) -> Tables:
         changed = super()._with_optimizer(config)
-        for table in range(len(changed.names)):
-            add_waiting(changed, table, read_waiting(self._group, table))
+        for table in range(len(changed.config.tables)):
+            add_pending(changed, table, read_pending(self._group.tables, table))
         return changed
 
 

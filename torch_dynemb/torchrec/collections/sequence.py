@@ -23,7 +23,7 @@ from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
 from torch_dynemb.torchrec.sharding.batches import BatchCheck, with_one_sample
 from torch_dynemb.torchrec.sharding.dedup import (
     FeatureGroups,
-    counts_occurrences,
+    counts_frequency,
     distinct,
     feature_groups_of,
 )
@@ -118,7 +118,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
         )
         created.counted = any(
-            plan.dedup and counts_occurrences(plan.options)
+            plan.dedup and counts_frequency(plan.options)
             for plan in table_plans(sharding_infos).values()
         )
         return created

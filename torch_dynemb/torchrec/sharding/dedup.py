@@ -73,7 +73,7 @@ def feature_groups_of(
         first += [features] if together else range(features, features + names)
         features += names
         counted |= dynamic is not None and counts_frequency(dynamic)
-    return DedupGroups(first, features, counted)
+    return FeatureGroups(first, features, counted)
 
 
 def distinct(features: KeyedJaggedTensor, feature_groups: FeatureGroups) -> DistinctFeatures:
@@ -270,7 +270,6 @@ __all__ = [
     "DedupContext",
     "DedupInputDist",
     "counts_frequency",
-    "dedup_groups",
     "distinct",
     "feature_groups_of",
 ]

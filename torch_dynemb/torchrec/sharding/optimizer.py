@@ -75,7 +75,7 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Forgets pending gradients, which there are in split mode only."""
-        if self._tables.group.split:
+        if self._tables.group.config.split:
             self._tables.optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:
