@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import test_errors_ops
 import torch
 from emulator.mode import EmulatedCuda, set_seed
 from group_calls import same_bits
 from op_cases import CASES, Case
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from wrong_tensors import EVERY_TENSOR, check_dimensions, check_dtype, check_strides
 
 # Ops without a kernel of their own for CUDA tensors.
 HOST_ONLY = {"reserve", "release_", "available_memory", "simd_level", "set_simd_level"}
@@ -92,14 +92,10 @@ def test_an_op_does_what_the_cpu_does_on_a_gpu(name: str, case: Case) -> None:
     check_results(name, (expected, arguments), (given, gpu_arguments))
 
 
-@test_errors_ops.EVERY_TENSOR
+@EVERY_TENSOR
 @pytest.mark.parametrize(
     "check",
-    [
-        test_errors_ops.test_wrong_dtype,
-        test_errors_ops.test_strided,
-        test_errors_ops.test_wrong_number_of_dimensions,
-    ],
+    [check_dtype, check_strides, check_dimensions],
     ids=["dtype", "strides", "dimensions"],
 )
 def test_wrong_tensors_are_refused(

@@ -1,0 +1,120 @@
+"""Every tensor argument of every op, given wrongly: what the op says, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from op_cases import CASES, OPTIMIZERS, op_names
+from torch import Tensor
+
+# Given to the lookups for their backward only.
+UNREAD_IN_FORWARD = {"state", "hyper", "pending", "grad_anchor"}
+
+
+# All optimizers check their arguments by one function: without state, of a value per weight, of one
+# per row, and with steps.
+OF_MANY = {"sgd", "adam", "rowwise_adagrad", "smart_decay_adam"}
+
+
+# Lists of tensors of any shape.
+ANY_SHAPE = {
+    "mod": ("values",),
+    "bucketize": ("values",),
+    "multi_hash": ("values",),
+    "ids_concat": ("ids",),
+    "ids_encode": ("ids",),
+    "dense_to_ragged": ("dense",),
+}
+# Lists of values of any dtype.
+ANY_DTYPE = ("values", "dense", "tensor")
+
+
+def checked_names() -> list[str]:
+    """All ops, but of the optimizers a few."""
+    others = tuple(f"{name}_" for name in set(OPTIMIZERS) - OF_MANY)
+    return [name for name in op_names() if not name.startswith(others)]
+
+
+def schema(name: str) -> torch.FunctionSchema:
+    return getattr(torch.ops.dynemb, name).default._schema
+
+
+def all_tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
+    lists = [a if isinstance(a, list) else [a] for a in arguments]
+    return [item for items in lists for item in items if isinstance(item, Tensor)]
+
+
+def check_raises(name: str, arguments: tuple[Any, ...], message: str) -> None:
+    """Also that the tensors of the call are what they were."""
+    tensors = all_tensors(arguments)
+    before = [tensor.detach().clone() for tensor in tensors]
+    with pytest.raises(RuntimeError, match=message):
+        getattr(torch.ops.dynemb, name)(*arguments)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+
+
+def strided(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+def tensor_arguments() -> Iterator[Any]:
+    """Every tensor argument of every op that the op itself reads."""
+    for name in checked_names():
+        for position, argument in enumerate(schema(name).arguments):
+            unread = name in ("embedding", "embedding_bag") and argument.name in UNREAD_IN_FORWARD
+            no_state = name.startswith("sgd_") and argument.name == "state"
+            if "Tensor" in str(argument.type) and not unread and not no_state:
+                yield pytest.param(name, position, id=f"{name} {argument.name}")
+
+
+def case_of(name: str) -> tuple[Any, ...]:
+    """A case with per_sample_weights and scores where the op takes them."""
+    cases = CASES[name]
+    chosen = next((label for label in cases if label.startswith(("weighted", "scored"))), None)
+    return next(iter(cases.values()))() if chosen is None else cases[chosen]()
+
+
+def altered(name: str, position: int, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    """The op's arguments with one tensor changed; of a list, the first."""
+    arguments = list(case_of(name))
+    given = arguments[position]
+    if isinstance(given, list):
+        arguments[position] = [change(given[0]), *given[1:]]
+    else:
+        arguments[position] = change(given)
+    return tuple(arguments)
+
+
+EVERY_TENSOR = pytest.mark.parametrize(("name", "position"), list(tensor_arguments()))
+
+
+def check_dtype(name: str, position: int) -> None:
+    argument = schema(name).arguments[position].name
+    if argument in ANY_DTYPE and name.startswith(("ragged_", "dense_to_", "release_")):
+        return
+    arguments = altered(
+        name, position, lambda t: t.half() if t.dtype == torch.float64 else t.double()
+    )
+    expected = rf"{name}: {argument}(\[0\])? has dtype float(16|64), expected (\w+\d|bool)"
+    check_raises(name, arguments, expected)
+
+
+def check_strides(name: str, position: int) -> None:
+    argument = schema(name).arguments[position].name
+    arguments = altered(name, position, strided)
+    first = arguments[position][0] if isinstance(arguments[position], list) else arguments[position]
+    if first.is_contiguous():  # of one element
+        return
+    message = rf"{name}: {argument}(\[0\])? is not contiguous: call \.contiguous\(\)"
+    check_raises(name, arguments, message)
+
+
+def check_dimensions(name: str, position: int) -> None:
+    """A scalar in place of every tensor."""
+    if schema(name).arguments[position].name in ANY_SHAPE.get(name, ()):
+        return
+    arguments = altered(name, position, lambda t: t.new_zeros(()))
+    check_raises(name, arguments, rf"{name}: ")
