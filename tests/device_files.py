@@ -71,7 +71,7 @@ CPU_ONLY = {
     "test_large_batches",
     "test_memory",
     "test_simd",
-    # ops whose kernels tests/test_cuda_kernels.py compares with the CPU's
+    # ops whose kernels tests/cuda/test_cuda_kernels.py compares with the CPU's
     "test_constants",
     "test_errors_ops",
     "test_feature_values",

@@ -1,4 +1,4 @@
-// Kernels for tests/test_emulator.py, written like those of csrc/cuda.
+// Kernels for tests/cuda/test_emulator.py, written like those of csrc/cuda.
 #include <cuda.h>
 #include <cuda_runtime.h>
 

@@ -24,7 +24,7 @@ SOURCES = ROOT / "csrc"
 EMULATOR_HEADERS = ROOT / "tests" / "emulator" / "include"
 CUDA_DECLARATIONS = Path(__file__).with_name("host_of_cuda.h")
 # of each kind a little: ops, modules, torch.compile, torch.export
-TESTS = ["tests/test_lookup.py", "tests/test_modules.py", "tests/test_freeze.py"]
+TESTS = ["tests/ops/test_lookup.py", "tests/nn/test_modules.py", "tests/serving/test_freeze.py"]
 
 
 def pip_install(target: Path, *arguments: str) -> bool:

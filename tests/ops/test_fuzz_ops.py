@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-TOOLS = Path(__file__).resolve().parent / "tools"
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from torch_dynemb.policy.policy import SCORES
 
 expecttest = pytest.importorskip("expecttest")
 
-CSRC = Path(__file__).resolve().parent.parent / "csrc"
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # Without tensors: these run as they are under torch.compile, and return no tensor to be faked.
 PLAIN = {"available_memory", "simd_level", "set_simd_level"}
 # With an autograd formula.

@@ -16,7 +16,7 @@ from tutorials.dlrm import checkpoint, train
 from tutorials.dlrm.generate import format_lines
 from tutorials.dlrm.planted import PlantedConfig, PlantedModel
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KEYS = [
     *("auc", "best_auc", "baseline_auc", "samples", "samples_per_s"),
     *("ids", "table_bytes", "optimizer", "row_dtype", "state_dtype", "rounding", "accumulate"),

@@ -125,6 +125,7 @@ def test_both_threads_work_on_crowded_buckets(
         f"print(json.dumps(test.cpu_seconds_of_insertion({kind!r}, {ids_per_call})))"
     )
     environ = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2"}
+    environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # also of modules that tests share
     reply = subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(__file__).parent,

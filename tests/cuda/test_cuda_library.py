@@ -17,7 +17,7 @@ import setup
 import torch_dynemb
 from torch_dynemb import ops
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "csrc" / "cuda"
 CORE = ROOT / "csrc" / "core"
 LIBRARY = Path(torch_dynemb.__file__).parent / "_C.abi3.so"

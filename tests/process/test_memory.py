@@ -21,7 +21,8 @@ from torch_dynemb.storage import address_space
 from torch_dynemb.storage.host import HostMemory
 
 MIB = 1 << 20
-TESTS = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 
 def process_bytes(field: str) -> int:
@@ -164,7 +165,7 @@ def test_ops_do_not_leak_over_100_000_calls(loop: Callable[[], Loop]) -> None:
 def test_a_deleted_group_gives_its_memory_back() -> None:
     """In a process of its own: what other tests have left in the heap would be used again."""
     program = "import test_memory; test_memory.use_and_delete_a_group()"
-    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    paths = os.pathsep.join([str(HERE), str(ROOT)])
     environ = {**os.environ, "PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", program], env=environ, check=True)
 
@@ -251,7 +252,7 @@ def limited(program: str, *, left: int) -> str:
         f"limit = pages * resource.getpagesize() + {left}\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
     )
-    environ = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-c", limit + program],
         env=environ,

@@ -23,7 +23,7 @@ from tutorials.dlrm import checkpoint, train
 from tutorials.dlrm.generate import generate
 from tutorials.dlrm.planted import PlantedConfig
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BATCH = 200
 STEPS = 45
 EVERY = 3  # steps between checkpoints

@@ -20,7 +20,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb import ops
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def test_every_test_file_says_where_it_runs() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import torch_dynemb
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
 WITH_EXAMPLES = [TEXT, (ROOT / "torch_dynemb/recis/README.md").read_text()]
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HAS_ABSL = (
     shutil.which("pkg-config") is not None
     and subprocess.run(["pkg-config", "--exists", "absl_flat_hash_map"], check=False).returncode

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CHECK = ROOT / "benchmarks" / "gpu" / "check.py"
 SMALL = ["--device", "cpu", "--quick", "--rounds", "1", "--dims", "8"]
 
@@ -390,7 +390,7 @@ def test_rest_measures_ceilings_before_it_divides_by_them(
 def test_tests_that_look_at_free_memory_run_alone() -> None:
     looks = re.compile(r"memory_in_use\(|mem_get_info\(")
     unmarked = []
-    for path in (ROOT / "tests").glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         tree = ast.parse(path.read_text())
         for node in tree.body:
             if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
