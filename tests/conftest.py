@@ -1,11 +1,7 @@
 """Where tests run.
 
-``--device cpu``, the default, runs all. The others run the files of tests/device_files.py:
-
-* ``cuda``: on a GPU, which is torch's default device then;
-* ``emulated``: CUDA kernels on the CPU (tests/emulator);
-* ``marked``: the CPU's kernels on tensors that behave as those of a GPU where they meet others
-  (tests/marked_device.py). It finds the tests that would fail on a GPU because they mix devices.
+``--device cpu``, the default, runs all test files. The others, which README.md describes, run those
+that say so, and do not import the rest. A file that does not say where it runs is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-from device_files import ANY_DEVICE
+from declared_device import HOW_TO_SAY, declared_kind
 from ranks import Ranks
 
 hypothesis.settings.register_profile("any time", deadline=None)
@@ -59,16 +55,32 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_default_device("cuda")
 
 
+class _SaysNothing(pytest.File):
+    """A test file that does not say where it runs, and might be left out for ever."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        raise self.CollectError(f"{self.path.name} {HOW_TO_SAY}")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out files that say nothing about the device."""
-    if config.getoption("--device") == "cpu" or collection_path.suffix != ".py":
+    """Leaves out files that say nothing about the device; they are not even imported."""
+    device = config.getoption("--device")
+    if device == "cpu" or not is_test_file(collection_path):
         return None
-    name = collection_path.stem
-    if not name.startswith("test_") or name in ANY_DEVICE:
+    kind = declared_kind(collection_path)
+    return True if kind == "cpu_only" or (kind == "own_device" and device == "marked") else None
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
+    if declared_kind(module_path) is not None:
         return None
-    if name.startswith("test_cuda_") and config.getoption("--device") != "marked":
-        return None
-    return True
+    return _SaysNothing.from_parent(parent, path=module_path)
+
+
+def is_test_file(path: Path) -> bool:
+    return path.suffix == ".py" and path.name.startswith("test_")
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k
@@ -78,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         needs_gpu = item.get_closest_marker("cuda") is not None
         if needs_gpu and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
-        elif device != "cpu" and not needs_gpu and item.path.stem not in ANY_DEVICE:
+        elif device != "cpu" and not needs_gpu and item.get_closest_marker("any_device") is None:
             item.add_marker(pytest.mark.skip(reason=f"says nothing about --device {device}"))
         elif device in ("emulated", "marked") and item.get_closest_marker("traced") is not None:
             item.add_marker(pytest.mark.skip(reason=f"nothing is compiled on --device {device}"))

@@ -14,6 +14,8 @@ import torch_dynemb as td
 from torch_dynemb.__main__ import main
 from torch_dynemb.checkpoint import inspect as inspection
 
+pytestmark = pytest.mark.cpu_only("a program, in a process of its own")
+
 
 def saved(path: Path, score: str = "step") -> Path:
     """Two modules in a checkpoint with other things in it."""

@@ -18,6 +18,8 @@ from torch_dynemb.policy import policy
 from torch_dynemb.table import config as table_config
 from torch_dynemb.table import group as table
 
+pytestmark = pytest.mark.cpu_only("files, which are the same for all devices")
+
 
 def saved_state() -> dict[str, Tensor]:
     """A file of the first version that wrote this format, which is never written again."""

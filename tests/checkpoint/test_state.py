@@ -21,6 +21,8 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.any_device
+
 OPTIMIZERS = [
     td.SGD(lr=0.1),
     td.Adagrad(lr=0.1),

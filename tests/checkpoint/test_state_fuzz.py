@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu_only("a program, in a process of its own")
+
 PROGRAM = Path(__file__).parent / "state_fuzz.py"
 LIMIT = 600  # seconds, after which it hangs
 

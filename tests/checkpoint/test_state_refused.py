@@ -15,6 +15,8 @@ from trained_collection import TABLES, collection, train, used
 import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Slab, Table
 
+pytestmark = pytest.mark.any_device
+
 
 def assert_refuses(
     module: Any, state: dict[str, Any], message: str, *, strict: bool = True

@@ -14,7 +14,7 @@ import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.own_device, pytest.mark.cuda]
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "DtoH")
 

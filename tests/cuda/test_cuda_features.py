@@ -11,6 +11,8 @@ from emulator.mode import EmulatedCuda, launches, set_capturing
 
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.own_device
+
 
 @pytest.fixture(autouse=True)
 def not_capturing() -> Iterator[None]:

@@ -18,6 +18,8 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import Pooling, Table
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.own_device
+
 OPTIMIZERS: list[OptimizerConfig] = [
     td.SGD(lr=0.5, weight_decay=0.125),
     td.Adagrad(lr=0.5, initial_accumulator_value=0.5),

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from wrong_tensors import EVERY_TENSOR, check_dimensions, check_dtype, check_strides
 
+pytestmark = pytest.mark.own_device
+
 # Ops without a kernel of their own for CUDA tensors.
 HOST_ONLY = {"reserve", "release_", "available_memory", "simd_level", "set_simd_level"}
 # A sum over a row, by one order on the CPU's lanes and another on a GPU's.

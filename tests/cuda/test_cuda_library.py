@@ -17,6 +17,8 @@ import setup
 import torch_dynemb
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.own_device
+
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "csrc" / "cuda"
 CORE = ROOT / "csrc" / "core"

@@ -25,6 +25,8 @@ import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Slab, Table
 
+pytestmark = pytest.mark.own_device
+
 MIB = 1 << 20
 
 

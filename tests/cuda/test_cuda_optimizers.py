@@ -19,6 +19,8 @@ from torch_dynemb.ops.columns import Hyper, Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.own_device
+
 OPTIMIZERS: list[OptimizerConfig] = [
     td.SGD(lr=0.5, weight_decay=0.125),
     td.MomentumSGD(lr=0.1, nesterov=True),

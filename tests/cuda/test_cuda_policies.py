@@ -19,6 +19,8 @@ import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import EVICTED_COLUMNS, Slab, Table
 
+pytestmark = pytest.mark.own_device
+
 SKETCH = td.AdmitFrequentSketch(2, memory=4096)
 SCORES: list[Any] = ["step", "timestamp", "frequency", "custom", ("frequency", "timestamp")]
 

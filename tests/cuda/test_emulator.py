@@ -16,6 +16,8 @@ from emulator import mode
 from emulator.build import EMULATOR, build_library
 from emulator.mode import declare
 
+pytestmark = pytest.mark.cpu_only("the emulator itself")
+
 SEEDS = [0, 1, 2]
 
 

@@ -1,35 +1,23 @@
-"""The marked device raises where a GPU would, and nowhere else; and which files run on it."""
+"""The marked device raises where a GPU would, and nowhere else."""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
-from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from device_files import ANY_DEVICE, CPU_ONLY
 from marked_device import DEVICE, HOST, MixedDevicesError, marked_device
 from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import ops
 
-TESTS = Path(__file__).parents[1]
-
-
-def test_every_test_file_says_where_it_runs() -> None:
-    files = [
-        path.stem
-        for path in TESTS.rglob("test_*.py")
-        if path.parent.name != "sharding" and not path.stem.startswith("test_cuda_")
-    ]
-    assert Counter([*ANY_DEVICE, *CPU_ONLY]) == Counter(files)
+pytestmark = pytest.mark.cpu_only("it makes the marked device")
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.any_device
+
 BATCH = 4
 # two features share a table, dims differ
 TABLES = [

@@ -21,6 +21,8 @@ from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
 from torch_dynemb.ops import functional_copies
 from torch_dynemb.ops.columns import Table
 
+pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+
 DIM = 6
 OPTIMIZERS = [
     td.SGD(lr=0.1, weight_decay=0.01),

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+
 
 class Recorder(TorchDispatchMode):
     """Names of the calls within it: those that launch kernels, and views."""

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+
 ROWS = 1_000_003
 DIM = 8
 # Declares what an input looks like; moves no data.

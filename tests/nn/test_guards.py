@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.cpu_only("arguments that are refused before a device sees them")
+
 DIM = 4
 IDS = torch.arange(6).reshape(2, 3)
 

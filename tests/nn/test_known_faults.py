@@ -13,6 +13,8 @@ from group_calls import train
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.any_device
+
 
 def test_an_id_without_a_row_does_not_get_whatever_memory_holds() -> None:
     policy = td.Policy(capacity=2, on_full="default", score="none", refused="zeros")

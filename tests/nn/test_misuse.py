@@ -14,6 +14,8 @@ import torch
 import torch_dynemb as td
 from torch_dynemb import recis
 
+pytestmark = pytest.mark.cpu_only("arguments that are refused before a device sees them")
+
 SGD = td.SGD(lr=0.1)
 IDS = torch.arange(3)
 EDGES = torch.tensor([0, 2, 3])

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import torch_dynemb as td
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.any_device
+
 OPTIMIZERS = [
     td.SGD(lr=0.1),
     td.Adagrad(lr=0.1),

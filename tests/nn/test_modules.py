@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:

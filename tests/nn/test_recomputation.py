@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.any_device
+
 Run = Callable[[Tensor, Tensor], Tensor]
 
 

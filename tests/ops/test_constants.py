@@ -21,6 +21,8 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.recis import RaggedTensor
 
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
 
 def arguments_of(name: str, label: str | None = None) -> dict[str, Any]:
     schema = getattr(torch.ops.dynemb, name).default._schema

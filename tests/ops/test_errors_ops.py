@@ -25,6 +25,8 @@ from wrong_tensors import (
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
 
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
 
 @EVERY_TENSOR
 def test_wrong_dtype(name: str, position: int) -> None:

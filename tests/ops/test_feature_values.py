@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
 EXTREMES = [0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 words = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EXTREMES)
 divisors = st.integers(1, 2**63 - 1) | st.integers(1, 20) | st.sampled_from([2**62, 2**63 - 1])

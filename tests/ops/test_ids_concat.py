@@ -17,6 +17,8 @@ import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
 
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
 EMULATED = pytest.mark.parametrize("emulated", [False, True])
 
 

@@ -7,6 +7,8 @@ import torch
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.cpu_only("threads of the CPU")
+
 FEATURES = {"a": "users", "b": "ads", "c": "users", "d": "empty"}
 BAGS = 64
 

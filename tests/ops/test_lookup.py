@@ -27,6 +27,8 @@ import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
 
+pytestmark = pytest.mark.any_device
+
 POOLINGS = pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN], ids=["sum", "mean"])
 PADDING = 3
 

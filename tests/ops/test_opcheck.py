@@ -9,6 +9,8 @@ from op_cases import CASES, Case, op_names
 
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+
 UTILITIES = (
     "test_schema",
     "test_autograd_registration",

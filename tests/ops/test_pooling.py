@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
 
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
 
 def arguments(features: int, batch: int, rows: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)

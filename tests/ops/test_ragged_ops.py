@@ -18,6 +18,8 @@ from torch import Tensor
 
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
 DTYPES = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool]
 DTYPES += [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 Rows = list[list[Any]]

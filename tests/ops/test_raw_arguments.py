@@ -12,6 +12,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
 # All optimizers check their arguments by one function.
 NAMES = [
     name

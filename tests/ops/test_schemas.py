@@ -17,6 +17,8 @@ from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
 from torch_dynemb.optim import base
 from torch_dynemb.policy.policy import SCORES
 
+pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+
 expecttest = pytest.importorskip("expecttest")
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"

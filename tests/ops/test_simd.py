@@ -24,6 +24,8 @@ from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.cpu_only("instruction sets of the CPU")
+
 DIMS = (1, 3, 7, 16, 17, 33, 129)
 OPTIMIZERS: list[OptimizerConfig] = [
     td.SGD(lr=0.1, weight_decay=0.01),

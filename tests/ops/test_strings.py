@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
+
 MASK = 2**64 - 1
 PATTERN = bytes(i * 37 % 127 + 1 for i in range(400))
 

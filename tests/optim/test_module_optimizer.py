@@ -18,6 +18,8 @@ import torch_dynemb as td
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.any_device
+
 ID = torch.tensor([42])
 Scheduler = Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]
 

@@ -15,6 +15,8 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.any_device
+
 DIM = 20
 IDS = torch.arange(6)
 BAD = torch.tensor([float("nan"), float("inf"), -float("inf")])

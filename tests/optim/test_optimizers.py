@@ -30,6 +30,8 @@ from torch_dynemb import ops
 from torch_dynemb.ops.columns import Hyper, Pooling, RowClock, Table
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.any_device
+
 STEPS = 50
 OPTIMIZERS = {
     "sgd": td.SGD(lr=0.1),

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import torch_dynemb as td
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.any_device
+
 SMALL = [torch.bfloat16, torch.float16]
 small_dtypes = pytest.mark.parametrize("dtype", SMALL, ids=["bfloat16", "float16"])
 DIM = 21  # vectors of 16, and a rest

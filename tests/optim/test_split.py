@@ -28,6 +28,8 @@ from torch_dynemb.nn.table_module import FORGOTTEN_SPLIT_STEPS
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.any_device
+
 CONFIGS: dict[str, OptimizerConfig] = {
     "sgd": td.SGD(lr=0.1, weight_decay=0.1),
     "momentum": td.MomentumSGD(lr=0.1),

@@ -27,6 +27,8 @@ from torch_dynemb.recis import (
 )
 from torch_dynemb.table.group import TableGroup
 
+pytestmark = pytest.mark.cpu_only("what is left of deleted objects in the process")
+
 IDS = torch.arange(6)
 
 

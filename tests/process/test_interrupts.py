@@ -27,6 +27,8 @@ from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.content import read_content, read_counts, write_content
 from torch_dynemb.table.state import check
 
+pytestmark = pytest.mark.any_device
+
 Module = td.DynamicEmbeddingBagCollection
 Snapshot = dict[str, Any]
 

@@ -20,6 +20,8 @@ from torch_dynemb.ops.columns import BUCKET_WIDTH, Meta
 from torch_dynemb.storage import address_space
 from torch_dynemb.storage.host import HostMemory
 
+pytestmark = pytest.mark.cpu_only("memory of the process")
+
 MIB = 1 << 20
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

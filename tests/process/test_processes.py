@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.cpu_only("forks and processes of their own")
+
 IDS = torch.arange(8)
 
 

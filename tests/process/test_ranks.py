@@ -3,12 +3,15 @@
 import functools
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import torch_dynemb as td
 from torch_dynemb.distributed.agreement import comparable
+
+pytestmark = pytest.mark.cpu_only("several processes over gloo")
 
 
 def _first_rows(rank: int, store: str, results: str) -> None:

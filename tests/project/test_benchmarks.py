@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.cpu_only("a program, in a process of its own")
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HAS_ABSL = (
     shutil.which("pkg-config") is not None

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.cpu_only("the build")
+
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "torch_dynemb" / "_C.abi3.so"
 

@@ -10,6 +10,8 @@ import pytest
 
 import torch_dynemb
 
+pytestmark = pytest.mark.cpu_only("examples, which name no device")
+
 MODULES = [
     "torch_dynemb",
     *(

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.cpu_only("gpu-check where there is no GPU")
+
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = ROOT / "benchmarks" / "gpu" / "check.py"
 SMALL = ["--device", "cpu", "--quick", "--rounds", "1", "--dims", "8"]

@@ -11,6 +11,8 @@ import pytest
 
 import torch_dynemb
 
+pytestmark = pytest.mark.cpu_only("examples, which name no device")
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
 WITH_EXAMPLES = [TEXT, (ROOT / "torch_dynemb/recis/README.md").read_text()]

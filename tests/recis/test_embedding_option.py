@@ -35,6 +35,8 @@ from torch_dynemb.recis import (
 )
 from torch_dynemb.recis.tables import hooks as hooks_module
 
+pytestmark = pytest.mark.cpu_only("arguments that are refused before a device sees them")
+
 
 def test_defaults_are_recis_s() -> None:
     option = EmbeddingOption()

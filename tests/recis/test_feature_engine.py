@@ -30,6 +30,8 @@ from torch_dynemb.recis.feature_ops import (
     primes,
 )
 
+pytestmark = pytest.mark.cpu_only("modules over ops that test_cuda_kernels compares")
+
 
 def ragged(rows: list[list[Any]], weights: bool = False, dtype: Any = torch.int64) -> RaggedTensor:
     flat = [value for row in rows for value in row]

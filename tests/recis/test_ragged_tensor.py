@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 
 from torch_dynemb.recis import RaggedTensor
 
+pytestmark = pytest.mark.cpu_only("modules over ops that test_cuda_kernels compares")
+
 
 def ragged_of(rows: list[Any], dtype: torch.dtype = torch.int64) -> RaggedTensor:
     """From nested lists of any depth."""

@@ -32,6 +32,8 @@ from torch_dynemb.recis import (
     filter_out_sparse_param,
 )
 
+pytestmark = pytest.mark.any_device
+
 RAGGED = RaggedTensor(
     torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), torch.tensor([0.5, 2.0, 3.0])
 )

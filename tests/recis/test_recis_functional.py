@@ -25,6 +25,8 @@ from torch_dynemb.recis import (
 )
 from torch_dynemb.recis import functional as F
 
+pytestmark = pytest.mark.cpu_only("modules over ops that test_cuda_kernels compares")
+
 INT_DTYPES = (torch.int32, torch.int64)
 
 

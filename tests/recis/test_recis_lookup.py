@@ -24,6 +24,8 @@ from torch_dynemb.recis import (
 )
 from torch_dynemb.recis.embedding import joint_lookup
 
+pytestmark = pytest.mark.any_device
+
 CLICKS = RaggedTensor(torch.tensor([5, 6, 5, 7, -1]), torch.tensor([0, 3, 3, 5]))
 WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])
 TILE = {"combiner": "tile", "combiner_kwargs": {"tile_len": 2}}

@@ -29,6 +29,8 @@ from torch_dynemb.recis import (
 )
 from torch_dynemb.recis.tables import hooks as hooks_module
 
+pytestmark = pytest.mark.any_device
+
 IDS = torch.tensor([[1, 2], [2, 3]])
 
 

@@ -23,6 +23,8 @@ from ranks import Ranks
 
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.cpu_only("several processes over gloo")
+
 HALVES = [[range(6), range(6, 12)] for _ in range(3)]
 EMPTY_ON_ONE = [[range(12), range(0)], [range(4), range(4, 12)], [range(0), range(12)]]
 

@@ -18,6 +18,8 @@ from torch.export import Dim
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Meta, Table
 
+pytestmark = pytest.mark.any_device
+
 IDS = torch.randint(-(2**60), 2**60, (40, 3), generator=seeded(0)) % 500
 UNSEEN = IDS + 1000
 NAMES = ["a", "b", "c"]

@@ -8,6 +8,8 @@ from clock_steps import STARTS, STEPS, Shard, pipelined, trained
 from ranks import Ranks
 from sharded_models import SEQUENCE_SHARDINGS, Table
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 BAGS = tuple(
     Table(sharding, 16, (sharding,), "mean", sharding)
     for sharding in ("table_wise", "row_wise", "column_wise", "table_column_wise")

@@ -7,6 +7,8 @@ from conformance import CASES, conforms
 from ranks import Ranks
 from sharded_models import BAG_SHARDINGS, FOUR_RANKS
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest, sharding: str) -> Ranks:

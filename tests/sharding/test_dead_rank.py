@@ -8,6 +8,8 @@ import pytest
 from dying_rank import dies_in_the_second_step
 from ranks import Ranks
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 
 @pytest.fixture
 def short_lived() -> Iterator[Ranks]:

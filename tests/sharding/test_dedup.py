@@ -6,6 +6,8 @@ import pytest
 from dedup_steps import Case, ids_sent, refuse_column_wise, train
 from ranks import Ranks
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 OF_BOTH = ["plain", "variable batch", "empty rank"]
 KINDS = [("sequence", kind) for kind in OF_BOTH]
 KINDS += [("pooled", kind) for kind in (*OF_BOTH, "weighted", "unused weights", "mean")]

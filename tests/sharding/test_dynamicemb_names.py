@@ -43,6 +43,8 @@ from torch_dynemb.torchrec.planning.options import (
     planned_options,
 )
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 Mode = DynamicEmbInitializerMode
 Strategy = DynamicEmbScoreStrategy
 

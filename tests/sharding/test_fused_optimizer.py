@@ -19,6 +19,8 @@ from fused_optimizer_calls import (
 )
 from ranks import Ranks
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 ROWS, WHOLE = "bags.embedding_bags.rows.weight", "bags.embedding_bags.whole.weight"
 
 

@@ -6,6 +6,8 @@ import pytest
 from exported_ids import initial_rows
 from ranks import Ranks
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 
 @pytest.mark.parametrize("sharding", ["row_wise", "column_wise"])
 def test_uniform_by_the_size_in_the_config(two_ranks: Ranks, sharding: str) -> None:

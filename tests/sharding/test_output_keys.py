@@ -9,6 +9,8 @@ from output_keys import output_keys
 from ranks import Ranks
 from sharded_models import SEQUENCE_SHARDINGS, Table
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 
 @pytest.mark.parametrize("pooling", ["sum", "none"])
 @pytest.mark.parametrize("sharding", SEQUENCE_SHARDINGS)

@@ -6,6 +6,8 @@ import pytest
 from pipeline_steps import losses, modes, quantized, reshard, semi_synchronous, sizes
 from ranks import Ranks
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 
 @pytest.mark.parametrize("dedup", [False, True])
 def test_pipelined_training_is_the_same(two_ranks: Ranks, dedup: bool) -> None:

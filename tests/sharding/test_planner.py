@@ -39,6 +39,8 @@ from torch_dynemb.torchrec.planning.estimators import planned_optimizer, shard_b
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of
 from torch_dynemb.torchrec.planning.options import planned_options
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 INDEX = (16 + 8) / 0.7  # bytes of an id with one score
 
 

@@ -8,6 +8,8 @@ import pytest
 import reduce_scatter_steps
 from ranks import Ranks
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 
 @pytest.fixture(scope="module")
 def three_ranks() -> Iterator[Ranks]:

@@ -12,6 +12,8 @@ from sharded_training import ADAM, Case, trains_as_unsharded
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 
 def tables(sharding: str, pooling: str) -> tuple[Table, ...]:
     """Two features share a table; dims are mixed; sizes divide by nothing."""

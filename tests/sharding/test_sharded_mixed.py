@@ -10,6 +10,8 @@ from sharded_training import Case, trains_as_unsharded
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 # what FBGEMM's kernels can do on a CPU
 SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
 VOCABULARY = 7

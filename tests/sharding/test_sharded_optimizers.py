@@ -15,6 +15,8 @@ from torchrec.optim.optimizers import Adagrad, Adam, LarsSGD
 
 import torch_dynemb as td
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 TABLES = (
     Table("rows", 8, ("a", "b"), "sum", "row_wise"),
     Table("whole", 16, ("c",), "mean", "table_wise"),

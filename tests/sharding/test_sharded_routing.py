@@ -14,6 +14,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 
 def parts_of(ids: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     """What TorchRec's bucketize op sends to each part: how many ids, and quotients."""

@@ -7,6 +7,8 @@ from ranks import Ranks
 from sharded_models import SEQUENCE_SHARDINGS, Table
 from sharded_training import Case, trains_as_unsharded
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 KINDS = ("plain", "int32", "offsets", "extremes", "variable_batch", "empty_rank", "empty_bags")
 
 

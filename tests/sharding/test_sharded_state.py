@@ -28,6 +28,8 @@ from torch import Tensor
 from torch_dynemb.policy.policy import SCORES
 from torch_dynemb.torchrec.state.table_state import Layout
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 SHARDINGS = ["row_wise", "table_wise", "column_wise"]
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")
 Content = dict[str, Any]

@@ -21,6 +21,8 @@ from torch_dynemb.torchrec import (
     TableOptions,
 )
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 TABLE = Table("users", 8, ("user",))
 OPTIONS = TableOptions()
 SHARDINGS = (

@@ -18,6 +18,8 @@ from ranks import Ranks
 from tutorials.dlrm import train
 from tutorials.dlrm.rows import FEATURE_NAMES
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 # 5 batches and one sample, of which the second rank has none; held out: 2 and a part of one.
 SMALL = [

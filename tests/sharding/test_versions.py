@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 VARIABLE = "DYNEMB_TORCHREC_VERSIONS"
 DIRECTORIES = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 

@@ -17,6 +17,8 @@ import torch_dynemb as td
 from torch_dynemb.policy import admission
 from torch_dynemb.table.content import read_counts
 
+pytestmark = pytest.mark.any_device
+
 
 def make_group(
     rule: admission.AdmissionRule | None, *, tables: int = 1, **policy: Any

@@ -14,6 +14,8 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.ops.columns import RowClock, Slab, Table
 
+pytestmark = pytest.mark.any_device
+
 
 def make_group(optimizer: Any = None, **arguments: Any) -> td.TableGroup:
     policy = td.Policy(score="frequency", admission=td.AdmitFrequent(1))

@@ -14,6 +14,8 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb import ops
 
+pytestmark = pytest.mark.cpu_only("arguments that are refused before a device sees them")
+
 # -- wrappers ------------------------------------------------------------------------------------
 
 

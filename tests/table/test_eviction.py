@@ -17,6 +17,8 @@ from whole_group import check_whole
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Slab, Table
 
+pytestmark = pytest.mark.any_device
+
 POLICIES = {
     "lru": td.Policy(capacity=50),
     "lfu": td.Policy(score="frequency", capacity=50),

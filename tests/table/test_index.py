@@ -14,6 +14,8 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_LOAD_PERCENT, Slab, Table
 
+pytestmark = pytest.mark.any_device
+
 EXTREMES = [0, -1, 1, -(1 << 63), (1 << 63) - 1, 1 << 32, -(1 << 32)]
 FIRST_BUCKETS = 64 // BUCKET_WIDTH
 

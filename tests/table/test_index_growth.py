@@ -18,6 +18,8 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_LOAD_PERCENT, Table
 
+pytestmark = pytest.mark.any_device
+
 FIRST_BUCKETS = 64 // BUCKET_WIDTH
 
 

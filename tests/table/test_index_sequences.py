@@ -31,6 +31,8 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import Slab, Table
 from torch_dynemb.optim import OptimizerConfig
 
+pytestmark = pytest.mark.any_device
+
 SEED = 17
 MAX_ROWS = 7000
 PADDING = 7

@@ -24,6 +24,8 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.table.state import check
 
+pytestmark = pytest.mark.cpu_only("threads of the CPU")
+
 COUNT = 1_000_000
 SIZES = [2047, 2048, 4096, 4097, 60_000]  # around what one thread does alone, and tiles of ids
 

@@ -19,6 +19,8 @@ from torch_dynemb.initializers import Initializer
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.table.config import ColumnShard
 
+pytestmark = pytest.mark.any_device
+
 DIM = 17
 
 

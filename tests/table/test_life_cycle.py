@@ -17,6 +17,8 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import Clock, Slab
 from torch_dynemb.table import extension
 
+pytestmark = pytest.mark.any_device
+
 
 def make_group(score: str = "step", **arguments: object) -> td.TableGroup:
     policy = td.Policy(score=score)  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ from whole_group import check_whole
 import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, Meta
 
+pytestmark = pytest.mark.any_device
+
 DIM = 4
 POLICIES = {
     "lru": td.Policy(score="step"),

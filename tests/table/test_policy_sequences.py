@@ -16,6 +16,8 @@ from whole_group import check_whole
 import torch_dynemb as td
 from torch_dynemb.table.content import read_counts
 
+pytestmark = pytest.mark.any_device
+
 IDS = st.integers(-3, 12)
 FEATURES = st.fixed_dictionaries(
     {

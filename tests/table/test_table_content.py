@@ -15,6 +15,8 @@ from torch_dynemb.table.content import (
     write_content,
 )
 
+pytestmark = pytest.mark.any_device
+
 POLICY = td.Policy(
     score=("timestamp", "frequency"), ttl=50, capacity=500, admission=td.AdmitFrequent(2)
 )

@@ -15,6 +15,8 @@ from tutorials.sequence.data import LONGEST, Batch, ClickStream
 from tutorials.sequence.options import parse
 from tutorials.sequence.train import Trained, train
 
+pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+
 KEYS = [
     *("auc", "baseline_auc", "best_auc", "history", "ids"),
     *("steps", "samples", "seconds", "world_size", "compiled"),

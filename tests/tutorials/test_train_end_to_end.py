@@ -16,6 +16,8 @@ from tutorials.dlrm import checkpoint, train
 from tutorials.dlrm.generate import format_lines
 from tutorials.dlrm.planted import PlantedConfig, PlantedModel
 
+pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [
     *("auc", "best_auc", "baseline_auc", "samples", "samples_per_s"),

@@ -15,6 +15,8 @@ from tutorials.dlrm import checkpoint, optimizers, options, train
 from tutorials.dlrm.optimizers import OPTIMIZERS, RowOptions, state_dtypes
 from tutorials.dlrm.rows import DynamicRows
 
+pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+
 DIM = 4
 SMALL = ["--samples", "3000", "--batch-size", "256", "--embedding-dim", str(DIM), "--threads", "1"]
 

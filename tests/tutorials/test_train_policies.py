@@ -19,6 +19,8 @@ from tutorials.dlrm.criteo import Batch
 from tutorials.dlrm.policies import admission_rule, count_ids, divide, make_policies
 from tutorials.dlrm.rows import DynamicRows
 
+pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+
 SMALL = ["--samples", "3000", "--batch-size", "256", "--embedding-dim", "4", "--threads", "1"]
 
 

@@ -23,6 +23,8 @@ from tutorials.dlrm import checkpoint, train
 from tutorials.dlrm.generate import generate
 from tutorials.dlrm.planted import PlantedConfig
 
+pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 200
 STEPS = 45
