@@ -1,6 +1,6 @@
 """Calls every op of ``torch.ops.dynemb`` with damaged arguments; every call works, or raises.
 
-A call takes the arguments of a case of ``op_cases.py`` and damages none to three of them: extreme
+A call takes the arguments of a case of ``op_cases`` and damages none to three of them: extreme
 numbers, other shapes, dtypes, strides and devices, empty tensors, lists of other lengths. Nothing
 but the seed and the call's number decides what is damaged, and how. Tensors are copies that the
 allocator has made, so that AddressSanitizer knows where they end.

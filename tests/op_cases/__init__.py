@@ -1,0 +1,27 @@
+"""Arguments for every op of ``torch.ops.dynemb``: small groups, fresh tensors on every call."""
+
+from __future__ import annotations
+
+from op_cases import ids, index, pooling, process, ragged, rows
+from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
+from op_cases.names import GPU_MEMORY_OPS, all_op_names, op_names
+
+__all__ = [
+    "CASES",
+    "GPU_MEMORY_OPS",
+    "OPTIMIZERS",
+    "Case",
+    "all_op_names",
+    "make_group",
+    "op_names",
+    "pooled_call",
+]
+
+CASES: dict[str, dict[str, Case]] = {
+    **process.CASES,
+    **ids.CASES,
+    **pooling.CASES,
+    **ragged.CASES,
+    **index.CASES,
+    **rows.CASES,
+}

@@ -1,0 +1,27 @@
+"""Names of the ops of ``torch.ops.dynemb``."""
+
+from __future__ import annotations
+
+import torch
+
+# They manage a GPU's memory and have no CPU kernel; tests of CUDA call them.
+GPU_MEMORY_OPS = {
+    "available_cuda_memory",
+    "bind_group",
+    "end_step",
+    "raise_device_errors",
+    "release_group",
+    "reserve_cuda",
+}
+
+
+def all_op_names() -> list[str]:
+    """Names of all ops of the library, without namespace."""
+    prefix = "dynemb::"
+    names = torch._C._dispatch_get_all_op_names()
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def op_names() -> list[str]:
+    """Names of the ops that the CPU has, too."""
+    return [name for name in all_op_names() if name not in GPU_MEMORY_OPS]

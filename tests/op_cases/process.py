@@ -1,0 +1,28 @@
+"""Ops of memory, time and instruction sets."""
+
+from __future__ import annotations
+
+from op_cases.groups import Case, OpArguments, make_group
+
+
+def step_arguments(now: int | None) -> OpArguments:
+    group = make_group()
+    return group.buckets, group.tables, group.row_clock, group.clock, now
+
+
+CASES: dict[str, dict[str, Case]] = {
+    "reserve": {
+        "float32": lambda: ([3, 4], 0, False),
+        "int32": lambda: ([5], 1, False),
+        "int64": lambda: ([0, 8], 2, True),
+        "bfloat16": lambda: ([3, 4], 3, False),
+        "uint8": lambda: ([3, 4], 5, False),
+    },
+    "available_memory": {"": lambda: ()},
+    "advance_step_": {
+        "": lambda: step_arguments(None),
+        "time": lambda: step_arguments(1001),
+    },
+    "simd_level": {"": lambda: ()},
+    "set_simd_level": {"baseline": lambda: (0,)},
+}

@@ -1,0 +1,215 @@
+"""Ops on the rows of a group: lookups, gradients, updates."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from group_calls import Call, call_of
+from torch import Tensor
+
+import torch_dynemb as td
+from op_cases.groups import (
+    OPTIMIZERS,
+    STORED,
+    Case,
+    OpArguments,
+    flat_call,
+    found,
+    make_group,
+    pooled_call,
+    pooled_kinds,
+)
+from torch_dynemb.ops.columns import Pooling, RowClock
+from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.ops.update import APPLIES_DELAYED
+
+
+def per_sample_weights(call: Call, kind: str) -> Tensor | None:
+    if kind == "plain":
+        return None
+    values = torch.linspace(0.5, 1.5, len(call.ids))
+    return values.requires_grad_() if kind == "learned" else values
+
+
+def bag_arguments(
+    kind: str,
+    pooling: Pooling,
+    *,
+    anchor: bool,
+    batch: int = 2,
+    optimizer: int = 3,
+    stored: str = "adam",
+    split: bool = False,
+) -> OpArguments:
+    group = make_group(optimizer=stored, split=split)
+    call = pooled_call(group, batch)
+    return (
+        *group.rows,
+        call.ids,
+        found(group, call),
+        call.offsets,
+        per_sample_weights(call, kind),
+        torch.zeros(1, requires_grad=anchor),
+        call.tables,
+        call.dims,
+        int(pooling),
+        optimizer,
+    )
+
+
+def sequence_arguments(*, anchor: bool) -> OpArguments:
+    group = make_group()
+    call = flat_call(group)
+    return (
+        *group.rows,
+        call.ids,
+        found(group, call),
+        call.offsets,
+        torch.zeros(1, requires_grad=anchor),
+        call.tables,
+        4,
+        3,
+    )
+
+
+def read_only_rows(group: td.TableGroup) -> OpArguments:
+    return group.weights, group.generations, group.meta, group.init_data
+
+
+def bag_inference_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
+    group = make_group(optimizer=stored)
+    call = pooled_call(group)
+    weights = per_sample_weights(call, kind)
+    shared = (call.ids, found(group, call), call.offsets, weights, call.tables, call.dims)
+    return (*read_only_rows(group), *shared, int(pooling))
+
+
+def sequence_inference_arguments() -> OpArguments:
+    group = make_group()
+    call = flat_call(group)
+    return (*read_only_rows(group), call.ids, found(group, call), call.offsets, call.tables, 4)
+
+
+def gradient_arguments(group: td.TableGroup, kind: str, pooling: Pooling) -> OpArguments:
+    """From the rows that a gradient needs to its pooling."""
+    call = pooled_call(group)
+    handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+    gradient = torch.linspace(-1.0, 1.0, 2 * sum(call.dims)).reshape(2, -1)
+    shared = (call.ids, handles, call.offsets, per_sample_weights(call, kind))
+    return gradient, *shared, call.tables, call.dims, int(pooling)
+
+
+def reduce_arguments(kind: str, pooling: Pooling) -> OpArguments:
+    group = make_group()
+    return (*read_only_rows(group), *gradient_arguments(group, kind, pooling))
+
+
+def backward_arguments(optimizer: str, kind: str, pooling: Pooling) -> OpArguments:
+    group = make_group(optimizer=optimizer)
+    gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
+    updates = torch.tensor([1])
+    return (*group.rows.updated, gradient, ids, handles, offsets, weights, updates, *features)
+
+
+def update_arguments(optimizer: str) -> OpArguments:
+    group = make_group(optimizer=optimizer)
+    arguments = gradient_arguments(group, "plain", Pooling.SUM)
+    reduced = torch.ops.dynemb.reduce_grad(*read_only_rows(group), *arguments)
+    return (*group.rows.updated, *reduced, torch.tensor([1]), [0, 1, 2])
+
+
+def pending_arguments(kind: str, pooling: Pooling) -> OpArguments:
+    group = make_group(split=True)
+    gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
+    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    lookup = (gradient, ids, handles, offsets, weights, updates, *features)
+    pending = PendingGradients.of(group.pending)
+    return (*pending, group.row_clock, *read_only_rows(group), *lookup)
+
+
+def merge_arguments() -> OpArguments:
+    """Two lookups; between them the row of id 6 of table 0 gets another owner."""
+    group = make_group(split=True)
+    for known, new in (([5, 6, 7], []), ([7, 5], [80])):
+        call = call_of(group, [(0, [[*known, *new]])])
+        handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+        rows = torch.ops.dynemb.embedding(
+            *group.rows,
+            call.ids,
+            handles,
+            call.offsets,
+            torch.zeros(1, requires_grad=True),
+            call.tables,
+            4,
+            group.optimizer_code,
+        )[0]
+        rows.sum().backward()
+        group.erase(0, torch.tensor([6]))
+    return (*PendingGradients.of(group.pending), group.row_clock)
+
+
+def materialize_arguments(optimizer: str) -> OpArguments:
+    group = make_group(optimizer=optimizer)
+    index = (group.buckets, group.tables, group.hyper, group.meta, group.init_data)
+    return (group.weights, group.generations, group.state, *index)
+
+
+CASES: dict[str, dict[str, Case]] = {
+    "embedding_bag": {
+        **{
+            f"{kind} {pooling.name}": partial(bag_arguments, kind, pooling, anchor=True)
+            for kind, pooling in (*pooled_kinds(), ("learned", Pooling.MEAN))
+        },
+        "no gradient": partial(bag_arguments, "plain", Pooling.SUM, anchor=False),
+        "empty": partial(bag_arguments, "plain", Pooling.SUM, anchor=True, batch=0),
+        "weights only": partial(bag_arguments, "learned", Pooling.SUM, anchor=True, optimizer=-1),
+        "delayed gradients": partial(
+            bag_arguments, "plain", Pooling.SUM, anchor=True, optimizer=APPLIES_DELAYED + 3
+        ),
+        **{
+            name: partial(bag_arguments, "plain", Pooling.SUM, anchor=True, stored=name)
+            for name in STORED
+        },
+        "split": partial(bag_arguments, "weighted", Pooling.MEAN, anchor=True, split=True),
+    },
+    "embedding": {
+        "": partial(sequence_arguments, anchor=True),
+        "no gradient": partial(sequence_arguments, anchor=False),
+    },
+    "embedding_bag_inference": {
+        f"{kind} {pooling.name}": partial(bag_inference_arguments, kind, pooling)
+        for kind, pooling in pooled_kinds()
+    }
+    | {
+        name: partial(bag_inference_arguments, "plain", Pooling.SUM, stored=name) for name in STORED
+    },
+    "embedding_inference": {"": sequence_inference_arguments},
+    "reduce_grad": {
+        f"{kind} {pooling.name}": partial(reduce_arguments, kind, pooling)
+        for kind, pooling in pooled_kinds()
+    },
+    "bag_weight_grad": {
+        pooling.name: partial(reduce_arguments, "weighted", pooling)
+        for pooling in (Pooling.SUM, Pooling.MEAN)
+    },
+    "materialize_": {
+        "element state": partial(materialize_arguments, "adagrad"),
+        "row state": partial(materialize_arguments, "rowwise_adagrad"),
+        **{name: partial(materialize_arguments, name) for name in STORED},
+    },
+    "accumulate_grad_": {
+        f"{kind} {pooling.name}": partial(pending_arguments, kind, pooling)
+        for kind, pooling in pooled_kinds()
+    },
+    "merge_grad_": {"": merge_arguments},
+}
+for _name in OPTIMIZERS:
+    CASES[f"{_name}_update_"] = {"": partial(update_arguments, _name)}
+    CASES[f"{_name}_backward_"] = {
+        "plain SUM": partial(backward_arguments, _name, "plain", Pooling.SUM),
+        "weighted MEAN": partial(backward_arguments, _name, "weighted", Pooling.MEAN),
+    }
+for _name in STORED:
+    CASES["adam_update_"][_name] = partial(update_arguments, _name)
+    CASES["adam_backward_"][_name] = partial(backward_arguments, _name, "plain", Pooling.SUM)
