@@ -1,4 +1,4 @@
-"""Split mode: gradients wait for optimizer.step(); accumulation, compile, weights of ids, copies."""
+"""Split mode: gradients wait for optimizer.step(); accumulation, compile, weights, copies."""
 
 from __future__ import annotations
 
