@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from group_calls import train, unchanged
+from table_ids import ids_of
 from torch import Tensor
 
 import torch_dynemb as td
@@ -30,10 +31,6 @@ def make_group(score: str = "step", **arguments: object) -> td.TableGroup:
 def step(group: td.TableGroup, ids: Tensor, table: int = 0) -> None:
     train(group, table, ids, torch.ones(ids.numel(), 4))
     group.step()
-
-
-def ids_of(group: td.TableGroup, table: int = 0) -> set[int]:
-    return {int(id) for batch in group.export(table) for id in batch.ids}
 
 
 # -- scores --------------------------------------------------------------------------------------
