@@ -1,8 +1,8 @@
 """Faults that users of other libraries of dynamic tables have met, one test each.
 
 Others of the kind have tests where the feature is tested: nondeterministic backward
-(test_reduced_gradients), widths above 1024 (test_cuda_groups), unsupported dtypes (test_guards), waits for
-the device (test_cuda_device), growth that copies rows (test_index_growth).
+(test_reduced_gradients), widths above 1024 (test_cuda_groups), unsupported dtypes (test_guards),
+waits for the device (test_cuda_device), growth that copies rows (test_index_growth).
 """
 
 from __future__ import annotations
