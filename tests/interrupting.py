@@ -13,9 +13,10 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dynemb
+from torch_dynemb.process import interrupts
 
 _PACKAGE = str(Path(torch_dynemb.__file__).parent)
-_SECTIONS = str(Path(_PACKAGE) / "process" / "interrupts.py")
+_SECTIONS = str(Path(interrupts.__file__))
 
 Call = Callable[[], object]
 
