@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from emulated_groups import different_state, emulated_cuda
-from emulator.mode import set_seed
 from group_calls import Call, bag_lookup, call_of, read_bags, same_bits
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -18,7 +17,7 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import Pooling, Table
 from torch_dynemb.optim import OptimizerConfig
 
-pytestmark = pytest.mark.own_device
+pytestmark = [pytest.mark.own_device, pytest.mark.usefixtures("order_of_threads")]
 
 OPTIMIZERS: list[OptimizerConfig] = [
     td.SGD(lr=0.5, weight_decay=0.125),
@@ -30,13 +29,6 @@ OPTIMIZERS: list[OptimizerConfig] = [
     td.AMSGrad(lr=0.01),
     td.AdamWTF(lr=0.01),
 ]
-
-
-@pytest.fixture(autouse=True)
-def order_of_threads() -> Iterator[None]:
-    set_seed(5)
-    yield
-    set_seed(0)
 
 
 def make_group(dims: list[int], score: Any = "none", **arguments: Any) -> td.TableGroup:
@@ -103,11 +95,6 @@ class Pair:
             return output.detach()
 
         self.check_equal(step, call, weights if weighted else None)
-
-
-@pytest.fixture(params=["emulated", pytest.param("real", marks=pytest.mark.cuda)])
-def gpu(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def random_ids(generator: torch.Generator, count: int, distinct: int) -> list[int]:

@@ -5,12 +5,12 @@ On an emulator (tests/emulator), and on a GPU where there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from emulator.mode import EmulatedCuda, set_seed
+from emulator.mode import EmulatedCuda
 from group_calls import same_bits
 from op_cases import CASES, Case
 from torch import Tensor
@@ -40,14 +40,6 @@ OP_CASES = [
     if name not in HOST_ONLY
     for kind, case in cases.items()
 ]
-
-
-@pytest.fixture(params=[0, 1, 2], ids="seed {}".format)
-def seed(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Orders in which the emulator runs threads and blocks."""
-    set_seed(request.param)
-    yield request.param
-    set_seed(0)
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from emulated_groups import emulated_cuda
-from emulator.mode import created_bytes, set_capturing, set_seed
+from emulator.mode import created_bytes, set_capturing
 from group_calls import same_bits
 from torch import Tensor
 
@@ -116,13 +116,6 @@ GROUPS = [
     "features",
     "budget",
 ]
-
-
-@pytest.fixture(params=[0, 1, 2], ids="seed {}".format)
-def seed(request: pytest.FixtureRequest) -> Iterator[int]:
-    set_seed(request.param)
-    yield request.param
-    set_seed(0)
 
 
 def make_group(name: str, capacity: int) -> td.TableGroup:
