@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, OPTIMIZERS, op_names
+from op_cases import CASES, OPTIMIZERS, op_names, schema
 from torch import Tensor
 
 # Given to the lookups for their backward only.
@@ -36,10 +36,6 @@ def checked_names() -> list[str]:
     """All ops, but of the optimizers a few."""
     others = tuple(f"{name}_" for name in set(OPTIMIZERS) - OF_MANY)
     return [name for name in op_names() if not name.startswith(others)]
-
-
-def schema(name: str) -> torch.FunctionSchema:
-    return getattr(torch.ops.dynemb, name).default._schema
 
 
 def all_tensors(arguments: tuple[Any, ...]) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from op_cases import ids, index, pooling, process, ragged, rows
 from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
-from op_cases.names import GPU_MEMORY_OPS, all_op_names, op_names
+from op_cases.names import GPU_MEMORY_OPS, all_op_names, op_names, schema
 
 __all__ = [
     "CASES",
@@ -15,6 +15,7 @@ __all__ = [
     "make_group",
     "op_names",
     "pooled_call",
+    "schema",
 ]
 
 CASES: dict[str, dict[str, Case]] = {

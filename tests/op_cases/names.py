@@ -1,4 +1,4 @@
-"""Names of the ops of ``torch.ops.dynemb``."""
+"""Names and schemas of the ops of ``torch.ops.dynemb``."""
 
 from __future__ import annotations
 
@@ -25,3 +25,7 @@ def all_op_names() -> list[str]:
 def op_names() -> list[str]:
     """Names of the ops that the CPU has, too."""
     return [name for name in all_op_names() if name not in GPU_MEMORY_OPS]
+
+
+def schema(name: str) -> torch.FunctionSchema:
+    return getattr(torch.ops.dynemb, name).default._schema

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from group_calls import Call, bag_lookup, differences, snapshot, unchanged
-from op_cases import make_group, pooled_call
+from op_cases import make_group, pooled_call, schema
 from wrong_tensors import (
     ANY_SHAPE,
     EVERY_TENSOR,
@@ -19,7 +19,6 @@ from wrong_tensors import (
     check_raises,
     check_strides,
     checked_names,
-    schema,
 )
 
 from torch_dynemb import ops

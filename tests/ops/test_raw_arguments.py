@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, OPTIMIZERS, op_names
+from op_cases import CASES, OPTIMIZERS, op_names, schema
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -33,10 +33,6 @@ NUMBER_CHANGES: dict[str, Callable[[int], int]] = {
     "negative": lambda _: -5,
     "huge": lambda _: 2**62,
 }
-
-
-def schema(name: str) -> torch.FunctionSchema:
-    return getattr(torch.ops.dynemb, name).default._schema
 
 
 def arguments_of(name: str) -> list[Any]:

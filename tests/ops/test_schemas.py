@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, op_names
+from op_cases import CASES, op_names, schema
 from torch import Tensor
 
 from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
@@ -36,10 +36,6 @@ DIFFERENTIABLE = {
     "ragged_to_dense",
     "dense_to_ragged",
 }
-
-
-def schema(name: str) -> torch.FunctionSchema:
-    return getattr(torch.ops.dynemb, name).default._schema
 
 
 def listing(*names: str) -> str:
