@@ -15,7 +15,7 @@ from tutorials.sequence.data import LONGEST, Batch, ClickStream
 from tutorials.sequence.options import parse
 from tutorials.sequence.train import Trained, train
 
-pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+pytestmark = pytest.mark.cpu_only("the job of a tutorial, on the CPU")
 
 KEYS = [
     *("auc", "baseline_auc", "best_auc", "history", "ids"),

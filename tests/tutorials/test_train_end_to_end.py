@@ -16,7 +16,10 @@ from tutorials.dlrm import checkpoint, train
 from tutorials.dlrm.generate import format_lines
 from tutorials.dlrm.planted import PlantedConfig, PlantedModel
 
-pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+pytestmark = [
+    pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
+    pytest.mark.usefixtures("same_threads_afterwards"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [
@@ -26,13 +29,6 @@ KEYS = [
     *("evicted", "rejected", "not_admitted", "device", "compiled"),
 ]
 SMALL = ["--batch-size", "256", "--embedding-dim", "4", "--threads", "1", "--lr", "0.05"]
-
-
-@pytest.fixture(autouse=True)
-def _same_threads_afterwards():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

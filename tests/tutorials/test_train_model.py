@@ -21,7 +21,7 @@ from tutorials.dlrm.parsing import MISSING_ID, MISSING_INTEGER
 from tutorials.dlrm.rows import DynamicRows, HashedRows, split_rows
 from tutorials.dlrm.rowwise_adagrad import SparseRowWiseAdagrad
 
-pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+pytestmark = pytest.mark.cpu_only("the job of a tutorial, on the CPU")
 
 scored = st.lists(st.tuples(st.booleans(), st.integers(0, 8)), min_size=1, max_size=40)
 

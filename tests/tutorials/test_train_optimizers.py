@@ -15,17 +15,13 @@ from tutorials.dlrm import checkpoint, optimizers, options, train
 from tutorials.dlrm.optimizers import OPTIMIZERS, RowOptions, state_dtypes
 from tutorials.dlrm.rows import DynamicRows
 
-pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+pytestmark = [
+    pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
+    pytest.mark.usefixtures("same_threads_afterwards"),
+]
 
 DIM = 4
 SMALL = ["--samples", "3000", "--batch-size", "256", "--embedding-dim", str(DIM), "--threads", "1"]
-
-
-@pytest.fixture(autouse=True)
-def _same_threads_afterwards():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -19,16 +19,12 @@ from tutorials.dlrm.criteo import Batch
 from tutorials.dlrm.policies import admission_rule, count_ids, divide, make_policies
 from tutorials.dlrm.rows import DynamicRows
 
-pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+pytestmark = [
+    pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
+    pytest.mark.usefixtures("same_threads_afterwards"),
+]
 
 SMALL = ["--samples", "3000", "--batch-size", "256", "--embedding-dim", "4", "--threads", "1"]
-
-
-@pytest.fixture(autouse=True)
-def _same_threads_afterwards():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tutorials.dlrm.generate import format_lines, generate
 from tutorials.dlrm.parsing import MISSING_ID, MISSING_INTEGER, parse_block
 from tutorials.dlrm.planted import CHUNK, PlantedConfig, PlantedModel, Samples
 
-pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+pytestmark = pytest.mark.cpu_only("the job of a tutorial, on the CPU")
 
 INT64 = 1 << 63
 HEX = "0123456789abcdef0123456789ABCDEF"

@@ -23,7 +23,7 @@ from tutorials.dlrm import checkpoint, train
 from tutorials.dlrm.generate import generate
 from tutorials.dlrm.planted import PlantedConfig
 
-pytestmark = pytest.mark.cpu_only("jobs, in processes of their own")
+pytestmark = pytest.mark.cpu_only("the job of a tutorial, on the CPU")
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 200
