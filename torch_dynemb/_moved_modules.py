@@ -22,6 +22,7 @@ _MODULES = {
         "waiting_gradients": "table.pending_gradients",
     },
     "torch_dynemb.recis": {
+        "bags": "embedding.bags",
         "feature_engine": "feature_ops.engine",
         "fused_ops": "feature_ops.fused",
         "hash_table": "tables.hash_table",

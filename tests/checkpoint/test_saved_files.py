@@ -42,6 +42,8 @@ from torch import Tensor, nn
 import torch_dynemb as td
 from torch_dynemb import recis
 
+pytestmark = pytest.mark.cpu_only("reads files that were written on a CPU")
+
 PICKLES = [path.name for path in sorted(SAVED.glob("*.gz")) if not path.name.startswith("numbers")]
 HERE = [n for n in PICKLES if "torchrec" not in n and "dcp" not in n and "state" not in n]
 # Classes of which there is no file, and why.

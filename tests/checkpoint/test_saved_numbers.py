@@ -16,7 +16,7 @@ from torch_dynemb.ops import columns, lookup
 from torch_dynemb.policy import layout as policy_layout
 from torch_dynemb.policy import policy
 from torch_dynemb.table import config as table_config
-from torch_dynemb.table import group as table
+from torch_dynemb.table import group_config
 
 pytestmark = pytest.mark.cpu_only("files, which are the same for all devices")
 
@@ -112,7 +112,7 @@ def test_optimizers_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     known.load_state_dict(saved_state())
     train(known, range(4, 6))
     other = tuple(reversed(ops.OPTIMIZER_NAMES))
-    for place in (table, lookup):
+    for place in (group_config, lookup):
         monkeypatch.setattr(place, "OPTIMIZER_NAMES", other)
     module = saved_module()
     module.load_state_dict(saved_state())

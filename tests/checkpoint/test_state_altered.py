@@ -213,7 +213,7 @@ def test_what_no_training_leaves_is_refused_by_name(
     change: Callable[[Any], None], message: str
 ) -> None:
     source, target = full_of_policies(), full_of_policies()
-    assert source.group.tables[1, Table.SIZE] > 0
+    assert source.group.index.tables[1, Table.SIZE] > 0
     state = dict(source.state_dict())
     change(state)
     assert_refuses(target, state, message)
@@ -280,7 +280,7 @@ def test_what_loads_trains_and_loads_again(change: Callable[[Any], None]) -> Non
     twin.load_state_dict(state)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor.nan_to_num(), state[name].nan_to_num()) or name == "slabs", name
-    assert not any(tensor.requires_grad for tensor in module.group.weights)
+    assert not any(tensor.requires_grad for tensor in module.group.rows.weights)
     if "NaN" not in str(state["dim4.exp_avg"]).replace("nan", "NaN"):
         assert_goes_on(module, twin)
 

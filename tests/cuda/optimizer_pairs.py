@@ -111,7 +111,7 @@ class Pair:
             if given is None:
                 given = torch.linspace(-1.0, 1.0, output.numel(), device="cpu") ** 3
             output.backward(given.to(group.device).reshape(output.shape))
-            group.clock[0] += 1
+            group.index.clock[0] += 1
             return output.detach().cpu()
 
         with torch.device("cpu"):
@@ -132,12 +132,12 @@ class Pair:
         """The step of split mode, as ``SplitOptimizer`` does it."""
         for group, device in ((self.cpu, partial(torch.device, "cpu")), (self.gpu, self.on_gpu)):
             with device():
-                pending = PendingGradients.of(group.pending)
-                merge_grad_(pending, group.row_clock)
-                tables = len(group.tables_config)
-                updates = group.row_clock[tables + RowClock.UPDATES].reshape(1).clone()
-                assert group.optimizer_config is not None
-                update = getattr(torch.ops.dynemb, f"{group.optimizer_config.op_name}_update_")
+                pending = PendingGradients.of(group.rows.pending)
+                merge_grad_(pending, group.rows.row_clock)
+                tables = len(group.config.tables)
+                updates = group.rows.row_clock[tables + RowClock.UPDATES].reshape(1).clone()
+                assert group.config.optimizer is not None
+                update = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_update_")
                 counts = pending.counts[:, 0].contiguous()
                 update(
                     *group.rows.updated,
@@ -151,7 +151,7 @@ class Pair:
 
     def set_hyper(self, column: Hyper, value: float) -> None:
         for group in self.groups():
-            group.hyper[:, column] = value
+            group.rows.hyper[:, column] = value
 
     def check_state(self) -> None:
         with torch.device("cpu"):
@@ -161,7 +161,7 @@ class Pair:
         assert different_state(self.cpu, self.gpu, rounded=self.rounded) == []
 
     def row_clock(self) -> list[int]:
-        on_cpu, on_gpu = (group.row_clock.tolist() for group in self.groups())
+        on_cpu, on_gpu = (group.rows.row_clock.tolist() for group in self.groups())
         assert on_cpu == on_gpu
         return on_cpu
 
@@ -170,7 +170,7 @@ def random_call(pair: Pair, seed: int, distinct: int = 40) -> Call:
     """A feature per table, bags of 0 to 9 ids."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     features = []
-    for table in range(len(pair.cpu.tables_config)):
+    for table in range(len(pair.cpu.config.tables)):
         ids = torch.randint(0, distinct, (10, 9), generator=generator, device="cpu") * 7919 - 50
         features.append((table, [row[:length].tolist() for length, row in enumerate(ids)]))
     with torch.device("cpu"):

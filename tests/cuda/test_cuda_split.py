@@ -35,7 +35,7 @@ def test_split_mode(optimizer: OptimizerConfig, seed: int, gpu: str) -> None:
 
 def check_pending(pair: Pair) -> list[int]:
     """Entries of each slab, which must be equal bit for bit."""
-    on_cpu, on_gpu = (PendingGradients.of(group.pending) for group in pair.groups())
+    on_cpu, on_gpu = (PendingGradients.of(group.rows.pending) for group in pair.groups())
     assert torch.equal(on_cpu.counts, on_gpu.counts.cpu())
     counts: list[int] = on_cpu.counts[:, 0].tolist()
     for slab, count in enumerate(counts):
@@ -47,7 +47,7 @@ def check_pending(pair: Pair) -> list[int]:
 def merge_both(pair: Pair) -> None:
     for group, device in ((pair.cpu, partial(torch.device, "cpu")), (pair.gpu, pair.on_gpu)):
         with device():
-            merge_grad_(PendingGradients.of(group.pending), group.row_clock)
+            merge_grad_(PendingGradients.of(group.rows.pending), group.rows.row_clock)
 
 
 def test_pending_entries(gpu: str) -> None:
@@ -99,7 +99,7 @@ def test_one_lookup_needs_no_merge() -> None:
         pair.train(random_call(pair, 1))
         before = launches()
         with pair.on_gpu():
-            merge_grad_(PendingGradients.of(pair.gpu.pending), pair.gpu.row_clock)
+            merge_grad_(PendingGradients.of(pair.gpu.rows.pending), pair.gpu.rows.row_clock)
         assert launches() == before
         pair.apply()
 
@@ -116,12 +116,12 @@ def test_captured_lookups_have_room_for_three_replays() -> None:
         pair.forward(pair.gpu, call).sum().backward()
     set_capturing(False)
     with pair.on_gpu():
-        pending = PendingGradients.of(pair.gpu.pending)
+        pending = PendingGradients.of(pair.gpu.rows.pending)
         pending.gradients[0][2999].fill_(1.0)  # mapped, or the process would end here
         for _ in range(3):
             pair.forward(pair.gpu, call).sum().backward()
         pair.raise_errors()
-        merge_grad_(pending, pair.gpu.row_clock)
+        merge_grad_(pending, pair.gpu.rows.row_clock)
         assert pending.counts.tolist() == [[1000, 1]]
         assert torch.all(pending.gradients[0][:1000] == 4.0)
 
@@ -131,7 +131,7 @@ def test_gradients_that_do_not_fit_are_an_error() -> None:
     pair = Pair("emulated", td.SGD(lr=0.5), [(4, FLOAT32), (5, FLOAT32)], split=True)
     call = random_call(pair, 0)
     pair.train(call)
-    pending = PendingGradients.of(pair.cpu.pending)
+    pending = PendingGradients.of(pair.cpu.rows.pending)
     handles, ids, tables, gradients = (
         [tensor[:10].clone() for tensor in tensors] for tensors in pending[:-1]
     )
@@ -149,7 +149,7 @@ def test_gradients_that_do_not_fit_are_an_error() -> None:
             feature_tables=call.tables,
             feature_dims=call.dims,
             pooling=Pooling.SUM,
-            optimizer=pair.cpu.optimizer_code,
+            optimizer=pair.cpu.config.optimizer_code,
         )
         output.sum().backward()
         with pytest.raises(RuntimeError, match=r"accumulate_grad_: row slab 0 has no room"):
@@ -169,4 +169,4 @@ def test_gradients_of_weights_are_of_the_rows_of_the_forward() -> None:
         output.sum().backward()
         with pytest.raises(RuntimeError, match="gradients of per_sample_weights no longer fit"):
             pair.raise_errors()
-        assert pair.gpu.pending[-1].tolist() == [[0, 0]]
+        assert pair.gpu.rows.pending[-1].tolist() == [[0, 0]]

@@ -66,9 +66,9 @@ def make_group(
         td.TableConfig("c", 4, initializer=td.Uniform(), policy=policy, dtype=dtype),
     ]
     group = td.TableGroup(tables, optimizer=config, max_rows=64, seed=2, split=split)
-    group.clock[1] = 1000  # not the machine's time
+    group.index.clock[1] = 1000  # not the machine's time
     for table in range(3):
-        group.clock[0] += 1
+        group.index.clock[0] += 1
         group.insert(table, torch.arange(10))
     call = call_of(group, [(0, [[1, 2]]), (1, [[1]]), (2, [[3]])])
     handles = group.find(call.ids, call.offsets, call.tables).handles
@@ -82,7 +82,7 @@ def make_group(
         feature_tables=call.tables,
         feature_dims=call.dims,
         pooling=Pooling.SUM,
-        optimizer=group.optimizer_code,
+        optimizer=group.config.optimizer_code,
     )
     output.sum().backward()
     group.erase(0, torch.arange(3))

@@ -16,18 +16,24 @@ def index_arguments(
 ) -> OpArguments:
     group = make_group(score=score)
     call = pooled_call(group, batch=0 if empty else 2)
-    index = (group.buckets, group.scores, group.tables, group.slabs, group.free_rows)
+    index = (
+        group.index.buckets,
+        group.index.scores,
+        group.index.tables,
+        group.index.slabs,
+        group.index.free_rows,
+    )
     if not insert:
-        return (*index, group.meta, call.ids, call.offsets, call.tables)
-    policies = list(call.tables) if group.layout.rows else []
+        return (*index, group.index.meta, call.ids, call.offsets, call.tables)
+    policies = list(call.tables) if group.config.layout.rows else []
     admit = call.ids % 3 != 0 if masked else None
     return (
         *index,
-        group.sketch,
-        group.evicted,
-        group.meta,
-        group.policy,
-        group.clock,
+        group.index.sketch,
+        group.index.evicted,
+        group.index.meta,
+        group.index.policy,
+        group.index.clock,
         call.ids,
         call.offsets,
         admit,
@@ -39,42 +45,57 @@ def index_arguments(
 def find_arguments(*, empty: bool) -> OpArguments:
     group = make_group()
     call = pooled_call(group, batch=0 if empty else 2)
-    return group.buckets, group.tables, group.meta, call.ids, call.offsets, call.tables
+    return (
+        group.index.buckets,
+        group.index.tables,
+        group.index.meta,
+        call.ids,
+        call.offsets,
+        call.tables,
+    )
 
 
 def grow_arguments(score: Any, ids: int) -> OpArguments:
     group = make_group(score=score)
-    return group.buckets, group.scores, group.tables, group.meta, 0, ids
+    return group.index.buckets, group.index.scores, group.index.tables, group.index.meta, 0, ids
 
 
 def shrink_arguments(score: Any, ids: int) -> OpArguments:
     group = make_group(score=score)
     group.insert(0, torch.arange(50))
     group.erase(0, torch.arange(0, 50, 2))
-    return group.buckets, group.scores, group.tables, group.meta, 0, ids
+    return group.index.buckets, group.index.scores, group.index.tables, group.index.meta, 0, ids
 
 
 def handle_arguments() -> OpArguments:
     group = make_group()
     call = call_of(group, [(0, [[4, 5, 70]]), (1, [[0, 3, 4]])])
     handles = torch.arange(6) << 28 | 7
-    return group.buckets, group.tables, group.meta, call.ids, call.offsets, call.tables, handles
+    return (
+        group.index.buckets,
+        group.index.tables,
+        group.index.meta,
+        call.ids,
+        call.offsets,
+        call.tables,
+        handles,
+    )
 
 
 def export_arguments(score: Any) -> OpArguments:
     group = make_group(score=score)
-    return group.buckets, group.scores, group.tables, group.meta, 0, 0, 1000
+    return group.index.buckets, group.index.scores, group.index.tables, group.index.meta, 0, 0, 1000
 
 
 def counts_arguments() -> OpArguments:
     group = make_group()
-    return group.buckets, group.tables, group.row_clock
+    return group.index.buckets, group.index.tables, group.rows.row_clock
 
 
 def score_arguments(*, given: bool) -> OpArguments:
     group = make_group()
     call = call_of(group, [(0, [[1, 5, 70]]), (1, [[0, 3, 4]])])
-    index = (group.buckets, group.scores, group.tables, group.meta)
+    index = (group.index.buckets, group.index.scores, group.index.tables, group.index.meta)
     values = (torch.arange(100, 106),) if given else ()
     return (*index, call.ids, call.offsets, call.tables, *values, 0)
 

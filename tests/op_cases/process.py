@@ -7,7 +7,7 @@ from op_cases.groups import Case, OpArguments, make_group
 
 def step_arguments(now: int | None) -> OpArguments:
     group = make_group()
-    return group.buckets, group.tables, group.row_clock, group.clock, now
+    return group.index.buckets, group.index.tables, group.rows.row_clock, group.index.clock, now
 
 
 CASES: dict[str, dict[str, Case]] = {

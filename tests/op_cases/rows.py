@@ -74,7 +74,7 @@ def sequence_arguments(*, anchor: bool) -> OpArguments:
 
 
 def read_only_rows(group: td.TableGroup) -> OpArguments:
-    return group.weights, group.generations, group.meta, group.init_data
+    return group.rows.weights, group.rows.generations, group.index.meta, group.rows.init_data
 
 
 def bag_inference_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
@@ -122,10 +122,10 @@ def update_arguments(optimizer: str) -> OpArguments:
 def pending_arguments(kind: str, pooling: Pooling) -> OpArguments:
     group = make_group(split=True)
     gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
-    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
     lookup = (gradient, ids, handles, offsets, weights, updates, *features)
-    pending = PendingGradients.of(group.pending)
-    return (*pending, group.row_clock, *read_only_rows(group), *lookup)
+    pending = PendingGradients.of(group.rows.pending)
+    return (*pending, group.rows.row_clock, *read_only_rows(group), *lookup)
 
 
 def merge_arguments() -> OpArguments:
@@ -142,17 +142,23 @@ def merge_arguments() -> OpArguments:
             torch.zeros(1, requires_grad=True),
             call.tables,
             4,
-            group.optimizer_code,
+            group.config.optimizer_code,
         )[0]
         rows.sum().backward()
         group.erase(0, torch.tensor([6]))
-    return (*PendingGradients.of(group.pending), group.row_clock)
+    return (*PendingGradients.of(group.rows.pending), group.rows.row_clock)
 
 
 def materialize_arguments(optimizer: str) -> OpArguments:
     group = make_group(optimizer=optimizer)
-    index = (group.buckets, group.tables, group.hyper, group.meta, group.init_data)
-    return (group.weights, group.generations, group.state, *index)
+    index = (
+        group.index.buckets,
+        group.index.tables,
+        group.rows.hyper,
+        group.index.meta,
+        group.rows.init_data,
+    )
+    return (group.rows.weights, group.rows.generations, group.rows.state, *index)
 
 
 CASES: dict[str, dict[str, Case]] = {

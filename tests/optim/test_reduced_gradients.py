@@ -41,8 +41,8 @@ def gradient_arguments(
 def fused(
     group: td.TableGroup, call: Call, weights: Tensor | None, gradient: Tensor, pooling: Pooling
 ) -> None:
-    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
-    backward = getattr(torch.ops.dynemb, f"{group.optimizer_config.op_name}_backward_")
+    updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    backward = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_backward_")
     arguments = gradient_arguments(group, call, weights, gradient)
     backward(*group.rows.updated, *arguments, updates, call.tables, call.dims, pooling)
 
@@ -50,7 +50,7 @@ def fused(
 def split(
     group: td.TableGroup, call: Call, weights: Tensor | None, gradient: Tensor, pooling: Pooling
 ) -> None:
-    updates = group.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
+    updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
     rows = group.rows
     reduced = ops.reduce_grad(
         rows.weights,
@@ -62,7 +62,7 @@ def split(
         feature_dims=call.dims,
         pooling=pooling,
     )
-    update = getattr(torch.ops.dynemb, f"{group.optimizer_config.op_name}_update_")
+    update = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_update_")
     update(*rows.updated, *reduced, updates, call.tables)
 
 

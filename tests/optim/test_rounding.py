@@ -45,7 +45,7 @@ def stored(values: Tensor, dtype: torch.dtype, **arguments: Any) -> Tensor:
     )
     ids = torch.arange(len(padded))
     step(group, ids, -padded)
-    return group.weights[0][: len(padded)].flatten()[: len(values)]
+    return group.rows.weights[0][: len(padded)].flatten()[: len(values)]
 
 
 @small_dtypes
@@ -54,7 +54,7 @@ def test_every_value_is_read_as_torch_reads_it(dtype: torch.dtype) -> None:
     ids = torch.arange(4096)
     values = patterns(dtype).reshape(4096, 16)
     group.insert_or_assign(0, ids, values.float())
-    group.weights[0][:] = values  # with the bits of every NaN
+    group.rows.weights[0][:] = values  # with the bits of every NaN
     given = group.read(0, ids)
     expected = values.float()
     torch.testing.assert_close(given, expected, rtol=0, atol=0, equal_nan=True)

@@ -127,7 +127,7 @@ def test_grad_scaler(unscale: bool) -> None:
         plain.optimizer.step()
     assert scaler.get_scale() == 4096
     assert torch.equal(scaled.group.read(0, ids), plain.group.read(0, ids))
-    assert scaled.group.row_clock[0] == 4
+    assert scaled.group.rows.row_clock[0] == 4
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -145,7 +145,7 @@ def test_grad_scaler_skips_a_step_that_overflowed(unscale: bool, bad: float) -> 
         scaler.update()
         same = differences(before, snapshot(module.group))
         assert ("weights[0]" not in same) == (step == 1)
-        assert module.group.row_clock[0] == (1, 1, 2)[step]
+        assert module.group.rows.row_clock[0] == (1, 1, 2)[step]
     assert scaler.get_scale() == 512
     assert bool(torch.isfinite(module.group.read(0, ids)).all())
 

@@ -11,3 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.gpu.{name}")
+
+
+def shared(name: str) -> Any:
+    """One that programs for CPUs use, too."""
+    return importlib.import_module(f"benchmarks.common.{name}")

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.cpu_only("reads docstrings")
+
 PACKAGES = (
     "torch_dynemb",
     "torch_dynemb.ops",
@@ -25,12 +27,12 @@ PACKAGES = (
 )
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples|Yields):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}((?:\*{0,2}\w+)(?:, \*{0,2}\w+)*): ?(.*)$")
-# A shape: (B, dim), [n], int64 [N, dim]; or where it is said: "as in ...", "see ...", "those of ..."
-SHAPE = re.compile(r"\[[^\]]*\]|\([^)]*,[^)]*\)|\b(as|see|those|that|shape|scalar|any|one)\b", re.I)
+# (B, dim), [n], int64 [N, dim]; or where it is said: "as in ...", "see ...", "those of ..."
+SHAPE = re.compile(r"\[[^\]]*\]|\([^)]*,[^)]*\)|\b(as|see|those|that|shape|scalar|any|one)\b")
 
 
 class Documented(NamedTuple):
-    """Sections of a docstring: the text of each entry by name, and which other sections there are."""
+    """A docstring: the text of each entry by name, and which sections there are."""
 
     entries: dict[str, str]
     sections: set[str]
@@ -58,7 +60,7 @@ def own(thing: Any) -> bool:
 
 
 def raising(function: Callable[..., Any]) -> bool:
-    """Whether a function raises in its own body, or in that of one of ours that it calls by name."""
+    """Whether a function raises, or one of ours that it calls by name."""
     return _raises(function) or any(_raises(callee) for callee in _callees(function))
 
 

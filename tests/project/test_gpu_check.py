@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_programs import ROOT, module
+from gpu_programs import ROOT, module, shared
 
 pytestmark = [
     pytest.mark.cpu_only("gpu-check where there is no GPU"),
@@ -22,10 +22,6 @@ pytestmark = [
 ]
 
 CHECK = ROOT / "benchmarks" / "gpu" / "check.py"
-
-
-def shared(name: str) -> Any:
-    return importlib.import_module(f"benchmarks.common.{name}")
 
 
 def check(*arguments: str, **where: Any) -> subprocess.CompletedProcess[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from gpu_programs import module
+from gpu_programs import module, shared
 
 pytestmark = [
     pytest.mark.cpu_only("gpu-check where there is no GPU"),
@@ -179,7 +180,7 @@ def test_an_error_ends_a_part_of_the_program_and_not_the_rest(
     def fail(self: Any) -> None:
         raise RuntimeError("a kernel failed")
 
-    monkeypatch.setattr(shapes.Program, "_sequence", fail)
+    monkeypatch.setattr(shapes.TableCalls, "_sequence", fail)
     done = shapes.run(torch.device("cpu"), ["sgd"])
     assert done.failures == ["sgd: fail: RuntimeError: a kernel failed"]
     assert {"export_batch", "merge_grad_"} <= done.ops
@@ -205,7 +206,7 @@ def test_steps_are_timed_and_plotted(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(sys, "argv", ["steps", *arguments])
     with torch.random.fork_rng(devices=[]):
         steps.main()
-    rows = module("measure").read_rows(file)
+    rows = shared("report").read_rows(file)
     assert {row["bench"] for row in rows} == {
         "gpu_ops",
         "gpu_lookup",
@@ -225,6 +226,24 @@ def test_steps_are_timed_and_plotted(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert module("roofline").draw(rows, "a CPU", image)
     assert image.stat().st_size > 10_000
     assert not module("roofline").draw([], "nothing", tmp_path / "none.png")
+
+
+def test_graphs_are_replayed_in_turn_and_their_steps_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = module("stages.candidates")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(candidates, "capture", lambda run, pool: SimpleNamespace(replay=run))
+    settings = SimpleNamespace(cuda=True, device=torch.device("cpu"), rounds=1, peer_calls=2)
+    seen: dict[str, list[Any]] = {"replayed": [], "peer": []}
+    timed = candidates.Candidates(settings, ["a", "b", "c"])
+    timed.replayed(
+        "step",
+        lambda *given: seen["replayed"].append(given),
+        lambda: seen["replayed"].append("end"),
+    )
+    timed.peer("peer", lambda *given: seen["peer"].append(given))
+    assert set(timed.time()) == {"step", "peer"}
+    assert seen["replayed"] == [(0, "a"), (1, "b"), (2, "c"), "end"] * 3
+    assert seen["peer"] == [(0, "a"), (1, "b")] * 3
 
 
 def test_the_experiments_compile() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 import torch_dynemb
 
+pytestmark = pytest.mark.cpu_only("reads sources")
+
 PACKAGE = Path(torch_dynemb.__file__).parent
 # From below to above; rooms of one line know nothing of each other.
 FLOORS = (

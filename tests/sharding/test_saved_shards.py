@@ -21,6 +21,8 @@ from torch_dynemb.compat import dynamicemb
 from torch_dynemb.torchrec import LocalShard
 from torch_dynemb.torchrec.planning.options import planned_options
 
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
 needs_1_8 = pytest.mark.skipif(
     tuple(map(int, torchrec.__version__.split(".")[:2])) < (1, 8),
     reason="the values have objects of TorchRec 1.8, which older ones need not read",

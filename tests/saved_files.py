@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_dynemb.recis.hooks import GlobalStepFilter
 
 import torch_dynemb as td
 from torch_dynemb import recis
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.recis.hooks import GlobalStepFilter
 from torch_dynemb.table.config import ColumnShard
 from torch_dynemb.table.content import read_content, read_counts
 
-SAVED = Path(__file__).parent / "saved"
+SAVED = Path(__file__).parent / "checkpoint" / "saved"
 IDS = torch.tensor([3, -7, 2**62, 11, 5, 12])
 NOW = 1000  # seconds
 Numbers = dict[str, Tensor]
