@@ -14,8 +14,9 @@
 #include <vector>
 
 #include "arguments/feature.h"
-#include "cuda/runtime/device.cuh"
+#include "core/search.h"
 #include "cuda/runtime/launch.h"
+#include "cuda/runtime/offsets.cuh"
 
 namespace dynemb::cuda {
 
@@ -40,22 +41,6 @@ std::vector<int64_t> item_begins(size_t features, const Count& count) {
 }
 inline std::vector<int64_t> element_begins(const std::vector<Tensor>& list) {
   return item_begins(list.size(), [&](size_t f) { return list[f].numel(); });
-}
-
-// The last of the `parts` that begins at or before `position`, by binary search in begin [parts +
-// 1]; in range whatever `begin` holds, 0 if there are no parts.
-__device__ __forceinline__ int64_t part_of(const int64_t* begin, int64_t parts, int64_t position) {
-  int64_t low = 0;
-  int64_t high = parts - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (begin[middle] <= position) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
 }
 
 // An item of a feature: an element, a row, a string.
@@ -84,8 +69,7 @@ struct RaggedRows {
   int64_t count;
 
   __device__ __forceinline__ int64_t begin(int64_t row) const {
-    const int64_t value = offsets[row];
-    return value < 0 ? 0 : (value > count ? count : value);
+    return clipped_offset(offsets[row], count);
   }
   __device__ __forceinline__ int64_t end(int64_t row) const {
     const int64_t first = begin(row);
@@ -96,11 +80,10 @@ struct RaggedRows {
   __device__ __forceinline__ int64_t row_of(int64_t value) const {
     return part_of(offsets, rows, value);
   }
-  // Reports what the CPU would refuse; called for every entry of offsets, i of [0, rows].
-  __device__ __forceinline__ void check(int64_t i, int64_t feature, const ErrorSink& errors) const {
-    if (i == 0 && offsets[0] != 0) errors.report(kErrorListStart, feature);
-    if (i == rows && offsets[rows] != count) errors.report(kErrorListEnd, feature);
-    if (i > 0 && offsets[i] < offsets[i - 1]) errors.report(kErrorListDecrease, feature);
+  // Called for every row, at least for row 0.
+  __device__ __forceinline__ void check(int64_t row, int64_t feature,
+                                        const ErrorSink& errors) const {
+    check_list_offset(offsets, rows, count, row, feature, errors);
   }
 };
 

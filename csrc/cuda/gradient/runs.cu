@@ -88,17 +88,9 @@ __global__ void find_slabs(const Key* keys, const int32_t* begin, const int64_t*
                            int64_t slabs, const int64_t* head, int64_t* slab_first) {
   const int64_t s = thread_number();
   if (s > slabs) return;
-  int64_t low = 0;
-  int64_t high = head[kRunCount];
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (static_cast<int64_t>(keys[begin[middle]]) < base[s]) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  slab_first[s] = low;
+  slab_first[s] = first_where(head[kRunCount], [&](int64_t run) {
+    return static_cast<int64_t>(keys[begin[run]]) >= base[s];
+  });
 }
 
 // A thread per run; long ones are cut into pieces, whose list a warp writes together: one id may be

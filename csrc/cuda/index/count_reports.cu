@@ -53,14 +53,12 @@ std::tuple<Tensor, Tensor> reported_counts(Tensor buckets, Tensor tables, Tensor
   std::vector<int64_t> clock_words(static_cast<size_t>(row_clock.numel()));
   const auto group = group_memory(call, buckets);
   if (group == nullptr || !read_reported_counts(*group, &table_words, &clock_words)) {
-    const auto read = [&](const Tensor& from, std::vector<int64_t>* to) {
-      check_cuda(call.op, "reading the counts",
-                 cudaMemcpyAsync(to->data(), from.data_ptr(), to->size() * 8,
-                                 cudaMemcpyDeviceToHost, call.stream));
+    const auto read = [&](const Tensor& from) {
+      return call.read("reading the counts", static_cast<const int64_t*>(from.data_ptr()),
+                       from.numel());
     };
-    read(tables, &table_words);
-    read(row_clock, &clock_words);
-    call.synchronize();
+    table_words = read(tables);
+    clock_words = read(row_clock);
   }
   return {cpu_copy(tables, table_words), cpu_copy(row_clock, clock_words)};
 }

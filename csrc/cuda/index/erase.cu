@@ -21,7 +21,7 @@ __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink err
     work[i] = 0;
     return;
   }
-  work[i] = kMissBase - dedupe.insert(features, i, id, t);
+  work[i] = kMissBase - dedupe_id(dedupe, features, i, id, t);
   places[i] = pack_place({found.bucket, found.slot, found.never_full});
   plan.head[kPlanTouched] = 1;
 }

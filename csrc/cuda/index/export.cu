@@ -73,14 +73,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
                   ", expected 0 to ", index.table_count - 1);
   STD_TORCH_CHECK(max_ids >= kBucketWidth, "dynemb::export_batch: max_ids is ", max_ids,
                   ", expected at least a bucket of ", kBucketWidth);
-  const auto read = [&](void* to, const void* from, int64_t bytes) {
-    check_cuda(
-        call.op, "reading counts",
-        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, call.stream));
-    call.synchronize();
-  };
-  int64_t bucket_count = 0;
-  read(&bucket_count, index.tables + table * kTableColumns + kTableBucketCount, 8);
+  const int64_t* row = index.tables + table * kTableColumns;
+  const int64_t bucket_count = call.read("reading counts", row + kTableBucketCount, 1)[0];
   STD_TORCH_CHECK(begin >= 0 && begin <= bucket_count, "dynemb::export_batch: begin is ", begin,
                   ", expected a bucket from 0 to ", bucket_count);
   // As many buckets as ids are wanted: more than a batch needs in a table that is in use.
@@ -99,8 +93,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
   call.launch(scan_occupied, kPlanBlock, kPlanBlock, block_counts, blocks, slots, head);
   call.launch(export_slots, blocks * kRankBlock, kRankBlock, index, table, begin, slots, max_ids,
               block_counts, head, nullptr, nullptr, nullptr);
-  int64_t result[kExportHeadWords];
-  read(result, head, sizeof result);
+  const auto result = call.read("reading counts", head, kExportHeadWords);
   const int64_t count = result[kExportCount];
   Tensor ids = call.empty({count}, ScalarType::Long);
   Tensor handles = call.empty({count}, ScalarType::Long);

@@ -11,17 +11,7 @@ constexpr int kOneBlock = 512;
 // The table of a bucket among all that are rehashed.
 __device__ __forceinline__ int64_t old_table(const IndexArgs& index, const Plan& plan,
                                              int64_t bucket) {
-  int64_t low = 0;
-  int64_t high = index.table_count - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (plan.old_begin[middle] <= bucket) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
+  return part_of(plan.old_begin, index.table_count, bucket);
 }
 
 // Old entries by the order in which they are moved.
@@ -174,11 +164,8 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
                   ", expected 0 to ", index.table_count - 1);
   STD_TORCH_CHECK(ids >= 0, "dynemb::shrink_: ids is ", ids, ", expected a count of at least 0");
   const auto group = group_memory(call, buckets);
-  int64_t row[kTableColumns];
-  check_cuda(call.op, "reading the table's counts",
-             cudaMemcpyAsync(row, index.tables + table * kTableColumns, sizeof row,
-                             cudaMemcpyDeviceToHost, call.stream));
-  call.synchronize();
+  const auto row =
+      call.read("reading the table's counts", index.tables + table * kTableColumns, kTableColumns);
   const int64_t wanted = buckets_for(std::max(ids, row[kTableSize]));
   if (wanted >= row[kTableBucketCount]) return;
   rehash_table(call, index, shared_words(group.get()), table, wanted, Rehash::kShrink,

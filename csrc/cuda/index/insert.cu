@@ -46,7 +46,7 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
       handle = kPaddingHandle;
     }
     if (missed) {
-      const int64_t slot = dedupe.insert(features, i, id, t);
+      const int64_t slot = dedupe_id(dedupe, features, i, id, t);
       handle = kMissBase - slot;
       plan.head[kPlanTouched] = 1;
       if constexpr (kPolicies) {
@@ -166,17 +166,12 @@ __global__ void finish_handles(IndexArgs index, FeatureArgs features, DedupeTabl
 NewIdCounts count_exactly(const Call& call, const Plan& plan,
                           const std::vector<int64_t>& feature_tables, int64_t table_count) {
   const auto read = [&](const int64_t* from, int64_t count) {
-    std::vector<int64_t> words(static_cast<size_t>(count));
-    check_cuda(
-        call.op, "reading the number of new ids",
-        cudaMemcpyAsync(words.data(), from, words.size() * 8, cudaMemcpyDeviceToHost, call.stream));
-    return words;
+    return call.read("reading the number of new ids", from, count);
   };
   const auto of_feature = read(plan.feature_count, static_cast<int64_t>(feature_tables.size()));
   NewIdCounts counts{std::vector<int64_t>(static_cast<size_t>(table_count), 0),
                      read(plan.counted, table_count)};
   const auto uncounted = read(plan.uncounted, table_count);
-  call.synchronize();
   for (size_t t = 0; t < uncounted.size(); ++t) counts.counted[t] += uncounted[t];
   for (size_t f = 0; f < of_feature.size(); ++f) {
     counts.inserted[static_cast<size_t>(feature_tables[f])] += of_feature[f];

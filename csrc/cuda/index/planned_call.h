@@ -35,15 +35,13 @@ class PlannedCall {
   // Allocates the scratch memory and brings plan and dedupe table into their first state.
   void start(const Call& call) {
     scratch.allocate(call);
-    const int64_t slots = dedupe_slots(features.count);
     features.table = scratch.get(feature_part_);
     feature_policy = features.table + features.features;
     plan = make_plan(scratch.get(plan_part_), features.features, tables_, slabs_);
-    dedupe = {scratch.get(slot_part_), slots - 1};
+    dedupe = empty_dedupe_table(call, scratch.get(slot_part_), dedupe_slots(features.count));
     block_counts = scratch.get(count_part_);
     upload_words(call, feature_words_, scratch.get(feature_part_));
     call.fill(plan.head, 0, plan_words(features.features, tables_, slabs_) * 8);
-    call.fill(dedupe.slots, 0xff, slots * 4);
   }
 
   FeatureArgs features;

@@ -3,7 +3,9 @@
 
 #include "core/columns.h"
 #include "core/index/bucket.h"
-#include "cuda/runtime/device.cuh"
+#include "core/search.h"
+#include "cuda/runtime/dedupe.cuh"
+#include "cuda/runtime/offsets.cuh"
 
 namespace dynemb::cuda {
 
@@ -69,33 +71,13 @@ struct FeatureArgs {
     return count > bags ? count : bags;
   }
 
-  // The feature of the id at `position`, by binary search; in range whatever offsets hold.
+  // The feature of the id at `position`.
   __device__ __forceinline__ int64_t feature_of(int64_t position) const {
-    int64_t low = 0;
-    int64_t high = features - 1;
-    while (low < high) {
-      const int64_t middle = (low + high + 1) / 2;
-      if (offsets[middle * batch] <= position) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
+    return last_where(features, [&](int64_t f) { return offsets[f * batch] <= position; });
   }
   // The bag of the id at `position`: the last one that begins at or before it.
   __device__ __forceinline__ int64_t bag_of(int64_t position) const {
-    int64_t low = 0;
-    int64_t high = features * batch - 1;
-    while (low < high) {
-      const int64_t middle = (low + high + 1) / 2;
-      if (offsets[middle] <= position) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
+    return part_of(offsets, features * batch, position);
   }
   // An offset as it was given.
   __device__ __forceinline__ int64_t given_offset(int64_t bag) const {
@@ -104,31 +86,17 @@ struct FeatureArgs {
   }
   // An offset, brought into range.
   __device__ __forceinline__ int64_t offset(int64_t bag) const {
-    const int64_t value = given_offset(bag);
-    return value < 0 ? 0 : (value > count ? count : value);
+    return clipped_offset(given_offset(bag), count);
   }
 };
 
-// Reports offsets that the CPU would refuse; false where the entry of this thread is wrong.
+// Called by at least as many threads as there are bags, and by one; false where the offset of this
+// one is wrong.
 __device__ __forceinline__ bool check_offset(const FeatureArgs& features, const ErrorSink& errors,
                                              int64_t i) {
-  if (features.offsets == nullptr) return true;
-  const int64_t bags = features.features * features.batch;
-  if (i == 0) {
-    if (features.offsets[0] != 0) {
-      errors.report(kErrorOffsetsStart, features.offsets[0]);
-      return false;
-    }
-    if (features.offsets[bags] != features.count) {
-      errors.report(kErrorOffsetsEnd, features.offsets[bags]);
-      return false;
-    }
-  }
-  if (i < bags && features.offsets[i + 1] < features.offsets[i]) {
-    errors.report(kErrorOffsetsDecrease, i + 1);
-    return false;
-  }
-  return true;
+  return features.offsets == nullptr ||
+         check_offset(features.offsets, features.features * features.batch, features.count, i,
+                      errors);
 }
 
 struct Line {
@@ -228,33 +196,15 @@ __device__ __forceinline__ bool clear_slot(const TableView& table, const SlotPla
   return !place.never_full;
 }
 
-// The table of small integers in which the threads of a call agree on the first occurrence of every
-// id: open addressing, a slot holds the least position of its id so far.
-struct DedupeTable {
-  int32_t* slots;  // -1: free
-  int64_t mask;
-
-  // The slot of the id at `position`.
-  __device__ __forceinline__ int64_t insert(const FeatureArgs& features, int64_t position,
-                                            int64_t id, int64_t table) const {
-    uint64_t slot = fmix64(static_cast<uint64_t>(id) + static_cast<uint64_t>(table)) &
-                    static_cast<uint64_t>(mask);
-    const int32_t mine = static_cast<int32_t>(position);
-    for (;;) {
-      int32_t held = slots[slot];
-      if (held < 0) {
-        held = atomicCAS(slots + slot, -1, mine);
-        if (held < 0) return static_cast<int64_t>(slot);
-      }
-      if (features.ids[held] == id &&
-          (features.features == 1 || features.table[features.feature_of(held)] == table)) {
-        if (mine < held) atomicMin(slots + slot, mine);
-        return static_cast<int64_t>(slot);
-      }
-      slot = (slot + 1) & static_cast<uint64_t>(mask);
-    }
-  }
-};
+// The slot of an id of a table, which stands at `position`, in the dedupe table.
+__device__ __forceinline__ int64_t dedupe_id(const DedupeTable& dedupe, const FeatureArgs& features,
+                                             int64_t position, int64_t id, int64_t table) {
+  const uint64_t hash = fmix64(static_cast<uint64_t>(id) + static_cast<uint64_t>(table));
+  return dedupe.insert(hash, position, [&](int32_t other) {
+    return features.ids[other] == id &&
+           (features.features == 1 || features.table[features.feature_of(other)] == table);
+  });
+}
 
 // Whether position i holds the first occurrence of an id that is in the dedupe table: `work` holds
 // kMissBase - slot there, and more than kMissBase for all other ids.
@@ -262,13 +212,7 @@ __device__ __forceinline__ bool is_first(const FeatureArgs& features, const Dedu
                                          const int64_t* work, int64_t i) {
   if (i >= features.count) return false;
   const int64_t held = work[i];
-  return held <= kMissBase && dedupe.slots[kMissBase - held] == i;
-}
-
-inline int64_t dedupe_slots(int64_t count) {
-  int64_t slots = 64;
-  while (slots < 2 * count) slots *= 2;
-  return slots;
+  return held <= kMissBase && dedupe.is_first(kMissBase - held, i);
 }
 
 }  // namespace dynemb::cuda

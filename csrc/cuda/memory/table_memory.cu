@@ -67,11 +67,8 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
     call.check("policy", *policy, ScalarType::Long);
     check_size(call.op, "policy", *policy, 1, kPolicyColumns);
   }
-  std::vector<int64_t> m(static_cast<size_t>(meta.numel()));
-  check_cuda(call.op, "reading meta",
-             cudaMemcpyAsync(m.data(), meta.data_ptr(), m.size() * 8, cudaMemcpyDeviceToHost,
-                             call.stream));
-  call.synchronize();
+  const auto m =
+      call.read("reading meta", static_cast<const int64_t*>(meta.data_ptr()), meta.numel());
   const auto key = reinterpret_cast<uintptr_t>(buckets.data_ptr());
   std::shared_ptr<GroupMemory> group;
   {

@@ -37,16 +37,11 @@ void SizeSums::run(const Call& call) const {
 std::vector<int64_t> SizeSums::totals(const Call& call, const FeatureItems& items) const {
   STD_TORCH_CHECK(!call.capturing(), "dynemb::", call.op,
                   ": the sizes of its results depend on values, so it cannot be captured");
-  std::vector<int64_t> totals(static_cast<size_t>(items.features));
   Scratch scratch;
   const auto part = scratch.add<int64_t>(items.features);
   scratch.allocate(call);
   call.launch(subtract_sums, items.features, 0, items, sums(), scratch.get(part));
-  check_cuda(call.op, "reading sizes",
-             cudaMemcpyAsync(totals.data(), scratch.get(part), totals.size() * 8,
-                             cudaMemcpyDeviceToHost, call.stream));
-  call.synchronize();
-  return totals;
+  return call.read("reading sizes", scratch.get(part), items.features);
 }
 
 void check_any_list(const Call& call, const char* name, const std::vector<Tensor>& list,

@@ -53,17 +53,9 @@ __global__ void move_unique(PartitionJob job) {
 
 // The first place whose key is at least `key`.
 __device__ __forceinline__ int64_t first_of_key(const PartitionJob& job, int64_t key) {
-  int64_t low = 0;
-  int64_t high = job.count;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (static_cast<int64_t>(job.sorted_keys[middle]) < key) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  return first_where(job.count, [&](int64_t place) {
+    return static_cast<int64_t>(job.sorted_keys[place]) >= key;
+  });
 }
 
 // A thread per id given or key: 8 bytes in order, 4 at random, 8 in order; two searches for a key.

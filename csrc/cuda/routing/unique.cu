@@ -15,8 +15,7 @@ namespace {
 struct UniqueJob {
   GroupedIds given;
   UniqueResults results;
-  int32_t* slots;   // -1: free; else the least position of an id
-  uint64_t mask;    // slots are a power of two
+  DedupeTable dedupe;
   int64_t* slot;    // [N] of an id
   int32_t* number;  // [N + 1] first occurrences before a position
   ErrorSink errors;
@@ -24,46 +23,29 @@ struct UniqueJob {
   __device__ __forceinline__ int64_t group_of(int64_t position) const {
     return given.groups <= 1 ? 0 : part_of(given.offsets, given.groups, position);
   }
-  __device__ __forceinline__ void check_offset(int64_t i) const {
-    const int64_t* offsets = given.offsets;
-    if (i == 0 && offsets[0] != 0) errors.report(kErrorOffsetsStart, offsets[0]);
-    if (i == given.groups && offsets[i] != given.count) errors.report(kErrorOffsetsEnd, offsets[i]);
-    if (i > 0 && i <= given.groups && offsets[i] < offsets[i - 1]) {
-      errors.report(kErrorOffsetsDecrease, i);
-    }
-  }
 };
 
 // A thread per id: 8 bytes in order, a slot of 4 and the id that it names at random, atomics for a
 // position that is the least so far. Also checks the offsets.
 __global__ void meet_ids(UniqueJob job) {
   const int64_t i = thread_number();
-  job.check_offset(i);
+  check_offset(job.given.offsets, job.given.groups, job.given.count, i, job.errors);
   if (i >= job.given.count) return;
   const int64_t id = job.given.ids[i];
   const int64_t group = job.group_of(i);
-  const auto mine = static_cast<int32_t>(i);
   // groups may have the same ids: without a factor, those of neighbours would follow one another
-  uint64_t slot =
-      fmix64(static_cast<uint64_t>(id) ^ (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15ULL)) &
-      job.mask;
-  for (;; slot = (slot + 1) & job.mask) {
-    int32_t held = job.slots[slot];
-    if (held < 0) held = atomicCAS(job.slots + slot, -1, mine);
-    if (held < 0) break;
-    if (job.given.ids[held] == id && job.group_of(held) == group) {
-      if (mine < held) atomicMin(job.slots + slot, mine);
-      break;
-    }
-  }
-  job.slot[i] = static_cast<int64_t>(slot);
+  const uint64_t hash =
+      fmix64(static_cast<uint64_t>(id) ^ (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15ULL));
+  job.slot[i] = job.dedupe.insert(hash, i, [&](int32_t other) {
+    return job.given.ids[other] == id && job.group_of(other) == group;
+  });
 }
 
 // A thread per id and one more: 8 bytes in order, 4 at random.
 __global__ void flag_firsts(UniqueJob job) {
   const int64_t i = thread_number();
   if (i > job.given.count) return;
-  job.number[i] = i < job.given.count && job.slots[job.slot[i]] == i ? 1 : 0;
+  job.number[i] = i < job.given.count && job.dedupe.is_first(job.slot[i], i) ? 1 : 0;
 }
 
 // A thread per id or offset: 8 bytes in order, 8 at random, and an atomic to count the id.
@@ -71,22 +53,14 @@ __global__ void write_unique(UniqueJob job) {
   const int64_t i = thread_number();
   const int64_t count = job.given.count;
   if (i <= job.given.groups) {
-    const int64_t offset = job.given.offsets[i];
-    const int64_t begin = offset < 0 ? 0 : (offset > count ? count : offset);
-    job.results.offsets[i] = job.number[begin];
+    job.results.offsets[i] = job.number[clipped_offset(job.given.offsets[i], count)];
   }
   if (i >= count) return;
-  const int32_t first = job.slots[job.slot[i]];
+  const int32_t first = job.dedupe.slots[job.slot[i]];
   const int32_t number = job.number[first];
   job.results.inverse[i] = number;
   if (first == i) job.results.ids[number] = job.given.ids[i];
   atomicAdd(reinterpret_cast<unsigned long long*>(job.results.counts + number), 1ULL);
-}
-
-int64_t slots_for(int64_t count) {
-  int64_t slots = 64;
-  while (slots < 2 * count) slots *= 2;
-  return slots;
 }
 
 struct Unique {
@@ -140,7 +114,7 @@ GroupedIds grouped_ids(const Call& call, const Tensor& ids, const Tensor& offset
 }
 
 void find_unique(const Call& call, const GroupedIds& given, const UniqueResults& results) {
-  const int64_t slots = slots_for(given.count);
+  const int64_t slots = dedupe_slots(given.count);
   const auto items = static_cast<int>(given.count + 1);
   size_t scan_bytes = 0;
   check_cuda(call.op, "numbering ids",
@@ -154,12 +128,10 @@ void find_unique(const Call& call, const GroupedIds& given, const UniqueResults&
   scratch.allocate(call);
   const UniqueJob job{given,
                       results,
-                      scratch.get(slots_part),
-                      static_cast<uint64_t>(slots - 1),
+                      empty_dedupe_table(call, scratch.get(slots_part), slots),
                       scratch.get(slot_part),
                       scratch.get(flag_part),
                       error_sink(call)};
-  call.fill(job.slots, -1, slots * 4);
   call.fill(results.ids, 0, given.count * 8);
   call.fill(results.counts, 0, given.count * 8);
   const int64_t threads = std::max(given.count, given.groups) + 1;
@@ -176,11 +148,7 @@ int64_t read_word(const Call& call, const int64_t* word, const char* instead) {
                   ": the host has to wait for the number of distinct ids, which it cannot while a "
                   "graph is captured: ",
                   instead);
-  int64_t value = 0;
-  check_cuda(call.op, "reading a number",
-             cudaMemcpyAsync(&value, word, sizeof(value), cudaMemcpyDeviceToHost, call.stream));
-  call.synchronize();
-  return value;
+  return call.read("reading a number", word, 1)[0];
 }
 
 }  // namespace dynemb::cuda

@@ -34,13 +34,7 @@ struct BagArgs {
     return weights == nullptr ? 1.0f : weights[i];
   }
   __device__ __forceinline__ void check(int64_t bag) const {
-    if (bag == 0 && bags.offsets[0] != 0) errors.report(kErrorOffsetsStart, bags.offsets[0]);
-    if (bag == 0 && bags.offsets[bags.rows] != bags.count) {
-      errors.report(kErrorOffsetsEnd, bags.offsets[bags.rows]);
-    }
-    if (bags.offsets[bag + 1] < bags.offsets[bag]) {
-      errors.report(kErrorOffsetsDecrease, bag + 1);
-    }
+    check_offset(bags.offsets, bags.rows, bags.count, bag, errors);
   }
 };
 

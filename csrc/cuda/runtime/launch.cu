@@ -302,6 +302,15 @@ void Call::copy(void* to, const void* from, int64_t bytes) const {
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream));
 }
 
+std::vector<int64_t> Call::read(const char* what, const int64_t* words, int64_t count) const {
+  std::vector<int64_t> read(static_cast<size_t>(count));
+  check_cuda(op, what,
+             cudaMemcpyAsync(read.data(), words, read.size() * sizeof(int64_t),
+                             cudaMemcpyDeviceToHost, stream));
+  synchronize();
+  return read;
+}
+
 void upload_words(const Call& call, const std::vector<int64_t>& words, int64_t* to) {
   const int64_t total = static_cast<int64_t>(words.size());
   for (int64_t begin = 0; begin < total; begin += kWordsPerLaunch) {

@@ -84,6 +84,8 @@ class Call {
   // Sets memory to a byte value.
   void fill(void* data, int value, int64_t bytes) const;
   void copy(void* to, const void* from, int64_t bytes) const;  // within the device
+  // Words of the device, which are waited for. `what`: "reading ...", for the error of a failure.
+  std::vector<int64_t> read(const char* what, const int64_t* words, int64_t count) const;
 
   // Runs `kernel` with one thread for each of `threads`, at least one block. `block` 0: tuning's.
   template <class... P, class... A>

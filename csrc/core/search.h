@@ -1,0 +1,46 @@
+// Binary searches in what ascends. In range whatever it holds: offsets of a call may be any
+// numbers.
+#pragma once
+
+#include "core/host_device.h"
+
+namespace dynemb {
+
+// The first of [0, count) for which holds(i), which stays true once it is; count if there is none.
+template <class Condition>
+DYNEMB_HD int64_t first_where(int64_t count, const Condition& holds) {
+  int64_t low = 0;
+  int64_t high = count;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (holds(middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+// The last of [0, count) for which holds(i), which stays false once it is; 0 if there is none.
+template <class Condition>
+DYNEMB_HD int64_t last_where(int64_t count, const Condition& holds) {
+  int64_t low = 0;
+  int64_t high = count - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (holds(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// The last of the `parts` that begins at or before `position`.
+DYNEMB_HD int64_t part_of(const int64_t* begin, int64_t parts, int64_t position) {
+  return last_where(parts, [&](int64_t part) { return begin[part] <= position; });
+}
+
+}  // namespace dynemb

@@ -1,0 +1,53 @@
+// Offsets [parts + 1] that divide `count` values, as a call gives them: they may be any numbers.
+#pragma once
+
+#include "cuda/runtime/device.cuh"
+
+namespace dynemb::cuda {
+
+// An offset, brought into range.
+__device__ __forceinline__ int64_t clipped_offset(int64_t offset, int64_t count) {
+  return offset < 0 ? 0 : (offset > count ? count : offset);
+}
+
+// What the CPU would refuse.
+enum class OffsetFault { kNone, kStart, kEnd, kDecrease };
+
+// The fault that thread i of [0, parts), at least one, has to find: at offset i + 1, or at the
+// first and the last.
+__device__ __forceinline__ OffsetFault offset_fault(const int64_t* offsets, int64_t parts,
+                                                    int64_t count, int64_t i) {
+  if (i == 0 && offsets[0] != 0) return OffsetFault::kStart;
+  if (i == 0 && offsets[parts] != count) return OffsetFault::kEnd;
+  return i < parts && offsets[i + 1] < offsets[i] ? OffsetFault::kDecrease : OffsetFault::kNone;
+}
+
+// Reports the fault of thread i; false if there is one.
+__device__ __forceinline__ bool check_offset(const int64_t* offsets, int64_t parts, int64_t count,
+                                             int64_t i, const ErrorSink& errors) {
+  switch (offset_fault(offsets, parts, count, i)) {
+    case OffsetFault::kStart:
+      errors.report(kErrorOffsetsStart, offsets[0]);
+      return false;
+    case OffsetFault::kEnd:
+      errors.report(kErrorOffsetsEnd, offsets[parts]);
+      return false;
+    case OffsetFault::kDecrease:
+      errors.report(kErrorOffsetsDecrease, i + 1);
+      return false;
+    default:
+      return true;
+  }
+}
+
+// The same for the offsets of one of many lists.
+__device__ __forceinline__ void check_list_offset(const int64_t* offsets, int64_t parts,
+                                                  int64_t count, int64_t i, int64_t list,
+                                                  const ErrorSink& errors) {
+  const OffsetFault fault = offset_fault(offsets, parts, count, i);
+  if (fault == OffsetFault::kStart) errors.report(kErrorListStart, list);
+  if (fault == OffsetFault::kEnd) errors.report(kErrorListEnd, list);
+  if (fault == OffsetFault::kDecrease) errors.report(kErrorListDecrease, list);
+}
+
+}  // namespace dynemb::cuda
