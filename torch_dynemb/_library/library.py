@@ -12,7 +12,7 @@ import torch
 from torch_dynemb._library.arguments import check_arguments, refuse_size, refuse_sparse
 
 _FILE = "_C.abi3.so"
-_OUT_OF_MEMORY = "out of GPU memory"  # in launch.cu, reservation.cu, group_memory.h
+_OUT_OF_MEMORY = "out of GPU memory"  # in cuda/runtime/launch.cu and cuda/memory
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "cuda/index/args.h"
 #include "cuda/memory/group_memory.h"
 #include "cuda/memory/table_memory.h"
 
@@ -15,7 +16,7 @@ std::map<uintptr_t, std::shared_ptr<GroupMemory>>& groups() {
   return *map;
 }
 
-// Groups by the handles of the first slab's waiting gradients.
+// Groups by the handles of the first slab's pending gradients.
 std::map<uintptr_t, std::weak_ptr<GroupMemory>>& groups_of_pending() {
   static auto* map = new std::map<uintptr_t, std::weak_ptr<GroupMemory>>();
   return *map;
@@ -102,19 +103,19 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
         slab.memory.push_back(row_memory(call, "state", state[k], 0, bytes_of_row(state[k])));
       }
     }
-    std::vector<Growing> waiting(pending.size() / 4);
-    for (size_t s = 0; s < waiting.size(); ++s) {
-      waiting[s].capacity = pending[s].size(0);
+    std::vector<Growing> growing_pending(pending.size() / 4);
+    for (size_t s = 0; s < growing_pending.size(); ++s) {
+      growing_pending[s].capacity = pending[s].size(0);
       for (size_t k = s; k + 1 < pending.size(); k += slab_count) {
-        waiting[s].memory.push_back(
+        growing_pending[s].memory.push_back(
             row_memory(call, "pending", pending[k], 0, bytes_of_row(pending[k])));
       }
     }
     group = std::make_shared<GroupMemory>(call, index, std::move(growing_tables),
                                           std::move(slab_of_table), std::move(growing_slabs),
-                                          std::move(waiting));
+                                          std::move(growing_pending));
   }
-  group->bind(call, table_buckets, slab_rows, tables, slabs,
+  group->bind(call, {table_buckets, slab_rows}, tables, slabs,
               pending.empty() ? nullptr : &pending.back(), policy);
   const std::lock_guard<std::mutex> lock(groups_mutex);
   groups()[key] = group;
@@ -139,7 +140,7 @@ void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
   STD_TORCH_CHECK(group != nullptr,
                   "dynemb::release_group: buckets was not made by reserve_cuda: its memory cannot "
                   "be given back in part");
-  group->release(call, table_buckets, slab_rows);
+  group->release(call, {table_buckets, slab_rows});
 }
 
 }  // namespace
@@ -176,7 +177,7 @@ InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
                                 const std::vector<int64_t>& feature_tables,
                                 const std::vector<int64_t>& feature_policies, int64_t ids) {
   return group == nullptr ? InsertionRoom{}
-                          : group->prepare(call, feature_tables, feature_policies, ids);
+                          : group->prepare_insertion(call, feature_tables, feature_policies, ids);
 }
 
 void end_group_step(const Call& call, const Tensor& buckets, const Tensor& tables,

@@ -32,7 +32,7 @@ enum SharedTableWord : int {
 enum SharedSlabWord : int {
   kSharedNextRow = 0,
   kSharedRowLimit = 1,
-  kSharedPendingLimit = 2,  // gradients that wait
+  kSharedPendingLimit = 2,  // entries of pending gradients
   kSharedSlabWords = 3
 };
 
@@ -99,7 +99,7 @@ bool read_reported_counts(const GroupMemory& group, std::vector<int64_t>* tables
 // At most so many ids are erased: rehashes that drop tombstones may become necessary.
 void note_erasure(GroupMemory* group, int64_t ids);
 
-// The group whose waiting gradients have these handles; nullptr for tensors that were not reserved.
+// The group whose pending gradients have these handles; nullptr for tensors that were not reserved.
 // Raises for a reserved tensor whose group has not been bound.
 std::shared_ptr<GroupMemory> group_of_pending(const Call& call, const Tensor& handles);
 
@@ -111,10 +111,10 @@ std::vector<int64_t> prepare_append(const Call& call, GroupMemory* group,
 // What merging will find: at most so many entries by slab, 0 where there is nothing to merge.
 std::vector<int64_t> prepare_merge(const Call& call, GroupMemory* group);
 
-// Rows that the handles of waiting gradients can name, by slab.
+// Rows that the handles of pending gradients can name, by slab.
 std::vector<int64_t> handle_rows(const Call& call, const GroupMemory& group);
 
-// An update applies the entries with these handles: if they are waiting gradients, they are cleared
+// An update applies the entries with these handles: if they are pending gradients, they are cleared
 // before the step ends.
 void note_applied(const Tensor& handles);
 

@@ -1,0 +1,112 @@
+#include <algorithm>
+
+#include "cuda/index/growth.h"
+#include "cuda/memory/capture_headroom.h"
+
+namespace dynemb::cuda {
+
+CaptureHeadroom::CaptureHeadroom(const Call& call, const IndexArgs& index, SharedWords shared,
+                                 SharedWords device_words, MappedTables* tables,
+                                 CallsInFlight* calls, const InsertionBounds& bounds)
+    : index_(index),
+      shared_(shared),
+      device_words_(device_words),
+      tables_(tables),
+      calls_(calls),
+      bounds_(bounds),
+      device_(call.device),
+      captured_now_(tables->table_count()),
+      captured_(tables->table_count()) {}
+
+CaptureHeadroom::~CaptureHeadroom() {
+  const DeviceWait waited(device_);
+  for (cudaEvent_t event : step_events_) {
+    if (event != nullptr && cudaEventDestroy(event) != cudaSuccess) cudaGetLastError();
+  }
+}
+
+void CaptureHeadroom::add(const Call& call, const std::vector<bool>& touched, int64_t ids) {
+  captured_now_.ids += ids;
+  for (size_t t = 0; t < touched.size(); ++t) {
+    if (!touched[t]) continue;
+    captured_now_.tables[t].ids += ids;
+    ++captured_now_.tables[t].calls;
+  }
+  make(call.on_stream(side_stream(call.op, device_)), captured_now_);
+}
+
+void CaptureHeadroom::end_capture() {
+  captured_.cover(captured_now_);
+  captured_now_ = Replay(captured_.tables.size());
+}
+
+void CaptureHeadroom::end_step(const Call& call) {
+  cudaEvent_t& event = step_events_[steps_++ % step_events_.size()];
+  if (event == nullptr) {
+    check_cuda(call.op, "creating an event",
+               cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  } else {
+    check_cuda(call.op, "waiting for an earlier step", cudaEventSynchronize(event));
+  }
+  check_cuda(call.op, "recording an event", cudaEventRecord(event, call.stream));
+  make(call, captured_);
+}
+
+void CaptureHeadroom::Replay::cover(const Replay& other) {
+  ids = std::max(ids, other.ids);
+  for (size_t t = 0; t < tables.size(); ++t) {
+    tables[t].ids = std::max(tables[t].ids, other.tables[t].ids);
+    tables[t].calls = std::max(tables[t].calls, other.tables[t].calls);
+  }
+}
+
+// Ids that a replay probably brings a table.
+int64_t CaptureHeadroom::own_ids(size_t table, const TableIds& captured) const {
+  const int64_t of_call = (captured.ids + captured.calls - 1) / captured.calls;
+  return std::min(captured.ids, bounds_.own_ids(table, of_call) * captured.calls);
+}
+
+// Memory and buckets for kReplaysOfHeadroom more replays: for new ids, and for tombstones where a
+// replay cannot rehash. Each table has room for as many ids of its own as it has had in a call,
+// which all replays together exceed only if several bring it more than ever.
+void CaptureHeadroom::make(const Call& call, const Replay& replay) {
+  calls_->confirm();
+  const PolicyBounds& policies = bounds_.policies();
+  const size_t table_count = tables_->table_count();
+  TableRoom room = tables_->no_room();
+  std::vector<int64_t> wanted(table_count, 0);
+  std::vector<int64_t> batches(table_count, 0);
+  std::vector<bool> touched(table_count, false);
+  for (size_t t = 0; t < table_count; ++t) {
+    if (replay.tables[t].calls == 0) continue;
+    touched[t] = true;
+    batches[t] = kReplaysOfHeadroom * own_ids(t, replay.tables[t]);
+    const volatile int64_t* counts = shared_.table(static_cast<int64_t>(t));
+    const int64_t count = counts[kSharedBucketCount];
+    const int64_t tombstones = counts[kSharedTombstones];
+    const int64_t size = counts[kSharedSize];
+    const int64_t incoming = calls_->ids_of_table(t) + batches[t];
+    const bool bounded = policies.is_bounded(t);
+    const int64_t most = bounded ? policies.size_bound(t, size, incoming) : size + incoming;
+    const bool fills = (most + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
+    const bool compact = !bounded && policies.replaces(t) && tombstones > 0 && fills;
+    wanted[t] = std::min(buckets_for(most), tables_->bucket_capacity(t));
+    if (wanted[t] <= count) wanted[t] = compact ? count : 0;
+    room.buckets[t] = std::max(wanted[t], count);
+  }
+  const std::vector<bool> slabs = bounds_.touched_slabs(touched);
+  for (size_t s = 0; s < slabs.size(); ++s) {
+    if (slabs[s]) room.rows[s] = bounds_.rows_needed(s, batches, kReplaysOfHeadroom * replay.ids);
+  }
+  tables_->map_or_raise(call, room, "room for the replays of a captured step takes");
+  const RelaxedCapture relaxed(call.op);
+  for (size_t t = 0; t < table_count; ++t) {
+    if (wanted[t] == 0) continue;
+    rehash_table(call, index_, device_words_, static_cast<int64_t>(t), wanted[t], Rehash::kCompact,
+                 wanted[t]);
+    // known at once: the next look must not grow again
+    call.synchronize();
+  }
+}
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <utility>
+
+#include "cuda/memory/capture_headroom.h"
+#include "cuda/memory/pending_gradients.h"
+
+namespace dynemb::cuda {
+
+PendingGradients::PendingGradients(SharedWords shared, std::vector<Growing> memory)
+    : shared_(shared), slabs_(memory.size()) {
+  for (size_t s = 0; s < slabs_.size(); ++s) slabs_[s].memory = std::move(memory[s]);
+}
+
+void PendingGradients::bind(const Call& call, const std::vector<int64_t>& counts) {
+  std::vector<int64_t> need;
+  for (size_t s = 0; s < slabs_.size(); ++s) {
+    slabs_[s].entries = counts[2 * s];
+    slabs_[s].lookups = counts[2 * s + 1];
+    need.push_back(std::max<int64_t>(slabs_[s].entries, 1));
+  }
+  map(call, need);
+}
+
+std::vector<int64_t> PendingGradients::prepare_append(const Call& call, const MappedTables& tables,
+                                                      const std::vector<bool>& touched,
+                                                      int64_t ids) {
+  const bool capturing = call.capturing();
+  applied_ = false;
+  std::vector<int64_t> merges(slabs_.size(), 0);
+  std::vector<int64_t> need(slabs_.size(), 0);
+  for (size_t s = 0; s < slabs_.size(); ++s) {
+    if (!touched[s]) continue;
+    Slab& slab = slabs_[s];
+    if (capturing) {
+      slab.captured_now += ids;
+      need[s] = slab.entries + kReplaysOfHeadroom * slab.captured_now;
+      continue;
+    }
+    slab.count_replays();
+    // a lookup touches no row twice
+    const int64_t added = std::min(ids, tables.mapped_rows(s));
+    if (slab.entries + added > slab.memory.capacity && slab.lookups > 1) {
+      merges[s] = slab.entries;
+      slab.note_merged(tables.mapped_rows(s));
+    }
+    slab.entries = std::min(slab.entries + added, slab.memory.capacity);
+    ++slab.lookups;
+    need[s] = slab.entries;
+  }
+  map(call, need);
+  return merges;
+}
+
+std::vector<int64_t> PendingGradients::prepare_merge(const Call& call, const MappedTables& tables) {
+  const bool capturing = call.capturing();
+  std::vector<int64_t> bounds;
+  for (size_t s = 0; s < slabs_.size(); ++s) {
+    Slab& slab = slabs_[s];
+    if (capturing) {  // the call meets whatever its replays have appended
+      bounds.push_back(slab.memory.mapped);
+      continue;
+    }
+    slab.count_replays();
+    bounds.push_back(slab.lookups > 1 ? slab.entries : 0);
+    slab.note_merged(tables.mapped_rows(s));
+  }
+  return bounds;
+}
+
+void PendingGradients::end_step() {
+  if (!applied_) return;
+  for (Slab& slab : slabs_) slab.entries = slab.lookups = 0;
+  applied_ = false;
+}
+
+void PendingGradients::end_capture() {
+  for (Slab& slab : slabs_) {
+    slab.captured = std::max(slab.captured, slab.captured_now);
+    slab.captured_now = 0;
+  }
+}
+
+void PendingGradients::release(const Call& call) {
+  for (Slab& slab : slabs_) slab.memory.release(call.op, std::max<int64_t>(slab.entries, 1));
+}
+
+void PendingGradients::map(const Call& call, const std::vector<int64_t>& entries) {
+  bool complete = true;
+  int64_t bytes = 0;
+  const cudaStream_t stream = side_stream(call.op, call.device);
+  for (size_t s = 0; s < slabs_.size(); ++s) {
+    Growing& memory = slabs_[s].memory;
+    if (memory.is_mapped(entries[s])) continue;
+    const RelaxedCapture relaxed(call.op);
+    bytes += memory.missing_bytes(entries[s]);
+    complete = memory.map(call.op, entries[s], stream) && complete;
+  }
+  for (size_t s = 0; s < slabs_.size(); ++s) {
+    shared_.slab(static_cast<int64_t>(s))[kSharedPendingLimit] = slabs_[s].memory.mapped;
+  }
+  STD_TORCH_CHECK(complete, "dynemb::", call.op,
+                  ": out of GPU memory: gradients that wait for optimizer.step() need ",
+                  (bytes >> 20) + 1,
+                  " MiB more. Call optimizer.step() or zero_grad() more "
+                  "often, or torch.cuda.empty_cache()");
+}
+
+// Replays may have appended what the host did not see.
+void PendingGradients::Slab::count_replays() {
+  if (captured == 0) return;
+  entries = std::max(entries, memory.mapped);
+  lookups = std::max<int64_t>(lookups, 2);
+}
+
+// `rows`: as many entries as the slab has rows are left at most.
+void PendingGradients::Slab::note_merged(int64_t rows) {
+  entries = std::min(entries, rows);
+  lookups = std::min<int64_t>(lookups, 1);
+}
+
+}  // namespace dynemb::cuda
