@@ -179,7 +179,7 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) "
       "-> Tensor");
 
-  // Gradients that wait for the optimizer: [capacity] per slab, and pending_counts [slabs, 2].
+  // Gradients pending for the optimizer: [capacity] per slab, and pending_counts [slabs, 2].
   const std::string pending =
       "Tensor(a!)[] pending_handles, Tensor(b!)[] pending_ids, Tensor(c!)[] pending_tables, "
       "Tensor(d!)[] pending_gradients, Tensor(e!) pending_counts";

@@ -14,7 +14,7 @@ namespace {
 
 enum CountColumn : int { kEntries = 0, kSections = 1, kCountColumns = 2 };
 
-// The gradients of one slab that wait.
+// The pending gradients of one slab.
 struct Pending {
   int64_t* handles;
   int64_t* ids;
@@ -125,7 +125,7 @@ __global__ void sum_entries(Group group, Pending pending, EntryRuns runs, int64_
       runs.sums.ids[r] = pending.ids[last];
       runs.sums.tables[r] = pending.tables[last];
     }
-    for (int64_t column = lane * kWidth; column < dim; column += group.size() * kWidth) {
+    for (int64_t column = group.column(0); column < dim; column += group.stride()) {
       Floats<kWidth> sum =
           load_floats<kWidth>(pending.gradients + runs.positions[from] * dim + column);
       for (int64_t i = from + 1; i < end; ++i) {
@@ -153,7 +153,7 @@ __global__ void write_merged(Group group, Pending pending, EntryRuns runs) {
       pending.ids[r] = runs.sums.ids[r];
       pending.tables[r] = runs.sums.tables[r];
     }
-    for (int64_t column = lane * kWidth; column < dim; column += group.size() * kWidth) {
+    for (int64_t column = group.column(0); column < dim; column += group.stride()) {
       store_floats<kWidth>(pending.gradients + r * dim + column,
                            load_floats<kWidth>(runs.sums.gradients + r * dim + column));
     }

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "cuda/gradient/runs.h"
+#include "cuda/rows/slab_lookup.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -28,11 +29,10 @@ __global__ void write_reduced(Group group, GradientArgs gradients, GradientRuns 
     if (lane == 0) {
       output.handles[entry] = lookup.handles[position];
       output.ids[entry] = features.ids[position];
-      output.tables[entry] =
-          features.table[features.features == 1 ? 0 : features.feature_of(position)];
+      output.tables[entry] = features.table_of(position);
     }
-    for (int64_t first = 0; first < dim; first += group.size() * kWidth) {
-      const int64_t column = first + lane * kWidth;
+    for (int64_t first = 0; first < dim; first += group.stride()) {
+      const int64_t column = group.column(first);
       const Floats<kWidth> sum = sum_run<1>(group, gradients, runs, first_run + r, column, dim);
       if (column < dim) store_floats<kWidth>(output.gradients + entry * dim + column, sum);
     }
@@ -77,59 +77,41 @@ reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor
   return {row_handles, row_ids, row_tables, gradients, counts};
 }
 
-struct WeightGradJob {
-  SlabRows slab;
-  int64_t slab_number;
-  LookupArgs lookup;
-  RowArgs rows;
-  ErrorSink errors;
-  const int64_t* slab_features;
-  int64_t slab_feature_count;
-  const float* gradient;
-  float* output;  // [ids]
-};
-
 // d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
 // A group of lanes per bag: bytes as in pool_bags (lookup.cu), and 4 * dim of gradient a bag.
 template <class Group>
-__global__ void grad_of_weights(Group group, WeightGradJob job) {
+__global__ void grad_of_weights(Group group, SlabLookup job, const float* pooled_gradient,
+                                float* output) {
   constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
   const FeatureArgs& features = lookup.features;
-  const int64_t number = group.number();
-  if (number >= job.slab_feature_count * features.batch) return;
-  const int64_t feature = job.slab_features[number / features.batch];
-  const int64_t b = number % features.batch;
-  const int64_t begin = features.offset(feature * features.batch + b);
-  const int64_t end = features.offset(feature * features.batch + b + 1);
-  if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
-  const TableInit init = table_init(job.rows, features.table[feature]);
+  if (group.number() >= job.bags()) return;
+  const SlabLookup::Bag bag = job.bag(group.number());
+  if (!job.has_rows_of(bag.feature)) return;
+  const TableInit init = table_init(job.rows, features.table[bag.feature]);
   const int lane = group.lane();
-  const float* gradient = job.gradient + b * lookup.columns + lookup.column[feature];
+  const float* gradient = pooled_gradient + bag.offset;
   float along_output = 0.0f;
   float total_weight = 0.0f;
-  for (int64_t i = begin; i < end; ++i) {
+  for (int64_t i = bag.begin; i < bag.end; ++i) {
     const int64_t source = value_source(job.slab, lookup.handles[i], job.errors);
     float product = 0.0f;
-    for (int64_t column = lane * kWidth; column < job.slab.dim; column += group.size() * kWidth) {
-      const Floats<kWidth> g = load_floats<kWidth>(gradient + column);
-      const Floats<kWidth> value =
-          source_floats<kWidth>(job.slab, init, source, features.ids[i], column);
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k) product += g.value[k] * value.value[k];
+    for (int64_t column = group.column(0); column < job.slab.dim; column += group.stride()) {
+      add_products(&product, load_floats<kWidth>(gradient + column),
+                   source_floats<kWidth>(job.slab, init, source, features.ids[i], column));
     }
     product = group.sum(product);
     if (source == kFromPadding || source == kFromZeros) product = 0.0f;
     along_output += lookup.id_weights[i] * product;
     if (source != kFromPadding) total_weight += lookup.id_weights[i];
-    if (lane == 0) job.output[i] = product;
+    if (lane == 0) output[i] = product;
   }
   if (lookup.pooling != kPoolMean) return;
   const float scale = total_weight == 0.0f ? 0.0f : 1.0f / total_weight;
   __syncwarp(group.mask());  // lane 0 has written the products
-  for (int64_t i = begin + lane; i < end; i += group.size()) {
-    job.output[i] =
-        lookup.handles[i] == kPaddingHandle ? 0.0f : (job.output[i] - along_output * scale) * scale;
+  for (int64_t i = bag.begin + lane; i < bag.end; i += group.size()) {
+    output[i] =
+        lookup.handles[i] == kPaddingHandle ? 0.0f : (output[i] - along_output * scale) * scale;
   }
 }
 
@@ -157,19 +139,11 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
   const auto* gradient = static_cast<const float*>(grad_output.data_ptr());
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
     if (lookup.slab_features[s].empty()) continue;
-    const WeightGradJob job{rows.slabs[s],
-                            static_cast<int64_t>(s),
-                            lookup.args,
-                            rows.args,
-                            error_sink(call),
-                            uploaded.slab_features[s],
-                            static_cast<int64_t>(lookup.slab_features[s].size()),
-                            gradient,
-                            static_cast<float*>(result.data_ptr())};
-    const int64_t groups = job.slab_feature_count * lookup.args.features.batch;
-    if (groups == 0) continue;
+    const SlabLookup job = slab_lookup(call, rows, lookup, uploaded, s);
+    if (job.bags() == 0) continue;
     with_lanes(rows.slabs[s].dim, lookup.slab_aligned[s] && is_aligned(gradient), [&](auto group) {
-      call.launch(grad_of_weights<decltype(group)>, groups * group.size(), 0, group, job);
+      call.launch(grad_of_weights<decltype(group)>, job.bags() * group.size(), 0, group, job,
+                  gradient, static_cast<float*>(result.data_ptr()));
     });
   }
   return result;

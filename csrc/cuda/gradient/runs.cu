@@ -1,4 +1,5 @@
-#include <cub/cub.cuh>
+#include <cub/device/device_radix_sort.cuh>
+#include <cub/device/device_scan.cuh>
 
 #include "cuda/gradient/runs.h"
 #include "cuda/memory/table_memory.h"
@@ -21,7 +22,7 @@ __global__ void make_keys(LookupArgs lookup, RowArgs rows, const int64_t* base, 
     const int64_t bag = features.bag_of(i);
     bags[i] = static_cast<uint32_t>(bag);
     feature = features.features == 1 ? 0 : bag / features.batch;
-  } else if (features.features > 1) {
+  } else {
     feature = features.feature_of(i);
   }
   const int64_t handle = lookup.handles[i];
@@ -137,8 +138,8 @@ __global__ void sum_pieces(Group group, GradientArgs args, GradientRuns runs, in
     if (run < runs.slab_first[slab] || run >= runs.slab_first[slab + 1]) continue;
     const int64_t from = runs.piece_from[p];
     const int64_t end = min(from + kPieceLength, static_cast<int64_t>(runs.begin[run + 1]));
-    for (int64_t first = 0; first < dim; first += group.size() * kWidth) {
-      const int64_t column = first + lane * kWidth;
+    for (int64_t first = 0; first < dim; first += group.stride()) {
+      const int64_t column = group.column(first);
       const Floats<kWidth> sum =
           sum_occurrences<1>(group, args, runs.positions, from, end, column, dim);
       if (column < dim) store_floats<kWidth>(runs.piece_sums + p * runs.piece_width + column, sum);

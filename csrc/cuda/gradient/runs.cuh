@@ -50,37 +50,27 @@ template <int kSweeps, class Group>
 __device__ __forceinline__ auto sum_occurrences(const Group& group, const GradientArgs& args,
                                                 const uint32_t* positions, int64_t begin,
                                                 int64_t end, int64_t column, int64_t dim) {
-  constexpr int kInFlight = 4;
   constexpr int kValues = Group::kWidth * kSweeps;
+  struct Row {
+    float factor;
+    Floats<kValues> values;
+  };
   Floats<kValues> sum = zero_floats<kValues>();
-  for (int64_t i = begin; i < end; i += group.size()) {
-    const int64_t own_index = i + group.lane();
-    Occurrence own{0, 0.0f};
-    if (own_index < end) own = occurrence(args, positions[own_index]);
-    const int count = static_cast<int>(min(static_cast<int64_t>(group.size()), end - i));
-    for (int j = 0; j < count; j += kInFlight) {
-      Floats<kValues> values[kInFlight];
-      float factor[kInFlight];
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const int from = j + u < count ? j + u : count - 1;
-        const int64_t offset = group.broadcast(static_cast<long long>(own.offset), from);
-        factor[u] = group.broadcast(own.factor, from);
-        values[u] =
-            load_sweeps<kSweeps>(group, args.gradient + offset, column, j + u < count ? dim : 0);
-      }
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (j + u >= count) break;
-        const bool first = i == begin && j + u == 0;
+  stream_items(
+      group, begin, end,
+      [&](int64_t i) { return i < end ? occurrence(args, positions[i]) : Occurrence{0, 0.0f}; },
+      [&](const Occurrence& seen, int lane, bool wanted) {
+        const int64_t offset = group.broadcast(static_cast<long long>(seen.offset), lane);
+        return Row{group.broadcast(seen.factor, lane),
+                   load_sweeps<kSweeps>(group, args.gradient + offset, column, wanted ? dim : 0)};
+      },
+      [&](const Row& row, int64_t i) {
 #pragma unroll
         for (int k = 0; k < kValues; ++k) {
-          const float term = factor[u] * values[u].value[k];
-          sum.value[k] = first ? term : sum.value[k] + term;
+          const float term = row.factor * row.values.value[k];
+          sum.value[k] = i == begin ? term : sum.value[k] + term;
         }
-      }
-    }
-  }
+      });
   return sum;
 }
 

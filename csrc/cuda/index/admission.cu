@@ -71,7 +71,7 @@ __global__ void decide_new(IndexArgs index, FeatureArgs features, PolicyArgs pol
   bool may_be_counted = false;
   int verdict = kVerdictRefuse;
   if (first) {
-    f = features.features == 1 ? 0 : features.feature_of(i);
+    f = features.feature_of(i);
     t = features.table[f];
     const int64_t* policy = policies.feature_row(f);
     const int64_t slot = kMissBase - handles[i];
@@ -119,7 +119,7 @@ __global__ void give_admitted(PlacedIds placed, SlabArgs slabs, DedupeTable dedu
   const int64_t insert_rank = insert_counts[blockIdx.x] + rank_in_block(inserted);
   const int64_t order = placed_counts[blockIdx.x] + rank_in_block(first && is_placed(verdict));
   if (!first) return;
-  const int64_t f = features.features == 1 ? 0 : features.feature_of(i);
+  const int64_t f = features.feature_of(i);
   const int64_t t = features.table[f];
   const int64_t* policy = placed.policies.feature_row(f);
   const int64_t slot = kMissBase - handles[i];

@@ -15,7 +15,7 @@ __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink err
   if (!check_offset(features, errors, i)) plan.head[kPlanInvalid] = 1;
   if (i >= features.count) return;
   const int64_t id = features.ids[i];
-  const int64_t t = features.table[features.features == 1 ? 0 : features.feature_of(i)];
+  const int64_t t = features.table_of(i);
   const FoundSlot found = find_slot(table_view(index, t), id);
   if (found.stored == 0) {
     work[i] = 0;
@@ -24,16 +24,6 @@ __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink err
   work[i] = kMissBase - dedupe_id(dedupe, features, i, id, t);
   places[i] = pack_place({found.bucket, found.slot, found.never_full});
   plan.head[kPlanTouched] = 1;
-}
-
-// A thread per id: reads 8 bytes in order, and 4 at random for an id that is there.
-__global__ void count_erased(FeatureArgs features, DedupeTable dedupe, Plan plan,
-                             const int64_t* work, int32_t* block_counts) {
-  if (plan.head[kPlanTouched] == 0) return;
-  const int64_t i = thread_number();
-  const bool first = is_first(features, dedupe, work, i);
-  const int64_t feature = first && features.features > 1 ? features.feature_of(i) : 0;
-  count_firsts(plan, first, feature, block_counts);
 }
 
 // One block: the counts of tables and slabs.
@@ -67,7 +57,7 @@ __global__ void clear_slots(IndexArgs index, FeatureArgs features, int64_t* free
   const bool first = is_first(features, dedupe, work, i);
   const int64_t rank = block_counts[blockIdx.x] + rank_in_block(first);
   if (!first) return;
-  const int64_t f = features.features == 1 ? 0 : features.feature_of(i);
+  const int64_t f = features.feature_of(i);
   const int64_t t = features.table[f];
   const int64_t s = index.meta_row(t)[kMetaSlab];
   const int64_t row = rank - plan.feature_first[f] + plan.feature_row[f];
@@ -106,8 +96,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
   const int64_t threads = features.threads();
   call.launch(find_erased, threads, 0, index, features, error_sink(call), dedupe, plan, threads,
               work, places);
-  call.launch(count_erased, rank_threads, kRankBlock, features, dedupe, plan, work,
-              planned.block_counts);
+  count_distinct(call, planned, work);
   call.launch(plan_erasure, kPlanBlock, kPlanBlock, index, features, slab, slabs.size(0), plan,
               planned.block_counts, planned.blocks, erased_counts);
   call.launch(clear_slots, rank_threads, kRankBlock, index, features,

@@ -17,7 +17,7 @@ __global__ void find_ids(IndexArgs index, FeatureArgs features, ErrorSink errors
   int64_t t = 0;
   if (i < features.count) {
     const int64_t id = features.ids[i];
-    t = features.table[features.features == 1 ? 0 : features.feature_of(i)];
+    t = features.table_of(i);
     const FoundSlot found = find_slot(table_view(index, t), id);
     int64_t handle = decode_handle(found.stored);
     if (found.stored == 0) {

@@ -59,10 +59,11 @@ __device__ __forceinline__ void take_out_lines(const IndexArgs& index, const Pla
   }
 }
 
-// A thread per old slot. Reads the old line in order and makes one random atomic (64-byte line) for
-// most entries, about 1.2 on average; those are the floor.
-__device__ __forceinline__ void claim_places(const IndexArgs& index, const Plan& plan,
-                                             const OldIndex& old) {
+// Calls f(entries of the table, order, bucket, slot) for every old slot that holds an entry; a
+// thread per slot.
+template <class F>
+__device__ __forceinline__ void for_each_old_entry(const IndexArgs& index, const Plan& plan,
+                                                   const OldIndex& old, const F& f) {
   const int64_t total = plan.head[kPlanRehash] * kBucketWidth;
   for (int64_t i = thread_number(); i < total; i += thread_total()) {
     const int64_t bucket = i / kBucketWidth;
@@ -71,27 +72,30 @@ __device__ __forceinline__ void claim_places(const IndexArgs& index, const Plan&
     const int64_t t = old_table(index, plan, bucket);
     const int64_t order =
         move_order(bucket - plan.old_begin[t], slot, plan.old_buckets[t], kBucketWidth);
-    claim_place(old_entries(index, plan, old, t), order);
+    f(old_entries(index, plan, old, t), order, bucket, slot);
   }
+}
+
+// A thread per old slot. Reads the old line in order and makes one random atomic (64-byte line) for
+// most entries, about 1.2 on average; those are the floor.
+__device__ __forceinline__ void claim_places(const IndexArgs& index, const Plan& plan,
+                                             const OldIndex& old) {
+  for_each_old_entry(index, plan, old, [&](const OldEntries& entries, int64_t order, int64_t, int) {
+    claim_place(entries, order);
+  });
 }
 
 // A thread per old slot. As above, with reads and three writes to the random line instead of
 // atomics.
 __device__ __forceinline__ void settle_entries(const IndexArgs& index, const Plan& plan,
                                                const OldIndex& old) {
-  const int64_t total = plan.head[kPlanRehash] * kBucketWidth;
-  for (int64_t i = thread_number(); i < total; i += thread_total()) {
-    const int64_t bucket = i / kBucketWidth;
-    const int slot = static_cast<int>(i % kBucketWidth);
-    const int64_t stored = old.lines[bucket * kBucketWords + kBucketWidth + slot];
-    if (stored == 0) continue;
-    const int64_t t = old_table(index, plan, bucket);
-    const int64_t order =
-        move_order(bucket - plan.old_begin[t], slot, plan.old_buckets[t], kBucketWidth);
-    const int64_t* scores = old.scores + bucket * index.score_words * kBucketWidth + slot;
-    settle_claim(old_entries(index, plan, old, t)(order), order, stored,
-                 [&](int64_t word) { return scores[word * kBucketWidth]; });
-  }
+  for_each_old_entry(
+      index, plan, old, [&](const OldEntries& entries, int64_t order, int64_t bucket, int slot) {
+        const int64_t stored = old.lines[bucket * kBucketWords + kBucketWidth + slot];
+        const int64_t* scores = old.scores + bucket * index.score_words * kBucketWidth + slot;
+        settle_claim(entries(order), order, stored,
+                     [&](int64_t word) { return scores[word * kBucketWidth]; });
+      });
 }
 
 __global__ void take_out(IndexArgs index, Plan plan, OldIndex old) {

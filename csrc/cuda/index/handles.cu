@@ -10,7 +10,7 @@ __global__ void replace_handles(IndexArgs index, FeatureArgs features, ErrorSink
   const int64_t i = thread_number();
   if (i < threads) check_offset(features, errors, i);
   if (i >= features.count) return;
-  const int64_t t = features.table[features.features == 1 ? 0 : features.feature_of(i)];
+  const int64_t t = features.table_of(i);
   const TableView table = table_view(index, t);
   const FoundSlot at = find_slot(table, features.ids[i]);
   found[i] = at.stored != 0;

@@ -25,7 +25,7 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
   bool padding = false;
   if (i < features.count) {
     const int64_t id = features.ids[i];
-    const int64_t f = features.features == 1 ? 0 : features.feature_of(i);
+    const int64_t f = features.feature_of(i);
     t = features.table[f];
     const TableView table = table_view(index, t);
     const FoundSlot found = find_slot(table, id);
@@ -64,16 +64,6 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
   count_in_block(padding, t, plan.padding);
 }
 
-// A thread per id: reads 8 bytes in order, and 4 at random for a miss.
-__global__ void count_new(FeatureArgs features, DedupeTable dedupe, Plan plan,
-                          const int64_t* handles, int32_t* block_counts) {
-  if (plan.head[kPlanTouched] == 0) return;
-  const int64_t i = thread_number();
-  const bool first = is_first(features, dedupe, handles, i);
-  const int64_t feature = first && features.features > 1 ? features.feature_of(i) : 0;
-  count_firsts(plan, first, feature, block_counts);
-}
-
 // A thread per id: reads 8 bytes in order; for a new id 4 at random, and writes 12 in order.
 __global__ void give_rows(IndexArgs index, FeatureArgs features, SlabArgs slabs, DedupeTable dedupe,
                           Plan plan, const int32_t* block_counts, int64_t* handles,
@@ -83,7 +73,7 @@ __global__ void give_rows(IndexArgs index, FeatureArgs features, SlabArgs slabs,
   const bool first = is_first(features, dedupe, handles, i);
   const int64_t rank = block_counts[blockIdx.x] + rank_in_block(first);
   if (!first) return;
-  const int64_t f = features.features == 1 ? 0 : features.feature_of(i);
+  const int64_t f = features.feature_of(i);
   const int64_t s = index.meta_row(features.table[f])[kMetaSlab];
   new_positions[rank] = static_cast<int32_t>(i);
   handles[i] = slabs.row_handle(plan, s, rank - plan.feature_first[f] + plan.feature_row[f]);
@@ -98,7 +88,7 @@ struct NewEntries {
   const int64_t* clock;
 
   __device__ __forceinline__ int64_t table(int64_t order) const {
-    return features.table[features.features == 1 ? 0 : features.feature_of(positions[order])];
+    return features.table_of(positions[order]);
   }
   __device__ __forceinline__ Entry operator()(int64_t order) const {
     const TableView view = table_view(index, table(order));
@@ -157,7 +147,7 @@ __global__ void finish_handles(IndexArgs index, FeatureArgs features, DedupeTabl
   }
   if constexpr (kPolicies) {
     const bool refused = handle == kRefusedHandle;
-    const int64_t f = refused && features.features > 1 ? features.feature_of(i) : 0;
+    const int64_t f = refused ? features.feature_of(i) : 0;
     count_in_block(refused, features.table[f] * kTableColumns, index.tables + kTableDefaultServed);
   }
 }
@@ -286,8 +276,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
     decide_admission(call, index, policies, planned, new_ids, admitted != nullptr, cells, handle,
                      placed_counts);
   } else {
-    call.launch(count_new, rank_threads, kRankBlock, features, dedupe, plan, handle,
-                planned.block_counts);
+    count_distinct(call, planned, handle);
   }
   // The plan changes the tables: all memory must have been allocated by then.
   Scratch old_scratch;

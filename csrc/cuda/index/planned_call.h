@@ -62,4 +62,8 @@ class PlannedCall {
   Scratch::Part<int32_t> count_part_;
 };
 
+// Counts the distinct ids of a call that the plan must deal with, by block and by feature. `work`
+// is that of is_first().
+void count_distinct(const Call& call, const PlannedCall& planned, const int64_t* work);
+
 }  // namespace dynemb::cuda

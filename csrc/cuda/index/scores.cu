@@ -14,7 +14,7 @@ __device__ __forceinline__ void visit_score(const IndexArgs& index, const Featur
   const int64_t i = thread_number();
   if (i >= features.count) return;
   const int64_t id = features.ids[i];
-  const int64_t t = features.table[features.features == 1 ? 0 : features.feature_of(i)];
+  const int64_t t = features.table_of(i);
   const TableView table = table_view(index, t);
   const FoundSlot at = find_slot(table, id);
   // a table of which no scores are kept has none to visit: the CPU, which can read meta, raises

@@ -73,7 +73,11 @@ struct FeatureArgs {
 
   // The feature of the id at `position`.
   __device__ __forceinline__ int64_t feature_of(int64_t position) const {
+    if (features == 1) return 0;
     return last_where(features, [&](int64_t f) { return offsets[f * batch] <= position; });
+  }
+  __device__ __forceinline__ int64_t table_of(int64_t position) const {
+    return table[feature_of(position)];
   }
   // The bag of the id at `position`: the last one that begins at or before it.
   __device__ __forceinline__ int64_t bag_of(int64_t position) const {

@@ -1,4 +1,5 @@
 #include <cuda.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <iterator>

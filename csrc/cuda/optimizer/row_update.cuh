@@ -263,7 +263,7 @@ __global__ void update_rows(Group group, UpdateArgs args, UpdateGradients from) 
       const int64_t position = from.runs.positions[from.runs.begin[r]];
       handle = lookup.handles[position];
       id = features.ids[position];
-      table = features.table[features.features == 1 ? 0 : features.feature_of(position)];
+      table = features.table_of(position);
     }
     update_row<Optimizer>(group, args, handle, id, table, [&](int64_t column) {
       const int64_t dim = args.slab.dim;

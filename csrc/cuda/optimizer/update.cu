@@ -53,8 +53,7 @@ __global__ void check_run_gradients(Group group, FiniteCheck check, GradientArgs
   const int64_t stride = group.total();
   for (int64_t r = runs.slab_first[check.slab_number] + group.number(); r < last; r += stride) {
     const int64_t position = runs.positions[runs.begin[r]];
-    const int64_t table =
-        features.table[features.features == 1 ? 0 : features.feature_of(position)];
+    const int64_t table = features.table_of(position);
     if (!check.raises_for(table)) continue;
     bool finite = true;
     for (int64_t first = 0; first < dim; first += group.chunk()) {

@@ -1,4 +1,4 @@
-#include <cub/cub.cuh>
+#include <cub/device/device_scan.cuh>
 
 #include "cuda/ragged/lists.cuh"
 

@@ -50,7 +50,7 @@ __global__ void write_tiles(Group group, BagArgs args, FeatureItems slots, Tiles
   const int64_t row = j >= 0 && j < length ? args.row_at(begin + j) : -1;
   const float weight = row >= 0 ? args.weight_at(begin + j) : 0.0f;
   float* to = tiles.data[item.feature] + item.index * args.dim;
-  for (int64_t column = group.lane() * kWidth; column < args.dim; column += group.size() * kWidth) {
+  for (int64_t column = group.column(0); column < args.dim; column += group.stride()) {
     Floats<kWidth> value = zero_floats<kWidth>();
     if (row >= 0) {
       value = load_floats<kWidth>(rows + row * args.dim + column);
@@ -85,12 +85,9 @@ __global__ void grad_of_tile_weights(Group group, BagArgs args, Tiles grads, con
   const float* grad = place_of(args, grads, i);
   const int64_t row = grad == nullptr ? -1 : args.row_at(i);
   float product = 0.0f;
-  for (int64_t column = group.lane() * kWidth; row >= 0 && column < args.dim;
-       column += group.size() * kWidth) {
-    const Floats<kWidth> g = load_floats<kWidth>(grad + column);
-    const Floats<kWidth> value = load_floats<kWidth>(rows + row * args.dim + column);
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) product += g.value[k] * value.value[k];
+  for (int64_t column = group.column(0); row >= 0 && column < args.dim; column += group.stride()) {
+    add_products(&product, load_floats<kWidth>(grad + column),
+                 load_floats<kWidth>(rows + row * args.dim + column));
   }
   product = group.sum(product);
   if (group.lane() == 0) output[i] = product;

@@ -1,5 +1,7 @@
 // ids_partition: the distinct ids of groups, sorted by the part that owns them.
-#include <cub/cub.cuh>
+#include <torch/csrc/stable/ops.h>
+
+#include <cub/device/device_radix_sort.cuh>
 
 #include "core/features/routing.h"
 #include "cuda/features/lists.h"

@@ -1,7 +1,9 @@
 // unique_ids, unique_ids_padded: the distinct ids of groups, in order of first occurrence. Ids meet
 // in a scratch hash table whose slots keep the least position; prefix sums over first occurrences
 // number the ids.
-#include <cub/cub.cuh>
+#include <torch/csrc/stable/ops.h>
+
+#include <cub/device/device_scan.cuh>
 #include <string>
 
 #include "core/index/hash.h"

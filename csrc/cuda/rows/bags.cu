@@ -8,41 +8,36 @@ template <class Group>
 __global__ void sum_terms(Group group, Terms terms, const uint32_t* positions, const int32_t* begin,
                           const int64_t* head, int64_t dim, float* sums) {
   constexpr int kWidth = Group::kWidth;
-  constexpr int kInFlight = 4;
+  struct Term {
+    const float* from;
+    float factor;
+  };
+  struct Row {
+    float factor;
+    Floats<kWidth> values;
+  };
   const int64_t runs = head[kRunCount];
   for (int64_t r = group.number(); r < runs; r += group.total()) {
     const int64_t first = begin[r];
     const int64_t end = begin[r + 1];
     float* to = sums + terms.key[positions[first]] * dim;
-    for (int64_t base = 0; base < dim; base += group.size() * kWidth) {
-      const int64_t column = base + group.lane() * kWidth;
+    for (int64_t base = 0; base < dim; base += group.stride()) {
+      const int64_t column = group.column(base);
       Floats<kWidth> sum = zero_floats<kWidth>();
-      for (int64_t i = first; i < end; i += group.size()) {
-        const int64_t own = i + group.lane();
-        const uint32_t position = own < end ? positions[own] : positions[first];
-        const auto from = reinterpret_cast<intptr_t>(terms.from[position]);
-        const float own_factor = terms.factor[position];
-        const int count = static_cast<int>(min(static_cast<int64_t>(group.size()), end - i));
-        for (int j = 0; j < count; j += kInFlight) {
-          Floats<kWidth> values[kInFlight];
-          float factor[kInFlight];
-#pragma unroll
-          for (int u = 0; u < kInFlight; ++u) {
-            const int lane = j + u < count ? j + u : count - 1;
-            const auto* row =
-                reinterpret_cast<const float*>(group.broadcast(static_cast<long long>(from), lane));
-            factor[u] = group.broadcast(own_factor, lane);
-            values[u] = j + u < count && column < dim ? load_floats<kWidth>(row + column)
-                                                      : zero_floats<kWidth>();
-          }
-#pragma unroll
-          for (int u = 0; u < kInFlight; ++u) {
-            if (j + u >= count) break;
-#pragma unroll
-            for (int k = 0; k < kWidth; ++k) sum.value[k] += factor[u] * values[u].value[k];
-          }
-        }
-      }
+      stream_items(
+          group, first, end,
+          [&](int64_t i) {
+            const uint32_t position = positions[i < end ? i : first];
+            return Term{terms.from[position], terms.factor[position]};
+          },
+          [&](const Term& term, int lane, bool wanted) {
+            const auto address = static_cast<long long>(reinterpret_cast<intptr_t>(term.from));
+            const auto* from = reinterpret_cast<const float*>(group.broadcast(address, lane));
+            Row row{group.broadcast(term.factor, lane), zero_floats<kWidth>()};
+            if (wanted && column < dim) row.values = load_floats<kWidth>(from + column);
+            return row;
+          },
+          [&](const Row& row, int64_t) { add_scaled(&sum, row.factor, row.values); });
       if (column < dim) store_floats<kWidth>(to + column, sum);
     }
   }

@@ -33,6 +33,12 @@ struct BagArgs {
   __device__ __forceinline__ float weight_at(int64_t i) const {
     return weights == nullptr ? 1.0f : weights[i];
   }
+  // Where the pooled rows of a bag begin in a tensor [batch, features, dim].
+  __device__ __forceinline__ int64_t pooled_offset(int64_t bag) const {
+    const int64_t feature = bag / batch;
+    const int64_t b = bag - feature * batch;
+    return (b * features + feature) * dim;
+  }
   __device__ __forceinline__ void check(int64_t bag) const {
     check_offset(bags.offsets, bags.rows, bags.count, bag, errors);
   }
@@ -54,12 +60,11 @@ struct Terms {
 };
 
 // The gradient of rows [rows, dim]: the sum of each row's terms, in the order of positions.
-// write(terms) launches the kernel that writes them. `aligned`: 16-byte loads of terms are
-// possible.
 class RowTerms {
  public:
   RowTerms(const Call& call, const BagArgs& bags);
-  const Terms& terms() const { return terms_; }
+  const Terms& terms() const { return terms_; }  // to be written
+  // `aligned`: 16-byte loads of terms are possible.
   Tensor sum(const Call& call, bool aligned) const;
 
  private:

@@ -3,24 +3,10 @@
 #include <optional>
 #include <tuple>
 
-#include "cuda/rows/args.h"
+#include "cuda/rows/slab_lookup.h"
 
 namespace dynemb::cuda {
 namespace {
-
-constexpr int kRowsInFlight = 4;  // loads of rows that a lane starts before it uses the first
-
-// A slab's part of a lookup.
-struct SlabLookup {
-  SlabRows slab;
-  int64_t slab_number;
-  LookupArgs lookup;
-  RowArgs rows;
-  ErrorSink errors;
-  const int64_t* slab_features;
-  int64_t slab_feature_count;
-  float* output;
-};
 
 __device__ __forceinline__ void check_feature(const SlabLookup& job, int64_t feature) {
   const int64_t table = job.lookup.features.table[feature];
@@ -57,8 +43,7 @@ struct BagSum {
   __device__ __forceinline__ void add(int64_t source, float weight, const Floats<kWidth>& value) {
     if (source != kFromPadding) weights += weight;
     if (source == kFromPadding || source == kFromZeros) return;
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) rows.value[k] += weight * value.value[k];
+    add_scaled(&rows, weight, value);
   }
 };
 
@@ -67,27 +52,24 @@ template <class Group>
 __device__ __forceinline__ void add_stored(const Group& group, const SlabRows& slab,
                                            const ResolvedIds<Group>& ids, int64_t column,
                                            bool active, BagSum<Group::kWidth>* sum) {
-  for (int j = 0; j < ids.count; j += kRowsInFlight) {
-    constexpr int kWidth = Group::kWidth;
-    Stored<kWidth> values[kRowsInFlight];
-    int64_t source[kRowsInFlight];
-    float weight[kRowsInFlight];
-#pragma unroll
-    for (int u = 0; u < kRowsInFlight; ++u) {
-      const int from = j + u < ids.count ? j + u : ids.count - 1;
-      source[u] = ids.source_at(group, from);
-      weight[u] = ids.weight_at(group, from);
-      values[u] = j + u < ids.count && active && source[u] >= 0
-                      ? load_stored<kWidth>(slab.storage, slab.row(source[u]), column)
-                      : Stored<kWidth>{};
-    }
-#pragma unroll
-    for (int u = 0; u < kRowsInFlight; ++u) {
-      if (j + u < ids.count) {
-        sum->add(source[u], weight[u], to_floats<kWidth>(slab.storage, values[u]));
-      }
-    }
-  }
+  constexpr int kWidth = Group::kWidth;
+  struct Row {
+    int64_t source;
+    float weight;
+    Stored<kWidth> values;
+  };
+  stream_rows(
+      ids.count,
+      [&](int lane, bool wanted) {
+        Row row{ids.source_at(group, lane), ids.weight_at(group, lane), {}};
+        if (wanted && active && row.source >= 0) {
+          row.values = load_stored<kWidth>(slab.storage, slab.row(row.source), column);
+        }
+        return row;
+      },
+      [&](const Row& row, int) {
+        sum->add(row.source, row.weight, to_floats<kWidth>(slab.storage, row.values));
+      });
 }
 
 // Rows some of which must be computed: rare once ids have been trained, so not worth registers.
@@ -112,26 +94,24 @@ __device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab
 // 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes
 // written. Rows of 2-byte values are half as long.
 template <class Group>
-__global__ void pool_bags(Group group, SlabLookup job) {
+__global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
   constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
   const FeatureArgs& features = lookup.features;
-  const int64_t number = group.number();
-  if (number >= job.slab_feature_count * features.batch) return;
-  const int64_t feature = job.slab_features[number / features.batch];
-  const int64_t b = number % features.batch;
-  const int64_t begin = features.offset(feature * features.batch + b);
-  const int64_t end = features.offset(feature * features.batch + b + 1);
-  const TableInit init = table_init(job.rows, features.table[feature]);
+  if (group.number() >= job.bags()) return;
+  const SlabLookup::Bag bag = job.bag(group.number());
+  const int64_t begin = bag.begin;
+  const int64_t end = bag.end;
+  const TableInit init = table_init(job.rows, features.table[bag.feature]);
   const int lane = group.lane();
   if (lane == 0) {
-    check_offset(features, job.errors, feature * features.batch + b);
-    if (b == 0) check_feature(job, feature);
+    check_offset(features, job.errors, bag.number);
+    if (bag.row == 0) check_feature(job, bag.feature);
   }
-  if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
-  float* output = job.output + b * lookup.columns + lookup.column[feature];
-  for (int64_t first = 0; first < job.slab.dim; first += group.size() * kWidth) {
-    const int64_t column = first + lane * kWidth;
+  if (!job.has_rows_of(bag.feature)) return;
+  float* output = pooled + bag.offset;
+  for (int64_t first = 0; first < job.slab.dim; first += group.stride()) {
+    const int64_t column = group.column(first);
     const bool active = column < job.slab.dim;
     BagSum<kWidth> sum{zero_floats<kWidth>(), 0.0f};
     for (int64_t i = begin; i < end; i += group.size()) {
@@ -162,7 +142,7 @@ __global__ void pool_bags(Group group, SlabLookup job) {
 
 // A group of lanes per id. Bytes as above, and 4 * dim written for every id.
 template <class Group>
-__global__ void gather_rows(Group group, SlabLookup job) {
+__global__ void gather_rows(Group group, SlabLookup job, float* gathered) {
   constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
   const FeatureArgs& features = lookup.features;
@@ -171,9 +151,9 @@ __global__ void gather_rows(Group group, SlabLookup job) {
   const int64_t bags = features.features * features.batch;
   if (lane == 0 && i < max(bags, static_cast<int64_t>(1))) check_offset(features, job.errors, i);
   if (i >= features.count) return;
-  const int64_t feature = features.features == 1 ? 0 : features.feature_of(i);
+  const int64_t feature = features.feature_of(i);
   if (lane == 0 && i == features.offset(feature * features.batch)) check_feature(job, feature);
-  if (!is_slab_of(job.rows, job.slab, job.slab_number, features.table[feature])) return;
+  if (!job.has_rows_of(feature)) return;
   const int64_t source = value_source(job.slab, lookup.handles[i], job.errors);
   TableInit init{};
   int64_t id = 0;
@@ -181,8 +161,8 @@ __global__ void gather_rows(Group group, SlabLookup job) {
     init = table_init(job.rows, features.table[feature]);
     id = features.ids[i];
   }
-  float* output = job.output + i * job.slab.dim;
-  for (int64_t column = lane * kWidth; column < job.slab.dim; column += group.size() * kWidth) {
+  float* output = gathered + i * job.slab.dim;
+  for (int64_t column = group.column(0); column < job.slab.dim; column += group.stride()) {
     store_floats<kWidth>(output + column,
                          source_floats<kWidth>(job.slab, init, source, id, column));
   }
@@ -197,22 +177,14 @@ Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
   auto* out = static_cast<float*>(output.data_ptr());
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
     if (lookup.slab_features[s].empty()) continue;
-    const SlabLookup job{rows.slabs[s],
-                         static_cast<int64_t>(s),
-                         lookup.args,
-                         rows.args,
-                         error_sink(call),
-                         uploaded.slab_features[s],
-                         static_cast<int64_t>(lookup.slab_features[s].size()),
-                         out};
-    const FeatureArgs& features = lookup.args.features;
-    const int64_t bags = job.slab_feature_count * features.batch;
+    const SlabLookup job = slab_lookup(call, rows, lookup, uploaded, s);
     with_lanes(rows.slabs[s].dim, lookup.slab_aligned[s], [&](auto group) {
       using Group = decltype(group);
       if (lookup.args.pooling == kPoolNone) {
-        call.launch(gather_rows<Group>, features.threads() * group.size(), 0, group, job);
-      } else if (bags > 0) {
-        call.launch(pool_bags<Group>, bags * group.size(), 0, group, job);
+        const int64_t groups = lookup.args.features.threads();
+        call.launch(gather_rows<Group>, groups * group.size(), 0, group, job, out);
+      } else if (job.bags() > 0) {
+        call.launch(pool_bags<Group>, job.bags() * group.size(), 0, group, job, out);
       }
     });
   }

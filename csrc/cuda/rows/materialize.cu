@@ -32,7 +32,7 @@ __device__ __forceinline__ void write_fresh(const Group& group, const SlabState&
   Floats<kWidth> fresh;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) fresh.value[i] = k == 0 ? initial : 0.0f;
-  for (int64_t column = lane * kWidth; column < dim; column += group.size() * kWidth) {
+  for (int64_t column = group.column(0); column < dim; column += group.stride()) {
     store_rounded<kWidth>(state.storage[k], Rounding{}, 0, to, column, fresh);
   }
 }
@@ -60,7 +60,7 @@ __global__ void write_unwritten(Group group, MaterializeJob job) {
       if (row < 0 || row >= job.slab.rows) continue;  // lookups raise for it
       if (row_status(handle, job.slab.generations[row]) != RowStatus::kUnwritten) continue;
       const int64_t id = line[i % kBucketWidth];
-      for (int64_t column = lane * kWidth; column < dim; column += group.size() * kWidth) {
+      for (int64_t column = group.column(0); column < dim; column += group.stride()) {
         store_rounded<kWidth>(job.slab.storage, Rounding{}, 0, job.slab.row(row), column,
                               initial_floats<kWidth>(job.slab.storage, init, init.init_begin,
                                                      init.init_count, id, column));

@@ -4,8 +4,6 @@
 namespace dynemb::cuda {
 namespace {
 
-constexpr int kRowsInFlight = 4;  // loads of rows that a lane starts before it uses the first
-
 // What the sum of a bag is multiplied with.
 __device__ __forceinline__ float scale_of(const BagArgs& args, int64_t begin, int64_t end) {
   float sum = 0.0f;
@@ -23,44 +21,40 @@ template <class Group>
 __global__ void pool_plain_bags(Group group, BagArgs args, const float* rows, bool mean,
                                 float* output) {
   constexpr int kWidth = Group::kWidth;
+  struct Position {
+    int64_t row;  // -1: none
+    float weight;
+  };
+  struct Row {
+    bool known;
+    float weight;
+    Floats<kWidth> values;
+  };
   const int64_t bag = group.number();
   if (bag >= args.bags.rows) return;
   if (group.lane() == 0) args.check(bag);
   const int64_t begin = args.bags.begin(bag);
   const int64_t end = args.bags.end(bag);
-  const int64_t feature = bag / args.batch;
-  const int64_t b = bag - feature * args.batch;
-  float* to = output + (b * args.features + feature) * args.dim;
-  for (int64_t base = 0; base < args.dim; base += group.size() * kWidth) {
-    const int64_t column = base + group.lane() * kWidth;
+  float* to = output + args.pooled_offset(bag);
+  for (int64_t base = 0; base < args.dim; base += group.stride()) {
+    const int64_t column = group.column(base);
     Floats<kWidth> sum = zero_floats<kWidth>();
-    for (int64_t i = begin; i < end; i += group.size()) {
-      const int64_t own = i + group.lane();
-      const int64_t own_row = own < end ? args.row_at(own) : -1;
-      const float own_weight = own < end ? args.weight_at(own) : 0.0f;
-      const int count = static_cast<int>(min(static_cast<int64_t>(group.size()), end - i));
-      for (int j = 0; j < count; j += kRowsInFlight) {
-        Floats<kWidth> values[kRowsInFlight];
-        float weight[kRowsInFlight];
-        bool known[kRowsInFlight];
-#pragma unroll
-        for (int u = 0; u < kRowsInFlight; ++u) {
-          const int lane = j + u < count ? j + u : count - 1;
-          const int64_t row = group.broadcast(static_cast<long long>(own_row), lane);
-          weight[u] = group.broadcast(own_weight, lane);
-          known[u] = j + u < count && row >= 0;
-          values[u] = known[u] && column < args.dim
-                          ? load_floats<kWidth>(rows + row * args.dim + column)
-                          : zero_floats<kWidth>();
-        }
-#pragma unroll
-        for (int u = 0; u < kRowsInFlight; ++u) {
-          if (!known[u]) continue;
-#pragma unroll
-          for (int k = 0; k < kWidth; ++k) sum.value[k] += weight[u] * values[u].value[k];
-        }
-      }
-    }
+    stream_items(
+        group, begin, end,
+        [&](int64_t i) {
+          return i < end ? Position{args.row_at(i), args.weight_at(i)} : Position{-1, 0.0f};
+        },
+        [&](const Position& position, int lane, bool wanted) {
+          const int64_t number = group.broadcast(static_cast<long long>(position.row), lane);
+          Row row{number >= 0, group.broadcast(position.weight, lane), zero_floats<kWidth>()};
+          if (wanted && row.known && column < args.dim) {
+            row.values = load_floats<kWidth>(rows + number * args.dim + column);
+          }
+          return row;
+        },
+        [&](const Row& row, int64_t) {
+          if (row.known) add_scaled(&sum, row.weight, row.values);
+        });
     if (mean) {
       const float scale = scale_of(args, begin, end);
 #pragma unroll
@@ -89,9 +83,7 @@ __global__ void make_pool_terms(BagArgs args, const float* grad, const float* sc
   terms.position[i] = static_cast<uint32_t>(i);
   terms.key[i] = row < 0 ? terms.missing : static_cast<uint32_t>(row);
   if (row < 0) return;
-  const int64_t feature = bag / args.batch;
-  const int64_t b = bag - feature * args.batch;
-  terms.from[i] = grad + (b * args.features + feature) * args.dim;
+  terms.from[i] = grad + args.pooled_offset(bag);
   const float factor = args.weight_at(i);
   terms.factor[i] = scale == nullptr ? factor : factor * scale[bag];
 }
@@ -108,19 +100,15 @@ __global__ void grad_of_plain_weights(Group group, BagArgs args, const float* gr
   if (group.lane() == 0) args.check(bag);
   const int64_t begin = args.bags.begin(bag);
   const int64_t end = args.bags.end(bag);
-  const int64_t feature = bag / args.batch;
-  const int64_t b = bag - feature * args.batch;
-  const float* gradient = grad + (b * args.features + feature) * args.dim;
+  const float* gradient = grad + args.pooled_offset(bag);
   float along_output = 0.0f;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = args.row_at(i);
     float product = 0.0f;
-    for (int64_t column = group.lane() * kWidth; row >= 0 && column < args.dim;
-         column += group.size() * kWidth) {
-      const Floats<kWidth> g = load_floats<kWidth>(gradient + column);
-      const Floats<kWidth> value = load_floats<kWidth>(rows + row * args.dim + column);
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k) product += g.value[k] * value.value[k];
+    for (int64_t column = group.column(0); row >= 0 && column < args.dim;
+         column += group.stride()) {
+      add_products(&product, load_floats<kWidth>(gradient + column),
+                   load_floats<kWidth>(rows + row * args.dim + column));
     }
     product = group.sum(product);
     along_output += args.weight_at(i) * product;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/rows/storage.h"
-#include "cuda/runtime/device.cuh"
+#include "cuda/runtime/lanes.cuh"
 
 namespace dynemb::cuda {
 

@@ -1,3 +1,5 @@
+#include <torch/csrc/stable/ops.h>
+
 #include <atomic>
 #include <mutex>
 #include <string>

@@ -6,7 +6,6 @@
 
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
