@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "core/optimizers.h"
 #include "library.h"
 
 DYNEMB_DEFINE_OPS(m) {
@@ -196,9 +197,10 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor");
-  for (const char* name : {"sgd", "momentum_sgd", "lars_sgd", "adagrad", "rowwise_adagrad", "adam",
-                           "amsgrad", "adamw_tf", "smart_decay_adam", "partial_rowwise_adam",
-                           "lamb", "partial_rowwise_lamb", "ftrl", "group_ftrl"}) {
+#define DYNEMB_NAME_OF(name, Optimizer) #name,
+  constexpr const char* kOptimizers[] = {DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NAME_OF)};
+#undef DYNEMB_NAME_OF
+  for (const char* name : kOptimizers) {
     const std::string rows =
         "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
         "Tensor(d!) row_clock, Tensor hyper, Tensor meta, Tensor init_data, ";

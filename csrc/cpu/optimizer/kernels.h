@@ -41,9 +41,6 @@ struct OptimizerKernels {
   void (*prefetch_rows)(const RowUpdateJob& job);  // starts loading the next rows
 };
 
-template <class Optimizer>
-const OptimizerKernels& optimizer_kernels();
-
 DYNEMB_INLINE bool has_non_finite(const float* values, int64_t count) {
   uint32_t most = 0;
   for (int64_t c = 0; c < count; ++c) {

@@ -1,5 +1,4 @@
-// Applies an optimizer to rows: the loop that all optimizers share. Source files instantiate
-// optimizer_kernels from it, a few optimizers each.
+// Applies an optimizer to rows: the loop that all optimizers share.
 #pragma once
 
 #include <cstdint>
@@ -358,11 +357,8 @@ void prefetch_rows(const RowUpdateJob& job) {
 }
 
 template <class Optimizer>
-const OptimizerKernels& optimizer_kernels() {
-  static constexpr OptimizerKernels kKernels{Optimizer::kElementStates, Optimizer::kRowStates,
-                                             Optimizer::kRowSteps, update_rows<Optimizer>,
-                                             prefetch_rows<Optimizer>};
-  return kKernels;
-}
+inline constexpr OptimizerKernels kOptimizerKernels{
+    Optimizer::kElementStates, Optimizer::kRowStates, Optimizer::kRowSteps, update_rows<Optimizer>,
+    prefetch_rows<Optimizer>};
 
 }  // namespace dynemb::cpu

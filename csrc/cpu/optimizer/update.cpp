@@ -1,29 +1,11 @@
-// <optimizer>_update_ applies reduced gradients to rows; <optimizer>_backward_ reduces the output
-// gradient of a lookup and applies it in the same pass, without writing the reduced gradients.
-#include <torch/csrc/stable/library.h>
+#include "cpu/optimizer/update.h"
 
 #include <algorithm>
-#include <optional>
-#include <vector>
+#include <utility>
 
-#include "core/optimizer/adagrad.h"
-#include "core/optimizer/adam.h"
-#include "core/optimizer/adamw_tf.h"
-#include "core/optimizer/amsgrad.h"
-#include "core/optimizer/ftrl.h"
-#include "core/optimizer/group_ftrl.h"
-#include "core/optimizer/lamb.h"
-#include "core/optimizer/lars_sgd.h"
-#include "core/optimizer/momentum_sgd.h"
-#include "core/optimizer/partial_rowwise_adam.h"
-#include "core/optimizer/partial_rowwise_lamb.h"
-#include "core/optimizer/rowwise_adagrad.h"
-#include "core/optimizer/sgd.h"
-#include "core/optimizer/smart_decay_adam.h"
 #include "core/policy/counts.h"
 #include "cpu/gradient/runs.h"
 #include "cpu/index/one_writer.h"
-#include "cpu/optimizer/kernels.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -231,6 +213,8 @@ void update_runs(const UpdateCall& call, const SlabRuns& slab) {
   dropped.count(call);
 }
 
+}  // namespace
+
 void backward(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
               const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
               const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
@@ -339,65 +323,4 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
   }
 }
 
-}  // namespace
 }  // namespace dynemb::cpu
-
-// The two ops of one optimizer: name##_update_ and name##_backward_.
-#define DYNEMB_OPTIMIZER_OPS(name, Optimizer)                                                     \
-  static void name##_update_(                                                                     \
-      std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
-      Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, std::vector<Tensor> handles, \
-      std::vector<Tensor> ids, std::vector<Tensor> tables, std::vector<Tensor> gradients,         \
-      Tensor counts, Tensor updates, std::vector<int64_t> updated_tables) {                       \
-    update(optimizer_kernels<Optimizer>(), #name "_update_", weights, generations, state,         \
-           row_clock, hyper, meta, init_data, handles, ids, tables, gradients, counts, updates,   \
-           updated_tables);                                                                       \
-  }                                                                                               \
-  static void name##_backward_(                                                                   \
-      std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> state,    \
-      Tensor row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor grad_output,          \
-      Tensor ids, Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,       \
-      Tensor updates, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,     \
-      int64_t pooling) {                                                                          \
-    backward(optimizer_kernels<Optimizer>(), #name "_backward_", weights, generations, state,     \
-             row_clock, hyper, meta, init_data, grad_output, ids, handles, offsets,               \
-             per_sample_weights, updates, feature_tables, feature_dims, pooling);                 \
-  }
-
-namespace dynemb::cpu {
-DYNEMB_OPTIMIZER_OPS(sgd, Sgd)
-DYNEMB_OPTIMIZER_OPS(momentum_sgd, MomentumSgd)
-DYNEMB_OPTIMIZER_OPS(adagrad, Adagrad)
-DYNEMB_OPTIMIZER_OPS(rowwise_adagrad, RowwiseAdagrad)
-DYNEMB_OPTIMIZER_OPS(adam, Adam)
-DYNEMB_OPTIMIZER_OPS(amsgrad, AmsGrad)
-DYNEMB_OPTIMIZER_OPS(adamw_tf, AdamWTf)
-DYNEMB_OPTIMIZER_OPS(smart_decay_adam, SmartDecayAdam)
-DYNEMB_OPTIMIZER_OPS(partial_rowwise_adam, PartialRowwiseAdam)
-DYNEMB_OPTIMIZER_OPS(lamb, Lamb)
-DYNEMB_OPTIMIZER_OPS(partial_rowwise_lamb, PartialRowwiseLamb)
-DYNEMB_OPTIMIZER_OPS(lars_sgd, LarsSgd)
-DYNEMB_OPTIMIZER_OPS(ftrl, Ftrl)
-DYNEMB_OPTIMIZER_OPS(group_ftrl, GroupFtrl)
-}  // namespace dynemb::cpu
-
-#define DYNEMB_REGISTER_OPTIMIZER(name)                              \
-  m.impl(#name "_update_", TORCH_BOX(&dynemb::cpu::name##_update_)); \
-  m.impl(#name "_backward_", TORCH_BOX(&dynemb::cpu::name##_backward_));
-
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
-  DYNEMB_REGISTER_OPTIMIZER(sgd)
-  DYNEMB_REGISTER_OPTIMIZER(momentum_sgd)
-  DYNEMB_REGISTER_OPTIMIZER(adagrad)
-  DYNEMB_REGISTER_OPTIMIZER(rowwise_adagrad)
-  DYNEMB_REGISTER_OPTIMIZER(adam)
-  DYNEMB_REGISTER_OPTIMIZER(amsgrad)
-  DYNEMB_REGISTER_OPTIMIZER(adamw_tf)
-  DYNEMB_REGISTER_OPTIMIZER(smart_decay_adam)
-  DYNEMB_REGISTER_OPTIMIZER(partial_rowwise_adam)
-  DYNEMB_REGISTER_OPTIMIZER(lamb)
-  DYNEMB_REGISTER_OPTIMIZER(partial_rowwise_lamb)
-  DYNEMB_REGISTER_OPTIMIZER(lars_sgd)
-  DYNEMB_REGISTER_OPTIMIZER(ftrl)
-  DYNEMB_REGISTER_OPTIMIZER(group_ftrl)
-}

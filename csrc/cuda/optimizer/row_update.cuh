@@ -1,8 +1,6 @@
-// <optimizer>_update_ and <optimizer>_backward_ for one optimizer: what all of them share. A source
-// file per optimizer instantiates it.
+// The kernels that apply an optimizer to rows, and what its ops need of the call.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "core/optimizer/step.h"
@@ -329,87 +327,4 @@ void launch_update(const Call& call, const UpdateArgs& args, const UpdateGradien
   });
 }
 
-template <class Optimizer>
-void backward(const char* op, const std::vector<Tensor>& weights,
-              const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
-              const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
-              const Tensor& init_data, const Tensor& grad_output, const Tensor& ids,
-              const Tensor& handles, const Tensor& offsets,
-              const std::optional<Tensor>& per_sample_weights, const Tensor& updates,
-              const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
-              int64_t pooling) {
-  const Call call(op, "weights", weights.empty() ? meta : weights[0]);
-  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
-                                  feature_tables, feature_dims, pooling);
-  // Whatever may fail comes before UpdateCall, which is the first to change anything.
-  const GradientSort sort(call, rows, &lookup, grad_output);
-  const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, row_clock, hyper,
-                          updates, "feature_tables", feature_tables);
-  const int64_t count = lookup.args.features.count;
-  const auto is_touched = [&](size_t s) { return !lookup.slab_features[s].empty() && count > 0; };
-  for (size_t s = 0; s < rows.slabs.size(); ++s) {
-    if (is_touched(s)) update.check_runs(call, rows, s, sort, count);
-  }
-  for (size_t s = 0; s < rows.slabs.size(); ++s) {
-    if (!is_touched(s)) continue;
-    const UpdateArgs args = update.slab(call, rows, s);
-    launch_update<Optimizer>(call, args, {sort.args(), sort.runs(), {}, false}, sort.aligned(s),
-                             count);
-  }
-}
-
-template <class Optimizer>
-void update(const char* op, const std::vector<Tensor>& weights,
-            const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
-            const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
-            const Tensor& init_data, const std::vector<Tensor>& handles,
-            const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
-            const std::vector<Tensor>& gradients, const Tensor& counts, const Tensor& updates,
-            const std::vector<int64_t>& updated_tables) {
-  const Call call(op, "weights", weights.empty() ? meta : weights[0]);
-  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  std::vector<ReducedRows> reduced =
-      reduced_rows(call, rows, handles, ids, tables, gradients, counts);
-  const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, row_clock, hyper,
-                          updates, "updated_tables", updated_tables);
-  for (ReducedRows& entries : reduced) entries.updated = update.updated();
-  for (size_t s = 0; s < reduced.size(); ++s) update.check_entries(call, rows, s, reduced[s]);
-  for (size_t s = 0; s < reduced.size(); ++s) {
-    const UpdateArgs args = update.slab(call, rows, s);
-    launch_update<Optimizer>(call, args, {{}, {}, reduced[s], true},
-                             reduced[s].aligned(rows.slabs[s]), reduced[s].capacity);
-  }
-}
-
 }  // namespace dynemb::cuda
-
-// The two ops of one optimizer, name##_update_ and name##_backward_, defined and registered.
-#define DYNEMB_OPTIMIZER_OPS(name, Optimizer)                                                    \
-  namespace dynemb::cuda {                                                                       \
-  static void name##_update_(std::vector<Tensor> weights, std::vector<Tensor> generations,       \
-                             std::vector<Tensor> state, Tensor row_clock, Tensor hyper,          \
-                             Tensor meta, Tensor init_data, std::vector<Tensor> handles,         \
-                             std::vector<Tensor> ids, std::vector<Tensor> tables,                \
-                             std::vector<Tensor> gradients, Tensor counts, Tensor updates,       \
-                             std::vector<int64_t> updated_tables) {                              \
-    update<Optimizer>(#name "_update_", weights, generations, state, row_clock, hyper, meta,     \
-                      init_data, handles, ids, tables, gradients, counts, updates,               \
-                      updated_tables);                                                           \
-  }                                                                                              \
-  static void name##_backward_(std::vector<Tensor> weights, std::vector<Tensor> generations,     \
-                               std::vector<Tensor> state, Tensor row_clock, Tensor hyper,        \
-                               Tensor meta, Tensor init_data, Tensor grad_output, Tensor ids,    \
-                               Tensor handles, Tensor offsets,                                   \
-                               std::optional<Tensor> per_sample_weights, Tensor updates,         \
-                               std::vector<int64_t> feature_tables,                              \
-                               std::vector<int64_t> feature_dims, int64_t pooling) {             \
-    backward<Optimizer>(#name "_backward_", weights, generations, state, row_clock, hyper, meta, \
-                        init_data, grad_output, ids, handles, offsets, per_sample_weights,       \
-                        updates, feature_tables, feature_dims, pooling);                         \
-  }                                                                                              \
-  }                                                                                              \
-  DYNEMB_IMPLEMENT_OPS(m) {                                                                      \
-    m.impl(#name "_update_", TORCH_BOX(&dynemb::cuda::name##_update_));                          \
-    m.impl(#name "_backward_", TORCH_BOX(&dynemb::cuda::name##_backward_));                      \
-  }

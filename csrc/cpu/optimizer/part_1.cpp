@@ -1,0 +1,3 @@
+#include "cpu/optimizer/ops.h"
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { dynemb::cpu::implement_optimizers<1>(m); }

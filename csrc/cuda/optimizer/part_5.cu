@@ -1,0 +1,3 @@
+#include "cuda/optimizer/ops.cuh"
+
+DYNEMB_IMPLEMENT_OPS(m) { dynemb::cuda::implement_optimizers<5>(m); }
