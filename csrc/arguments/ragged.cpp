@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "arguments/pool_rows.h"
 #include "core/rows/storage.h"
 
 namespace dynemb {
@@ -32,18 +33,20 @@ int64_t value_bytes(const char* op, const char* name, size_t i, const Tensor& va
   }
 }
 
-std::vector<int64_t> check_values(const char* op, const char* name, const std::vector<Tensor>& list,
-                                  int64_t dims) {
+std::vector<int64_t> check_values(const CallContext& call, const char* name,
+                                  const std::vector<Tensor>& list, int64_t dims) {
+  check_entries(call.op, name, list.size(), list.size());
   std::vector<int64_t> bytes;
   bytes.reserve(list.size());
   for (size_t i = 0; i < list.size(); ++i) {
     const Tensor& tensor = list[i];
-    bytes.push_back(value_bytes(op, name, i, tensor));
-    STD_TORCH_CHECK(tensor.is_contiguous(), "dynemb::", op, ": ", entry_name(name, i),
+    bytes.push_back(value_bytes(call.op, name, i, tensor));
+    STD_TORCH_CHECK(tensor.is_contiguous(), "dynemb::", call.op, ": ", entry_name(name, i),
                     " is not contiguous: call .contiguous()");
-    STD_TORCH_CHECK(dims == kAnyDims || tensor.dim() == dims, "dynemb::", op, ": ",
+    STD_TORCH_CHECK(dims == kAnyDims || tensor.dim() == dims, "dynemb::", call.op, ": ",
                     entry_name(name, i), " has ", tensor.dim(), " dimensions, expected ", dims);
   }
+  check_devices(call, name, list);
   return bytes;
 }
 
@@ -55,29 +58,49 @@ std::string weighted_name(const char* name) {
   return result.replace(result.rfind("weights"), std::string::npos, "weighted");
 }
 
-}  // namespace
-
-std::vector<int64_t> check_weights(const char* op, const char* name,
+// The weights of each feature among `weights`, or -1.
+std::vector<int64_t> check_weights(const CallContext& call, const char* name,
                                    const std::vector<Tensor>& weights,
                                    const std::vector<int64_t>& weighted,
                                    const std::vector<Tensor>& values) {
   std::vector<int64_t> of_feature(values.size(), -1);
-  STD_TORCH_CHECK(weights.size() == weighted.size(), "dynemb::", op, ": ", name, " has ",
+  STD_TORCH_CHECK(weights.size() == weighted.size(), "dynemb::", call.op, ": ", name, " has ",
                   weights.size(), " entries, expected one for each of the ", weighted.size(),
                   " in ", weighted_name(name));
   for (size_t k = 0; k < weights.size(); ++k) {
     const int64_t f = weighted[k];
-    STD_TORCH_CHECK(f >= 0 && f < static_cast<int64_t>(values.size()), "dynemb::", op, ": ",
+    STD_TORCH_CHECK(f >= 0 && f < static_cast<int64_t>(values.size()), "dynemb::", call.op, ": ",
                     weighted_name(name), " has feature ", f, ", expected 0 to ",
                     static_cast<int64_t>(values.size()) - 1);
     const std::string entry = entry_name(name, static_cast<size_t>(f));
-    check_layout(op, entry.c_str(), weights[k], ScalarType::Float);
+    check_tensor(call, entry.c_str(), weights[k], ScalarType::Float);
     STD_TORCH_CHECK(weights[k].dim() == 1 && weights[k].size(0) == values[f].size(0),
-                    "dynemb::", op, ": ", entry, " has ", weights[k].numel(),
+                    "dynemb::", call.op, ": ", entry, " has ", weights[k].numel(),
                     " elements, expected one for each of ", values[f].size(0), " values");
     of_feature[f] = static_cast<int64_t>(k);
   }
   return of_feature;
+}
+
+}  // namespace
+
+void check_offset_lists(const CallContext& call, const char* name,
+                        const std::vector<Tensor>& offsets, size_t features) {
+  check_list(call, name, offsets, features, ScalarType::Long, 1);
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    STD_TORCH_CHECK(offsets[i].size(0) > 0, "dynemb::", call.op, ": ", entry_name(name, i),
+                    " is empty, expected [rows + 1]");
+  }
+}
+
+std::vector<int64_t> check_ragged(const CallContext& call, const char* values_name,
+                                  const std::vector<Tensor>& values, const char* offsets_name,
+                                  const std::vector<Tensor>& offsets, const char* weights_name,
+                                  const std::vector<Tensor>& weights,
+                                  const std::vector<int64_t>& weighted) {
+  check_values(call, values_name, values, 1);
+  check_offset_lists(call, offsets_name, offsets, values.size());
+  return check_weights(call, weights_name, weights, weighted, values);
 }
 
 void check_numbers(const char* op, const char* name, const std::vector<int64_t>& numbers,
@@ -86,13 +109,6 @@ void check_numbers(const char* op, const char* name, const std::vector<int64_t>&
   for (size_t i = 0; i < numbers.size(); ++i) {
     STD_TORCH_CHECK(numbers[i] >= least, "dynemb::", op, ": ", entry_name(name, i), " is ",
                     numbers[i], ", expected at least ", least);
-  }
-}
-
-void check_not_empty(const char* op, const char* name, const std::vector<Tensor>& list) {
-  for (size_t i = 0; i < list.size(); ++i) {
-    STD_TORCH_CHECK(list[i].size(0) > 0, "dynemb::", op, ": ", entry_name(name, i),
-                    " is empty, expected [rows + 1]");
   }
 }
 
@@ -127,6 +143,14 @@ void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int
   }
 }
 
+int64_t tiled_dim(const CallContext& call, const std::vector<Tensor>& grads, int64_t rows,
+                  const std::vector<int64_t>& tile_lens, const std::vector<int64_t>& pad_left) {
+  check_tiles(call.op, tile_lens, pad_left);
+  check_row_count(call.op, rows);
+  check_list(call, "grads", grads, tile_lens.size(), ScalarType::Float, 2);
+  return grads[0].size(1) / tile_lens[0];
+}
+
 void check_tile_grads(const char* op, const std::vector<Tensor>& grads,
                       const std::vector<int64_t>& tile_lens, int64_t batch, int64_t dim) {
   for (size_t f = 0; f < grads.size(); ++f) {
@@ -140,25 +164,36 @@ void check_tile_grads(const char* op, const std::vector<Tensor>& grads,
   }
 }
 
-Depths check_depths(const char* op, const std::vector<Tensor>& offsets,
-                    const std::vector<int64_t>& depths, const std::vector<int64_t>& lengths,
-                    size_t features) {
-  check_numbers(op, "depths", depths, features, 1);
+Depths check_depths(const CallContext& call, const std::vector<Tensor>& values,
+                    const std::vector<Tensor>& offsets, const std::vector<int64_t>& depths,
+                    const std::vector<int64_t>& lengths) {
+  check_values(call, "values", values, 1);
+  check_entries(call.op, "depths", depths.size(), values.size());
+  check_offset_lists(call, "offsets", offsets, offsets.size());
+  check_numbers(call.op, "depths", depths, values.size(), 1);
   Depths result{{0}};
   // no more depths than offsets: sums stay small
   const auto most = static_cast<int64_t>(offsets.size());
   for (size_t f = 0; f < depths.size(); ++f) {
-    STD_TORCH_CHECK(depths[f] <= most, "dynemb::", op, ": ", entry_name("depths", f), " is ",
+    STD_TORCH_CHECK(depths[f] <= most, "dynemb::", call.op, ": ", entry_name("depths", f), " is ",
                     depths[f], ", but there are ", most, " offsets");
     result.first.push_back(result.first.back() + depths[f]);
   }
   const auto total = static_cast<size_t>(result.first.back());
-  STD_TORCH_CHECK(offsets.size() == total && lengths.size() == total, "dynemb::", op, ": ",
+  STD_TORCH_CHECK(offsets.size() == total && lengths.size() == total, "dynemb::", call.op, ": ",
                   offsets.size(), " offsets and ", lengths.size(), " lengths, expected ", total,
                   ", one for each depth of a feature");
-  check_numbers(op, "lengths", lengths, total, 0);
-  check_not_empty(op, "offsets", offsets);
+  check_numbers(call.op, "lengths", lengths, total, 0);
   return result;
+}
+
+std::vector<int64_t> check_dense(const CallContext& call, const std::vector<Tensor>& dense) {
+  std::vector<int64_t> bytes = check_values(call, "dense", dense, kAnyDims);
+  for (size_t f = 0; f < dense.size(); ++f) {
+    STD_TORCH_CHECK(dense[f].dim() >= 2, "dynemb::", call.op, ": ", entry_name("dense", f), " has ",
+                    dense[f].dim(), " dimensions, expected at least 2");
+  }
+  return bytes;
 }
 
 namespace {

@@ -1,4 +1,4 @@
-// Checks of ragged arguments that all devices share.
+// Arguments of ops on ragged rows, checked.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,24 @@ namespace dynemb {
 
 // Bytes of a value: 1, 2, 4 or 8. Raises for another dtype.
 int64_t value_bytes(const char* op, const char* name, size_t i, const Tensor& values);
-// Bytes of the values of each feature. Raises unless all are contiguous and of `dims` dimensions.
-std::vector<int64_t> check_values(const char* op, const char* name, const std::vector<Tensor>& list,
-                                  int64_t dims);
-// The weights of each feature among `weights`, or -1. `weighted`: the features that have weights.
-// Raises unless these are as many as the values.
-std::vector<int64_t> check_weights(const char* op, const char* name,
-                                   const std::vector<Tensor>& weights,
-                                   const std::vector<int64_t>& weighted,
-                                   const std::vector<Tensor>& values);
+// Bytes of the values of each feature. Raises unless there are any, and all are contiguous, of
+// `dims` dimensions (kAnyDims: any) and where they have to be.
+std::vector<int64_t> check_values(const CallContext& call, const char* name,
+                                  const std::vector<Tensor>& list, int64_t dims);
+// Values of each feature, their offsets, and weights of the features in `weighted`, as many as the
+// values. Returns the weights of each feature among `weights`, or -1. Values of offsets are not
+// read.
+std::vector<int64_t> check_ragged(const CallContext& call, const char* values_name,
+                                  const std::vector<Tensor>& values, const char* offsets_name,
+                                  const std::vector<Tensor>& offsets, const char* weights_name,
+                                  const std::vector<Tensor>& weights,
+                                  const std::vector<int64_t>& weighted);
+// As check_list, and raises unless each has an element.
+void check_offset_lists(const CallContext& call, const char* name,
+                        const std::vector<Tensor>& offsets, size_t features);
 // Raises unless each of `features` has a number of at least `least`.
 void check_numbers(const char* op, const char* name, const std::vector<int64_t>& numbers,
                    size_t features, int64_t least);
-// Raises unless each offsets tensor has an element.
-void check_not_empty(const char* op, const char* name, const std::vector<Tensor>& list);
 // Raises unless both have the same number of rows for each feature.
 void check_same_rows(const char* op, const std::vector<Tensor>& x_offsets,
                      const std::vector<Tensor>& y_offsets);
@@ -34,6 +38,10 @@ void check_tiles(const char* op, const std::vector<int64_t>& tile_lens,
 // Raises unless tiles of so many bags can be addressed: [batch, tile_len * dim] floats each.
 void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int64_t batch,
                       int64_t dim);
+// The dim of `rows` rows of whose tiles these are the gradients; whether there are as many as bags
+// is for check_tile_grads.
+int64_t tiled_dim(const CallContext& call, const std::vector<Tensor>& grads, int64_t rows,
+                  const std::vector<int64_t>& tile_lens, const std::vector<int64_t>& pad_left);
 void check_tile_grads(const char* op, const std::vector<Tensor>& grads,
                       const std::vector<int64_t>& tile_lens, int64_t batch, int64_t dim);
 
@@ -41,9 +49,12 @@ void check_tile_grads(const char* op, const std::vector<Tensor>& grads,
 struct Depths {
   std::vector<int64_t> first;  // [features + 1], in offsets and lengths
 };
-Depths check_depths(const char* op, const std::vector<Tensor>& offsets,
-                    const std::vector<int64_t>& depths, const std::vector<int64_t>& lengths,
-                    size_t features);
+// `lengths`: of dense dimensions, one for each of `offsets`.
+Depths check_depths(const CallContext& call, const std::vector<Tensor>& values,
+                    const std::vector<Tensor>& offsets, const std::vector<int64_t>& depths,
+                    const std::vector<int64_t>& lengths);
+// Bytes of the values of each feature's dense tensor.
+std::vector<int64_t> check_dense(const CallContext& call, const std::vector<Tensor>& dense);
 
 // The bits of a number as a value of the dtype: of `floating`, or of `integer` for other dtypes.
 int64_t value_bits(ScalarType dtype, double floating, int64_t integer);

@@ -1,9 +1,17 @@
 #include "arguments/tensors.h"
 
-#include "core/columns.h"
-#include "core/policy/decisions.h"
-
 namespace dynemb {
+namespace {
+
+std::string gpu_name(int32_t number) {
+  return number == CallContext::kOnCpu ? "the CPU" : "cuda:" + std::to_string(number);
+}
+std::string device_name(const Tensor& tensor) {
+  if (tensor.is_cuda()) return gpu_name(tensor.get_device_index());
+  return tensor.is_cpu() ? gpu_name(CallContext::kOnCpu) : "another device";
+}
+
+}  // namespace
 
 const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
@@ -48,6 +56,15 @@ void check_layout(const char* op, const char* name, const Tensor& tensor, Scalar
                   " is not contiguous: call .contiguous()");
 }
 
+void check_tensor(const CallContext& call, const char* name, const Tensor& tensor,
+                  ScalarType dtype) {
+  check_defined(call.op, name, tensor);
+  STD_TORCH_CHECK(call.has(tensor), "dynemb::", call.op, ": ", name, " is on ", device_name(tensor),
+                  ", but the table is on ", gpu_name(call.gpu),
+                  ": move it, or move the table with .to()");
+  check_layout(call.op, name, tensor, dtype);
+}
+
 void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
                 int64_t expected) {
   // no tensor has more than two: a further dimension of size 0 would leave it without memory
@@ -63,16 +80,10 @@ void check_length(const char* op, const char* name, const Tensor& tensor, int64_
   check_size(op, name, tensor, 0, expected);
 }
 
-void check_words(const char* op, const char* name, const Tensor& tensor) {
-  check_layout(op, name, tensor, ScalarType::Long);
-  STD_TORCH_CHECK(tensor.dim() == 1, "dynemb::", op, ": ", name, " has ", tensor.dim(),
+void check_words(const CallContext& call, const char* name, const Tensor& tensor) {
+  check_tensor(call, name, tensor, ScalarType::Long);
+  STD_TORCH_CHECK(tensor.dim() == 1, "dynemb::", call.op, ": ", name, " has ", tensor.dim(),
                   " dimensions, expected 1");
-}
-
-void check_part(const char* op, int64_t parts, int64_t part) {
-  STD_TORCH_CHECK(parts >= 1, "dynemb::", op, ": parts is ", parts, ", expected at least 1");
-  STD_TORCH_CHECK(part >= 0 && part < parts, "dynemb::", op, ": part is ", part, ", expected 0 to ",
-                  parts - 1);
 }
 
 std::string entry_name(const char* name, size_t i) {
@@ -86,54 +97,29 @@ void check_entries(const char* op, const char* name, size_t entries, size_t feat
                   " entries, expected one for each of ", features, " features");
 }
 
-void check_list_layout(const char* op, const char* name, const std::vector<Tensor>& list,
-                       ScalarType dtype, int64_t dims) {
+void check_devices(const CallContext& call, const char* name, const std::vector<Tensor>& list) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    check_defined(call.op, name, i, list[i]);
+    STD_TORCH_CHECK(call.has(list[i]), "dynemb::", call.op, ": ", entry_name(name, i), " is on ",
+                    device_name(list[i]), ", expected ", gpu_name(call.gpu),
+                    ", as the first tensor");
+  }
+}
+
+void check_list(const CallContext& call, const char* name, const std::vector<Tensor>& list,
+                size_t features, ScalarType dtype, int64_t dims) {
+  check_entries(call.op, name, list.size(), features);
   for (size_t i = 0; i < list.size(); ++i) {
     const Tensor& tensor = list[i];
-    check_defined(op, name, i, tensor);
+    check_defined(call.op, name, i, tensor);
     const bool right_dims = dims == kAnyDims || tensor.dim() == dims;
     if (tensor.scalar_type() == dtype && tensor.is_contiguous() && right_dims) continue;
     const std::string entry = entry_name(name, i);
-    check_layout(op, entry.c_str(), tensor, dtype);
-    STD_TORCH_CHECK(right_dims, "dynemb::", op, ": ", entry, " has ", tensor.dim(),
+    check_layout(call.op, entry.c_str(), tensor, dtype);
+    STD_TORCH_CHECK(right_dims, "dynemb::", call.op, ": ", entry, " has ", tensor.dim(),
                     " dimensions, expected ", dims);
   }
-}
-
-void check_divisors(const char* op, const char* name, const std::vector<int64_t>& divisors,
-                    size_t features) {
-  check_entries(op, name, divisors.size(), features);
-  for (size_t i = 0; i < divisors.size(); ++i) {
-    STD_TORCH_CHECK(divisors[i] >= 1, "dynemb::", op, ": ", entry_name(name, i), " is ",
-                    divisors[i], ", expected at least 1");
-  }
-}
-
-bool is_one_bag(const Tensor& offsets, int64_t features) {
-  return features == 1 && offsets.dim() == 1 && offsets.numel() == 0;
-}
-
-void check_pooled_offsets(const char* op, const Tensor& offsets) {
-  STD_TORCH_CHECK(offsets.numel() > 0, "dynemb::", op,
-                  ": offsets is empty, expected where each of the bags that are pooled begins, and "
-                  "the number of ids");
-}
-
-void check_clocks(const char* op, const Tensor& tables, const Tensor& row_clock,
-                  const Tensor& clock) {
-  check_size(op, "tables", tables, 1, kTableColumns);
-  STD_TORCH_CHECK(row_clock.dim() == 1 && row_clock.size(0) > kRowClockExtra, "dynemb::", op,
-                  ": row_clock has ", row_clock.numel(), " elements, expected more than ",
-                  kRowClockExtra + 0);
-  check_length(op, "clock", clock, kClockHead + tables.size(0));
-}
-
-void check_row_clock(const char* op, const int64_t* words, int64_t count) {
-  constexpr int64_t kMostSteps = INT64_MAX - (int64_t{1} << 32);
-  for (int64_t i = 0; i < count; ++i) {
-    STD_TORCH_CHECK(words[i] >= 0 && words[i] <= kMostSteps, "dynemb::", op, ": row_clock[", i,
-                    "] is ", words[i], ", expected a count from 0 to ", kMostSteps + 0);
-  }
+  check_devices(call, name, list);
 }
 
 int64_t result_bytes(const char* op, const char* name, int64_t value,
@@ -150,17 +136,6 @@ int64_t result_bytes(const char* op, const char* name, int64_t value,
                   ", with which the result is larger than an address space");
   for (const int64_t size : sizes) bytes = size == 0 ? 0 : bytes;
   return bytes;
-}
-
-int64_t score_words(const char* op, const Tensor& scores) {
-  check_layout(op, "scores", scores, ScalarType::Long);
-  STD_TORCH_CHECK(scores.dim() == 2, "dynemb::", op, ": scores has ", scores.dim(),
-                  " dimensions, expected 2");
-  const int64_t words = scores.size(1) / kBucketWidth;
-  STD_TORCH_CHECK(scores.size(1) == words * kBucketWidth && words >= 1 && words <= kMaxScoreWords,
-                  "dynemb::", op, ": scores.size(1) is ", scores.size(1), ", expected 1 to ",
-                  kMaxScoreWords, " words for each of ", kBucketWidth, " slots");
-  return scores.size(0) > 0 ? words : 0;
 }
 
 }  // namespace dynemb

@@ -1,31 +1,13 @@
-// Lists with an entry for each feature of a call: checks, and work shared among threads.
+// Lists with an entry for each feature of a call: values of offsets, and work shared among threads.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "arguments/feature.h"
-#include "cpu/index/view.h"
+#include "arguments/features.h"
+#include "cpu/index/args.h"
 
 namespace dynemb::cpu {
-
-// Raises for a tensor that is not on the CPU.
-inline void check_on_cpu(const char* op, const char* name, const std::vector<Tensor>& list) {
-  for (size_t i = 0; i < list.size(); ++i) {
-    check_defined(op, name, i, list[i]);
-    if (!list[i].is_cpu())
-      check_tensor(op, entry_name(name, i).c_str(), list[i], list[i].scalar_type());
-  }
-}
-
-// Raises unless the list has a contiguous CPU tensor of the dtype for each feature, of `dims`
-// dimensions (kAnyDims: any).
-inline void check_list(const char* op, const char* name, const std::vector<Tensor>& list,
-                       size_t features, ScalarType dtype, int64_t dims) {
-  check_entries(op, name, list.size(), features);
-  check_list_layout(op, name, list, dtype, dims);
-  check_on_cpu(op, name, list);
-}
 
 // Raises unless the offsets of feature `f` ascend from 0 to `count`, the number of its values.
 inline void check_list_offsets(const char* op, const char* name, size_t f, const Tensor& offsets,

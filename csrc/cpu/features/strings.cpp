@@ -14,8 +14,6 @@ template <class Hash>
 std::vector<Tensor> hashed(const char* op, const std::vector<Tensor>& values,
                            const std::vector<Tensor>& offsets, const Hash& hash) {
   check_strings(op, values, offsets);
-  check_on_cpu(op, "values", values);
-  check_on_cpu(op, "offsets", offsets);
   std::vector<Tensor> results;
   int64_t bytes = 0;
   for (size_t f = 0; f < values.size(); ++f) {

@@ -61,8 +61,6 @@ void with_type(ScalarType dtype, const F& f) {
 std::vector<Tensor> bucketize(std::vector<Tensor> values, std::vector<Tensor> boundaries) {
   const char* op = "bucketize";
   check_bucketize(op, values, boundaries);
-  check_on_cpu(op, "values", values);
-  check_on_cpu(op, "boundaries", boundaries);
   for (size_t f = 0; f < values.size(); ++f) {
     with_type(values[f].scalar_type(),
               [&](auto type) { check_ascending<decltype(type)>(op, f, boundaries[f]); });

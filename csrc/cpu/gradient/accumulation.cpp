@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "arguments/clocks.h"
+#include "arguments/update.h"
 #include "cpu/gradient/radix_sort.h"
 #include "cpu/gradient/runs.h"
 #include "cpu/index/one_writer.h"
@@ -21,9 +23,8 @@ struct Pending {
   ReducedEntries entries;
   int64_t capacity;
   int64_t dim;
-  int64_t* count;  // entries
-  int64_t*
-      sections;  // appended since they were merged; entries of one section are of distinct rows
+  int64_t* count;     // entries
+  int64_t* sections;  // entries of one section are of distinct rows
 
   ReducedEntries after_last() const {
     return {entries.handle + *count, entries.id + *count, entries.table + *count,
@@ -31,49 +32,22 @@ struct Pending {
   }
 };
 
-std::vector<Pending> pending_slabs(const char* op, const std::vector<Tensor>& handles,
-                                   const std::vector<Tensor>& ids,
-                                   const std::vector<Tensor>& tables,
-                                   const std::vector<Tensor>& gradients, const Tensor& counts) {
-  const size_t slabs = gradients.size();
-  STD_TORCH_CHECK(
-      slabs > 0 && handles.size() == slabs && ids.size() == slabs && tables.size() == slabs,
-      "dynemb::", op, ": got ", handles.size(), " pending_handles, ", ids.size(), " pending_ids, ",
-      tables.size(), " pending_tables and ", slabs,
-      " pending_gradients, expected one of each per slab");
-  check_tensor(op, "pending_counts", counts, ScalarType::Long);
-  check_size(op, "pending_counts", counts, 0, static_cast<int64_t>(slabs));
-  check_size(op, "pending_counts", counts, 1, 2);
-  auto* count = static_cast<int64_t*>(counts.data_ptr());
+// Checks also the counts.
+std::vector<Pending> pending_slabs(const char* op, const std::vector<PendingTensors>& slabs) {
   std::vector<Pending> result;
-  for (size_t s = 0; s < slabs; ++s) {
-    check_tensor(op, "pending_gradients", gradients[s], ScalarType::Float);
-    STD_TORCH_CHECK(gradients[s].dim() == 2, "dynemb::", op, ": pending_gradients has ",
-                    gradients[s].dim(), " dimensions, expected 2");
-    STD_TORCH_CHECK(gradients[s].size(1) > 0, "dynemb::", op, ": pending_gradients[", s,
-                    "] has no columns, expected the dim of its slab");
-    const int64_t capacity = gradients[s].size(0);
-    const auto check_words = [&](const char* name, const Tensor& tensor) {
-      check_tensor(op, name, tensor, ScalarType::Long);
-      check_length(op, name, tensor, capacity);
-    };
-    check_words("pending_handles", handles[s]);
-    check_words("pending_ids", ids[s]);
-    check_words("pending_tables", tables[s]);
-    result.push_back(
-        {{static_cast<int64_t*>(handles[s].data_ptr()), static_cast<int64_t*>(ids[s].data_ptr()),
-          static_cast<int64_t*>(tables[s].data_ptr()),
-          static_cast<float*>(gradients[s].data_ptr())},
-         capacity,
-         gradients[s].size(1),
-         count + 2 * s,
-         count + 2 * s + 1});
-    STD_TORCH_CHECK(count[2 * s] >= 0 && count[2 * s] <= capacity, "dynemb::", op,
-                    ": pending_counts says ", count[2 * s], " entries, but there is room for ",
-                    capacity);
-    const int64_t sections = count[2 * s + 1];
+  for (const PendingTensors& slab : slabs) {
+    const int64_t entries = slab.counts[kPendingEntries];
+    STD_TORCH_CHECK(entries >= 0 && entries <= slab.capacity, "dynemb::", op,
+                    ": pending_counts says ", entries, " entries, but there is room for ",
+                    slab.capacity);
+    const int64_t sections = slab.counts[kPendingSections];
     STD_TORCH_CHECK(sections >= 0 && sections <= (int64_t{1} << 62), "dynemb::", op,
                     ": pending_counts says ", sections, " sections, expected a count");
+    result.push_back({{slab.handles, slab.ids, slab.tables, slab.gradients},
+                      slab.capacity,
+                      slab.dim,
+                      slab.counts + kPendingEntries,
+                      slab.counts + kPendingSections});
   }
   return result;
 }
@@ -205,23 +179,19 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
                       std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
                       int64_t pooling) {
   const char* op = "accumulate_grad_";
-  const auto tables = table_rows(op, weights, generations, meta, init_data);
-  const std::vector<Pending> pending = pending_slabs(
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
+  const std::vector<PendingTensors> given = pending_tensors(
       op, pending_handles, pending_ids, pending_tables, pending_gradients, pending_counts);
+  check_pending_of(op, given, weights);
+  const std::vector<Pending> pending = pending_slabs(op, given);
   const OneWriter writer(op, pending_counts.data_ptr());
-  STD_TORCH_CHECK(pending.size() == weights.size(), "dynemb::", op, ": pending is of ",
-                  pending.size(), " slabs, expected ", weights.size());
-  const int64_t table_count = meta.size(0);
-  check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-  check_length(op, "row_clock", row_clock, table_count + kRowClockExtra);
-  check_tensor(op, "updates", updates, ScalarType::Long);
-  check_length(op, "updates", updates, 1);
-  int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + table_count;
+  const auto table_count = static_cast<int64_t>(tables.size());
+  int64_t* extra = row_clock_extra(op, row_clock, table_count);
+  const int64_t seen = *seen_updates(op, updates);
   check_row_clock(op, extra - table_count, row_clock.numel());
-  const Lookup lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
-                                    feature_tables, feature_dims, pooling);
+  const LookupArgs lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
+                                        feature_tables, feature_dims, pooling);
   const GradientSource source = gradient_source(op, lookup, grad_output);
-  const int64_t seen = *static_cast<const int64_t*>(updates.data_ptr());
   STD_TORCH_CHECK(lookup.id_weights == nullptr || seen == extra[kRowClockUpdates], "dynemb::", op,
                   ": the rows were updated between this lookup's forward and its backward (update ",
                   seen, " then, ", extra[kRowClockUpdates],
@@ -230,11 +200,9 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
   std::vector<GradientRuns> slabs;
   int64_t bytes = 0;
   for (size_t s = 0; s < pending.size(); ++s) {
-    const Pending& slab = pending[s];
-    STD_TORCH_CHECK(slab.dim == weights[s].size(1), "dynemb::", op, ": pending_gradients of slab ",
-                    s, " has dim ", slab.dim, ", expected ", weights[s].size(1));
-    slabs.push_back(gradient_runs(op, lookup, tables, static_cast<int64_t>(s), slab.dim));
-    bytes += slabs[s].count() * (slab.dim * 4 + 24);
+    const int64_t dim = pending[s].dim;
+    slabs.push_back(gradient_runs(op, lookup, tables, static_cast<int64_t>(s), dim));
+    bytes += slabs[s].count() * (dim * 4 + 24);
   }
   check_available_memory(op, bytes);
   for (size_t s = 0; s < pending.size(); ++s) {
@@ -260,13 +228,11 @@ void merge_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> pendin
                  std::vector<Tensor> pending_tables, std::vector<Tensor> pending_gradients,
                  Tensor pending_counts, Tensor row_clock) {
   const char* op = "merge_grad_";
-  check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-  STD_TORCH_CHECK(row_clock.numel() > kRowClockExtra, "dynemb::", op, ": row_clock has ",
-                  row_clock.numel(), " elements, expected more than ", kRowClockExtra + 0);
-  int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra;
+  int64_t* extra = row_clock_extra(op, row_clock);
   check_row_clock(op, static_cast<const int64_t*>(row_clock.data_ptr()), row_clock.numel());
-  const std::vector<Pending> slabs = pending_slabs(op, pending_handles, pending_ids, pending_tables,
-                                                   pending_gradients, pending_counts);
+  const std::vector<Pending> slabs =
+      pending_slabs(op, pending_tensors(op, pending_handles, pending_ids, pending_tables,
+                                        pending_gradients, pending_counts));
   const OneWriter writer(op, pending_counts.data_ptr());
   for (const Pending& slab : slabs) {
     extra[kRowClockStale] += merge(op, slab, row_clock.numel() - kRowClockExtra);

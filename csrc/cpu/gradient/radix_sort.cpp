@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cpu/index/view.h"
+#include "cpu/index/args.h"
 
 namespace dynemb::cpu {
 namespace {

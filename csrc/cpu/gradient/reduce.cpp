@@ -25,9 +25,9 @@ reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor
             std::optional<Tensor> per_sample_weights, std::vector<int64_t> feature_tables,
             std::vector<int64_t> feature_dims, int64_t pooling) {
   const char* op = "reduce_grad";
-  const auto tables = table_rows(op, weights, generations, meta, init_data);
-  const Lookup lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
-                                    feature_tables, feature_dims, pooling);
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
+  const LookupArgs lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
+                                        feature_tables, feature_dims, pooling);
   const GradientSource source = gradient_source(op, lookup, grad_output);
   const int64_t n = lookup.features.count;
   Tensor counts = zeros_cpu({static_cast<int64_t>(weights.size())}, ScalarType::Long);
@@ -55,7 +55,7 @@ reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor
 }
 
 struct WeightGradJob {
-  const Lookup* lookup;
+  const LookupArgs* lookup;
   const TableRows* table;
   BagTile tile;
   const float* gradient;
@@ -65,7 +65,7 @@ struct WeightGradJob {
 
 // d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
 DYNEMB_INLINE void bag_weight_grad_tile_body(const WeightGradJob& job) {
-  const Lookup& lookup = *job.lookup;
+  const LookupArgs& lookup = *job.lookup;
   const TableRows& table = *job.table;
   for (int64_t b = job.tile.begin; b < job.tile.end; ++b) {
     const int64_t bag = job.tile.feature * lookup.batch + b;
@@ -95,10 +95,10 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
                        std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
                        int64_t pooling) {
   const char* op = "bag_weight_grad";
-  const auto tables = table_rows(op, weights, generations, meta, init_data);
-  const Lookup lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
-                                    feature_tables, feature_dims, pooling);
-  STD_TORCH_CHECK(pooling != kPoolNone, "dynemb::", op, ": pooling is 2 (none): no weights there");
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
+  const LookupArgs lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
+                                        feature_tables, feature_dims, pooling);
+  check_is_pooled(op, pooling, "no weights there");
   const GradientSource source = gradient_source(op, lookup, grad_output);
   Tensor result = empty_cpu({lookup.features.count}, ScalarType::Float);
   auto* output = static_cast<float*>(result.data_ptr());

@@ -18,7 +18,7 @@ struct Occurrence {
 };
 
 DYNEMB_INLINE Occurrence occurrence(const GradientSource& source, int64_t position) {
-  const Lookup& lookup = *source.lookup;
+  const LookupArgs& lookup = *source.lookup;
   if (lookup.pooling == kPoolNone) return {source.gradient + position * lookup.columns, 1.0f};
   const int64_t bag = source.bag[position];
   float factor = lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[position];
@@ -104,15 +104,11 @@ int bits_for(uint64_t values) {
   return bits;
 }
 
-GradientSource gradient_source(const char* op, const Lookup& lookup, const Tensor& gradient) {
-  check_tensor(op, "grad_output", gradient, ScalarType::Float);
+GradientSource gradient_source(const char* op, const LookupArgs& lookup, const Tensor& gradient) {
   const bool pooled = lookup.pooling != kPoolNone;
-  STD_TORCH_CHECK(gradient.dim() == 2, "dynemb::", op, ": grad_output has ", gradient.dim(),
-                  " dimensions, expected 2");
-  check_size(op, "grad_output", gradient, 0, pooled ? lookup.batch : lookup.features.count);
-  check_size(op, "grad_output", gradient, 1, lookup.columns);
   GradientSource source;
-  source.gradient = static_cast<const float*>(gradient.data_ptr());
+  source.gradient =
+      output_gradient(op, gradient, pooled ? lookup.batch : lookup.features.count, lookup.columns);
   source.lookup = &lookup;
   if (!pooled) return source;
   const int64_t bags = lookup.batch * static_cast<int64_t>(lookup.features.table.size());
@@ -144,7 +140,7 @@ struct SortOrder {
 
 // By table where there is so much to sort that the caches would not hold it: no row is of two
 // tables. Otherwise all features are sorted as if they were of one.
-SortOrder sort_order(const Lookup& lookup, const std::vector<TableRows>& tables, int64_t slab) {
+SortOrder sort_order(const LookupArgs& lookup, const std::vector<TableRows>& tables, int64_t slab) {
   constexpr int64_t kOccurrences = 1 << 16;
   const std::vector<int64_t>& table_of = lookup.features.table;
   SortOrder order;
@@ -168,7 +164,7 @@ SortOrder sort_order(const Lookup& lookup, const std::vector<TableRows>& tables,
 
 }  // namespace
 
-GradientRuns gradient_runs(const char* op, const Lookup& lookup,
+GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
                            const std::vector<TableRows>& tables, int64_t slab, int64_t dim) {
   GradientRuns runs;
   runs.slab = slab;
@@ -246,7 +242,7 @@ void sum_runs(const RunSumJob& job) { sum_runs_simd(job); }
 void reduce_runs(const GradientSource& source, const GradientRuns& runs,
                  const ReducedEntries& entries) {
   const LongRuns long_runs = sum_long_runs(source, runs);
-  const Lookup& lookup = *source.lookup;
+  const LookupArgs& lookup = *source.lookup;
   const int64_t dim = runs.dim;
   constexpr int64_t kChunk = 32;
   const int64_t chunks = (runs.count() + kChunk - 1) / kChunk;

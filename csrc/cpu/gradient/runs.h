@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/optimizer/summation.h"
-#include "cpu/rows/view.h"
+#include "cpu/rows/args.h"
 #include "cpu/runtime/scratch.h"
 
 namespace dynemb::cpu {
@@ -16,7 +16,7 @@ namespace dynemb::cpu {
 // What one lookup's output gradient gives each occurrence of an id.
 struct GradientSource {
   const float* gradient;  // [batch or ids, columns]
-  const Lookup* lookup;
+  const LookupArgs* lookup;
   Scratch<int32_t> bag;      // bag of each occurrence; empty without pooling
   std::vector<float> scale;  // factor of each bag under mean pooling; empty otherwise
 
@@ -27,7 +27,7 @@ struct GradientSource {
   }
 };
 
-GradientSource gradient_source(const char* op, const Lookup& lookup, const Tensor& gradient);
+GradientSource gradient_source(const char* op, const LookupArgs& lookup, const Tensor& gradient);
 
 // Occurrences of one slab's rows. Run r is the sorted occurrences [run[r], run[r + 1]).
 struct GradientRuns {
@@ -45,7 +45,7 @@ struct GradientRuns {
 
 // Leaves out occurrences without a row (missing and padding ids). Runs ascend by row; of many
 // occurrences, by table and then by row.
-GradientRuns gradient_runs(const char* op, const Lookup& lookup,
+GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
                            const std::vector<TableRows>& tables, int64_t slab, int64_t dim);
 
 // Very long runs are summed in pieces of fixed length first, by all threads.

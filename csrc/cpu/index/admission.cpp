@@ -8,7 +8,7 @@ namespace dynemb::cpu {
 namespace {
 
 // The count of an id as it was before the call.
-int32_t sketch_count(const PolicyView& policies, const IndexView& index, const int32_t* sketch,
+int32_t sketch_count(const PolicyArgs& policies, const IndexArgs& index, const int32_t* sketch,
                      const NewId& entry) {
   const int64_t* policy = policies.row(entry.policy);
   const uint64_t salt = bucket_salt(index.meta_row(entry.table)[kMetaSeed]);
@@ -20,17 +20,17 @@ int32_t sketch_count(const PolicyView& policies, const IndexView& index, const i
   return count;
 }
 
-SlotPosition find_counter(const IndexView& index, const int64_t* policy, int64_t id) {
+SlotPosition find_counter(const IndexArgs& index, const int64_t* policy, int64_t id) {
   const TableView counters = index.table(policy[kPolicyCounterTable]);
   return probe(counters, id, first_hash(id, counters.salt), 0);
 }
 
-int64_t& stored_count(const IndexView& index, const int64_t* policy, const NewId& entry) {
+int64_t& stored_count(const IndexArgs& index, const int64_t* policy, const NewId& entry) {
   const TableView counters = index.table(policy[kPolicyCounterTable]);
   return counters.line(entry.counter_bucket)[kBucketWidth + entry.counter_slot];
 }
 
-void decide(const IndexView& index, const PolicyView& policies, const int32_t* sketch,
+void decide(const IndexArgs& index, const PolicyArgs& policies, const int32_t* sketch,
             NewId* entry) {
   const int64_t* policy = policies.row(entry->policy);
   const int64_t threshold = ranked_threshold(entry->threshold_rank);
@@ -69,7 +69,7 @@ void decide(const IndexView& index, const PolicyView& policies, const int32_t* s
 
 }  // namespace
 
-std::vector<NewId> collect_new_ids(const PolicyView& policies, const FeatureIds& features,
+std::vector<NewId> collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features,
                                    const Misses& misses, const bool* admit) {
   std::vector<NewId> new_ids;
   std::vector<int32_t> number(static_cast<size_t>(misses.count()));  // of an id, by first order
@@ -99,7 +99,7 @@ std::vector<NewId> collect_new_ids(const PolicyView& policies, const FeatureIds&
   return new_ids;
 }
 
-void decide_admission(const IndexView& index, const PolicyView& policies, const int32_t* sketch,
+void decide_admission(const IndexArgs& index, const PolicyArgs& policies, const int32_t* sketch,
                       std::vector<NewId>* new_ids) {
   const int64_t count = static_cast<int64_t>(new_ids->size());
   constexpr int64_t kPart = 512;
@@ -111,19 +111,19 @@ void decide_admission(const IndexView& index, const PolicyView& policies, const 
   });
 }
 
-void refuse_without_room(const PolicyView& policies, NewId* entry) {
+void refuse_without_room(const PolicyArgs& policies, NewId* entry) {
   entry->handle = kRefusedHandle;
   entry->verdict =
       verdict_without_room(policies.row(entry->policy), entry->has_counter(), entry->occurrences);
 }
 
-void find_counter_again(const IndexView& index, const PolicyView& policies, NewId* entry) {
+void find_counter_again(const IndexArgs& index, const PolicyArgs& policies, NewId* entry) {
   const SlotPosition at = find_counter(index, policies.row(entry->policy), entry->id);
   entry->counter_bucket = at.bucket;
   entry->counter_slot = at.slot;
 }
 
-void note_admission(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+void note_admission(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
                     const NewId& entry) {
   const int64_t* policy = policies.row(entry.policy);
   if (policy[kPolicyAdmission] == kAdmitFrequentSketch && entry.verdict == kVerdictCounted) {

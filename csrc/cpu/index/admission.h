@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cpu/index/misses.h"
-#include "cpu/index/policy_view.h"
+#include "cpu/index/policy_args.h"
 
 namespace dynemb::cpu {
 
@@ -29,21 +29,21 @@ struct NewId {
 
 // New ids in order of first occurrence. `admit` bool per id of the call, or nullptr: an id is
 // refused if it is false at all its occurrences.
-std::vector<NewId> collect_new_ids(const PolicyView& policies, const FeatureIds& features,
+std::vector<NewId> collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features,
                                    const Misses& misses, const bool* admit);
 
 // Sets the verdicts. Changes nothing else.
-void decide_admission(const IndexView& index, const PolicyView& policies, const int32_t* sketch,
+void decide_admission(const IndexArgs& index, const PolicyArgs& policies, const int32_t* sketch,
                       std::vector<NewId>* new_ids);
 
 // An admitted id gets no row: it is to be counted instead, where ids are.
-void refuse_without_room(const PolicyView& policies, NewId* entry);
+void refuse_without_room(const PolicyArgs& policies, NewId* entry);
 
 // Finds the exact counter of an id again after its counter table was rehashed.
-void find_counter_again(const IndexView& index, const PolicyView& policies, NewId* entry);
+void find_counter_again(const IndexArgs& index, const PolicyArgs& policies, NewId* entry);
 
 // Adds to the count of an id that is counted, forgets the exact count of one that gets a row.
-void note_admission(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+void note_admission(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
                     const NewId& entry);
 
 }  // namespace dynemb::cpu

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <tuple>
 
-#include "cpu/index/view.h"
+#include "arguments/clocks.h"
+#include "cpu/runtime/results.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -21,13 +22,7 @@ Tensor copy_words(const Tensor& words) {
 // On the CPU everything is known.
 std::tuple<Tensor, Tensor> reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) {
   const char* op = "reported_counts";
-  check_tensor(op, "buckets", buckets, ScalarType::Long);
-  check_size(op, "buckets", buckets, 1, kBucketWords);
-  check_tensor(op, "tables", tables, ScalarType::Long);
-  check_size(op, "tables", tables, 1, kTableColumns);
-  check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-  STD_TORCH_CHECK(row_clock.dim() == 1, "dynemb::", op, ": row_clock has ", row_clock.dim(),
-                  " dimensions, expected 1");
+  check_counts(op, buckets, tables, row_clock);
   return {copy_words(tables), copy_words(row_clock)};
 }
 

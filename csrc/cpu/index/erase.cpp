@@ -4,9 +4,9 @@
 
 #include <vector>
 
+#include "cpu/index/args.h"
 #include "cpu/index/one_writer.h"
 #include "cpu/index/probe.h"
-#include "cpu/index/view.h"
 #include "cpu/rows/allocator.h"
 
 namespace dynemb::cpu {
@@ -16,12 +16,12 @@ namespace {
 Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
               Tensor meta, Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables) {
   const char* op = "erase_";
-  const IndexView index = index_view(op, buckets, &scores, tables, meta);
-  check_slabs(index, slabs, free_rows);
-  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
-  auto* slab = static_cast<int64_t*>(slabs.data_ptr());
-  auto* free_row = static_cast<int64_t*>(free_rows.data_ptr());
-  const int64_t max_rows = free_rows.size(1);
+  const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
+  const AllocationTensors allocation = slab_rows(index, slabs, free_rows);
+  const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
+  int64_t* slab = allocation.slabs;
+  int64_t* free_row = allocation.free_rows;
+  const int64_t max_rows = allocation.max_rows;
   Tensor erased = zeros_cpu({index.table_count}, ScalarType::Long);
   auto* count = static_cast<int64_t*>(erased.data_ptr());
   const OneWriter writer(op, index.tables);
@@ -56,11 +56,9 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
 Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets,
                     std::vector<int64_t> feature_tables, Tensor handles) {
   const char* op = "set_handles_";
-  const IndexView index = index_view(op, buckets, nullptr, tables, meta);
-  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
-  check_tensor(op, "handles", handles, ScalarType::Long);
-  check_length(op, "handles", handles, features.count);
-  const auto* handle = static_cast<const int64_t*>(handles.data_ptr());
+  const IndexArgs index = index_args(op, buckets, nullptr, tables, meta);
+  const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
+  const int64_t* handle = id_words(op, "handles", handles, features.count);
   for (int64_t i = 0; i < features.count; ++i) {
     STD_TORCH_CHECK(handle[i] >= 0, "dynemb::", op, ": handles[", i, "] is ", handle[i],
                     ", expected a handle");

@@ -197,7 +197,7 @@ void take_victims(const Claims& claims, const EvictionLog& log, const int64_t* r
 
 }  // namespace
 
-void evict(const IndexView& index, const PolicyView& policies, const EvictionLog& log,
+void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog& log,
            const std::vector<int32_t>& positions, std::vector<NewId>* new_ids) {
   Claims claims;
   for (int64_t t = 0; t < index.table_count; ++t) {

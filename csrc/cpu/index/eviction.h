@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cpu/index/admission.h"
-#include "cpu/index/policy_view.h"
+#include "cpu/index/policy_args.h"
 
 namespace dynemb::cpu {
 
@@ -17,7 +17,7 @@ struct EvictionLog {
 
 // Finds a victim for each of the new ids at `positions`, ascending, and sets the new id's handle to
 // the victim's row with its next generation. A new id that finds none is refused.
-void evict(const IndexView& index, const PolicyView& policies, const EvictionLog& log,
+void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog& log,
            const std::vector<int32_t>& positions, std::vector<NewId>* new_ids);
 
 }  // namespace dynemb::cpu

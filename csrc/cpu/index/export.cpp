@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/index/view.h"
+#include "cpu/index/args.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -16,14 +16,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
                                                         Tensor tables, Tensor meta, int64_t table,
                                                         int64_t begin, int64_t max_ids) {
   const char* op = "export_batch";
-  const IndexView index = index_view(op, buckets, &scores, tables, meta);
-  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::", op, ": table is ", table,
-                  ", expected 0 to ", index.table_count - 1);
+  const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
+  check_table_number(op, table, index.table_count);
   const TableView view = index.table(table);
-  STD_TORCH_CHECK(begin >= 0 && begin <= view.bucket_count, "dynemb::", op, ": begin is ", begin,
-                  ", expected a bucket from 0 to ", view.bucket_count);
-  STD_TORCH_CHECK(max_ids >= kBucketWidth, "dynemb::", op, ": max_ids is ", max_ids,
-                  ", expected at least a bucket of ", kBucketWidth);
+  check_begin(op, begin, view.bucket_count);
+  check_max_ids(op, max_ids);
   std::vector<int64_t> id, handle, score;
   int64_t bucket = begin;
   for (; bucket < view.bucket_count; ++bucket) {

@@ -131,8 +131,9 @@ DYNEMB_SIMD_VARIANTS(find_tile_simd, (const FindJob& job), (job))
 // Handles of ids, and per table how many are missing (padding ids are not counted).
 std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tensor ids,
                                 Tensor offsets, std::vector<int64_t> feature_tables) {
-  const IndexView index = index_view("find", buckets, nullptr, tables, meta);
-  const FeatureIds features = feature_ids("find", ids, offsets, feature_tables, index.table_count);
+  const IndexArgs index = index_args("find", buckets, nullptr, tables, meta);
+  const FeatureArgs features =
+      feature_args("find", ids, offsets, feature_tables, index.table_count);
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
   Tensor missing = zeros_cpu({index.table_count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());

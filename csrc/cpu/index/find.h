@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/policy/decisions.h"
-#include "cpu/index/view.h"
+#include "cpu/index/args.h"
 
 namespace dynemb::cpu {
 

@@ -74,10 +74,9 @@ void spread_buckets(const TableView& table, int64_t table_number, int64_t begin,
 
 // Grows the index of one table so that it takes `ids` ids without another growth.
 void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table, int64_t ids) {
-  const IndexView index = index_view("grow_", buckets, &scores, tables, meta);
-  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::grow_: table is ", table,
-                  ", expected 0 to ", index.table_count - 1);
-  STD_TORCH_CHECK(ids >= 0, "dynemb::grow_: ids is ", ids, ", expected a count of at least 0");
+  const IndexArgs index = index_args("grow_", buckets, &scores, tables, meta);
+  check_table_number(index.op, table, index.table_count);
+  check_room(index.op, ids);
   const OneWriter writer(index.op, index.tables);
   const int64_t wanted = buckets_for(ids);
   if (wanted <= index.table_row(table)[kTableBucketCount]) return;
@@ -88,10 +87,9 @@ void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t ta
 // Places all entries of one table again, in as few buckets as take `ids` ids.
 void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table,
              int64_t ids) {
-  const IndexView index = index_view("shrink_", buckets, &scores, tables, meta);
-  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::shrink_: table is ", table,
-                  ", expected 0 to ", index.table_count - 1);
-  STD_TORCH_CHECK(ids >= 0, "dynemb::shrink_: ids is ", ids, ", expected a count of at least 0");
+  const IndexArgs index = index_args("shrink_", buckets, &scores, tables, meta);
+  check_table_number(index.op, table, index.table_count);
+  check_room(index.op, ids);
   const OneWriter writer(index.op, index.tables);
   int64_t* row = index.table_row(table);
   const TableView old = index.table(table);
@@ -135,7 +133,7 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
 
 }  // namespace
 
-int64_t check_rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
+int64_t check_rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
   const int64_t region = index.meta_row(table)[kMetaRegionBuckets];
   STD_TORCH_CHECK(bucket_count <= region, "dynemb::", index.op, ": table ", table, " needs ",
                   bucket_count, " buckets for its ids but has room for ", region,
@@ -144,7 +142,7 @@ int64_t check_rehash(const IndexView& index, int64_t table, int64_t bucket_count
   return added * (kLineBytes + index.table(table).score_words * kBucketWidth * 8);
 }
 
-void rehash(const IndexView& index, int64_t table, int64_t bucket_count) {
+void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
   int64_t* row = index.table_row(table);
   const TableView view = index.table(table);
   if (bucket_count * kLineBytes >= kHugePageBytes) {

@@ -22,7 +22,7 @@ namespace {
 // Round 3: every new id into its first bucket, partition by partition. A partition is a range of
 // the hash, hence a range of buckets where the bucket count allows it. What finds no place there
 // goes through the remaining rounds in order of occurrence.
-void place_misses(const IndexView& index, int64_t step, const Misses& misses) {
+void place_misses(const IndexArgs& index, int64_t step, const Misses& misses) {
   constexpr int64_t kLookahead = 16;
   std::vector<TableView> tables;
   for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
@@ -75,7 +75,7 @@ struct Plan {
 };
 
 // Decides growth and checks room for the plan. Changes nothing.
-void check_plan(const IndexView& index, const RowAllocator& allocator, int64_t slabs, Plan* plan) {
+void check_plan(const IndexArgs& index, const RowAllocator& allocator, int64_t slabs, Plan* plan) {
   std::vector<int64_t> new_rows(slabs, 0);
   plan->growth.resize(index.table_count);
   int64_t bytes = 0;
@@ -91,14 +91,14 @@ void check_plan(const IndexView& index, const RowAllocator& allocator, int64_t s
   check_available_memory(index.op, bytes + allocator.check(new_rows));
 }
 
-void rehash_tables(const IndexView& index, const Plan& plan) {
+void rehash_tables(const IndexArgs& index, const Plan& plan) {
   for (int64_t t = 0; t < index.table_count; ++t) {
     if (plan.growth[t].rehash) rehash(index, t, plan.growth[t].bucket_count);
   }
 }
 
 // Rows and places for all new ids, where no table has a policy.
-void insert_all(const IndexView& index, const PolicyView& policies, RowAllocator* allocator,
+void insert_all(const IndexArgs& index, const PolicyArgs& policies, RowAllocator* allocator,
                 int64_t slabs, Misses* misses) {
   Plan plan;
   plan.added = dedupe_misses(index.table_count, misses);
@@ -123,7 +123,7 @@ void insert_all(const IndexView& index, const PolicyView& policies, RowAllocator
 
 // How many of the admitted ids of each table get a row that no other id has; the others need a
 // victim, or are refused, or are too many.
-void plan_room(const IndexView& index, const PolicyView& policies,
+void plan_room(const IndexArgs& index, const PolicyArgs& policies,
                const std::vector<int64_t>& admitted, Plan* plan) {
   int64_t budget = 0;
   for (int64_t t = 0; t < index.table_count; ++t) {
@@ -152,7 +152,7 @@ void plan_room(const IndexView& index, const PolicyView& policies,
   }
 }
 
-Entry entry_of(const IndexView& index, const PolicyView& policies, const NewId& id, int64_t table) {
+Entry entry_of(const IndexArgs& index, const PolicyArgs& policies, const NewId& id, int64_t table) {
   ScoreUpdate update = policy_update(policies.row(id.policy), policies.clock, id.table);
   update.expires = ranked_expiry(id.expiry_rank);
   const int64_t frequency = counted_frequency(id.counted + id.occurrences);
@@ -170,7 +170,7 @@ Entry entry_of(const IndexView& index, const PolicyView& policies, const NewId& 
 
 // Decides who of the new ids gets a row, and checks that there is room for all of it. Changes
 // nothing but the verdicts.
-Plan plan_by_policy(const IndexView& index, const PolicyView& policies,
+Plan plan_by_policy(const IndexArgs& index, const PolicyArgs& policies,
                     const RowAllocator& allocator, int64_t slabs,
                     const std::vector<NewId>& new_ids) {
   Plan plan;
@@ -201,7 +201,7 @@ Plan plan_by_policy(const IndexView& index, const PolicyView& policies,
 
 // Rows for the new ids for which there is room; counts of the others. Returns the positions of
 // those that need a victim.
-std::vector<int32_t> give_rows(const IndexView& index, const PolicyView& policies, int32_t* sketch,
+std::vector<int32_t> give_rows(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
                                const Plan& plan, RowAllocator* allocator,
                                std::vector<NewId>* new_ids) {
   std::vector<int64_t> given(index.table_count, 0);
@@ -227,8 +227,8 @@ std::vector<int32_t> give_rows(const IndexView& index, const PolicyView& policie
 }
 
 // Rows and places for the new ids that the policies let in.
-void insert_by_policy(const IndexView& index, const PolicyView& policies, int32_t* sketch,
-                      const EvictionLog& log, const FeatureIds& features, const bool* admit,
+void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
+                      const EvictionLog& log, const FeatureArgs& features, const bool* admit,
                       RowAllocator* allocator, int64_t slabs, Misses* misses) {
   dedupe_misses(index.table_count, misses);
   std::vector<NewId> new_ids = collect_new_ids(policies, features, *misses, admit);
@@ -267,7 +267,7 @@ void insert_by_policy(const IndexView& index, const PolicyView& policies, int32_
 }
 
 // Handles of the ids that were not found, and how often ids were found, missed and refused.
-void finish(const IndexView& index, const Misses& misses, int64_t* handles) {
+void finish(const IndexArgs& index, const Misses& misses, int64_t* handles) {
   const auto tile_count = static_cast<int64_t>(misses.tiles.size());
   std::vector<int64_t> refused(static_cast<size_t>(tile_count), 0);
   parallel_units(tile_count, misses.count(), [&](int64_t begin, int64_t end) {
@@ -296,30 +296,18 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
                        Tensor ids, Tensor offsets, std::optional<Tensor> admit,
                        std::vector<int64_t> feature_tables, std::vector<int64_t> feature_policies) {
   const char* op = "find_or_insert_";
-  const IndexView index = index_view(op, buckets, &scores, tables, meta);
+  const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
   RowAllocator allocator(index, slabs, free_rows);
-  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
-  const PolicyView policies = policy_view(index, features, policy, clock, sketch, feature_policies);
-  check_tensor(op, "evicted", evicted, ScalarType::Long);
-  check_size(op, "evicted", evicted, 1, kEvictedColumns);
-  STD_TORCH_CHECK(evicted.size(0) > 0, "dynemb::", op,
-                  ": evicted.size(0) is 0, expected 1 or more");
-  const auto* head = static_cast<const int64_t*>(evicted.data_ptr());
+  const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
+  const PolicyArgs policies = policy_args(index, features, policy, clock, sketch, feature_policies);
+  const int64_t* head = evicted_tensor(op, evicted);
   STD_TORCH_CHECK(head[kEvictedRecords] >= 0 && head[kEvictedRecords] < evicted.size(0) &&
                       head[kEvictedLost] >= 0 && head[kEvictedLost] <= INT64_MAX / 2,
                   "dynemb::", op, ": evicted[0] counts ", head[kEvictedRecords], " records and ",
                   head[kEvictedLost], " that found no place, but there is room for ",
                   evicted.size(0) - 1);
-  const bool* admitted = nullptr;
-  if (admit.has_value()) {
-    check_tensor(op, "admit", *admit, ScalarType::Bool);
-    check_length(op, "admit", *admit, features.count);
-    STD_TORCH_CHECK(!policies.empty(), "dynemb::", op,
-                    ": admit is given, but no table has a policy");
-    admitted = static_cast<const bool*>(admit->data_ptr());
-  }
-  STD_TORCH_CHECK(features.count < (int64_t{1} << 31), "dynemb::", op, ": ids has ", features.count,
-                  " elements, expected fewer than 2^31: split the batch");
+  const bool* admitted = admit_tensor(op, admit, features.count, !policies.empty());
+  check_id_limit(op, features.count);
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());
   const OneWriter writer(op, index.tables);

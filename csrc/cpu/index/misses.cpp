@@ -12,7 +12,7 @@ int64_t partition_of(const Misses& misses, uint64_t hash) {
 
 }  // namespace
 
-void find_all(const IndexView& index, const FeatureIds& features, const PolicyView& policies,
+void find_all(const IndexArgs& index, const FeatureArgs& features, const PolicyArgs& policies,
               int64_t* handles, Misses* misses) {
   misses->tiles = make_tiles(features);
   const std::vector<Tile>& tiles = misses->tiles;
@@ -32,7 +32,7 @@ void find_all(const IndexView& index, const FeatureIds& features, const PolicyVi
   for (int64_t i = 0; i < tile_count; ++i) misses->tile_begin[i + 1] += misses->tile_begin[i];
 }
 
-void partition_misses(const IndexView& index, const FeatureIds& features, Misses* misses) {
+void partition_misses(const IndexArgs& index, const FeatureArgs& features, Misses* misses) {
   const std::vector<Tile>& tiles = misses->tiles;
   const int64_t tile_count = static_cast<int64_t>(tiles.size());
   constexpr int64_t kMaxChunks = 16;

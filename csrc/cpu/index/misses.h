@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu/index/args.h"
 #include "cpu/index/find.h"
-#include "cpu/index/policy_view.h"
-#include "cpu/index/view.h"
+#include "cpu/index/policy_args.h"
 
 namespace dynemb::cpu {
 
@@ -43,10 +43,10 @@ struct ReleaseLarge {
 };
 
 // Round 1: handles of the ids that are there; scores of their slots are updated.
-void find_all(const IndexView& index, const FeatureIds& features, const PolicyView& policies,
+void find_all(const IndexArgs& index, const FeatureArgs& features, const PolicyArgs& policies,
               int64_t* handles, Misses* misses);
 
-void partition_misses(const IndexView& index, const FeatureIds& features, Misses* misses);
+void partition_misses(const IndexArgs& index, const FeatureArgs& features, Misses* misses);
 
 // Round 2: finds the first occurrence of every new id; returns the number of new ids by table.
 std::vector<int64_t> dedupe_misses(int64_t table_count, Misses* misses);

@@ -99,7 +99,7 @@ bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
   return false;
 }
 
-void place_entries(const IndexView& index, std::vector<Entry> entries) {
+void place_entries(const IndexArgs& index, std::vector<Entry> entries) {
   std::vector<TableView> tables;
   tables.reserve(index.table_count);
   for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/policy/decisions.h"
-#include "cpu/index/view.h"
+#include "cpu/index/args.h"
 
 namespace dynemb::cpu {
 
@@ -31,6 +31,6 @@ bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
 // for the rest, then the buckets after them. Within a round a bucket takes its entries in the order
 // given, so the result does not depend on the number of threads. Keys must be distinct, absent, and
 // few enough to fit. Orders are set to positions in `entries`.
-void place_entries(const IndexView& index, std::vector<Entry> entries);
+void place_entries(const IndexArgs& index, std::vector<Entry> entries);
 
 }  // namespace dynemb::cpu

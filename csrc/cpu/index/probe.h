@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/index/bucket.h"
-#include "cpu/index/view.h"
+#include "cpu/index/args.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {

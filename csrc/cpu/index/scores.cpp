@@ -4,9 +4,9 @@
 #include <tuple>
 #include <vector>
 
+#include "cpu/index/args.h"
 #include "cpu/index/one_writer.h"
 #include "cpu/index/probe.h"
-#include "cpu/index/view.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -14,11 +14,9 @@ namespace {
 // Calls visit(position in the call, score word of the slot) for every id that is in its table, from
 // many threads.
 template <class F>
-void visit_scores(const IndexView& index, const FeatureIds& features, int64_t word,
+void visit_scores(const IndexArgs& index, const FeatureArgs& features, int64_t word,
                   const F& visit) {
-  STD_TORCH_CHECK(word >= 0 && word < index.score_words, "dynemb::", index.op, ": word is ", word,
-                  ", but the index keeps ", index.score_words,
-                  " scores of an id: create the tables with a policy that keeps it");
+  check_score_word(index.op, word, index.score_words);
   for (const int64_t t : features.table) {
     STD_TORCH_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
                     ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
@@ -44,8 +42,8 @@ std::tuple<Tensor, Tensor> get_scores(Tensor buckets, Tensor scores, Tensor tabl
                                       Tensor ids, Tensor offsets,
                                       std::vector<int64_t> feature_tables, int64_t word) {
   const char* op = "get_scores";
-  const IndexView index = index_view(op, buckets, &scores, tables, meta);
-  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
+  const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
+  const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
   Tensor values = zeros_cpu({features.count}, ScalarType::Long);
   Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
   auto* value = static_cast<int64_t*>(values.data_ptr());
@@ -63,13 +61,11 @@ Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
                    Tensor offsets, std::vector<int64_t> feature_tables, Tensor values,
                    int64_t word) {
   const char* op = "set_scores_";
-  const IndexView index = index_view(op, buckets, &scores, tables, meta);
-  const FeatureIds features = feature_ids(op, ids, offsets, feature_tables, index.table_count);
-  check_tensor(op, "values", values, ScalarType::Long);
-  check_length(op, "values", values, features.count);
+  const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
+  const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
+  const int64_t* value = id_words(op, "values", values, features.count);
   Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
   const OneWriter writer(op, index.tables);
-  const auto* value = static_cast<const int64_t*>(values.data_ptr());
   auto* is_found = static_cast<bool*>(found.data_ptr());
   visit_scores(index, features, word, [&](int64_t i, int64_t* score) {
     __atomic_store_n(score, INT64_MIN, __ATOMIC_RELAXED);

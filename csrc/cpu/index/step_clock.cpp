@@ -5,7 +5,8 @@
 
 #include <optional>
 
-#include "cpu/index/view.h"
+#include "arguments/clocks.h"
+#include "core/policy/decisions.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -13,19 +14,9 @@ namespace {
 void advance_step_(Tensor buckets, Tensor tables, Tensor row_clock, Tensor clock,
                    std::optional<int64_t> now) {
   const char* op = "advance_step_";
-  check_tensor(op, "buckets", buckets, ScalarType::Long);
-  check_size(op, "buckets", buckets, 1, kBucketWords);
-  check_tensor(op, "tables", tables, ScalarType::Long);
-  check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-  check_tensor(op, "clock", clock, ScalarType::Long);
-  check_clocks(op, tables, row_clock, clock);
-  constexpr int64_t kMostSteps = int64_t{1} << 62;
-  const int64_t step = static_cast<const int64_t*>(clock.data_ptr())[kClockStep];
-  STD_TORCH_CHECK(step >= 0 && step <= kMostSteps, "dynemb::", op, ": clock[0] is ", step,
-                  ", expected a step from 0 to ", kMostSteps + 0);
-  advance_clocks(static_cast<int64_t*>(clock.data_ptr()),
-                 static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra,
-                 now.has_value() ? &*now : nullptr);
+  const ClockTensors clocks = clock_tensors(op, buckets, tables, row_clock, clock);
+  check_step(op, clocks.clock[kClockStep]);
+  advance_clocks(clocks.clock, clocks.extra, now.has_value() ? &*now : nullptr);
 }
 
 }  // namespace

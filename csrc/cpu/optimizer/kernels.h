@@ -3,10 +3,11 @@
 
 #include <cstdint>
 
+#include "arguments/update.h"
 #include "core/optimizer/step.h"
 #include "core/rows/float_bits.h"
+#include "cpu/rows/args.h"
 #include "cpu/rows/state.h"
-#include "cpu/rows/view.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
@@ -34,9 +35,7 @@ struct RowUpdateJob {
 };
 
 struct OptimizerKernels {
-  int element_states;
-  int row_states;
-  RowSteps row_steps;
+  StateKinds state;
   void (*update_rows)(RowUpdateJob& job);
   void (*prefetch_rows)(const RowUpdateJob& job);  // starts loading the next rows
 };

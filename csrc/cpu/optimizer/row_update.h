@@ -357,8 +357,7 @@ void prefetch_rows(const RowUpdateJob& job) {
 }
 
 template <class Optimizer>
-inline constexpr OptimizerKernels kOptimizerKernels{
-    Optimizer::kElementStates, Optimizer::kRowStates, Optimizer::kRowSteps, update_rows<Optimizer>,
-    prefetch_rows<Optimizer>};
+inline constexpr OptimizerKernels kOptimizerKernels{kStateKinds<Optimizer>, update_rows<Optimizer>,
+                                                    prefetch_rows<Optimizer>};
 
 }  // namespace dynemb::cpu

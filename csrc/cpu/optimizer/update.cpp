@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "arguments/clocks.h"
 #include "core/policy/counts.h"
 #include "cpu/gradient/runs.h"
 #include "cpu/index/one_writer.h"
@@ -16,9 +17,8 @@ struct UpdateCall {
   const char* op;
   std::vector<TableRows> tables;
   std::vector<SlabState> state;  // by slab
-  std::vector<OptimizerStep> steps;
-  int64_t* clock;
-  int64_t* extra;
+  UpdateTensors given;
+  std::vector<OptimizerStep> steps;  // by table
 
   UpdateCall(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
              const std::vector<Tensor>& generations, const std::vector<Tensor>& states,
@@ -27,68 +27,38 @@ struct UpdateCall {
              const std::vector<int64_t>& updated_tables)
       : kernels(kernels),
         op(op),
-        tables(table_rows(op, weights, generations, meta, init_data)),
-        state(slab_state(op, weights, states)) {
-    const int64_t table_count = meta.size(0);
-    for (size_t s = 0; s < state.size(); ++s) {
-      const bool counts = state[s].steps != nullptr;
-      STD_TORCH_CHECK(state[s].element_states == kernels.element_states &&
-                          state[s].row_states == kernels.row_states &&
-                          (counts ? kernels.row_steps != RowSteps::kNone
-                                  : kernels.row_steps != RowSteps::kLastSeen),
-                      "dynemb::", op, ": state of slab ", s, " has ", state[s].element_states,
-                      " tensors of a value per weight, ", state[s].row_states,
-                      " of a value per row and ", counts ? 1 : 0, " of steps, expected ",
-                      kernels.element_states, ", ", kernels.row_states, " and ",
-                      kernels.row_steps == RowSteps::kNone       ? "0"
-                      : kernels.row_steps == RowSteps::kOptional ? "0 or 1"
-                                                                 : "1");
-    }
-    check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-    check_length(op, "row_clock", row_clock, table_count + kRowClockExtra);
-    check_tensor(op, "hyper", hyper, ScalarType::Double);
-    check_size(op, "hyper", hyper, 0, table_count);
-    check_size(op, "hyper", hyper, 1, kHyperColumns);
-    check_tensor(op, "updates", updates, ScalarType::Long);
-    check_length(op, "updates", updates, 1);
-    clock = static_cast<int64_t*>(row_clock.data_ptr());
-    extra = clock + table_count;
-    check_row_clock(op, clock, row_clock.numel());
-    writer_.emplace(op, clock);
-    const int64_t seen = *static_cast<const int64_t*>(updates.data_ptr());
+        tables(group_rows(op, weights, generations, meta, init_data)),
+        state(state_tensors(op, weights, states)),
+        given(update_tensors(op, kernels.state, state, meta.size(0), row_clock, hyper, updates,
+                             tables_argument, updated_tables)) {
+    check_row_clock(op, given.clock, row_clock.numel());
+    writer_.emplace(op, given.clock);
     STD_TORCH_CHECK(
-        seen == extra[kRowClockUpdates], "dynemb::", op,
-        ": the rows were updated between this lookup's forward and its backward (update ", seen,
-        " then, ", extra[kRowClockUpdates],
+        *given.seen == given.extra[kRowClockUpdates], "dynemb::", op,
+        ": the rows were updated between this lookup's forward and its backward (update ",
+        *given.seen, " then, ", given.extra[kRowClockUpdates],
         " now), so its gradients no longer fit them. Do not look a table up twice before a "
         "backward, nor run backward twice: pass all features of a table to one call, or use split "
         "mode (split=True, then one module.optimizer.step()); where gradients are to come late, "
         "give "
         "the optimizer delayed_gradients=\"apply\"");
-    std::vector<bool> updated(table_count, false);
-    for (const int64_t t : updated_tables) {
-      STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", op, ": ", tables_argument,
-                      " has table ", t, ", expected 0 to ", table_count - 1);
-      updated[t] = true;
+    steps.reserve(tables.size());
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const int64_t step = given.updated[t] != 0 ? next_count(given.clock[t]) : given.clock[t];
+      steps.push_back(optimizer_step(given.hyper + t * kHyperColumns, step));
     }
-    const auto* h = static_cast<const double*>(hyper.data_ptr());
-    for (int64_t t = 0; t < table_count; ++t) {
-      const int64_t step = updated[t] ? next_count(clock[t]) : clock[t];
-      steps.push_back(optimizer_step(h + t * kHyperColumns, step));
-    }
-    updated_ = std::move(updated);
   }
 
   // Advances the steps of the tables in this update, once everything has been checked.
   void advance() {
-    for (size_t t = 0; t < updated_.size(); ++t) {
-      if (updated_[t] && !steps[t].skip) clock[t] = steps[t].step;
+    for (size_t t = 0; t < steps.size(); ++t) {
+      if (given.updated[t] != 0 && !steps[t].skip) given.clock[t] = steps[t].step;
     }
-    ++extra[kRowClockUpdates];
-    ++extra[kRowClockSinceStep];
+    ++given.extra[kRowClockUpdates];
+    ++given.extra[kRowClockSinceStep];
   }
 
-  bool updates(int64_t table) const { return updated_[table]; }
+  bool updates(int64_t table) const { return given.updated[table] != 0; }
 
   // Whether a NaN or infinity in a gradient is an error, in a table or in any.
   bool raises(int64_t table) const {
@@ -113,7 +83,6 @@ struct UpdateCall {
 
  private:
   std::optional<OneWriter> writer_;
-  std::vector<bool> updated_;
 };
 
 constexpr int64_t kScratchRows = 2 + kMaxStates;
@@ -130,8 +99,8 @@ struct Dropped {
     job->stale = job->non_finite = 0;
   }
   void count(const UpdateCall& call) const {
-    for (const int64_t n : stale) call.extra[kRowClockStale] += n;
-    for (const int64_t n : non_finite) call.extra[kRowClockNonFinite] += n;
+    for (const int64_t n : stale) call.given.extra[kRowClockStale] += n;
+    for (const int64_t n : non_finite) call.given.extra[kRowClockNonFinite] += n;
   }
 };
 
@@ -149,7 +118,7 @@ struct SlabRuns {
         chunks((runs.count() + kRowsPerChunk - 1) / kRowsPerChunk) {}
 
   void collect(int64_t chunk, std::vector<RowUpdate>* rows) const {
-    const Lookup& lookup = *source.lookup;
+    const LookupArgs& lookup = *source.lookup;
     rows->clear();
     const int64_t last = std::min((chunk + 1) * kRowsPerChunk, runs.count());
     for (int64_t r = chunk * kRowsPerChunk; r < last; ++r) {
@@ -225,8 +194,8 @@ void backward(const OptimizerKernels& kernels, const char* op, const std::vector
               int64_t pooling) {
   UpdateCall call(kernels, op, weights, generations, state, row_clock, hyper, meta, init_data,
                   updates, "feature_tables", feature_tables);
-  const Lookup lookup = lookup_call(op, call.tables, ids, handles, offsets, per_sample_weights,
-                                    feature_tables, feature_dims, pooling);
+  const LookupArgs lookup = lookup_call(op, call.tables, ids, handles, offsets, per_sample_weights,
+                                        feature_tables, feature_dims, pooling);
   const GradientSource source = gradient_source(op, lookup, grad_output);
   std::vector<GradientRuns> slabs;
   for (size_t s = 0; s < weights.size(); ++s) {
@@ -251,35 +220,21 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
             const std::vector<int64_t>& updated_tables) {
   UpdateCall call(kernels, op, weights, generations, state, row_clock, hyper, meta, init_data,
                   updates, "updated_tables", updated_tables);
-  const size_t slabs = weights.size();
-  STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
-                      gradients.size() == slabs,
-                  "dynemb::", op, ": handles, ids, tables and gradients must have one tensor for ",
-                  "each of ", slabs, " slabs");
-  check_tensor(op, "counts", counts, ScalarType::Long);
-  check_length(op, "counts", counts, static_cast<int64_t>(slabs));
-  const auto* count = static_cast<const int64_t*>(counts.data_ptr());
-  const int64_t table_count = static_cast<int64_t>(call.tables.size());
+  const std::vector<ReducedTensors> reduced =
+      reduced_tensors(op, weights, handles, ids, tables, gradients, counts);
+  const auto table_count = static_cast<int64_t>(call.tables.size());
   // not made for all entries at once: they may be millions
   const auto entry = [&](size_t s, int64_t u) -> RowUpdate {
-    return {static_cast<const int64_t*>(handles[s].data_ptr())[u],
-            static_cast<const int64_t*>(ids[s].data_ptr())[u],
-            static_cast<const int64_t*>(tables[s].data_ptr())[u],
-            static_cast<const float*>(gradients[s].data_ptr()) + u * weights[s].size(1)};
+    const ReducedTensors& of = reduced[s];
+    return {of.handles[u], of.ids[u], of.tables[u], of.gradients + u * weights[s].size(1)};
   };
-  for (size_t s = 0; s < slabs; ++s) {
-    check_tensor(op, "handles", handles[s], ScalarType::Long);
-    check_tensor(op, "ids", ids[s], ScalarType::Long);
-    check_tensor(op, "tables", tables[s], ScalarType::Long);
-    check_tensor(op, "gradients", gradients[s], ScalarType::Float);
-    STD_TORCH_CHECK(count[s] >= 0 && count[s] <= handles[s].numel() && count[s] <= ids[s].numel() &&
-                        count[s] <= tables[s].numel() &&
-                        count[s] * weights[s].size(1) <= gradients[s].numel(),
-                    "dynemb::", op, ": counts[", s, "] is ", count[s],
-                    ", more than handles, ids, tables or gradients hold");
-    const auto* handle = static_cast<const int64_t*>(handles[s].data_ptr());
-    const auto* table = static_cast<const int64_t*>(tables[s].data_ptr());
-    for (int64_t u = 0; u < count[s]; ++u) {
+  for (size_t s = 0; s < reduced.size(); ++s) {
+    const int64_t count = *reduced[s].count;
+    STD_TORCH_CHECK(count >= 0 && count <= reduced[s].capacity, "dynemb::", op, ": counts[", s,
+                    "] is ", count, ", more than handles, ids, tables or gradients hold");
+    const int64_t* handle = reduced[s].handles;
+    const int64_t* table = reduced[s].tables;
+    for (int64_t u = 0; u < count; ++u) {
       STD_TORCH_CHECK(handle[u] >= 0 && handle_row(handle[u]) < weights[s].size(0) &&
                           table[u] >= 0 && table[u] < table_count &&
                           call.tables[table[u]].slab == static_cast<int64_t>(s),
@@ -293,8 +248,8 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
     }
   }
   call.advance();
-  for (size_t s = 0; s < slabs; ++s) {
-    const int64_t total = count[s];
+  for (size_t s = 0; s < reduced.size(); ++s) {
+    const int64_t total = *reduced[s].count;
     const int64_t chunks = (total + kRowsPerChunk - 1) / kRowsPerChunk;
     Dropped dropped(chunks);
     parallel_units(chunks, total, [&](int64_t begin, int64_t end) {

@@ -73,8 +73,7 @@ std::tuple<Lists, Lists, Lists, Lists> ragged_cutoff_3d(Lists values, Lists oute
   const char* op = "ragged_cutoff_3d";
   const auto lists =
       ragged_of(op, "values", values, "inner_offsets", inner_offsets, "weights", weights, weighted);
-  check_entries(op, "outer_offsets", outer_offsets.size(), lists.size());
-  check_offsets_list(op, "outer_offsets", outer_offsets);
+  check_offset_lists(op, "outer_offsets", outer_offsets, lists.size());
   check_numbers(op, "keep_lengths", keep_lengths, lists.size(), 0);
   check_entries(op, "drop_left", drop_left.size(), lists.size());
   check_entries(op, "pad_left", pad_left.size(), lists.size());

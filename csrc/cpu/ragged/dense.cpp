@@ -30,16 +30,9 @@ struct Nested {
 std::vector<Nested> nested_of(const char* op, const Lists& values, const Lists& offsets,
                               const std::vector<int64_t>& depths,
                               const std::vector<int64_t>& lengths) {
-  check_entries(op, "values", values.size(), values.size());
-  check_values(op, "values", values, 1);
-  check_entries(op, "depths", depths.size(), values.size());
-  check_list(op, "offsets", offsets, offsets.size(), ScalarType::Long, 1);
-  const Depths at = check_depths(op, offsets, depths, lengths, values.size());
+  const Depths at = check_depths(op, values, offsets, depths, lengths);
   std::vector<Nested> result;
   for (size_t f = 0; f < values.size(); ++f) {
-    if (!values[f].is_cpu()) {
-      check_tensor(op, entry_name("values", f).c_str(), values[f], values[f].scalar_type());
-    }
     Nested nested;
     nested.count = values[f].size(0);
     nested.rows = offsets[at.first[f]].size(0) - 1;
@@ -160,18 +153,12 @@ Lists ragged_indices(Lists values, Lists offsets, std::vector<int64_t> depths,
 std::tuple<Lists, Lists> dense_to_ragged(Lists dense, bool trim, double invalid,
                                          int64_t integer_invalid) {
   const char* op = "dense_to_ragged";
-  check_entries(op, "dense", dense.size(), dense.size());
-  const std::vector<int64_t> bytes = check_values(op, "dense", dense, kAnyDims);
+  const std::vector<int64_t> bytes = check_dense(op, dense);
   Lists values, offsets;
   std::vector<int64_t> rows, innermost;
   int64_t elements = 1;
   for (size_t f = 0; f < dense.size(); ++f) {
     const Tensor& tensor = dense[f];
-    if (!tensor.is_cpu()) {
-      check_tensor(op, entry_name("dense", f).c_str(), tensor, tensor.scalar_type());
-    }
-    STD_TORCH_CHECK(tensor.dim() >= 2, "dynemb::", op, ": ", entry_name("dense", f), " has ",
-                    tensor.dim(), " dimensions, expected at least 2");
     int64_t parts = 1;
     for (int64_t d = 0; d + 1 < tensor.dim(); ++d) {
       parts *= tensor.size(d);

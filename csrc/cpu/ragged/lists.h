@@ -22,34 +22,22 @@ struct Ragged {
 
 inline int64_t* words_of(const Tensor& tensor) { return static_cast<int64_t*>(tensor.data_ptr()); }
 
-// Offsets of a feature, checked, values too.
-inline void check_offsets_list(const char* op, const char* name,
-                               const std::vector<Tensor>& offsets) {
-  check_list(op, name, offsets, offsets.size(), ScalarType::Long, 1);
-  check_not_empty(op, name, offsets);
-}
-
+// Checks also the values of offsets.
 inline std::vector<Ragged> ragged_of(const char* op, const char* values_name,
                                      const std::vector<Tensor>& values, const char* offsets_name,
                                      const std::vector<Tensor>& offsets, const char* weights_name,
                                      const std::vector<Tensor>& weights,
                                      const std::vector<int64_t>& weighted) {
-  check_entries(op, values_name, values.size(), values.size());
-  const std::vector<int64_t> bytes = check_values(op, values_name, values, 1);
-  check_entries(op, offsets_name, offsets.size(), values.size());
-  check_offsets_list(op, offsets_name, offsets);
-  const std::vector<int64_t> weight = check_weights(op, weights_name, weights, weighted, values);
+  const std::vector<int64_t> weight =
+      check_ragged(op, values_name, values, offsets_name, offsets, weights_name, weights, weighted);
   std::vector<Ragged> result;
   result.reserve(values.size());
   for (size_t f = 0; f < values.size(); ++f) {
-    if (!values[f].is_cpu()) {
-      check_tensor(op, entry_name(values_name, f).c_str(), values[f], values[f].scalar_type());
-    }
     const int64_t count = values[f].size(0);
     check_list_offsets(op, offsets_name, f, offsets[f], count);
     result.push_back(
-        {static_cast<const char*>(values[f].data_ptr()), bytes[f], words_of(offsets[f]),
-         offsets[f].size(0) - 1, count, weight[f] >= 0,
+        {static_cast<const char*>(values[f].data_ptr()), value_bytes(op, values_name, f, values[f]),
+         words_of(offsets[f]), offsets[f].size(0) - 1, count, weight[f] >= 0,
          weight[f] < 0 ? nullptr : static_cast<const float*>(weights[weight[f]].data_ptr())});
   }
   return result;

@@ -13,13 +13,6 @@
 namespace dynemb::cpu {
 namespace {
 
-int64_t features_of(const char* op, const std::vector<int64_t>& tile_lens,
-                    const std::vector<int64_t>& pad_left) {
-  const auto features = static_cast<int64_t>(tile_lens.size());
-  check_tiles(op, tile_lens, pad_left);
-  return features;
-}
-
 // The places of a bag's rows in a tile: positions [first, first + count) at `slot` and after it.
 struct Placed {
   int64_t first;
@@ -33,7 +26,7 @@ DYNEMB_INLINE Placed placed(const int64_t* offset, int64_t b, int64_t tile_len, 
 }
 
 struct TileJob {
-  const Bags* bags;
+  const BagArgs* bags;
   const float* rows;
   float* output;  // [batch, tile_len * dim]
   int64_t tile_len;
@@ -44,7 +37,7 @@ struct TileJob {
 };
 
 DYNEMB_INLINE void write_tiles_body(const TileJob& job) {
-  const Bags& bags = *job.bags;
+  const BagArgs& bags = *job.bags;
   const int64_t dim = bags.dim;
   const int64_t* offset = bags.offset + job.feature * bags.batch;
   const size_t row_bytes = sizeof(float) * static_cast<size_t>(dim);
@@ -76,8 +69,10 @@ std::vector<Tensor> ragged_tile(Tensor rows, Tensor positions, Tensor offsets,
                                 std::vector<int64_t> pad_left) {
   const char* op = "ragged_tile";
   check_matrix(op, "rows", rows);
-  const int64_t features = features_of(op, tile_lens, pad_left);
-  const Bags bags = bags_of(op, positions, offsets, features, weights, rows.size(0), rows.size(1));
+  check_tiles(op, tile_lens, pad_left);
+  const auto features = static_cast<int64_t>(tile_lens.size());
+  const BagArgs bags =
+      bag_args(op, positions, offsets, features, weights, rows.size(0), rows.size(1));
   check_tile_sizes(op, tile_lens, bags.batch, bags.dim);
   std::vector<Tensor> tiles;
   for (int64_t f = 0; f < features; ++f) {
@@ -93,20 +88,19 @@ std::vector<Tensor> ragged_tile(Tensor rows, Tensor positions, Tensor offsets,
   return tiles;
 }
 
-Bags bags_of_grads(const char* op, const std::vector<Tensor>& grads, const Tensor& positions,
-                   const Tensor& offsets, const std::optional<Tensor>& weights, int64_t rows,
-                   const std::vector<int64_t>& tile_lens, const std::vector<int64_t>& pad_left) {
-  const int64_t features = features_of(op, tile_lens, pad_left);
-  STD_TORCH_CHECK(rows >= 0, "dynemb::", op, ": rows is ", rows, ", expected at least 0");
-  check_list(op, "grads", grads, tile_lens.size(), ScalarType::Float, 2);
-  const int64_t dim = grads[0].size(1) / tile_lens[0];
-  const Bags bags = bags_of(op, positions, offsets, features, weights, rows, dim);
+BagArgs bag_args_of_grads(const char* op, const std::vector<Tensor>& grads, const Tensor& positions,
+                          const Tensor& offsets, const std::optional<Tensor>& weights, int64_t rows,
+                          const std::vector<int64_t>& tile_lens,
+                          const std::vector<int64_t>& pad_left) {
+  const int64_t dim = tiled_dim(op, grads, rows, tile_lens, pad_left);
+  const BagArgs bags =
+      bag_args(op, positions, offsets, static_cast<int64_t>(tile_lens.size()), weights, rows, dim);
   check_tile_grads(op, grads, tile_lens, bags.batch, dim);
   return bags;
 }
 
 struct TileGradJob {
-  const Bags* bags;
+  const BagArgs* bags;
   const std::vector<const float*>* grads;  // [batch, tile_len * dim] of each feature
   const int64_t* tile_lens;
   const int64_t* pad_left;
@@ -116,7 +110,7 @@ struct TileGradJob {
 };
 
 DYNEMB_INLINE void add_tile_grads_body(const TileGradJob& job) {
-  const Bags& bags = *job.bags;
+  const BagArgs& bags = *job.bags;
   const int64_t dim = bags.dim;
   for (int64_t f = 0; f < bags.features; ++f) {
     const int64_t* offset = bags.offset + f * bags.batch;
@@ -146,8 +140,8 @@ std::vector<const float*> float_data(const std::vector<Tensor>& list) {
 Tensor ragged_tile_grad(std::vector<Tensor> grads, Tensor positions, Tensor offsets,
                         std::optional<Tensor> weights, int64_t rows, std::vector<int64_t> tile_lens,
                         std::vector<int64_t> pad_left) {
-  const Bags bags = bags_of_grads("ragged_tile_grad", grads, positions, offsets, weights, rows,
-                                  tile_lens, pad_left);
+  const BagArgs bags = bag_args_of_grads("ragged_tile_grad", grads, positions, offsets, weights,
+                                         rows, tile_lens, pad_left);
   const std::vector<const float*> from = float_data(grads);
   check_result_memory("ragged_tile_grad", "rows", rows,
                       result_bytes("ragged_tile_grad", "rows", rows, {rows, bags.dim}, 4));
@@ -161,7 +155,7 @@ Tensor ragged_tile_grad(std::vector<Tensor> grads, Tensor positions, Tensor offs
 }
 
 struct TileWeightGradJob {
-  const Bags* bags;
+  const BagArgs* bags;
   const float* grad;  // [batch, tile_len * dim]
   const float* rows;
   float* output;  // [ids]
@@ -173,7 +167,7 @@ struct TileWeightGradJob {
 };
 
 DYNEMB_INLINE void tile_weight_grads_body(const TileWeightGradJob& job) {
-  const Bags& bags = *job.bags;
+  const BagArgs& bags = *job.bags;
   const int64_t dim = bags.dim;
   const int64_t* offset = bags.offset + job.feature * bags.batch;
   for (int64_t b = job.begin; b < job.end; ++b) {
@@ -193,8 +187,8 @@ Tensor ragged_tile_weight_grad(std::vector<Tensor> grads, Tensor rows, Tensor po
                                std::vector<int64_t> pad_left) {
   const char* op = "ragged_tile_weight_grad";
   check_matrix(op, "rows", rows);
-  const Bags bags =
-      bags_of_grads(op, grads, positions, offsets, std::nullopt, rows.size(0), tile_lens, pad_left);
+  const BagArgs bags = bag_args_of_grads(op, grads, positions, offsets, std::nullopt, rows.size(0),
+                                         tile_lens, pad_left);
   check_size(op, "rows", rows, 1, bags.dim);
   Tensor result = empty_cpu({bags.ids}, ScalarType::Float);
   for_each_tile(bags, [&](int64_t f, int64_t begin, int64_t end) {

@@ -4,7 +4,7 @@
 #include <tuple>
 #include <vector>
 
-#include "arguments/bags.h"
+#include "arguments/routing.h"
 #include "cpu/features/lists.h"
 #include "cpu/memory/reserve.h"
 
@@ -31,8 +31,6 @@ std::tuple<Tensor, Tensor> ids_concat(std::vector<Tensor> ids, std::vector<Tenso
                                       std::vector<int64_t> ragged, int64_t bags) {
   const char* op = "ids_concat";
   const std::vector<FeatureBags> features = feature_bags(op, ids, offsets, ragged, bags);
-  check_on_cpu(op, "ids", ids);
-  check_on_cpu(op, "offsets", offsets);
   check_meetings(op, features, bags);
   const std::vector<int64_t> begin = element_begins(ids);
   Tensor all_ids = empty_cpu({begin.back()}, ScalarType::Long);

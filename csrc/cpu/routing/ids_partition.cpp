@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "arguments/feature.h"
+#include "arguments/routing.h"
 #include "core/features/routing.h"
 #include "cpu/memory/reserve.h"
 #include "cpu/routing/unique.h"
@@ -33,7 +33,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ids_partition(Tensor ids, Tensor offs
   std::vector<int64_t> place(static_cast<size_t>(given.count));  // first the owner
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
     for (int64_t g = first; g < last; ++g) {
-      for (int64_t i = given.begin[g]; i < given.begin[g] + distinct.sizes[g]; ++i) {
+      for (int64_t i = given.offsets[g]; i < given.offsets[g] + distinct.sizes[g]; ++i) {
         const uint64_t owner = owner_of(static_cast<uint64_t>(distinct.ids[i]), ranges);
         place[i] = static_cast<int64_t>(owner);
         ++length[place[i] * given.groups + g];
@@ -52,13 +52,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ids_partition(Tensor ids, Tensor offs
   auto* times = static_cast<int64_t*>(counts.data_ptr());
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
     for (int64_t g = first; g < last; ++g) {
-      const int64_t begin = given.begin[g];
+      const int64_t begin = given.offsets[g];
       for (int64_t i = begin; i < begin + distinct.sizes[g]; ++i) {
         place[i] = next[place[i] * given.groups + g]++;
         to[place[i]] = distinct.ids[i];
         times[place[i]] = distinct.counts[i];
       }
-      for (int64_t i = begin; i < given.begin[g + 1]; ++i) {
+      for (int64_t i = begin; i < given.offsets[g + 1]; ++i) {
         position[i] = place[begin + position[i]];
       }
     }

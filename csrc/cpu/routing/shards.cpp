@@ -1,6 +1,7 @@
 // mix_ids, unmix_ids, id_owners, ids_encode: ids on their way to the shard that owns them.
 #include <torch/csrc/stable/library.h>
 
+#include "arguments/routing.h"
 #include "core/features/routing.h"
 #include "cpu/features/lists.h"
 

@@ -46,7 +46,7 @@ int64_t unique_of(const int64_t* ids, int64_t count, int64_t* unique, int64_t* c
 std::tuple<Tensor, Tensor, Tensor, Tensor> unique(const char* op, const Tensor& ids,
                                                   const Tensor& offsets, bool padded) {
   const GroupedIds given = grouped_ids(op, ids, offsets);
-  const int64_t* begin = given.begin;
+  const int64_t* begin = given.offsets;
   Tensor inverse = empty_cpu({given.count}, ScalarType::Long);
   auto* position = static_cast<int64_t*>(inverse.data_ptr());
   const GroupedUnique distinct = unique_of_groups(given, position);
@@ -85,19 +85,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids_padded(Tensor ids, Tensor 
 }  // namespace
 
 GroupedIds grouped_ids(const char* op, const Tensor& ids, const Tensor& offsets) {
-  check_words(op, "ids", ids);
-  check_words(op, "offsets", offsets);
-  const int64_t groups = offsets.size(0) - 1;
-  STD_TORCH_CHECK(groups >= 0, "dynemb::", op, ": offsets is empty, expected [groups + 1]");
-  const int64_t count = ids.size(0);
-  const auto* begin = static_cast<const int64_t*>(offsets.data_ptr());
-  check_offsets(op, begin, groups, count, "ids");
-  for (int64_t g = 0; g < groups; ++g) {
-    STD_TORCH_CHECK(begin[g + 1] - begin[g] <= INT32_MAX, "dynemb::", op, ": group ", g, " has ",
-                    begin[g + 1] - begin[g], " ids, expected at most ", INT32_MAX,
-                    ": split the batch");
+  const GroupedIds given = grouped_tensors(op, ids, offsets);
+  check_offsets(op, given.offsets, given.groups, given.count, "ids");
+  for (int64_t g = 0; g < given.groups; ++g) {
+    const int64_t size = given.offsets[g + 1] - given.offsets[g];
+    STD_TORCH_CHECK(size <= INT32_MAX, "dynemb::", op, ": group ", g, " has ", size,
+                    " ids, expected at most ", INT32_MAX, ": split the batch");
   }
-  return {static_cast<const int64_t*>(ids.data_ptr()), begin, count, groups};
+  return given;
 }
 
 GroupedUnique unique_of_groups(const GroupedIds& given, int64_t* inverse) {
@@ -107,8 +102,8 @@ GroupedUnique unique_of_groups(const GroupedIds& given, int64_t* inverse) {
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
     Scratch<int32_t> number;
     for (int64_t g = first; g < last; ++g) {
-      const int64_t at = given.begin[g];
-      result.sizes[g] = unique_of(given.ids + at, given.begin[g + 1] - at, result.ids.data() + at,
+      const int64_t at = given.offsets[g];
+      result.sizes[g] = unique_of(given.ids + at, given.offsets[g + 1] - at, result.ids.data() + at,
                                   result.counts.data() + at, inverse + at, number);
     }
   });

@@ -3,22 +3,17 @@
 
 #include <vector>
 
-#include "cpu/index/view.h"
+#include "arguments/routing.h"
+#include "cpu/index/args.h"
 #include "cpu/runtime/scratch.h"
 
 namespace dynemb::cpu {
 
-// Ids of groups, checked: group g is [begin[g], begin[g + 1]).
-struct GroupedIds {
-  const int64_t* ids;
-  const int64_t* begin;
-  int64_t count;
-  int64_t groups;
-};
+// Checks also the values of offsets.
 GroupedIds grouped_ids(const char* op, const Tensor& ids, const Tensor& offsets);
 
-// The distinct ids of group g are ids[begin[g] ..] and as many after it as sizes[g] says, in order
-// of first occurrence; counts likewise.
+// The distinct ids of group g are ids[offsets[g] ..] and as many after it as sizes[g] says, in
+// order of first occurrence; counts likewise.
 struct GroupedUnique {
   Scratch<int64_t> ids;
   Scratch<int64_t> counts;

@@ -1,9 +1,10 @@
-// Bags of rows that lie in a plain tensor, and gradients of what is made of them.
+// BagArgs of rows that lie in a plain tensor, and gradients of what is made of them.
 #pragma once
 
 #include <optional>
 
-#include "cpu/index/view.h"
+#include "arguments/pool_rows.h"
+#include "cpu/index/args.h"
 #include "cpu/rows/floats.h"
 
 namespace dynemb::cpu {
@@ -12,7 +13,7 @@ constexpr int64_t kAheadRows = 16;      // rows on their way ahead of the one in
 constexpr int64_t kBagsOfTile = 256;    // of one feature: the unit of work of the forward
 constexpr int64_t kColumnsOfUnit = 16;  // one cache line: the unit of work of the backward
 
-struct Bags {
+struct BagArgs {
   const int64_t* position;
   const int64_t* offset;
   const float* weight;  // of each position; nullptr: all 1
@@ -24,12 +25,9 @@ struct Bags {
   int64_t columns() const { return features * dim; }
 };
 
-// Checks all values: the rows are read and written without.
-Bags bags_of(const char* op, const Tensor& positions, const Tensor& offsets, int64_t features,
-             const std::optional<Tensor>& weights, int64_t rows, int64_t dim);
-
-// Raises unless `rows` is a contiguous matrix of float32.
-void check_matrix(const char* op, const char* name, const Tensor& rows);
+// Checks also all values: the rows are read and written without.
+BagArgs bag_args(const char* op, const Tensor& positions, const Tensor& offsets, int64_t features,
+                 const std::optional<Tensor>& weights, int64_t rows, int64_t dim);
 
 DYNEMB_INLINE void prefetch_row(const float* row, int64_t dim) {
   for (int64_t c = 0; c < dim; c += kColumnsOfUnit) __builtin_prefetch(row + c);
@@ -50,7 +48,7 @@ DYNEMB_INLINE void add_columns(float* row, const float* from, float factor, int6
 
 // Runs f(feature, first, last) over the bags of all features, in tiles.
 template <class F>
-void for_each_tile(const Bags& bags, const F& f) {
+void for_each_tile(const BagArgs& bags, const F& f) {
   const int64_t tiles = (bags.batch + kBagsOfTile - 1) / kBagsOfTile;
   parallel_units(tiles * bags.features, bags.ids, [&](int64_t first, int64_t last) {
     for (int64_t unit = first; unit < last; ++unit) {
@@ -64,7 +62,7 @@ void for_each_tile(const Bags& bags, const F& f) {
 // Runs f(first column, end) over the columns of a row: threads have columns of their own, so that
 // sums keep the order of bags.
 template <class F>
-void for_each_column_unit(const Bags& bags, const F& f) {
+void for_each_column_unit(const BagArgs& bags, const F& f) {
   const int64_t units = (bags.dim + kColumnsOfUnit - 1) / kColumnsOfUnit;
   parallel_units(units, bags.ids, [&](int64_t first, int64_t last) {
     const int64_t end = last * kColumnsOfUnit;

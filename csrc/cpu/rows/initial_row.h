@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "core/rows/initializer.h"
+#include "cpu/rows/args.h"
 #include "cpu/rows/storage.h"
-#include "cpu/rows/view.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {

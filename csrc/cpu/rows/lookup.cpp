@@ -7,9 +7,10 @@
 #include <tuple>
 #include <vector>
 
+#include "arguments/clocks.h"
+#include "cpu/rows/args.h"
 #include "cpu/rows/floats.h"
 #include "cpu/rows/initial_row.h"
-#include "cpu/rows/view.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
@@ -19,7 +20,7 @@ constexpr int64_t kPrefetchRows = 16;  // rows on their way ahead of the one in 
 constexpr int64_t kRowsAtOnce = 16;    // rows summed while a block of columns stays in registers
 
 struct BagJob {
-  const Lookup* lookup;
+  const LookupArgs* lookup;
   const TableRows* table;
   BagTile tile;
   float* output;   // [batch, columns] for pooling, [ids, dim] without
@@ -59,7 +60,7 @@ DYNEMB_INLINE void add_rows(const float* const* row, const float* weight, int64_
 }
 
 DYNEMB_INLINE void pool_bags_body(const BagJob& job) {
-  const Lookup& lookup = *job.lookup;
+  const LookupArgs& lookup = *job.lookup;
   const TableRows& table = *job.table;
   const int64_t first_bag = job.tile.feature * lookup.batch;
   const int64_t feature_end = lookup.features.begin[job.tile.feature + 1];
@@ -96,7 +97,7 @@ DYNEMB_INLINE void pool_bags_body(const BagJob& job) {
 DYNEMB_SIMD_VARIANTS(pool_bags, (const BagJob& job), (job))
 
 DYNEMB_INLINE void gather_rows_body(const BagJob& job) {
-  const Lookup& lookup = *job.lookup;
+  const LookupArgs& lookup = *job.lookup;
   const TableRows& table = *job.table;
   const size_t bytes = sizeof(float) * static_cast<size_t>(table.dim);
   for (int64_t i = job.tile.begin; i < job.tile.end; ++i) {
@@ -112,7 +113,7 @@ DYNEMB_INLINE void gather_rows_body(const BagJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(gather_rows, (const BagJob& job), (job))
 
-Tensor run_lookup(const Lookup& lookup, const std::vector<TableRows>& tables) {
+Tensor run_lookup(const LookupArgs& lookup, const std::vector<TableRows>& tables) {
   const bool pooled = lookup.pooling != kPoolNone;
   Tensor output =
       empty_cpu({pooled ? lookup.batch : lookup.features.count, lookup.columns}, ScalarType::Float);
@@ -143,11 +144,9 @@ Tensor run_lookup(const Lookup& lookup, const std::vector<TableRows>& tables) {
 // What the lookups for training return beside their output: how often the rows have been updated,
 // so that the backward can tell whether they are still those of the forward.
 Tensor update_count(const char* op, const Tensor& row_clock, const Tensor& meta) {
-  check_tensor(op, "row_clock", row_clock, ScalarType::Long);
-  check_length(op, "row_clock", row_clock, meta.size(0) + kRowClockExtra);
+  const int64_t* extra = row_clock_extra(op, row_clock, meta.size(0));
   Tensor count = empty_cpu({1}, ScalarType::Long);
-  *static_cast<int64_t*>(count.data_ptr()) =
-      static_cast<const int64_t*>(row_clock.data_ptr())[meta.size(0) + kRowClockUpdates];
+  *static_cast<int64_t*>(count.data_ptr()) = extra[kRowClockUpdates];
   return count;
 }
 
@@ -157,8 +156,8 @@ Tensor pooled_lookup(const char* op, const std::vector<Tensor>& weights,
                      const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
                      const std::vector<int64_t>& feature_tables,
                      const std::vector<int64_t>& feature_dims, int64_t pooling) {
-  const auto tables = table_rows(op, weights, generations, meta, init_data);
-  STD_TORCH_CHECK(pooling != kPoolNone, "dynemb::", op, ": pooling is 2 (none): use embedding");
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
+  check_is_pooled(op, pooling, "use embedding");
   return run_lookup(lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
                                 feature_tables, feature_dims, pooling),
                     tables);
@@ -169,7 +168,7 @@ Tensor sequence_lookup(const char* op, const std::vector<Tensor>& weights,
                        const Tensor& init_data, const Tensor& ids, const Tensor& handles,
                        const Tensor& offsets, const std::vector<int64_t>& feature_tables,
                        int64_t dim) {
-  const auto tables = table_rows(op, weights, generations, meta, init_data);
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
   const std::vector<int64_t> dims(feature_tables.size(), dim);
   return run_lookup(
       lookup_call(op, tables, ids, handles, offsets, std::nullopt, feature_tables, dims, kPoolNone),

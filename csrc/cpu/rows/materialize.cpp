@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "cpu/index/view.h"
+#include "cpu/index/args.h"
 #include "cpu/rows/initial_row.h"
 #include "cpu/rows/state.h"
 
@@ -46,19 +46,16 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
                     std::vector<Tensor> state, Tensor buckets, Tensor tables, Tensor hyper,
                     Tensor meta, Tensor init_data) {
   const char* op = "materialize_";
-  const IndexView index = index_view(op, buckets, nullptr, tables, meta);
-  const auto rows = table_rows(op, weights, generations, meta, init_data);
-  check_tensor(op, "hyper", hyper, ScalarType::Double);
-  check_size(op, "hyper", hyper, 0, index.table_count);
-  check_size(op, "hyper", hyper, 1, kHyperColumns);
-  const std::vector<SlabState> states = slab_state(op, weights, state);
+  const IndexArgs index = index_args(op, buckets, nullptr, tables, meta);
+  const auto rows = group_rows(op, weights, generations, meta, init_data);
+  const double* numbers = hyper_tensor(op, hyper, index.table_count);
+  const std::vector<SlabState> states = state_tensors(op, weights, state);
   Tensor result = zeros_cpu({1}, ScalarType::Long);
   auto* written = static_cast<int64_t*>(result.data_ptr());
   for (int64_t t = 0; t < index.table_count; ++t) {
     const TableView view = index.table(t);
     const TableRows& table = rows[t];
-    const double initial =
-        static_cast<const double*>(hyper.data_ptr())[t * kHyperColumns + kHyperInitialState];
+    const double initial = numbers[t * kHyperColumns + kHyperInitialState];
     constexpr int64_t kBucketsPerUnit = 512;
     const int64_t units = (view.bucket_count + kBucketsPerUnit - 1) / kBucketsPerUnit;
     std::vector<int64_t> unit_written(units, 0);

@@ -7,60 +7,32 @@
 #include <vector>
 
 #include "cpu/memory/reserve.h"
+#include "cpu/rows/args.h"
 #include "cpu/rows/bags.h"
-#include "cpu/rows/view.h"
 
 namespace dynemb::cpu {
 
-Bags bags_of(const char* op, const Tensor& positions, const Tensor& offsets, int64_t features,
-             const std::optional<Tensor>& weights, int64_t rows, int64_t dim) {
-  check_words(op, "positions", positions);
-  check_words(op, "offsets", offsets);
-  STD_TORCH_CHECK(features >= 1, "dynemb::", op, ": features is ", features,
-                  ", expected at least 1");
-  const int64_t bags = offsets.size(0) - 1;
-  STD_TORCH_CHECK(bags >= 0 && bags % features == 0, "dynemb::", op, ": offsets has ", bags + 1,
-                  " elements, expected one more than a multiple of features, ", features);
-  const int64_t count = positions.size(0);
-  const auto* offset = static_cast<const int64_t*>(offsets.data_ptr());
-  check_offsets(op, offset, bags, count, "positions");
-  const auto* position = static_cast<const int64_t*>(positions.data_ptr());
+BagArgs bag_args(const char* op, const Tensor& positions, const Tensor& offsets, int64_t features,
+                 const std::optional<Tensor>& weights, int64_t rows, int64_t dim) {
+  const BagTensors given = bag_tensors(op, positions, offsets, features, dim);
+  check_offsets(op, given.offsets, given.bags, given.count, "positions");
   uint64_t most = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    most = std::max(most, static_cast<uint64_t>(position[i]));
+  for (int64_t i = 0; i < given.count; ++i) {
+    most = std::max(most, static_cast<uint64_t>(given.positions[i]));
   }
-  STD_TORCH_CHECK(count == 0 || most < static_cast<uint64_t>(rows), "dynemb::", op,
+  STD_TORCH_CHECK(given.count == 0 || most < static_cast<uint64_t>(rows), "dynemb::", op,
                   ": positions has ", static_cast<int64_t>(most), ", expected 0 to ", rows - 1,
                   ", positions of rows");
-  const float* weight = nullptr;
-  if (weights.has_value()) {
-    check_tensor(op, "weights", *weights, ScalarType::Float);
-    STD_TORCH_CHECK(weights->dim() == 1, "dynemb::", op, ": weights has ", weights->dim(),
-                    " dimensions, expected 1");
-    check_length(op, "weights", *weights, count);
-    weight = static_cast<const float*>(weights->data_ptr());
-  }
-  result_bytes(op, "features", features, {features, dim}, 4);
-  return {position, offset, weight, count, bags / features, features, dim};
-}
-
-void check_matrix(const char* op, const char* name, const Tensor& rows) {
-  check_tensor(op, name, rows, ScalarType::Float);
-  STD_TORCH_CHECK(rows.dim() == 2, "dynemb::", op, ": ", name, " has ", rows.dim(),
-                  " dimensions, expected 2");
+  const float* weight = position_weights(op, weights, given.count);
+  return {given.positions, given.offsets, weight, given.count, given.batch, features, dim};
 }
 
 namespace {
 
 constexpr int64_t kColumns = 32;  // of a block that stays in registers
 
-void check_pooling(const char* op, int64_t pooling) {
-  STD_TORCH_CHECK(pooling == kPoolSum || pooling == kPoolMean, "dynemb::", op, ": pooling is ",
-                  pooling, ", expected 0 (sum) or 1 (mean)");
-}
-
 // What the sum of a bag is multiplied with.
-DYNEMB_INLINE float scale_of(const Bags& bags, int64_t first, int64_t last, int64_t pooling) {
+DYNEMB_INLINE float scale_of(const BagArgs& bags, int64_t first, int64_t last, int64_t pooling) {
   if (pooling != kPoolMean) return 1.0f;
   float sum = 0.0f;
   if (bags.weight == nullptr) {
@@ -72,7 +44,7 @@ DYNEMB_INLINE float scale_of(const Bags& bags, int64_t first, int64_t last, int6
 }
 
 struct PoolJob {
-  const Bags* bags;
+  const BagArgs* bags;
   const float* rows;
   float* output;  // [batch, columns]
   int64_t pooling;
@@ -83,7 +55,7 @@ struct PoolJob {
 
 template <bool kWeighted>
 DYNEMB_INLINE void pool_tile_body(const PoolJob& job, std::bool_constant<kWeighted>) {
-  const Bags& bags = *job.bags;
+  const BagArgs& bags = *job.bags;
   const int64_t dim = bags.dim;
   const int64_t lines = (dim + kColumnsOfUnit - 1) / kColumnsOfUnit;
   const int64_t* offset = bags.offset + job.feature * bags.batch;
@@ -152,7 +124,7 @@ DYNEMB_SIMD_TEMPLATE_VARIANTS(template <bool kWeighted>, pool_tile,
                               (job, weighted))
 
 struct GradJob {
-  const Bags* bags;
+  const BagArgs* bags;
   const float* grad;  // [batch, columns]
   float* rows;
   int64_t pooling;
@@ -162,7 +134,7 @@ struct GradJob {
 
 template <bool kScaled>
 DYNEMB_INLINE void add_grad_body(const GradJob& job, std::bool_constant<kScaled>) {
-  const Bags& bags = *job.bags;
+  const BagArgs& bags = *job.bags;
   const int64_t dim = bags.dim;
   for (int64_t feature = 0; feature < bags.features; ++feature) {
     const int64_t* offset = bags.offset + feature * bags.batch;
@@ -187,7 +159,7 @@ DYNEMB_SIMD_TEMPLATE_VARIANTS(template <bool kScaled>, add_grad,
                               (job, scaled))
 
 struct WeightGradJob {
-  const Bags* bags;
+  const BagArgs* bags;
   const float* grad;  // [batch, columns]
   const float* rows;
   float* output;  // [ids]
@@ -199,7 +171,7 @@ struct WeightGradJob {
 
 // d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
 DYNEMB_INLINE void weight_grad_tile_body(const WeightGradJob& job) {
-  const Bags& bags = *job.bags;
+  const BagArgs& bags = *job.bags;
   const int64_t* offset = bags.offset + job.feature * bags.batch;
   for (int64_t b = job.begin; b < job.end; ++b) {
     const float* grad = job.grad + b * bags.columns() + job.feature * bags.dim;
@@ -226,8 +198,9 @@ Tensor pool_rows(Tensor rows, Tensor positions, Tensor offsets, int64_t features
                  std::optional<Tensor> weights, int64_t pooling) {
   const char* op = "pool_rows";
   check_matrix(op, "rows", rows);
-  check_pooling(op, pooling);
-  const Bags bags = bags_of(op, positions, offsets, features, weights, rows.size(0), rows.size(1));
+  check_row_pooling(op, pooling);
+  const BagArgs bags =
+      bag_args(op, positions, offsets, features, weights, rows.size(0), rows.size(1));
   Tensor output = empty_cpu({bags.batch, bags.columns()}, ScalarType::Float);
   const auto* from = static_cast<const float*>(rows.data_ptr());
   auto* to = static_cast<float*>(output.data_ptr());
@@ -242,25 +215,20 @@ Tensor pool_rows(Tensor rows, Tensor positions, Tensor offsets, int64_t features
   return output;
 }
 
-// Bags of an output gradient [batch, features * dim].
-Bags bags_of_grad(const char* op, const Tensor& grad, const Tensor& positions,
-                  const Tensor& offsets, int64_t features, const std::optional<Tensor>& weights,
-                  int64_t rows, int64_t pooling) {
-  check_matrix(op, "grad", grad);
-  check_pooling(op, pooling);
-  STD_TORCH_CHECK(rows >= 0, "dynemb::", op, ": rows is ", rows, ", expected at least 0");
-  STD_TORCH_CHECK(features >= 1 && grad.size(1) % features == 0, "dynemb::", op, ": grad has ",
-                  grad.size(1), " columns, expected a multiple of features, ", features);
-  const Bags bags =
-      bags_of(op, positions, offsets, features, weights, rows, grad.size(1) / features);
+// BagArgs of an output gradient [batch, features * dim].
+BagArgs bag_args_of_grad(const char* op, const Tensor& grad, const Tensor& positions,
+                         const Tensor& offsets, int64_t features,
+                         const std::optional<Tensor>& weights, int64_t rows, int64_t pooling) {
+  const int64_t dim = pooled_dim(op, grad, features, rows, pooling);
+  const BagArgs bags = bag_args(op, positions, offsets, features, weights, rows, dim);
   check_size(op, "grad", grad, 0, bags.batch);
   return bags;
 }
 
 Tensor pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int64_t features, int64_t rows,
                       std::optional<Tensor> weights, int64_t pooling) {
-  const Bags bags =
-      bags_of_grad("pool_rows_grad", grad, positions, offsets, features, weights, rows, pooling);
+  const BagArgs bags = bag_args_of_grad("pool_rows_grad", grad, positions, offsets, features,
+                                        weights, rows, pooling);
   check_result_memory("pool_rows_grad", "rows", rows,
                       result_bytes("pool_rows_grad", "rows", rows, {rows, bags.dim}, 4));
   Tensor sums = empty_cpu({rows, bags.dim}, ScalarType::Float);
@@ -282,8 +250,8 @@ Tensor pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor 
                              Tensor weights, int64_t features, int64_t pooling) {
   const char* op = "pool_rows_weight_grad";
   check_matrix(op, "rows", rows);
-  const Bags bags =
-      bags_of_grad(op, grad, positions, offsets, features, weights, rows.size(0), pooling);
+  const BagArgs bags =
+      bag_args_of_grad(op, grad, positions, offsets, features, weights, rows.size(0), pooling);
   check_size(op, "rows", rows, 1, bags.dim);
   Tensor result = empty_cpu({bags.ids}, ScalarType::Float);
   for_each_tile(bags, [&](int64_t feature, int64_t begin, int64_t end) {

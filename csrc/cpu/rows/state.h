@@ -1,31 +1,13 @@
-// The optimizer state of the rows of a slab.
+// The optimizer state of rows that are new.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
-#include "cpu/rows/view.h"
+#include "core/rows/slab_state.h"
+#include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
-
-constexpr int kMaxStates = 3;
-
-struct SlabState {
-  int element_states = 0;          // a value per weight
-  char* element[kMaxStates] = {};  // [rows, ...]
-  Storage storage[kMaxStates] = {};
-  int64_t row_bytes[kMaxStates] = {};
-  int row_states = 0;              // a float per row
-  float* of_row[kMaxStates] = {};  // [rows]
-  int32_t* steps = nullptr;        // [rows], or none
-};
-
-// `state`: tensor k of slab s at k * slabs + s. Those of two dimensions hold a value per weight,
-// or, as uint8, a row of 8-bit floats (core/rows/storage.h); float32 [rows] a value per row; int32
-// [rows] steps.
-std::vector<SlabState> slab_state(const char* op, const std::vector<Tensor>& weights,
-                                  const std::vector<Tensor>& state);
 
 // The state of a row that was never updated. `initial` is for the first tensor of values, which is
 // not of 8-bit floats unless it is 0.

@@ -1,4 +1,4 @@
-// Lists with an entry for each feature of a call: checked, sent to the device in one upload, and
+// Lists with an entry for each feature of a call: sent to the device in one upload, and
 // worked on by one launch whose threads look up which feature they belong to.
 //
 //   check_list(call, "values", values, features, ScalarType::Long, kAnyDims);
@@ -13,19 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "arguments/feature.h"
+#include "arguments/features.h"
 #include "core/search.h"
 #include "cuda/runtime/launch.h"
 #include "cuda/runtime/offsets.cuh"
 
 namespace dynemb::cuda {
 
-// Raises unless the list has a contiguous tensor of the dtype for each feature, on the device of
-// the call, of `dims` dimensions (kAnyDims: any).
-void check_list(const Call& call, const char* name, const std::vector<Tensor>& list,
-                size_t features, ScalarType dtype, int64_t dims);
-// Raises for a tensor on another device than that of the call.
-void check_on_device(const Call& call, const char* name, const std::vector<Tensor>& list);
 // Tensors of the same shapes and of the dtype.
 std::vector<Tensor> empty_like_list(const Call& call, const std::vector<Tensor>& list,
                                     ScalarType dtype);

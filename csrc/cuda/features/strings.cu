@@ -53,9 +53,7 @@ __global__ void hash_strings(StringsJob job, Hash hash) {
 template <class Hash>
 std::vector<Tensor> hashed(const Call& call, const std::vector<Tensor>& values,
                            const std::vector<Tensor>& offsets, const Hash& hash) {
-  check_strings(call.op, values, offsets);
-  check_on_device(call, "values", values);
-  check_on_device(call, "offsets", offsets);
+  check_strings(call, values, offsets);
   std::vector<Tensor> results;
   std::vector<int64_t> byte_counts;
   for (size_t f = 0; f < values.size(); ++f) {

@@ -96,9 +96,7 @@ __global__ void find_buckets(BucketizeJob job) {
 
 std::vector<Tensor> bucketize(std::vector<Tensor> values, std::vector<Tensor> boundaries) {
   const Call call("bucketize", "values[0]", owner_of_list("bucketize", values));
-  check_bucketize(call.op, values, boundaries);
-  check_on_device(call, "values", values);
-  check_on_device(call, "boundaries", boundaries);
+  check_bucketize(call, values, boundaries);
   std::vector<int64_t> sizes;
   std::vector<int64_t> value_types;
   for (size_t f = 0; f < values.size(); ++f) {

@@ -6,23 +6,16 @@
 #include <memory>
 #include <optional>
 
+#include "arguments/clocks.h"
+#include "arguments/update.h"
 #include "cuda/gradient/runs.h"
 #include "cuda/memory/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
 
-enum CountColumn : int { kEntries = 0, kSections = 1, kCountColumns = 2 };
-
 // The pending gradients of one slab.
-struct Pending {
-  int64_t* handles;
-  int64_t* ids;
-  int64_t* tables;
-  float* gradients;  // [capacity, dim]
-  int64_t* counts;   // entries, and lookups that appended some since they were merged
-  int64_t capacity;
-  int64_t dim;
+struct Pending : PendingTensors {
   int64_t slab;
 };
 
@@ -42,17 +35,17 @@ __global__ void begin_append(int64_t* counts, const int64_t* slab_first, const i
     if (shared.words != nullptr) {
       limit = min(limit, static_cast<int64_t>(shared.slab(s)[kSharedPendingLimit]));
     }
-    if (runs == 0 || counts[s * kCountColumns + kEntries] + runs <= limit) continue;
+    if (runs == 0 || counts[s * kPendingColumns + kPendingEntries] + runs <= limit) continue;
     errors.report(kErrorPending, s);
     fits = false;
   }
   for (int64_t s = 0; s < slabs; ++s) {
     const int64_t runs = slab_first[s + 1] - slab_first[s];
-    int64_t* of_slab = counts + s * kCountColumns;
-    before[s] = fits ? of_slab[kEntries] : -1;
+    int64_t* of_slab = counts + s * kPendingColumns;
+    before[s] = fits ? of_slab[kPendingEntries] : -1;
     if (!fits || runs == 0) continue;
-    of_slab[kEntries] += runs;
-    ++of_slab[kSections];
+    of_slab[kPendingEntries] += runs;
+    ++of_slab[kPendingSections];
   }
   if (fits) ++extra[kRowClockSinceStep];
 }
@@ -60,9 +53,9 @@ __global__ void begin_append(int64_t* counts, const int64_t* slab_first, const i
 // Whether entries are to be merged: `incoming` first runs of this slab and the next, if only for
 // want of room.
 __device__ __forceinline__ bool must_merge(const Pending& pending, const int64_t* incoming) {
-  if (pending.counts[kSections] <= 1) return false;
+  if (pending.counts[kPendingSections] <= 1) return false;
   return incoming == nullptr ||
-         pending.counts[kEntries] + incoming[1] - incoming[0] > pending.capacity;
+         pending.counts[kPendingEntries] + incoming[1] - incoming[0] > pending.capacity;
 }
 
 // A thread for each of `items` entries: 8 bytes of handle in order; writes key and position.
@@ -73,7 +66,7 @@ __global__ void make_entry_keys(Pending pending, int64_t items, uint64_t missing
   if (i >= items) return;
   uint64_t key = missing;
   if (must_merge(pending, incoming)) {
-    const int64_t count = pending.counts[kEntries];
+    const int64_t count = pending.counts[kPendingEntries];
     if (count > items) {
       if (i == 0) errors.report(kErrorPending, pending.slab);
     } else if (i < count) {
@@ -159,8 +152,8 @@ __global__ void write_merged(Group group, Pending pending, EntryRuns runs) {
     }
   }
   if (thread_number() == 0 && count > 0) {
-    pending.counts[kEntries] = count;
-    pending.counts[kSections] = 1;
+    pending.counts[kPendingEntries] = count;
+    pending.counts[kPendingSections] = 1;
   }
 }
 
@@ -201,39 +194,10 @@ void merge(const Call& call, const Pending& pending, int64_t items, int64_t rows
   });
 }
 
-std::vector<Pending> pending_slabs(const Call& call, const std::vector<Tensor>& handles,
-                                   const std::vector<Tensor>& ids,
-                                   const std::vector<Tensor>& tables,
-                                   const std::vector<Tensor>& gradients, const Tensor& counts) {
-  const size_t slabs = gradients.size();
-  STD_TORCH_CHECK(
-      slabs > 0 && handles.size() == slabs && ids.size() == slabs && tables.size() == slabs,
-      "dynemb::", call.op, ": got ", handles.size(), " pending_handles, ", ids.size(),
-      " pending_ids, ", tables.size(), " pending_tables and ", slabs,
-      " pending_gradients, expected one of each per slab");
-  call.check("pending_counts", counts, ScalarType::Long);
-  check_size(call.op, "pending_counts", counts, 0, static_cast<int64_t>(slabs));
-  check_size(call.op, "pending_counts", counts, 1, kCountColumns);
+std::vector<Pending> pending_slabs(const std::vector<PendingTensors>& slabs) {
   std::vector<Pending> result;
-  for (size_t s = 0; s < slabs; ++s) {
-    call.check("pending_gradients", gradients[s], ScalarType::Float);
-    STD_TORCH_CHECK(gradients[s].dim() == 2, "dynemb::", call.op, ": pending_gradients has ",
-                    gradients[s].dim(), " dimensions, expected 2");
-    STD_TORCH_CHECK(gradients[s].size(1) > 0, "dynemb::", call.op, ": pending_gradients[", s,
-                    "] has no columns, expected the dim of its slab");
-    const int64_t capacity = gradients[s].size(0);
-    const auto check_words = [&](const char* name, const Tensor& tensor) {
-      call.check(name, tensor, ScalarType::Long);
-      check_length(call.op, name, tensor, capacity);
-    };
-    check_words("pending_handles", handles[s]);
-    check_words("pending_ids", ids[s]);
-    check_words("pending_tables", tables[s]);
-    result.push_back(
-        {static_cast<int64_t*>(handles[s].data_ptr()), static_cast<int64_t*>(ids[s].data_ptr()),
-         static_cast<int64_t*>(tables[s].data_ptr()), static_cast<float*>(gradients[s].data_ptr()),
-         static_cast<int64_t*>(counts.data_ptr()) + s * kCountColumns, capacity,
-         gradients[s].size(1), static_cast<int64_t>(s)});
+  for (const PendingTensors& slab : slabs) {
+    result.push_back({slab, static_cast<int64_t>(result.size())});
   }
   return result;
 }
@@ -251,25 +215,19 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
                       int64_t pooling) {
   const Call call("accumulate_grad_", "pending_counts", pending_counts);
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  const std::vector<Pending> pending = pending_slabs(
+  const std::vector<PendingTensors> given = pending_tensors(
       call, pending_handles, pending_ids, pending_tables, pending_gradients, pending_counts);
+  check_pending_of(call.op, given, weights);
+  const std::vector<Pending> pending = pending_slabs(given);
   const size_t slabs = pending.size();
-  STD_TORCH_CHECK(slabs == weights.size(), "dynemb::", call.op, ": pending is of ", slabs,
-                  " slabs, expected ", weights.size());
-  call.check("row_clock", row_clock, ScalarType::Long);
-  check_length(call.op, "row_clock", row_clock, rows.table_count + kRowClockExtra);
-  call.check("updates", updates, ScalarType::Long);
-  check_length(call.op, "updates", updates, 1);
-  int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + rows.table_count;
+  int64_t* extra = row_clock_extra(call, row_clock, rows.table_count);
+  const int64_t* seen = seen_updates(call, updates);
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);
-  check_gradient(call, lookup, grad_output);
+  output_gradient(call, grad_output, lookup.output_rows, lookup.output_columns);
   std::vector<bool> touched;
   std::vector<int64_t> capacity;
   for (size_t s = 0; s < slabs; ++s) {
-    STD_TORCH_CHECK(pending[s].dim == rows.slabs[s].dim, "dynemb::", call.op,
-                    ": pending_gradients of slab ", s, " has dim ", pending[s].dim, ", expected ",
-                    rows.slabs[s].dim);
     touched.push_back(!lookup.slab_features[s].empty());
     capacity.push_back(pending[s].capacity);
   }
@@ -291,11 +249,10 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
   scratch.allocate(call);
   upload_words(call, capacity, scratch.get(capacity_part));
   const int64_t* before = scratch.get(before_part);
-  call.launch(
-      begin_append, 1, 1, static_cast<int64_t*>(pending_counts.data_ptr()), slab_first,
-      scratch.get(capacity_part), static_cast<int64_t>(slabs), shared_words(group.get()), extra,
-      per_sample_weights.has_value() ? static_cast<const int64_t*>(updates.data_ptr()) : nullptr,
-      scratch.get(before_part), error_sink(call));
+  call.launch(begin_append, 1, 1, static_cast<int64_t*>(pending_counts.data_ptr()), slab_first,
+              scratch.get(capacity_part), static_cast<int64_t>(slabs), shared_words(group.get()),
+              extra, per_sample_weights.has_value() ? seen : nullptr, scratch.get(before_part),
+              error_sink(call));
   for (size_t s = 0; s < slabs; ++s) {
     if (!touched[s] || count == 0) continue;
     const Pending& of_slab = pending[s];
@@ -309,12 +266,9 @@ void merge_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> pendin
                  std::vector<Tensor> pending_tables, std::vector<Tensor> pending_gradients,
                  Tensor pending_counts, Tensor row_clock) {
   const Call call("merge_grad_", "pending_counts", pending_counts);
-  call.check("row_clock", row_clock, ScalarType::Long);
-  STD_TORCH_CHECK(row_clock.numel() > kRowClockExtra, "dynemb::", call.op, ": row_clock has ",
-                  row_clock.numel(), " elements, expected more than ", kRowClockExtra + 0);
-  int64_t* extra = static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra;
-  const std::vector<Pending> pending = pending_slabs(
-      call, pending_handles, pending_ids, pending_tables, pending_gradients, pending_counts);
+  int64_t* extra = row_clock_extra(call, row_clock);
+  const std::vector<Pending> pending = pending_slabs(pending_tensors(
+      call, pending_handles, pending_ids, pending_tables, pending_gradients, pending_counts));
   const auto group = group_of_pending(call, pending_handles[0]);
   std::vector<int64_t> entries;
   std::vector<int64_t> rows;

@@ -125,10 +125,9 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);
-  STD_TORCH_CHECK(pooling != kPoolNone,
-                  "dynemb::bag_weight_grad: pooling is 2 (none): no weights "
-                  "there");
-  check_gradient(call, lookup, grad_output);
+  check_is_pooled(call.op, pooling, "no weights there");
+  const float* gradient =
+      output_gradient(call, grad_output, lookup.output_rows, lookup.output_columns);
   Tensor result = call.empty({lookup.args.features.count}, ScalarType::Float);
   // ids beyond the last offset, which is an error, belong to no bag
   call.fill(result.data_ptr(), 0, lookup.args.features.count * 4);
@@ -136,7 +135,6 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
   const auto words = scratch.add<int64_t>(static_cast<int64_t>(lookup.words.size()));
   scratch.allocate(call);
   const LookupWords uploaded = upload_lookup(call, &lookup, scratch.get(words));
-  const auto* gradient = static_cast<const float*>(grad_output.data_ptr());
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
     if (lookup.slab_features[s].empty()) continue;
     const SlabLookup job = slab_lookup(call, rows, lookup, uploaded, s);

@@ -188,17 +188,9 @@ int bits_for(int64_t values) {
   return bits;
 }
 
-void check_gradient(const Call& call, const LookupCall& lookup, const Tensor& gradient) {
-  call.check("grad_output", gradient, ScalarType::Float);
-  STD_TORCH_CHECK(gradient.dim() == 2, "dynemb::", call.op, ": grad_output has ", gradient.dim(),
-                  " dimensions, expected 2");
-  check_size(call.op, "grad_output", gradient, 0, lookup.output_rows);
-  check_size(call.op, "grad_output", gradient, 1, lookup.output_columns);
-}
-
 GradientSort::GradientSort(const Call& call, const GroupRows& rows, LookupCall* lookup,
                            const Tensor& gradient) {
-  check_gradient(call, *lookup, gradient);
+  args_.gradient = output_gradient(call, gradient, lookup->output_rows, lookup->output_columns);
   const FeatureArgs& features = lookup->args.features;
   const int64_t count = features.count;
   const auto slabs = static_cast<int64_t>(rows.slabs.size());
@@ -230,7 +222,6 @@ GradientSort::GradientSort(const Call& call, const GroupRows& rows, LookupCall* 
   upload_lookup(call, lookup, scratch_.get(words));
   upload_words(call, base, scratch_.get(base_part_));
   call.fill(scratch_.get(head_part_), 0, kRunHeadWords * 8);
-  args_.gradient = static_cast<const float*>(gradient.data_ptr());
   args_.bag = pooled ? scratch_.get(bag_part_) : nullptr;
   args_.scale = nullptr;
   args_.lookup = lookup->args;

@@ -8,9 +8,6 @@
 
 namespace dynemb::cuda {
 
-// Checks the output gradient of a lookup.
-void check_gradient(const Call& call, const LookupCall& lookup, const Tensor& gradient);
-
 // What RunSort finds out on the device.
 enum RunHead : int { kRunCount = 0, kRunPieces = 1, kRunHeadWords = 2 };
 

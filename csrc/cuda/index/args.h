@@ -1,8 +1,9 @@
-// Host side of the index ops: tensors checked and turned into kernel arguments.
+// Host side of the index ops: checked tensors as kernel arguments.
 #pragma once
 
 #include <vector>
 
+#include "arguments/index.h"
 #include "cuda/index/tensors.cuh"
 #include "cuda/runtime/launch.h"
 
@@ -12,7 +13,8 @@ namespace dynemb::cuda {
 IndexArgs index_args(const Call& call, const Tensor& buckets, const Tensor* scores,
                      const Tensor& tables, const Tensor& meta);
 
-// Checks what the host can know. `table` is to point to feature_tables on the device.
+// `table` is to point to feature_tables on the device.
+FeatureArgs feature_args(const Call& call, const IdTensors& ids, const int64_t* table);
 FeatureArgs feature_args(const Call& call, const Tensor& ids, const Tensor& offsets,
                          const std::vector<int64_t>& feature_tables, int64_t table_count,
                          const int64_t* table);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <optional>
 
+#include "arguments/clocks.h"
 #include "core/columns.h"
 #include "core/index/bucket.h"
 #include "cuda/index/count_reports.h"
@@ -44,13 +45,7 @@ Tensor cpu_copy(const Tensor& like, const std::vector<int64_t>& words) {
 // the device if there was none yet, or if the tensors were not reserved.
 std::tuple<Tensor, Tensor> reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("reported_counts", "buckets", buckets);
-  call.check("buckets", buckets, ScalarType::Long);
-  check_size(call.op, "buckets", buckets, 1, kBucketWords);
-  call.check("tables", tables, ScalarType::Long);
-  check_size(call.op, "tables", tables, 1, kTableColumns);
-  call.check("row_clock", row_clock, ScalarType::Long);
-  STD_TORCH_CHECK(row_clock.dim() == 1, "dynemb::", call.op, ": row_clock has ", row_clock.dim(),
-                  " dimensions, expected 1");
+  check_counts(call, buckets, tables, row_clock);
   std::vector<int64_t> table_words(static_cast<size_t>(tables.numel()));
   std::vector<int64_t> clock_words(static_cast<size_t>(row_clock.numel()));
   const auto group = group_memory(call, buckets);

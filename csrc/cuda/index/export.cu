@@ -69,14 +69,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
                                                         int64_t begin, int64_t max_ids) {
   const Call call("export_batch", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
-  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::export_batch: table is ", table,
-                  ", expected 0 to ", index.table_count - 1);
-  STD_TORCH_CHECK(max_ids >= kBucketWidth, "dynemb::export_batch: max_ids is ", max_ids,
-                  ", expected at least a bucket of ", kBucketWidth);
+  check_table_number(call.op, table, index.table_count);
+  check_max_ids(call.op, max_ids);
   const int64_t* row = index.tables + table * kTableColumns;
   const int64_t bucket_count = call.read("reading counts", row + kTableBucketCount, 1)[0];
-  STD_TORCH_CHECK(begin >= 0 && begin <= bucket_count, "dynemb::export_batch: begin is ", begin,
-                  ", expected a bucket from 0 to ", bucket_count);
+  check_begin(call.op, begin, bucket_count);
   // As many buckets as ids are wanted: more than a batch needs in a table that is in use.
   const int64_t most = std::min<int64_t>(max_ids, int64_t{1} << 28);
   const int64_t bucket_range = std::min(bucket_count - begin, std::max<int64_t>(most, 1024));

@@ -149,9 +149,8 @@ __global__ void plan_growth(IndexArgs index, Plan plan, SharedWords shared, Erro
 void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table, int64_t ids) {
   const Call call("grow_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
-  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::grow_: table is ", table,
-                  ", expected 0 to ", index.table_count - 1);
-  STD_TORCH_CHECK(ids >= 0, "dynemb::grow_: ids is ", ids, ", expected a count of at least 0");
+  check_table_number(call.op, table, index.table_count);
+  check_room(call.op, ids);
   const int64_t wanted = buckets_for(ids);
   const auto group = group_memory(call, buckets);
   map_buckets(call, group.get(), table, wanted);
@@ -164,9 +163,8 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
              int64_t ids) {
   const Call call("shrink_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
-  STD_TORCH_CHECK(table >= 0 && table < index.table_count, "dynemb::shrink_: table is ", table,
-                  ", expected 0 to ", index.table_count - 1);
-  STD_TORCH_CHECK(ids >= 0, "dynemb::shrink_: ids is ", ids, ", expected a count of at least 0");
+  check_table_number(call.op, table, index.table_count);
+  check_room(call.op, ids);
   const auto group = group_memory(call, buckets);
   const auto row =
       call.read("reading the table's counts", index.tables + table * kTableColumns, kTableColumns);

@@ -27,13 +27,11 @@ Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tens
   scratch.allocate(call);
   const FeatureArgs features =
       feature_args(call, ids, offsets, feature_tables, index.table_count, scratch.get(words));
-  call.check("handles", handles, ScalarType::Long);
-  check_length(call.op, "handles", handles, features.count);
+  const int64_t* handle = id_words(call, "handles", handles, features.count);
   Tensor found = call.empty({features.count}, ScalarType::Bool);
   upload_words(call, feature_tables, scratch.get(words));
   const int64_t threads = features.threads();
-  call.launch(replace_handles, threads, 0, index, features, error_sink(call), threads,
-              static_cast<const int64_t*>(handles.data_ptr()),
+  call.launch(replace_handles, threads, 0, index, features, error_sink(call), threads, handle,
               static_cast<bool*>(found.data_ptr()));
   return found;
 }

@@ -222,17 +222,8 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   PolicyArgs policies =
       policy_args(call, index, policy, clock, sketch, feature_tables, feature_policies);
   const bool by_policy = policies.rows != nullptr;
-  call.check("evicted", evicted, ScalarType::Long);
-  check_size(call.op, "evicted", evicted, 1, kEvictedColumns);
-  STD_TORCH_CHECK(evicted.size(0) > 0, "dynemb::", call.op,
-                  ": evicted is empty, expected at least a row");
-  const bool* admitted = nullptr;
-  if (admit.has_value()) {
-    call.check("admit", *admit, ScalarType::Bool);
-    check_length(call.op, "admit", *admit, features.count);
-    STD_TORCH_CHECK(by_policy, "dynemb::", call.op, ": admit is given, but no table has a policy");
-    admitted = static_cast<const bool*>(admit->data_ptr());
-  }
+  int64_t* evicted_rows = evicted_tensor(call, evicted);
+  const bool* admitted = admit_tensor(call, admit, features.count, by_policy);
   const SlabArgs slab_args{static_cast<int64_t*>(slabs.data_ptr()),
                            static_cast<const int64_t*>(free_rows.data_ptr()), free_rows.size(1),
                            slabs.size(0)};
@@ -305,8 +296,8 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
     if (room.growth) {
       rehash(call, index, plan, old_scratch, old_parts, room.old_buckets, room.expected);
     }
-    evict(call, planned, {static_cast<int64_t*>(evicted.data_ptr()), evicted.size(0) - 1}, placed,
-          scratch.get(parts->victims), new_ids.counts, cells, handle);
+    evict(call, planned, {evicted_rows, evicted.size(0) - 1}, placed, scratch.get(parts->victims),
+          new_ids.counts, cells, handle);
     call.launch_strided(claim_new<PlacedIds>, features.count, placed, plan);
     call.launch_strided(settle_new<PlacedIds>, features.count, placed, plan);
   } else {

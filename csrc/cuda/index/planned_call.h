@@ -20,11 +20,7 @@ class PlannedCall {
         blocks(std::max<int64_t>((features.count + kRankBlock - 1) / kRankBlock, 1)),
         tables_(index.table_count),
         feature_words_(feature_tables) {
-    call.check("slabs", slabs, ScalarType::Long);
-    check_size(call.op, "slabs", slabs, 1, kSlabColumns);
-    slabs_ = slabs.size(0);
-    call.check("free_rows", free_rows, ScalarType::Long);
-    check_size(call.op, "free_rows", free_rows, 0, slabs_);
+    slabs_ = allocation_tensors(call, slabs, free_rows).slab_count;
     feature_words_.insert(feature_words_.end(), feature_policies.begin(), feature_policies.end());
     feature_part_ = scratch.add<int64_t>(static_cast<int64_t>(feature_words_.size()));
     plan_part_ = scratch.add<int64_t>(plan_words(features.features, tables_, slabs_));

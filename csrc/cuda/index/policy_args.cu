@@ -1,3 +1,4 @@
+#include "arguments/policies.h"
 #include "cuda/index/policy_args.h"
 
 namespace dynemb::cuda {
@@ -6,27 +7,9 @@ PolicyArgs policy_args(const Call& call, const IndexArgs& index, const Tensor& p
                        const Tensor& clock, const Tensor& sketch,
                        const std::vector<int64_t>& feature_tables,
                        const std::vector<int64_t>& feature_policies) {
-  call.check("clock", clock, ScalarType::Long);
-  check_length(call.op, "clock", clock, kClockHead + index.table_count);
-  call.check("policy", policy, ScalarType::Long);
-  check_size(call.op, "policy", policy, 1, kPolicyColumns);
-  call.check("sketch", sketch, ScalarType::Int);
-  STD_TORCH_CHECK(sketch.dim() == 1, "dynemb::", call.op, ": sketch has ", sketch.dim(),
-                  " dimensions, expected 1");
-  const int64_t count = policy.size(0);
-  STD_TORCH_CHECK(count == 0 || count >= index.table_count, "dynemb::", call.op, ": policy has ",
-                  count, " rows, expected none or at least one per table, ", index.table_count);
-  const size_t expected = count == 0 ? 0 : feature_tables.size();
-  STD_TORCH_CHECK(feature_policies.size() == expected, "dynemb::", call.op,
-                  ": feature_policies has ", feature_policies.size(), " elements, expected ",
-                  expected);
-  for (size_t f = 0; f < feature_policies.size(); ++f) {
-    STD_TORCH_CHECK(feature_policies[f] >= 0 && feature_policies[f] < count, "dynemb::", call.op,
-                    ": feature_policies[", f, "] is ", feature_policies[f], ", expected 0 to ",
-                    count - 1);
-  }
-  return {count == 0 ? nullptr : static_cast<const int64_t*>(policy.data_ptr()),
-          static_cast<const int64_t*>(clock.data_ptr()), nullptr};
+  const PolicyTensors given = policy_tensors(call, index.table_count, policy, clock, sketch,
+                                             feature_tables.size(), feature_policies);
+  return {given.rows, given.clock, nullptr};
 }
 
 }  // namespace dynemb::cuda

@@ -1,4 +1,4 @@
-// Host side of life-cycle policies: tensors checked and turned into kernel arguments.
+// Host side of life-cycle policies: checked tensors as kernel arguments.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace dynemb::cuda {
 
-// Checks what the host can know; the values of `policy` lie on the device and are trusted.
-// `of_feature` is to point to feature_policies there.
+// The values of `policy` lie on the device and are trusted. `of_feature` is to point to
+// feature_policies there.
 PolicyArgs policy_args(const Call& call, const IndexArgs& index, const Tensor& policy,
                        const Tensor& clock, const Tensor& sketch,
                        const std::vector<int64_t>& feature_tables,

@@ -63,9 +63,7 @@ struct ScoreCall {
             const std::vector<int64_t>& feature_tables, int64_t word)
       : index(index_args(call, buckets, &scores, tables, meta)) {
     features = feature_args(call, ids, offsets, feature_tables, index.table_count, nullptr);
-    STD_TORCH_CHECK(word >= 0 && word < index.score_words, "dynemb::", call.op, ": word is ", word,
-                    ", but the index keeps ", index.score_words,
-                    " scores of an id: create the tables with a policy that keeps it");
+    check_score_word(call.op, word, index.score_words);
     const auto words = scratch.add<int64_t>(features.features);
     scratch.allocate(call);
     upload_words(call, feature_tables, scratch.get(words));
@@ -94,14 +92,12 @@ Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
                    int64_t word) {
   const Call call("set_scores_", "buckets", buckets);
   const ScoreCall scored(call, buckets, scores, tables, meta, ids, offsets, feature_tables, word);
-  call.check("values", values, ScalarType::Long);
-  check_length(call.op, "values", values, scored.features.count);
+  const int64_t* value = id_words(call, "values", values, scored.features.count);
   Tensor found = call.empty({scored.features.count}, ScalarType::Bool);
   const int64_t threads = scored.features.threads();
   call.launch(clear_scores, threads, 0, scored.index, scored.features, error_sink(call), threads,
               word, static_cast<bool*>(found.data_ptr()));
-  call.launch(raise_scores, scored.features.count, 0, scored.index, scored.features, word,
-              static_cast<const int64_t*>(values.data_ptr()));
+  call.launch(raise_scores, scored.features.count, 0, scored.index, scored.features, word, value);
   return found;
 }
 

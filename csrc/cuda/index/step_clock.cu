@@ -1,6 +1,7 @@
 // advance_step_: the end of a training step.
 #include <optional>
 
+#include "arguments/clocks.h"
 #include "core/policy/step_clock.h"
 #include "cuda/index/args.h"
 #include "cuda/memory/table_memory.h"
@@ -16,15 +17,8 @@ __global__ void advance_step(int64_t* clock, int64_t* extra, bool has_now, int64
 void advance_step_(Tensor buckets, Tensor tables, Tensor row_clock, Tensor clock,
                    std::optional<int64_t> now) {
   const Call call("advance_step_", "buckets", buckets);
-  call.check("buckets", buckets, ScalarType::Long);
-  check_size(call.op, "buckets", buckets, 1, kBucketWords);
-  call.check("tables", tables, ScalarType::Long);
-  call.check("row_clock", row_clock, ScalarType::Long);
-  call.check("clock", clock, ScalarType::Long);
-  check_clocks(call.op, tables, row_clock, clock);
-  call.launch(advance_step, 1, 1, static_cast<int64_t*>(clock.data_ptr()),
-              static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.numel() - kRowClockExtra,
-              now.has_value(), now.value_or(0));
+  const ClockTensors clocks = clock_tensors(call, buckets, tables, row_clock, clock);
+  call.launch(advance_step, 1, 1, clocks.clock, clocks.extra, now.has_value(), now.value_or(0));
   end_group_step(call, buckets, tables, row_clock);
 }
 

@@ -65,7 +65,7 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
                   state.size(), " state and ", pending.size(), " pending tensors for ", table_count,
                   " tables and ", slab_count, " slabs");
   if (policy.has_value()) {
-    call.check("policy", *policy, ScalarType::Long);
+    check_tensor(call, "policy", *policy, ScalarType::Long);
     check_size(call.op, "policy", *policy, 1, kPolicyColumns);
   }
   const auto m =
@@ -126,8 +126,8 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
 // for the next replay of a captured step.
 void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("end_step", "buckets", buckets);
-  call.check("tables", tables, ScalarType::Long);
-  call.check("row_clock", row_clock, ScalarType::Long);
+  check_tensor(call, "tables", tables, ScalarType::Long);
+  check_tensor(call, "row_clock", row_clock, ScalarType::Long);
   end_group_step(call, buckets, tables, row_clock);
 }
 

@@ -50,7 +50,7 @@ void update_(std::vector<Tensor> weights, std::vector<Tensor> generations,
   const Call call(Ops::kUpdate, "weights", weights.empty() ? meta : weights[0]);
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   std::vector<ReducedRows> reduced =
-      reduced_rows(call, rows, handles, ids, tables, gradients, counts);
+      reduced_rows(call, rows, weights, handles, ids, tables, gradients, counts);
   const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, row_clock, hyper,
                           updates, "updated_tables", updated_tables);
   for (ReducedRows& entries : reduced) entries.updated = update.updated();

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "arguments/update.h"
 #include "core/optimizer/step.h"
 #include "cuda/gradient/row_gradients.cuh"
 #include "cuda/gradient/runs.h"
@@ -271,16 +272,6 @@ __global__ void update_rows(Group group, UpdateArgs args, UpdateGradients from) 
   }
 }
 
-// The state tensors that an optimizer takes.
-struct StateKinds {
-  int element_states;
-  int row_states;
-  RowSteps row_steps;
-};
-template <class Optimizer>
-constexpr StateKinds kStateKinds{Optimizer::kElementStates, Optimizer::kRowStates,
-                                 Optimizer::kRowSteps};
-
 // The row tensors of an update, checked against the optimizer, and its scalars on the device.
 class UpdateCall {
  public:
@@ -311,8 +302,9 @@ class UpdateCall {
   int64_t* extra_;
 };
 
-// The reduced gradients by slab, checked; `updated` is to be set.
+// The reduced gradients by slab; `updated` is to be set.
 std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
+                                      const std::vector<Tensor>& weights,
                                       const std::vector<Tensor>& handles,
                                       const std::vector<Tensor>& ids,
                                       const std::vector<Tensor>& tables,

@@ -90,46 +90,20 @@ UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, const StateKinds
                        const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
                        const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
                        const char* tables_argument, const std::vector<int64_t>& updated_tables)
-    : state_(slab_state(call, weights, state)) {
-  for (size_t s = 0; s < state_.size(); ++s) {
-    const bool counts = state_[s].steps != nullptr;
-    STD_TORCH_CHECK(
-        state_[s].element_states == kinds.element_states &&
-            state_[s].row_states == kinds.row_states &&
-            (counts ? kinds.row_steps != RowSteps::kNone : kinds.row_steps != RowSteps::kLastSeen),
-        "dynemb::", call.op, ": state of slab ", s, " has ", state_[s].element_states,
-        " tensors of a value per weight, ", state_[s].row_states, " of a value per row and ",
-        counts ? 1 : 0, " of steps, expected ", kinds.element_states, ", ", kinds.row_states,
-        " and ",
-        kinds.row_steps == RowSteps::kNone       ? "0"
-        : kinds.row_steps == RowSteps::kOptional ? "0 or 1"
-                                                 : "1");
-  }
+    : state_(slab_states(call, weights, state)) {
   const int64_t table_count = rows.table_count;
-  call.check("row_clock", row_clock, ScalarType::Long);
-  check_length(call.op, "row_clock", row_clock, table_count + kRowClockExtra);
-  call.check("hyper", hyper, ScalarType::Double);
-  check_size(call.op, "hyper", hyper, 0, table_count);
-  check_size(call.op, "hyper", hyper, 1, kHyperColumns);
-  call.check("updates", updates, ScalarType::Long);
-  check_length(call.op, "updates", updates, 1);
-  std::vector<int64_t> updated(static_cast<size_t>(table_count), 0);
-  for (const int64_t t : updated_tables) {
-    STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", call.op, ": ", tables_argument,
-                    " has table ", t, ", expected 0 to ", table_count - 1);
-    updated[static_cast<size_t>(t)] = 1;
-  }
-  clock_ = static_cast<int64_t*>(row_clock.data_ptr());
-  extra_ = clock_ + table_count;
+  const UpdateTensors given = update_tensors(call, kinds, state_, table_count, row_clock, hyper,
+                                             updates, tables_argument, updated_tables);
+  clock_ = given.clock;
+  extra_ = given.extra;
   updated_part_ = scratch_.add<int64_t>(table_count);
   step_part_ = scratch_.add<OptimizerStep>(table_count);
   head_part_ = scratch_.add<int64_t>(kHeadWords);
   scratch_.allocate(call);
-  upload_words(call, updated, scratch_.get(updated_part_));
-  call.launch(begin_update, 128, 128, clock_, table_count,
-              static_cast<const double*>(hyper.data_ptr()),
-              static_cast<const int64_t*>(updates.data_ptr()), scratch_.get(updated_part_),
-              scratch_.get(step_part_), scratch_.get(head_part_), error_sink(call));
+  upload_words(call, given.updated, scratch_.get(updated_part_));
+  call.launch(begin_update, 128, 128, clock_, table_count, given.hyper, given.seen,
+              scratch_.get(updated_part_), scratch_.get(step_part_), scratch_.get(head_part_),
+              error_sink(call));
 }
 
 FiniteCheck UpdateCall::finite_check(const Call& call, const GroupRows& rows, size_t s) const {
@@ -172,36 +146,18 @@ UpdateArgs UpdateCall::slab(const Call& call, const GroupRows& rows, size_t s) c
 }
 
 std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
+                                      const std::vector<Tensor>& weights,
                                       const std::vector<Tensor>& handles,
                                       const std::vector<Tensor>& ids,
                                       const std::vector<Tensor>& tables,
                                       const std::vector<Tensor>& gradients, const Tensor& counts) {
-  const size_t slabs = rows.slabs.size();
-  STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
-                      gradients.size() == slabs,
-                  "dynemb::", call.op, ": handles, ids, tables and gradients must have one tensor ",
-                  "for each of ", slabs, " slabs");
-  if (slabs > 0) note_applied(handles[0]);
-  call.check("counts", counts, ScalarType::Long);
-  check_length(call.op, "counts", counts, static_cast<int64_t>(slabs));
+  const std::vector<ReducedTensors> slabs =
+      reduced_tensors(call, weights, handles, ids, tables, gradients, counts);
+  note_applied(handles[0]);
   std::vector<ReducedRows> result;
-  for (size_t s = 0; s < slabs; ++s) {
-    call.check("handles", handles[s], ScalarType::Long);
-    call.check("ids", ids[s], ScalarType::Long);
-    call.check("tables", tables[s], ScalarType::Long);
-    call.check("gradients", gradients[s], ScalarType::Float);
-    const int64_t capacity = handles[s].numel();
-    check_length(call.op, "handles", handles[s], capacity);
-    check_length(call.op, "ids", ids[s], capacity);
-    check_length(call.op, "tables", tables[s], capacity);
-    check_size(call.op, "gradients", gradients[s], 0, capacity);
-    check_size(call.op, "gradients", gradients[s], 1, rows.slabs[s].dim);
-    result.push_back({static_cast<const int64_t*>(handles[s].data_ptr()),
-                      static_cast<const int64_t*>(ids[s].data_ptr()),
-                      static_cast<const int64_t*>(tables[s].data_ptr()),
-                      static_cast<const float*>(gradients[s].data_ptr()),
-                      static_cast<const int64_t*>(counts.data_ptr()) + s, capacity, nullptr,
-                      rows.table_count});
+  for (const ReducedTensors& slab : slabs) {
+    result.push_back({slab.handles, slab.ids, slab.tables, slab.gradients, slab.count,
+                      slab.capacity, nullptr, rows.table_count});
   }
   return result;
 }

@@ -147,8 +147,7 @@ std::tuple<Lists, Lists, Lists, Lists> ragged_cutoff_3d(Lists values, Lists oute
   const auto weight = check_ragged(call, "values", values, "inner_offsets", inner_offsets,
                                    "weights", weights, weighted);
   const size_t features = values.size();
-  check_list(call, "outer_offsets", outer_offsets, features, ScalarType::Long, 1);
-  check_not_empty(call.op, "outer_offsets", outer_offsets);
+  check_offset_lists(call, "outer_offsets", outer_offsets, features);
   check_numbers(call.op, "keep_lengths", keep_lengths, features, 0);
   check_entries(call.op, "drop_left", drop_left.size(), features);
   check_entries(call.op, "pad_left", pad_left.size(), features);

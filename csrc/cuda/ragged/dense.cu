@@ -110,7 +110,7 @@ class NestedWords {
  public:
   NestedWords(const Call& call, FeatureWords* words, const Lists& values, const Lists& offsets,
               const std::vector<int64_t>& depths, const std::vector<int64_t>& lengths)
-      : at(check(call, values, offsets, depths, lengths)),
+      : at(check_depths(call, values, offsets, depths, lengths)),
         rows_(words, offsets, counts(values, offsets, at)),
         entries_(words->add(element_begins(offsets))),
         length_(words->add(lengths)),
@@ -125,13 +125,6 @@ class NestedWords {
   const Depths at;
 
  private:
-  static Depths check(const Call& call, const Lists& values, const Lists& offsets,
-                      const std::vector<int64_t>& depths, const std::vector<int64_t>& lengths) {
-    check_any_list(call, "values", values, values.size(), 1);
-    check_entries(call.op, "depths", depths.size(), values.size());
-    check_list(call, "offsets", offsets, offsets.size(), ScalarType::Long, 1);
-    return check_depths(call.op, offsets, depths, lengths, values.size());
-  }
   static std::vector<int64_t> features_of(const std::vector<int64_t>& depths) {
     std::vector<int64_t> features;
     for (size_t f = 0; f < depths.size(); ++f) {
@@ -264,13 +257,11 @@ __global__ void write_regular(FeatureItems entries, int64_t* const* offsets, con
 std::tuple<Lists, Lists> dense_to_ragged(Lists dense, bool trim, double invalid,
                                          int64_t integer_invalid) {
   const Call call("dense_to_ragged", "dense[0]", owner_of_list("dense_to_ragged", dense));
-  check_any_list(call, "dense", dense, dense.size(), kAnyDims);
+  const std::vector<int64_t> bytes = check_dense(call, dense);
   Lists offsets, outer, inner;
-  std::vector<int64_t> step, length, bytes, bits, mask, sizes;
+  std::vector<int64_t> step, length, bits, mask, sizes;
   for (size_t f = 0; f < dense.size(); ++f) {
     const Tensor& tensor = dense[f];
-    STD_TORCH_CHECK(tensor.dim() >= 2, "dynemb::", call.op, ": ", entry_name("dense", f), " has ",
-                    tensor.dim(), " dimensions, expected at least 2");
     int64_t parts = 1;
     for (int64_t d = 0; d + 1 < tensor.dim(); ++d) {
       parts *= tensor.size(d);
@@ -281,7 +272,6 @@ std::tuple<Lists, Lists> dense_to_ragged(Lists dense, bool trim, double invalid,
     }
     const ScalarType dtype = tensor.scalar_type();
     length.push_back(tensor.size(tensor.dim() - 1));
-    bytes.push_back(value_bytes(call.op, "dense", f, tensor));
     bits.push_back(value_bits(dtype, invalid, integer_invalid));
     mask.push_back(equal_mask(dtype, invalid));
     sizes.push_back(tensor.numel());

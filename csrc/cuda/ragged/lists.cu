@@ -44,27 +44,6 @@ std::vector<int64_t> SizeSums::totals(const Call& call, const FeatureItems& item
   return call.read("reading sizes", scratch.get(part), items.features);
 }
 
-void check_any_list(const Call& call, const char* name, const std::vector<Tensor>& list,
-                    size_t features, int64_t dims) {
-  check_entries(call.op, name, list.size(), features);
-  check_values(call.op, name, list, dims);
-  for (size_t i = 0; i < list.size(); ++i) {
-    call.check(entry_name(name, i).c_str(), list[i], list[i].scalar_type());
-  }
-}
-
-std::vector<int64_t> check_ragged(const Call& call, const char* values_name,
-                                  const std::vector<Tensor>& values, const char* offsets_name,
-                                  const std::vector<Tensor>& offsets, const char* weights_name,
-                                  const std::vector<Tensor>& weights,
-                                  const std::vector<int64_t>& weighted) {
-  check_any_list(call, values_name, values, values.size(), 1);
-  check_list(call, offsets_name, offsets, values.size(), ScalarType::Long, 1);
-  check_not_empty(call.op, offsets_name, offsets);
-  for (const Tensor& weight : weights) call.check(weights_name, weight, ScalarType::Float);
-  return check_weights(call.op, weights_name, weights, weighted, values);
-}
-
 TakenLists::TakenLists(const Call& call, const std::vector<Tensor>& from,
                        const std::vector<Tensor>& weights_from, const std::vector<int64_t>& weight,
                        const std::vector<int64_t>& sizes) {

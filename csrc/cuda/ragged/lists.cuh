@@ -115,7 +115,7 @@ struct TakenArgs {
 // The results of such an op: room, and where it is.
 class TakenLists {
  public:
-  // `weight`: from check_weights.
+  // `weight`: from check_ragged.
   TakenLists(const Call& call, const std::vector<Tensor>& from,
              const std::vector<Tensor>& weights_from, const std::vector<int64_t>& weight,
              const std::vector<int64_t>& sizes);
@@ -135,15 +135,6 @@ class TakenLists {
   FeatureWords::Part<const int64_t> weights_to_;
 };
 
-// Checks of ragged lists, without their values. Returns as check_weights.
-std::vector<int64_t> check_ragged(const Call& call, const char* values_name,
-                                  const std::vector<Tensor>& values, const char* offsets_name,
-                                  const std::vector<Tensor>& offsets, const char* weights_name,
-                                  const std::vector<Tensor>& weights,
-                                  const std::vector<int64_t>& weighted);
-// As check_list, for values of any dtype of 1, 2, 4 or 8 bytes.
-void check_any_list(const Call& call, const char* name, const std::vector<Tensor>& list,
-                    size_t features, int64_t dims);
 inline std::vector<int64_t> lengths_of(const std::vector<Tensor>& list) {
   std::vector<int64_t> lengths;
   for (const Tensor& tensor : list) lengths.push_back(tensor.size(0));

@@ -135,10 +135,7 @@ struct TileGrads {
   TileGrads(const Call& call, const std::vector<Tensor>& grads, const Tensor& positions,
             const Tensor& offsets, const std::optional<Tensor>& weights, int64_t rows,
             const std::vector<int64_t>& tile_lens, const std::vector<int64_t>& pad_left) {
-    check_tiles(call.op, tile_lens, pad_left);
-    STD_TORCH_CHECK(rows >= 0, "dynemb::", call.op, ": rows is ", rows, ", expected at least 0");
-    check_list(call, "grads", grads, tile_lens.size(), ScalarType::Float, 2);
-    const int64_t dim = grads[0].size(1) / tile_lens[0];
+    const int64_t dim = tiled_dim(call, grads, rows, tile_lens, pad_left);
     args = bag_args(call, positions, offsets, static_cast<int64_t>(tile_lens.size()), weights, rows,
                     dim);
     check_tile_grads(call.op, grads, tile_lens, args.batch, dim);

@@ -1,5 +1,5 @@
 // ids_concat: ids of many features one after another, and the offsets of their bags.
-#include "arguments/bags.h"
+#include "arguments/routing.h"
 #include "cuda/features/lists.h"
 #include "cuda/index/args.h"
 
@@ -53,9 +53,7 @@ __global__ void concat_features(ConcatJob job, ErrorSink errors) {
 std::tuple<Tensor, Tensor> ids_concat(std::vector<Tensor> ids, std::vector<Tensor> offsets,
                                       std::vector<int64_t> ragged, int64_t bags) {
   const Call call("ids_concat", "ids[0]", owner_of_list("ids_concat", ids));
-  const std::vector<FeatureBags> features = feature_bags(call.op, ids, offsets, ragged, bags);
-  check_on_device(call, "ids", ids);
-  check_on_device(call, "offsets", offsets);
+  const std::vector<FeatureBags> features = feature_bags(call, ids, offsets, ragged, bags);
   std::vector<int64_t> feature_words(features.size() * kFeatureBagsWords);
   std::memcpy(feature_words.data(), features.data(), feature_words.size() * 8);
   FeatureWords words;

@@ -1,4 +1,5 @@
 // mix_ids, unmix_ids, id_owners, ids_encode: ids on their way to the shard that owns them.
+#include "arguments/routing.h"
 #include "core/features/routing.h"
 #include "cuda/features/lists.h"
 
@@ -37,7 +38,7 @@ __global__ void encode_all(FeatureItems items, const uint64_t* const* ids,
 
 Tensor mix_ids(Tensor ids) {
   const Call call("mix_ids", "ids", ids);
-  check_words(call.op, "ids", ids);
+  check_words(call, "ids", ids);
   const int64_t count = ids.size(0);
   Tensor mixed = call.empty({count}, ScalarType::Long);
   call.launch(mix_all, count, 0, static_cast<const uint64_t*>(ids.data_ptr()), count,
@@ -47,7 +48,7 @@ Tensor mix_ids(Tensor ids) {
 
 Tensor unmix_ids(Tensor quotients, int64_t parts, int64_t part) {
   const Call call("unmix_ids", "quotients", quotients);
-  check_words(call.op, "quotients", quotients);
+  check_words(call, "quotients", quotients);
   check_part(call.op, parts, part);
   const int64_t count = quotients.size(0);
   Tensor ids = call.empty({count}, ScalarType::Long);
@@ -59,7 +60,7 @@ Tensor unmix_ids(Tensor quotients, int64_t parts, int64_t part) {
 
 Tensor id_owners(Tensor ids, int64_t parts, int64_t slots) {
   const Call call("id_owners", "ids", ids);
-  check_words(call.op, "ids", ids);
+  check_words(call, "ids", ids);
   check_slots(call.op, parts, slots);
   const int64_t count = ids.size(0);
   Tensor owners = call.empty({count}, ScalarType::Long);

@@ -103,16 +103,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids(Tensor ids, Tensor offsets
 }  // namespace
 
 GroupedIds grouped_ids(const Call& call, const Tensor& ids, const Tensor& offsets) {
-  call.check("ids", ids, ScalarType::Long);
-  call.check("offsets", offsets, ScalarType::Long);
-  check_words(call.op, "ids", ids);
-  check_words(call.op, "offsets", offsets);
-  const int64_t groups = offsets.size(0) - 1;
-  STD_TORCH_CHECK(groups >= 0, "dynemb::", call.op, ": offsets is empty, expected [groups + 1]");
-  STD_TORCH_CHECK(ids.size(0) < INT32_MAX, "dynemb::", call.op, ": ids has ", ids.size(0),
+  const GroupedIds given = grouped_tensors(call, ids, offsets);
+  STD_TORCH_CHECK(given.count < INT32_MAX, "dynemb::", call.op, ": ids has ", given.count,
                   " elements, expected less than ", INT32_MAX, ": split the batch");
-  return {static_cast<const int64_t*>(ids.data_ptr()), ids.size(0),
-          static_cast<const int64_t*>(offsets.data_ptr()), groups};
+  return given;
 }
 
 void find_unique(const Call& call, const GroupedIds& given, const UniqueResults& results) {

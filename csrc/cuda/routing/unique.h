@@ -1,6 +1,7 @@
 // Distinct ids of groups on the device, whose number the host does not learn.
 #pragma once
 
+#include "arguments/routing.h"
 #include "cuda/runtime/device.cuh"
 #include "cuda/runtime/launch.h"
 
@@ -14,14 +15,7 @@ struct UniqueResults {
   int64_t* counts;   // [N]
 };
 
-struct GroupedIds {
-  const int64_t* ids;
-  int64_t count;
-  const int64_t* offsets;
-  int64_t groups;
-};
-
-// Checks what the host can see.
+// Checks also that their number can be counted.
 GroupedIds grouped_ids(const Call& call, const Tensor& ids, const Tensor& offsets);
 
 // Launches the kernels that find the distinct ids. Their number is offsets[groups].

@@ -1,9 +1,11 @@
-// Host side of the row ops: tensors checked and turned into kernel arguments.
+// Host side of the row ops: checked tensors as kernel arguments.
 #pragma once
 
 #include <optional>
 #include <vector>
 
+#include "arguments/lookup.h"
+#include "arguments/rows.h"
 #include "cuda/index/args.h"
 #include "cuda/rows/tensors.cuh"
 
@@ -15,13 +17,10 @@ struct GroupRows {
   RowArgs args;
   int64_t table_count;
 };
-// How a tensor of rows or state stores its values; raises unless it is float32, bfloat16 or
-// float16.
-Storage storage_of(const Call& call, const char* argument, const Tensor& tensor);
 
-// By slab, as slab_state of the CPU (cpu/rows/state.h) takes it apart.
-std::vector<SlabState> slab_state(const Call& call, const std::vector<Tensor>& weights,
-                                  const std::vector<Tensor>& state);
+// As state_tensors. Raises also where kernels could not load 16 bytes at a time.
+std::vector<SlabState> slab_states(const Call& call, const std::vector<Tensor>& weights,
+                                   const std::vector<Tensor>& state);
 
 GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
                      const std::vector<Tensor>& generations, const Tensor& meta,

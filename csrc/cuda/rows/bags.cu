@@ -47,39 +47,15 @@ __global__ void sum_terms(Group group, Terms terms, const uint32_t* positions, c
 
 BagArgs bag_args(const Call& call, const Tensor& positions, const Tensor& offsets, int64_t features,
                  const std::optional<Tensor>& weights, int64_t rows, int64_t dim) {
-  call.check("positions", positions, ScalarType::Long);
-  call.check("offsets", offsets, ScalarType::Long);
-  check_words(call.op, "positions", positions);
-  check_words(call.op, "offsets", offsets);
-  STD_TORCH_CHECK(features >= 1, "dynemb::", call.op, ": features is ", features,
-                  ", expected at least 1");
-  const int64_t bags = offsets.size(0) - 1;
-  STD_TORCH_CHECK(bags >= 0 && bags % features == 0, "dynemb::", call.op, ": offsets has ",
-                  bags + 1, " elements, expected one more than a multiple of features, ", features);
-  result_bytes(call.op, "features", features, {features, dim}, 4);
-  const int64_t count = positions.size(0);
-  const float* weight = nullptr;
-  if (weights.has_value()) {
-    call.check("weights", *weights, ScalarType::Float);
-    STD_TORCH_CHECK(weights->dim() == 1, "dynemb::", call.op, ": weights has ", weights->dim(),
-                    " dimensions, expected 1");
-    check_length(call.op, "weights", *weights, count);
-    weight = static_cast<const float*>(weights->data_ptr());
-  }
-  return {{static_cast<const int64_t*>(offsets.data_ptr()), bags, count},
-          static_cast<const int64_t*>(positions.data_ptr()),
-          weight,
-          bags / features,
+  const BagTensors given = bag_tensors(call, positions, offsets, features, dim);
+  return {{given.offsets, given.bags, given.count},
+          given.positions,
+          position_weights(call, weights, given.count),
+          given.batch,
           features,
           rows,
           dim,
           error_sink(call)};
-}
-
-void check_matrix(const Call& call, const char* name, const Tensor& rows) {
-  call.check(name, rows, ScalarType::Float);
-  STD_TORCH_CHECK(rows.dim() == 2, "dynemb::", call.op, ": ", name, " has ", rows.dim(),
-                  " dimensions, expected 2");
 }
 
 RowTerms::RowTerms(const Call& call, const BagArgs& bags)

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "arguments/pool_rows.h"
 #include "cuda/features/lists.h"
 #include "cuda/gradient/runs.h"
 #include "cuda/rows/args.h"
@@ -46,9 +47,6 @@ struct BagArgs {
 
 BagArgs bag_args(const Call& call, const Tensor& positions, const Tensor& offsets, int64_t features,
                  const std::optional<Tensor>& weights, int64_t rows, int64_t dim);
-
-// Raises unless `rows` is a contiguous matrix of float32.
-void check_matrix(const Call& call, const char* name, const Tensor& rows);
 
 // What a position adds to the gradient of its row: factor * dim floats.
 struct Terms {

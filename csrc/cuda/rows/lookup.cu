@@ -3,6 +3,7 @@
 #include <optional>
 #include <tuple>
 
+#include "arguments/clocks.h"
 #include "cuda/rows/slab_lookup.h"
 
 namespace dynemb::cuda {
@@ -194,11 +195,9 @@ Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
 // How often the rows have been updated, so that the backward can tell whether they are still those
 // of the forward.
 Tensor update_count(const Call& call, const Tensor& row_clock, const Tensor& meta) {
-  call.check("row_clock", row_clock, ScalarType::Long);
-  check_length(call.op, "row_clock", row_clock, meta.size(0) + kRowClockExtra);
+  const int64_t* extra = row_clock_extra(call, row_clock, meta.size(0));
   Tensor count = call.empty({1}, ScalarType::Long);
-  call.copy(count.data_ptr(),
-            static_cast<const int64_t*>(row_clock.data_ptr()) + meta.size(0) + kRowClockUpdates, 8);
+  call.copy(count.data_ptr(), extra + kRowClockUpdates, 8);
   return count;
 }
 
@@ -209,8 +208,7 @@ Tensor pooled_lookup(const Call& call, const std::vector<Tensor>& weights,
                      const std::vector<int64_t>& feature_tables,
                      const std::vector<int64_t>& feature_dims, int64_t pooling) {
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  STD_TORCH_CHECK(pooling != kPoolNone, "dynemb::", call.op,
-                  ": pooling is 2 (none): use embedding");
+  check_is_pooled(call.op, pooling, "use embedding");
   return run_lookup(call, rows,
                     lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                 feature_tables, feature_dims, pooling));

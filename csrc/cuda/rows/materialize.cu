@@ -92,10 +92,8 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
   const Call call("materialize_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, nullptr, tables, meta);
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  call.check("hyper", hyper, ScalarType::Double);
-  check_size(call.op, "hyper", hyper, 0, index.table_count);
-  check_size(call.op, "hyper", hyper, 1, kHyperColumns);
-  const std::vector<SlabState> states = slab_state(call, weights, state);
+  const double* numbers = hyper_tensor(call, hyper, index.table_count);
+  const std::vector<SlabState> states = slab_states(call, weights, state);
   Tensor written = call.empty({1}, ScalarType::Long);
   call.fill(written.data_ptr(), 0, 8);
   const int64_t slots = buckets.size(0) * kBucketWidth;
@@ -104,7 +102,7 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
                              rows.args,
                              rows.slabs[s],
                              static_cast<int64_t>(s),
-                             static_cast<const double*>(hyper.data_ptr()),
+                             numbers,
                              states[s],
                              static_cast<int64_t*>(written.data_ptr())};
     with_lanes(rows.slabs[s].dim, is_aligned(rows.slabs[s].weights), [&](auto group) {

@@ -122,16 +122,11 @@ __global__ void grad_of_plain_weights(Group group, BagArgs args, const float* gr
   }
 }
 
-void check_pooling(const Call& call, int64_t pooling) {
-  STD_TORCH_CHECK(pooling == kPoolSum || pooling == kPoolMean, "dynemb::", call.op, ": pooling is ",
-                  pooling, ", expected 0 (sum) or 1 (mean)");
-}
-
 Tensor pool_rows(Tensor rows, Tensor positions, Tensor offsets, int64_t features,
                  std::optional<Tensor> weights, int64_t pooling) {
   const Call call("pool_rows", "rows", rows);
   check_matrix(call, "rows", rows);
-  check_pooling(call, pooling);
+  check_row_pooling(call.op, pooling);
   const BagArgs args =
       bag_args(call, positions, offsets, features, weights, rows.size(0), rows.size(1));
   Tensor output = call.empty({args.batch, features * args.dim}, ScalarType::Float);
@@ -145,16 +140,11 @@ Tensor pool_rows(Tensor rows, Tensor positions, Tensor offsets, int64_t features
   return output;
 }
 
-BagArgs args_of_grad(const Call& call, const Tensor& grad, const Tensor& positions,
-                     const Tensor& offsets, int64_t features, const std::optional<Tensor>& weights,
-                     int64_t rows, int64_t pooling) {
-  check_matrix(call, "grad", grad);
-  check_pooling(call, pooling);
-  STD_TORCH_CHECK(rows >= 0, "dynemb::", call.op, ": rows is ", rows, ", expected at least 0");
-  STD_TORCH_CHECK(features >= 1 && grad.size(1) % features == 0, "dynemb::", call.op, ": grad has ",
-                  grad.size(1), " columns, expected a multiple of features, ", features);
-  const BagArgs args =
-      bag_args(call, positions, offsets, features, weights, rows, grad.size(1) / features);
+BagArgs bag_args_of_grad(const Call& call, const Tensor& grad, const Tensor& positions,
+                         const Tensor& offsets, int64_t features,
+                         const std::optional<Tensor>& weights, int64_t rows, int64_t pooling) {
+  const int64_t dim = pooled_dim(call, grad, features, rows, pooling);
+  const BagArgs args = bag_args(call, positions, offsets, features, weights, rows, dim);
   check_size(call.op, "grad", grad, 0, args.batch);
   return args;
 }
@@ -163,7 +153,7 @@ Tensor pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int64_t fea
                       std::optional<Tensor> weights, int64_t pooling) {
   const Call call("pool_rows_grad", "grad", grad);
   const BagArgs args =
-      args_of_grad(call, grad, positions, offsets, features, weights, rows, pooling);
+      bag_args_of_grad(call, grad, positions, offsets, features, weights, rows, pooling);
   result_bytes(call.op, "rows", rows, {rows, args.dim}, 4);
   const auto* from = static_cast<const float*>(grad.data_ptr());
   const RowTerms terms(call, args);
@@ -183,7 +173,7 @@ Tensor pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor 
   const Call call("pool_rows_weight_grad", "grad", grad);
   check_matrix(call, "rows", rows);
   const BagArgs args =
-      args_of_grad(call, grad, positions, offsets, features, weights, rows.size(0), pooling);
+      bag_args_of_grad(call, grad, positions, offsets, features, weights, rows.size(0), pooling);
   check_size(call.op, "rows", rows, 1, args.dim);
   Tensor result = call.empty({args.count()}, ScalarType::Float);
   // positions beyond the last offset, which is an error, belong to no bag

@@ -4,12 +4,12 @@
 #include "core/columns.h"
 #include "core/index/handle.h"
 #include "core/rows/initializer.h"
+#include "core/rows/pooling.h"
+#include "core/rows/slab_state.h"
 #include "cuda/index/tensors.cuh"
 #include "cuda/rows/storage.cuh"
 
 namespace dynemb::cuda {
-
-enum Pooling : int64_t { kPoolSum = 0, kPoolMean = 1, kPoolNone = 2 };
 
 // The rows of one dim and dtype.
 struct SlabRows {
@@ -24,19 +24,6 @@ struct SlabRows {
   __device__ __forceinline__ char* row(int64_t number) const {
     return weights + number * row_bytes;
   }
-};
-
-constexpr int kMaxStates = 3;
-
-// The optimizer state of a slab's rows.
-struct SlabState {
-  int element_states;         // a value per weight
-  char* element[kMaxStates];  // [rows, ...]
-  Storage storage[kMaxStates];
-  int64_t row_bytes[kMaxStates];
-  int row_states;             // a float per row
-  float* of_row[kMaxStates];  // [rows]
-  int32_t* steps;             // [rows], or none
 };
 
 // How new rows of a table begin.

@@ -222,7 +222,11 @@ Call::Call(const char* op_name, const char* owner_name, const Tensor& owner)
     : Call(op_name, device_of(op_name, owner_name, owner)) {}
 
 Call::Call(const char* op_name, int32_t device_index)
-    : op(op_name),
+#if defined(DYNEMB_EMULATED)
+    : CallContext(op_name, kOnCpu),
+#else
+    : CallContext(op_name, device_index),
+#endif
       device(device_index),
       stream(nullptr),
       error(nullptr),
@@ -254,16 +258,6 @@ bool Call::capturing() const {
 
 void Call::synchronize() const {
   check_cuda(op, "waiting for the stream", cudaStreamSynchronize(stream));
-}
-
-void Call::check(const char* name, const Tensor& tensor, ScalarType dtype) const {
-#if !defined(DYNEMB_EMULATED)
-  STD_TORCH_CHECK(tensor.is_cuda() && tensor.get_device_index() == device, "dynemb::", op, ": ",
-                  name, " is on ", tensor.is_cuda() ? "cuda:" : "the CPU",
-                  tensor.is_cuda() ? std::to_string(tensor.get_device_index()) : "",
-                  ", but the table is on cuda:", device, ": move it, or move the table with .to()");
-#endif
-  check_layout(op, name, tensor, dtype);
 }
 
 Tensor Call::empty(const std::vector<int64_t>& size, ScalarType dtype) const {

@@ -57,14 +57,13 @@ class CurrentDevice {
 
 // The device of a call: its guard, current stream and error word. Construct it first in every op;
 // it also raises what kernels of earlier calls have reported.
-class Call {
+class Call : public CallContext {
  public:
   // `owner` is the tensor whose device the op runs on; all others must be there too.
   Call(const char* op, const char* owner_name, const Tensor& owner);
   // On a device's current stream, without a tensor to ask.
   Call(const char* op, int32_t device);
 
-  const char* op;
   int32_t device;
   cudaStream_t stream;
   ErrorWord* error;  // device address
@@ -74,9 +73,6 @@ class Call {
   Call on_stream(cudaStream_t other) const;
   bool capturing() const;
   void synchronize() const;
-
-  // Raises unless `tensor` is a contiguous tensor of the dtype on this device.
-  void check(const char* name, const Tensor& tensor, ScalarType dtype) const;
 
   Tensor empty(const std::vector<int64_t>& size, ScalarType dtype) const;
 

@@ -1,4 +1,4 @@
-#include "arguments/feature.h"
+#include "arguments/features.h"
 
 namespace dynemb {
 namespace {
@@ -23,23 +23,35 @@ std::vector<int64_t> shape_of(const Tensor& tensor) {
   return shape;
 }
 
-void check_bucketize(const char* op, const std::vector<Tensor>& values,
+void check_divisors(const char* op, const char* name, const std::vector<int64_t>& divisors,
+                    size_t features) {
+  check_entries(op, name, divisors.size(), features);
+  for (size_t i = 0; i < divisors.size(); ++i) {
+    STD_TORCH_CHECK(divisors[i] >= 1, "dynemb::", op, ": ", entry_name(name, i), " is ",
+                    divisors[i], ", expected at least 1");
+  }
+}
+
+void check_bucketize(const CallContext& call, const std::vector<Tensor>& values,
                      const std::vector<Tensor>& boundaries) {
-  check_entries(op, "boundaries", boundaries.size(), values.size());
+  check_entries(call.op, "boundaries", boundaries.size(), values.size());
   for (size_t i = 0; i < values.size(); ++i) {
-    check_defined(op, "values", i, values[i]);
-    check_defined(op, "boundaries", i, boundaries[i]);
+    check_defined(call.op, "values", i, values[i]);
+    check_defined(call.op, "boundaries", i, boundaries[i]);
     const ScalarType dtype = values[i].scalar_type();
-    STD_TORCH_CHECK(has_order(dtype), "dynemb::", op, ": ", entry_name("values", i), " has dtype ",
-                    dtype_name(dtype), ", expected float32, float64, int32 or int64");
-    STD_TORCH_CHECK(values[i].is_contiguous(), "dynemb::", op, ": ", entry_name("values", i),
+    STD_TORCH_CHECK(has_order(dtype), "dynemb::", call.op, ": ", entry_name("values", i),
+                    " has dtype ", dtype_name(dtype),
+                    ", expected float32, float64, int32 or int64");
+    STD_TORCH_CHECK(values[i].is_contiguous(), "dynemb::", call.op, ": ", entry_name("values", i),
                     " is not contiguous: call .contiguous()");
-    STD_TORCH_CHECK(boundaries[i].scalar_type() == dtype, "dynemb::", op, ": ",
+    STD_TORCH_CHECK(boundaries[i].scalar_type() == dtype, "dynemb::", call.op, ": ",
                     entry_name("boundaries", i), " has dtype ",
                     dtype_name(boundaries[i].scalar_type()), ", expected ", dtype_name(dtype),
                     ", as ", entry_name("values", i));
-    check_vector(op, "boundaries", i, boundaries[i]);
+    check_vector(call.op, "boundaries", i, boundaries[i]);
   }
+  check_devices(call, "values", values);
+  check_devices(call, "boundaries", boundaries);
 }
 
 std::vector<int64_t> check_hashes(const char* op, const std::vector<int64_t>& multipliers,
@@ -70,31 +82,25 @@ std::vector<int64_t> check_hashes(const char* op, const std::vector<int64_t>& mu
   return first;
 }
 
-void check_strings(const char* op, const std::vector<Tensor>& values,
+void check_strings(const CallContext& call, const std::vector<Tensor>& values,
                    const std::vector<Tensor>& offsets) {
-  check_entries(op, "offsets", offsets.size(), values.size());
-  check_list_layout(op, "offsets", offsets, ScalarType::Long, 1);
+  check_list(call, "offsets", offsets, values.size(), ScalarType::Long, 1);
   for (size_t i = 0; i < values.size(); ++i) {
-    check_defined(op, "values", i, values[i]);
+    check_defined(call.op, "values", i, values[i]);
     const ScalarType dtype = values[i].scalar_type();
-    STD_TORCH_CHECK(dtype == ScalarType::Byte || dtype == ScalarType::Char, "dynemb::", op, ": ",
-                    entry_name("values", i), " has dtype ", dtype_name(dtype),
+    STD_TORCH_CHECK(dtype == ScalarType::Byte || dtype == ScalarType::Char, "dynemb::", call.op,
+                    ": ", entry_name("values", i), " has dtype ", dtype_name(dtype),
                     ", expected uint8 or int8");
-    check_vector(op, "values", i, values[i]);
-    STD_TORCH_CHECK(offsets[i].size(0) >= 1, "dynemb::", op, ": ", entry_name("offsets", i),
+    check_vector(call.op, "values", i, values[i]);
+    STD_TORCH_CHECK(offsets[i].size(0) >= 1, "dynemb::", call.op, ": ", entry_name("offsets", i),
                     " is empty, expected [n + 1]");
   }
+  check_devices(call, "values", values);
 }
 
 void check_seed(const char* op, int64_t seed) {
   STD_TORCH_CHECK(seed >= 0 && seed <= UINT32_MAX, "dynemb::", op, ": seed is ", seed,
                   ", expected 0 to ", UINT32_MAX);
-}
-
-void check_slots(const char* op, int64_t parts, int64_t slots) {
-  STD_TORCH_CHECK(parts >= 1, "dynemb::", op, ": parts is ", parts, ", expected at least 1");
-  STD_TORCH_CHECK(parts <= slots, "dynemb::", op, ": parts is ", parts,
-                  ", expected at most the number of slots, ", slots);
 }
 
 }  // namespace dynemb

@@ -1,4 +1,7 @@
-#include "cpu/index/policy_view.h"
+#include "cpu/index/policy_args.h"
+
+#include "arguments/clocks.h"
+#include "arguments/policies.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -6,7 +9,7 @@ namespace {
 // Of a time, a step or a count: sums of two do not overflow.
 constexpr int64_t kMostNumber = int64_t{1} << 62;
 
-void check_policy(const IndexView& index, const int64_t* policy, int64_t number, int64_t cells) {
+void check_policy(const IndexArgs& index, const int64_t* policy, int64_t number, int64_t cells) {
   const auto check = [&](bool holds, const char* what) {
     STD_TORCH_CHECK(holds, "dynemb::", index.op, ": policy ", number, ": ", what);
   };
@@ -47,43 +50,21 @@ void check_policy(const IndexView& index, const int64_t* policy, int64_t number,
 
 }  // namespace
 
-PolicyView policy_view(const IndexView& index, const FeatureIds& features, const Tensor& policy,
+PolicyArgs policy_args(const IndexArgs& index, const FeatureArgs& features, const Tensor& policy,
                        const Tensor& clock, const Tensor& sketch,
                        const std::vector<int64_t>& feature_policies) {
-  check_tensor(index.op, "clock", clock, ScalarType::Long);
-  check_length(index.op, "clock", clock, kClockHead + index.table_count);
-  const int64_t step = static_cast<const int64_t*>(clock.data_ptr())[kClockStep];
-  STD_TORCH_CHECK(step >= 0 && step <= kMostNumber, "dynemb::", index.op, ": clock[0] is ", step,
-                  ", expected a step from 0 to ", kMostNumber + 0);
-  check_tensor(index.op, "policy", policy, ScalarType::Long);
-  check_size(index.op, "policy", policy, 1, kPolicyColumns);
-  check_tensor(index.op, "sketch", sketch, ScalarType::Int);
-  STD_TORCH_CHECK(sketch.dim() == 1, "dynemb::", index.op, ": sketch has ", sketch.dim(),
-                  " dimensions, expected 1");
+  const PolicyTensors given = policy_tensors(index.op, index.table_count, policy, clock, sketch,
+                                             features.table.size(), feature_policies);
+  check_step(index.op, given.clock[kClockStep]);
   for (const int64_t t : features.table) {
     STD_TORCH_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
                     ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
                     ": counted ids are in that table, which have neither rows nor scores");
   }
-  PolicyView view;
-  view.clock = static_cast<const int64_t*>(clock.data_ptr());
-  const int64_t count = policy.size(0);
-  STD_TORCH_CHECK(count == 0 || count >= index.table_count, "dynemb::", index.op, ": policy has ",
-                  count, " rows, expected none or at least one per table, ", index.table_count);
-  const size_t expected = count == 0 ? 0 : features.table.size();
-  STD_TORCH_CHECK(feature_policies.size() == expected, "dynemb::", index.op,
-                  ": feature_policies has ", feature_policies.size(), " elements, expected ",
-                  expected);
-  if (count == 0) return view;
-  view.rows = static_cast<const int64_t*>(policy.data_ptr());
-  view.of_feature = feature_policies;
-  for (int64_t p = 0; p < count; ++p) check_policy(index, view.row(p), p, sketch.numel());
-  for (size_t f = 0; f < feature_policies.size(); ++f) {
-    STD_TORCH_CHECK(feature_policies[f] >= 0 && feature_policies[f] < count, "dynemb::", index.op,
-                    ": feature_policies[", f, "] is ", feature_policies[f], ", expected 0 to ",
-                    count - 1);
-  }
-  return view;
+  PolicyArgs policies{given.rows, given.clock, feature_policies};
+  if (policies.empty()) return policies;
+  for (int64_t p = 0; p < given.count; ++p) check_policy(index, policies.row(p), p, given.cells);
+  return policies;
 }
 
 }  // namespace dynemb::cpu

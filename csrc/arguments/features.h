@@ -1,4 +1,4 @@
-// Checks of arguments of ops on values of many features, for all devices.
+// Arguments of ops on values of many features, checked.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,12 @@ namespace dynemb {
 
 std::vector<int64_t> shape_of(const Tensor& tensor);
 
+// Raises unless each of `features` has a divisor of at least 1.
+void check_divisors(const char* op, const char* name, const std::vector<int64_t>& divisors,
+                    size_t features);
+
 // bucketize: of each feature, values and boundaries of one of four dtypes.
-void check_bucketize(const char* op, const std::vector<Tensor>& values,
+void check_bucketize(const CallContext& call, const std::vector<Tensor>& values,
                      const std::vector<Tensor>& boundaries);
 
 // Hashes of a feature are first[f] to first[f + 1] of multipliers, primes and buckets.
@@ -20,11 +24,8 @@ std::vector<int64_t> check_hashes(const char* op, const std::vector<int64_t>& mu
                                   const std::vector<int64_t>& hashes, size_t features);
 
 // Strings: bytes, and where each begins.
-void check_strings(const char* op, const std::vector<Tensor>& values,
+void check_strings(const CallContext& call, const std::vector<Tensor>& values,
                    const std::vector<Tensor>& offsets);
 void check_seed(const char* op, int64_t seed);
-
-// Parts that divide slots.
-void check_slots(const char* op, int64_t parts, int64_t slots);
 
 }  // namespace dynemb

@@ -1,21 +1,18 @@
-// The row tensors of a group as pointers, and what a lookup call says about its features.
+// The rows of a group by table, and a lookup, as ops of the CPU see them.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "core/columns.h"
+#include "arguments/lookup.h"
+#include "arguments/rows.h"
 #include "core/index/handle.h"
 #include "core/rows/initializer.h"
-#include "core/rows/storage.h"
-#include "cpu/index/view.h"
+#include "cpu/index/args.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
-
-// How the ids of a bag become one vector; kNone: every id keeps its own.
-enum Pooling : int64_t { kPoolSum = 0, kPoolMean = 1, kPoolNone = 2 };
 
 // One table's rows: the slab they lie in and how new ones begin.
 struct TableRows {
@@ -39,21 +36,16 @@ struct TableRows {
   char* row(int64_t number) const { return weights + number * row_bytes; }
 };
 
-// How a tensor of rows or state stores its values; raises unless it is float32,
-// bfloat16 or float16.
-Storage storage_of(const char* op, const char* argument, const Tensor& tensor);
-int64_t storage_bytes(Storage storage);  // of one value; not for kBlockFloat8
-
-// Checks the tensors and returns one entry per table.
-std::vector<TableRows> table_rows(const char* op, const std::vector<Tensor>& weights,
+// One entry per table. Checks also the constants of tables.
+std::vector<TableRows> group_rows(const char* op, const std::vector<Tensor>& weights,
                                   const std::vector<Tensor>& generations, const Tensor& meta,
                                   const Tensor& init_data);
 
 // One lookup call: ids by feature, handles, bags, weights of the ids.
-struct Lookup {
-  FeatureIds features;
+struct LookupArgs {
+  FeatureArgs features;
   const int64_t* handles;
-  const int64_t* offsets;   // [features * batch + 1]
+  const int64_t* offsets;   // [features * batch + 1]; not for kPoolNone
   const float* id_weights;  // nullptr: all 1
   int64_t batch;
   int64_t pooling;
@@ -61,13 +53,12 @@ struct Lookup {
   int64_t columns;              // row width of output and gradient
 };
 
-// Checks everything that depends on the call, also that handles name rows that exist. For kPoolNone
-// all features have the same dim, and offsets only separate them.
-Lookup lookup_call(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
-                   const Tensor& handles, const Tensor& offsets,
-                   const std::optional<Tensor>& per_sample_weights,
-                   const std::vector<int64_t>& feature_tables,
-                   const std::vector<int64_t>& feature_dims, int64_t pooling);
+// Checks also that dims are those of the tables, and that handles name rows that exist.
+LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
+                       const Tensor& handles, const Tensor& offsets,
+                       const std::optional<Tensor>& per_sample_weights,
+                       const std::vector<int64_t>& feature_tables,
+                       const std::vector<int64_t>& feature_dims, int64_t pooling);
 
 // A range of bags of one feature: the unit of parallel work in lookups.
 struct BagTile {
@@ -75,10 +66,10 @@ struct BagTile {
   int64_t begin;
   int64_t end;
 };
-std::vector<BagTile> make_bag_tiles(const Lookup& lookup);
+std::vector<BagTile> make_bag_tiles(const LookupArgs& lookup);
 
 // Divisor of every bag under mean pooling (number of ids, or sum of their weights, without
 // padding), as its reciprocal; 0 for an empty bag.
-void bag_scale(const Lookup& lookup, int64_t bag, float* scale);
+void bag_scale(const LookupArgs& lookup, int64_t bag, float* scale);
 
 }  // namespace dynemb::cpu

@@ -1,17 +1,17 @@
-// The life-cycle policies of a call, checked.
+// The life-cycle policies of a call, as ops of the CPU see them.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "core/policy/decisions.h"
-#include "cpu/index/view.h"
+#include "cpu/index/args.h"
 
 namespace dynemb::cpu {
 
-struct PolicyView {
-  const int64_t* rows = nullptr;  // nullptr: no table has a policy
-  const int64_t* clock = nullptr;
+struct PolicyArgs {
+  const int64_t* rows;  // nullptr: no table has a policy
+  const int64_t* clock;
   std::vector<int64_t> of_feature;
 
   bool empty() const { return rows == nullptr; }
@@ -22,7 +22,8 @@ struct PolicyView {
   }
 };
 
-PolicyView policy_view(const IndexView& index, const FeatureIds& features, const Tensor& policy,
+// Checks also the values of the tensors.
+PolicyArgs policy_args(const IndexArgs& index, const FeatureArgs& features, const Tensor& policy,
                        const Tensor& clock, const Tensor& sketch,
                        const std::vector<int64_t>& feature_policies);
 

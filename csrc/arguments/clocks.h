@@ -1,0 +1,34 @@
+// Steps of tables and counts of updates, checked, as pointers into memory of their device.
+#pragma once
+
+#include <cstdint>
+
+#include "arguments/tensors.h"
+
+namespace dynemb {
+
+// The columns of row_clock behind the steps of so many tables, or of as many as there are.
+int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock, int64_t table_count);
+int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock);
+// Raises unless the words of row_clock are counts to which more can be added.
+void check_row_clock(const char* op, const int64_t* words, int64_t count);
+
+// Raises unless `step`, of a clock, is one that others can follow.
+void check_step(const char* op, int64_t step);
+
+// How often the rows had been updated when the lookup came.
+const int64_t* seen_updates(const CallContext& call, const Tensor& updates);
+
+// Raises unless these are tables [tables, kTableColumns] and row_clock of a group with `buckets`.
+void check_counts(const CallContext& call, const Tensor& buckets, const Tensor& tables,
+                  const Tensor& row_clock);
+
+// The clocks that advance_step_ advances.
+struct ClockTensors {
+  int64_t* clock;
+  int64_t* extra;  // of row_clock
+};
+ClockTensors clock_tensors(const CallContext& call, const Tensor& buckets, const Tensor& tables,
+                           const Tensor& row_clock, const Tensor& clock);
+
+}  // namespace dynemb

@@ -1,0 +1,34 @@
+// What a lookup and its gradients say about ids, features and bags, checked.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "arguments/index.h"
+#include "core/rows/pooling.h"
+
+namespace dynemb {
+
+struct LookupTensors {
+  const int64_t* handles;
+  const float* id_weights;  // nullptr: all 1
+  int64_t pooling;
+  std::vector<int64_t> column;  // of output and gradient, first of each feature
+  int64_t columns;              // row width of output and gradient
+  int64_t output_rows;          // batch, or the number of ids without pooling
+};
+// Without pooling all features have the same dim, and offsets only separate them. Whether the dims
+// are those of the tables is not checked.
+LookupTensors lookup_tensors(const CallContext& call, const IdTensors& ids, const Tensor& handles,
+                             const std::optional<Tensor>& per_sample_weights,
+                             const std::vector<int64_t>& feature_dims, int64_t pooling);
+
+// Raises where ids are not pooled; `instead` is what to do.
+void check_is_pooled(const char* op, int64_t pooling, const char* instead);
+
+// The gradient of a lookup's output.
+const float* output_gradient(const CallContext& call, const Tensor& gradient, int64_t rows,
+                             int64_t columns);
+
+}  // namespace dynemb

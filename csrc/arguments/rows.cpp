@@ -1,0 +1,109 @@
+#include "arguments/rows.h"
+
+#include "core/columns.h"
+
+namespace dynemb {
+
+Storage storage_of(const CallContext& call, const char* name, const Tensor& tensor) {
+  check_defined(call.op, name, tensor);
+  const ScalarType type = tensor.scalar_type();
+  const Storage storage = type == ScalarType::BFloat16 ? Storage::kBFloat16
+                          : type == ScalarType::Half   ? Storage::kFloat16
+                                                       : Storage::kFloat32;
+  STD_TORCH_CHECK(storage != Storage::kFloat32 || type == ScalarType::Float, "dynemb::", call.op,
+                  ": ", name, " has dtype ", dtype_name(type),
+                  ", expected float32, bfloat16 or float16");
+  check_tensor(call, name, tensor, type);
+  return storage;
+}
+
+RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& generations, const Tensor& meta,
+                       const Tensor& init_data) {
+  check_tensor(call, "meta", meta, ScalarType::Long);
+  check_size(call.op, "meta", meta, 1, kMetaColumns);
+  check_tensor(call, "init_data", init_data, ScalarType::Double);
+  STD_TORCH_CHECK(init_data.dim() == 1, "dynemb::", call.op, ": init_data has ", init_data.dim(),
+                  " dimensions, expected 1");
+  STD_TORCH_CHECK(!weights.empty() && weights.size() == generations.size(), "dynemb::", call.op,
+                  ": got ", weights.size(), " weights and ", generations.size(),
+                  " generations, expected one of each per slab");
+  RowTensors rows{{},
+                  static_cast<const int64_t*>(meta.data_ptr()),
+                  meta.size(0),
+                  static_cast<const double*>(init_data.data_ptr()),
+                  init_data.numel()};
+  rows.slabs.reserve(weights.size());
+  for (size_t s = 0; s < weights.size(); ++s) {
+    const Storage storage = storage_of(call, "weights", weights[s]);
+    check_tensor(call, "generations", generations[s], ScalarType::Int);
+    STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", call.op,
+                    ": weights must have shape (rows, dim)");
+    const int64_t count = weights[s].size(0);
+    const int64_t dim = weights[s].size(1);
+    check_length(call.op, "generations", generations[s], count);
+    rows.slabs.push_back({static_cast<char*>(weights[s].data_ptr()),
+                          static_cast<int32_t*>(generations[s].data_ptr()), count, dim, storage,
+                          dim * static_cast<int64_t>(weights[s].element_size())});
+  }
+  return rows;
+}
+
+std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<Tensor>& weights,
+                                     const std::vector<Tensor>& state) {
+  const char* op = call.op;
+  const size_t slabs = weights.size();
+  STD_TORCH_CHECK(slabs > 0 && state.size() % slabs == 0, "dynemb::", op, ": state has ",
+                  state.size(), " tensors, expected a multiple of the ", slabs, " slabs");
+  std::vector<SlabState> result(slabs, SlabState{});
+  for (size_t i = 0; i < state.size(); ++i) {
+    SlabState& slab = result[i % slabs];
+    const Tensor& tensor = state[i];
+    const Tensor& rows = weights[i % slabs];
+    const int64_t dim = rows.size(1);
+    check_defined(op, "state", tensor);
+    const ScalarType type = tensor.scalar_type();
+    check_size(op, "state", tensor, 0, rows.size(0));
+    if (tensor.dim() == 1 && type == ScalarType::Int) {
+      check_tensor(call, "state", tensor, ScalarType::Int);
+      STD_TORCH_CHECK(slab.steps == nullptr, "dynemb::", op, ": state of slab ", i % slabs,
+                      " has two tensors of steps");
+      slab.steps = static_cast<int32_t*>(tensor.data_ptr());
+      continue;
+    }
+    if (tensor.dim() == 1) {
+      check_tensor(call, "state", tensor, ScalarType::Float);
+      STD_TORCH_CHECK(slab.row_states < kMaxStates, "dynemb::", op, ": state of slab ", i % slabs,
+                      " has more than ", kMaxStates, " values per row");
+      slab.of_row[slab.row_states++] = static_cast<float*>(tensor.data_ptr());
+      continue;
+    }
+    const int k = slab.element_states++;
+    STD_TORCH_CHECK(k < kMaxStates, "dynemb::", op, ": state of slab ", i % slabs,
+                    " has more than ", kMaxStates, " values per weight");
+    if (type == ScalarType::Byte) {
+      check_tensor(call, "state", tensor, ScalarType::Byte);
+      slab.storage[k] = Storage::kBlockFloat8;
+      slab.row_bytes[k] = block_row_bytes(dim);
+      check_size(op, "state", tensor, 1, slab.row_bytes[k]);
+    } else {
+      STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "dynemb::", op,
+                      ": state has dtype ", dtype_name(type),
+                      ", expected float32, bfloat16 or uint8");
+      slab.storage[k] = storage_of(call, "state", tensor);
+      slab.row_bytes[k] = dim * static_cast<int64_t>(tensor.element_size());
+      check_size(op, "state", tensor, 1, dim);
+    }
+    slab.element[k] = static_cast<char*>(tensor.data_ptr());
+  }
+  return result;
+}
+
+const double* hyper_tensor(const CallContext& call, const Tensor& hyper, int64_t table_count) {
+  check_tensor(call, "hyper", hyper, ScalarType::Double);
+  check_size(call.op, "hyper", hyper, 0, table_count);
+  check_size(call.op, "hyper", hyper, 1, kHyperColumns);
+  return static_cast<const double*>(hyper.data_ptr());
+}
+
+}  // namespace dynemb

@@ -1,0 +1,77 @@
+// Arguments of ops that apply gradients to rows, or keep them until an optimizer does, checked, as
+// pointers into memory of their device.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "arguments/tensors.h"
+#include "core/optimizer/step.h"
+#include "core/rows/slab_state.h"
+
+namespace dynemb {
+
+// The state tensors that an optimizer takes.
+struct StateKinds {
+  int element_states;
+  int row_states;
+  RowSteps row_steps;
+};
+template <class Optimizer>
+inline constexpr StateKinds kStateKinds{Optimizer::kElementStates, Optimizer::kRowStates,
+                                        Optimizer::kRowSteps};
+
+struct UpdateTensors {
+  int64_t* clock;                // row_clock
+  int64_t* extra;                // its columns behind the steps of tables
+  const double* hyper;           // [tables, kHyperColumns]
+  const int64_t* seen;           // [1] see seen_updates
+  std::vector<int64_t> updated;  // [tables] 1: the table is updated
+};
+// `state`: of state_tensors. `tables_argument` names `updated_tables` in messages.
+UpdateTensors update_tensors(const CallContext& call, const StateKinds& kinds,
+                             const std::vector<SlabState>& state, int64_t table_count,
+                             const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
+                             const char* tables_argument,
+                             const std::vector<int64_t>& updated_tables);
+
+// What reduce_grad returned for a slab.
+struct ReducedTensors {
+  const int64_t* handles;
+  const int64_t* ids;
+  const int64_t* tables;
+  const float* gradients;  // [capacity, dim]
+  const int64_t* count;
+  int64_t capacity;
+};
+// By slab. Counts and entries are not read.
+std::vector<ReducedTensors> reduced_tensors(
+    const CallContext& call, const std::vector<Tensor>& weights, const std::vector<Tensor>& handles,
+    const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
+    const std::vector<Tensor>& gradients, const Tensor& counts);
+
+// Columns of pending_counts.
+enum PendingColumn : int {
+  kPendingEntries = 0,
+  kPendingSections = 1,  // lookups that appended some since they were merged
+  kPendingColumns = 2
+};
+// The gradients of a slab that wait for the optimizer.
+struct PendingTensors {
+  int64_t* handles;
+  int64_t* ids;
+  int64_t* tables;
+  float* gradients;  // [capacity, dim]
+  int64_t* counts;   // [kPendingColumns]
+  int64_t capacity;
+  int64_t dim;
+};
+// By slab.
+std::vector<PendingTensors> pending_tensors(
+    const CallContext& call, const std::vector<Tensor>& handles, const std::vector<Tensor>& ids,
+    const std::vector<Tensor>& tables, const std::vector<Tensor>& gradients, const Tensor& counts);
+// Raises unless pending gradients are those of rows with such weights.
+void check_pending_of(const char* op, const std::vector<PendingTensors>& pending,
+                      const std::vector<Tensor>& weights);
+
+}  // namespace dynemb

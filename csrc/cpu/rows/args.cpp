@@ -1,0 +1,84 @@
+#include "cpu/rows/args.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "arguments/table_constants.h"
+
+namespace dynemb::cpu {
+
+std::vector<TableRows> group_rows(const char* op, const std::vector<Tensor>& weights,
+                                  const std::vector<Tensor>& generations, const Tensor& meta,
+                                  const Tensor& init_data) {
+  const RowTensors rows = row_tensors(op, weights, generations, meta, init_data);
+  std::vector<TableRows> tables;
+  tables.reserve(static_cast<size_t>(rows.table_count));
+  for (int64_t t = 0; t < rows.table_count; ++t) {
+    const int64_t* m = rows.meta + t * kMetaColumns;
+    const int64_t s = m[kMetaSlab];
+    STD_TORCH_CHECK(
+        s >= 0 && s < static_cast<int64_t>(rows.slabs.size()) && rows.slabs[s].dim == m[kMetaDim],
+        "dynemb::", op, ": meta of table ", t, " names slab ", s, " of dim ", m[kMetaDim],
+        ", which does not match weights");
+    check_initializers(op, t, m, m[kMetaDim], rows.init_data, rows.init_numel);
+    const SlabTensors& slab = rows.slabs[s];
+    tables.push_back({slab.weights, slab.generations, slab.rows, slab.dim, slab.storage,
+                      slab.row_bytes, s, m[kMetaSeed], m[kMetaFirstColumn], rows.init_data,
+                      m[kMetaInitBegin], m[kMetaInitCount], m[kMetaDefaultBegin],
+                      m[kMetaDefaultCount], m[kMetaRefusedBegin], m[kMetaRefusedCount]});
+  }
+  return tables;
+}
+
+LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
+                       const Tensor& handles, const Tensor& offsets,
+                       const std::optional<Tensor>& per_sample_weights,
+                       const std::vector<int64_t>& feature_tables,
+                       const std::vector<int64_t>& feature_dims, int64_t pooling) {
+  const IdTensors given_ids =
+      id_tensors(op, ids, offsets, feature_tables, static_cast<int64_t>(tables.size()));
+  FeatureArgs features = feature_args(op, given_ids, feature_tables);
+  LookupTensors given =
+      lookup_tensors(op, given_ids, handles, per_sample_weights, feature_dims, pooling);
+  LookupArgs lookup{std::move(features), given.handles, given_ids.offsets,       given.id_weights,
+                    given_ids.batch,     pooling,       std::move(given.column), given.columns};
+  for (size_t f = 0; f < feature_tables.size(); ++f) {
+    const TableRows& table = tables[feature_tables[f]];
+    STD_TORCH_CHECK(feature_dims[f] == table.dim, "dynemb::", op, ": feature_dims[", f, "] is ",
+                    feature_dims[f], ", but its table has dim ", table.dim);
+    int64_t highest = -1;
+    for (int64_t i = lookup.features.begin[f]; i < lookup.features.begin[f + 1]; ++i) {
+      highest = std::max(highest, lookup.handles[i]);
+    }
+    STD_TORCH_CHECK(highest < 0 || handle_row(highest) < table.rows, "dynemb::", op,
+                    ": a handle names row ", handle_row(highest), ", but the table has ",
+                    table.rows, " rows: handles must come from find or find_or_insert_");
+  }
+  return lookup;
+}
+
+std::vector<BagTile> make_bag_tiles(const LookupArgs& lookup) {
+  constexpr int64_t kIdsPerTile = 1024;
+  const int64_t bags = lookup.batch * static_cast<int64_t>(lookup.features.table.size());
+  const int64_t ids_per_bag = bags == 0 ? 1 : std::max<int64_t>(1, lookup.features.count / bags);
+  const int64_t bags_per_tile = std::max<int64_t>(1, kIdsPerTile / ids_per_bag);
+  std::vector<BagTile> tiles;
+  for (size_t f = 0; f < lookup.features.table.size(); ++f) {
+    for (int64_t begin = 0; begin < lookup.batch; begin += bags_per_tile) {
+      tiles.push_back(
+          {static_cast<int64_t>(f), begin, std::min(begin + bags_per_tile, lookup.batch)});
+    }
+  }
+  return tiles;
+}
+
+void bag_scale(const LookupArgs& lookup, int64_t bag, float* scale) {
+  float sum = 0.0f;
+  for (int64_t i = lookup.offsets[bag]; i < lookup.offsets[bag + 1]; ++i) {
+    if (lookup.handles[i] == kPaddingHandle) continue;
+    sum += lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[i];
+  }
+  *scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+}
+
+}  // namespace dynemb::cpu
