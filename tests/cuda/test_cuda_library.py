@@ -114,7 +114,8 @@ def core_functions() -> set[str]:
 
 def test_what_kernels_share_with_the_cpu_runs_in_cpu_tests() -> None:
     """Placement by claims and error words are of the GPU alone; the emulator's tests run them."""
-    cpu = "\n".join(file.read_text() for file in sorted((ROOT / "csrc" / "cpu").rglob("*.*")))
+    of_cpu = [*(ROOT / "csrc" / "cpu").rglob("*.*"), *(ROOT / "csrc" / "arguments").rglob("*.*")]
+    cpu = "\n".join(file.read_text() for file in sorted(of_cpu))
     core = "\n".join(file.read_text() for file in sorted(CORE.rglob("*.h")))
 
     def calls(text: str, name: str) -> int:
