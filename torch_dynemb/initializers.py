@@ -32,7 +32,14 @@ class Initializer:
     """Base of the initializers. Instances are values: they hold no random state."""
 
     def record(self, dim: int) -> InitRecord:
-        """The record for rows of ``dim`` columns."""
+        """The form in which kernels read it.
+
+        Args:
+            dim: columns of a row, at least 1.
+
+        Raises:
+            NotImplementedError: the class defines none: :class:`ByColumn` has one for each part.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define record()")
 
 
@@ -62,7 +69,15 @@ def _check_fan(initializer: Initializer, gain: float, fan_out: int | None) -> No
 
 @dataclass(frozen=True)
 class Constant(Initializer):
-    """Every value is ``value``."""
+    """Every value is ``value``.
+
+    Args:
+        value: finite in single precision.
+
+    Raises:
+        TypeError: ``value`` is no number.
+        ValueError: it is not finite.
+    """
 
     value: float = 0.0
 
@@ -75,7 +90,15 @@ class Constant(Initializer):
 
 @dataclass(frozen=True)
 class Uniform(Initializer):
-    """Uniform in [low, high); rounding may give high itself."""
+    """Uniform in [low, high); rounding may give high itself.
+
+    Args:
+        low, high: the bounds; they and their difference are finite in single precision.
+
+    Raises:
+        TypeError: a bound is no number.
+        ValueError: a bound, or the difference, is not finite, or low is more than high.
+    """
 
     low: float = 0.0
     high: float = 1.0
@@ -92,7 +115,16 @@ class Uniform(Initializer):
 
 @dataclass(frozen=True)
 class Normal(Initializer):
-    """Normal with ``mean`` and standard deviation ``std``."""
+    """Normal with ``mean`` and standard deviation ``std``.
+
+    Args:
+        mean: finite in single precision.
+        std: at least 0, and finite in single precision.
+
+    Raises:
+        TypeError: a value is no number.
+        ValueError: a value is not finite, or std is less than 0.
+    """
 
     mean: float = 0.0
     std: float = 1.0
@@ -108,7 +140,18 @@ class Normal(Initializer):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initializer):
-    """Normal with ``mean`` and ``std`` within [low, high], as ``torch.nn.init.trunc_normal_``."""
+    """Normal with ``mean`` and ``std`` within [low, high], as ``torch.nn.init.trunc_normal_``.
+
+    Args:
+        mean: of the normal distribution before it is cut off.
+        std: its standard deviation, more than 0.
+        low, high: the bounds, values and not multiples of std; low is less than high.
+
+    Raises:
+        TypeError: a value is no number.
+        ValueError: a value is not finite in single precision, or out of its range, or less than
+            1e-6 of the normal distribution lies between the bounds.
+    """
 
     mean: float = 0.0
     std: float = 1.0
@@ -141,7 +184,16 @@ class TruncatedNormal(Initializer):
 
 @dataclass(frozen=True)
 class XavierUniform(Initializer):
-    """Uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot, Bengio 2010)."""
+    """Uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot, Bengio 2010).
+
+    Args:
+        gain: more than 0.
+        fan_out: number of rows to assume, more than 0; None: as many as a row has columns.
+
+    Raises:
+        TypeError: a value is no number.
+        ValueError: a value is not finite in single precision, or not more than 0.
+    """
 
     gain: float = 1.0
     fan_out: int | None = None
@@ -156,7 +208,15 @@ class XavierUniform(Initializer):
 
 @dataclass(frozen=True)
 class XavierNormal(Initializer):
-    """Normal with std = gain * sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010)."""
+    """Normal with std = gain * sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010).
+
+    Args:
+        gain, fan_out: as in :class:`XavierUniform`.
+
+    Raises:
+        TypeError: a value is no number.
+        ValueError: a value is not finite in single precision, or not more than 0.
+    """
 
     gain: float = 1.0
     fan_out: int | None = None
@@ -175,7 +235,15 @@ def _leaky_gain(slope: float) -> float:
 
 @dataclass(frozen=True)
 class KaimingUniform(Initializer):
-    """Uniform in +-sqrt(6 / ((1 + slope^2) * fan_in)) (He et al. 2015), slope of a leaky ReLU."""
+    """Uniform in +-sqrt(6 / ((1 + slope^2) * fan_in)) (He et al. 2015).
+
+    Args:
+        slope: of a leaky ReLU for negative inputs; 0: of a ReLU.
+
+    Raises:
+        TypeError: ``slope`` is no number.
+        ValueError: it is not finite in single precision.
+    """
 
     slope: float = 0.0
 
@@ -189,7 +257,15 @@ class KaimingUniform(Initializer):
 
 @dataclass(frozen=True)
 class KaimingNormal(Initializer):
-    """Normal, std = sqrt(2 / ((1 + slope^2) * fan_in)) (He et al. 2015), slope of a leaky ReLU."""
+    """Normal with std = sqrt(2 / ((1 + slope^2) * fan_in)) (He et al. 2015).
+
+    Args:
+        slope: of a leaky ReLU for negative inputs; 0: of a ReLU.
+
+    Raises:
+        TypeError: ``slope`` is no number.
+        ValueError: it is not finite in single precision.
+    """
 
     slope: float = 0.0
 
@@ -206,7 +282,11 @@ class ByColumn(Initializer):
 
     Args:
         parts: (number of columns, initializer) from the first column on; the numbers must add up to
-            the table's dim.
+            the table's dim, which is checked when the table is made.
+
+    Raises:
+        TypeError: ``parts`` are no such pairs, or an initializer is a ByColumn itself.
+        ValueError: a part has less than one column.
 
     Example:
         >>> ByColumn(((1, Constant(0.0)), (15, Normal(0.0, 0.01)))).parts[0]
@@ -251,6 +331,9 @@ class InitData:
         Args:
             dim: columns of a row.
             columns: those to describe, as the first ones of a narrower row; default: all.
+
+        Raises:
+            ValueError: the parts of a :class:`ByColumn` do not add up to ``dim``.
         """
         first = len(self._records) * INIT_RECORD_COLUMNS
         parts = initializer.parts if isinstance(initializer, ByColumn) else ((dim, initializer),)

@@ -70,13 +70,18 @@ class DynamicEmbeddingBag(SingleTable):
     """Sums or means of bags of ids: ``nn.EmbeddingBag`` without ``num_embeddings``.
 
     Args:
-        embedding_dim: columns of a row.
+        embedding_dim: columns of a row, at least 1.
         mode: ``"sum"`` or ``"mean"``. With ``per_sample_weights`` the mean is
             sum(w_i e_i) / sum(w_i). An empty bag gives zeros.
         include_last_offset: offsets have one element per bag and the number of ids at the end.
-        name, padding_idx, initializer, optimizer, trainable, eval_default, dtype, output_dtype,
-            split, device, policy, max_rows, memory_budget: as in :class:`DynamicEmbedding`. The
-            padding id does not count in a mean.
+        padding_idx: as in :class:`DynamicEmbedding`; the padding id does not count in a mean.
+        name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
+            :class:`DynamicEmbedding`.
+        split, device, policy, max_rows, memory_budget: as in :class:`DynamicEmbedding`.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :class:`DynamicEmbedding`; also ValueError for
+            another ``mode``.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -139,16 +144,18 @@ class DynamicEmbeddingBag(SingleTable):
         Args:
             input: int64 or int32; (B, L): B bags of L ids, or (N,) with offsets.
             offsets: int64 or int32 (B,), where each bag begins; (B + 1,) with include_last_offset.
-            per_sample_weights: float of the shape of input; gets a gradient.
+            per_sample_weights: float32, bfloat16 or float16 of the shape of input; gets a gradient.
             scores: int64 of the shape of input, as in :meth:`DynamicEmbedding.forward`.
 
         Returns:
             ``output_dtype`` (B, embedding_dim).
 
         Raises:
-            TypeError, ValueError: dtypes or shapes do not match.
-            RuntimeError: offsets are not ascending from 0; the table is full or memory is short. No
-                id has been inserted then.
+            TypeError, ValueError: dtypes or shapes do not match, offsets are missing, or given with
+                a 2-D input, or scores are wrong as in :meth:`DynamicEmbedding.forward`.
+            RuntimeError: offsets are not ascending from 0; the table is full or memory is short; in
+                training, this process is a fork of the one that made the table. No id has been
+                inserted then.
         """
         ids, bag_offsets, weights = bag_inputs(
             input, offsets, per_sample_weights, include_last_offset=self.include_last_offset
@@ -183,7 +190,27 @@ class DynamicEmbeddingBag(SingleTable):
         policy: Policy | None = None,
         memory_budget: int | str | None = None,
     ) -> DynamicEmbeddingBag:
-        """A dynamic table that starts with the rows of a static one; see DynamicEmbedding."""
+        """A dynamic table that starts with the rows of a static one, on its device.
+
+        Args:
+            weight: float [n, dim], such as ``nn.EmbeddingBag.weight``; rounded to ``dtype``.
+            ids: int64 or int32 [n], distinct; default: 0 to n - 1.
+            mode, include_last_offset: as in :class:`DynamicEmbeddingBag`.
+            padding_idx: as in :class:`DynamicEmbeddingBag`; its row is left out.
+            name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
+                :class:`DynamicEmbedding`.
+            split, memory_budget: as in :class:`DynamicEmbedding`.
+            policy: as in :class:`DynamicEmbedding`; admission does not apply to ``ids``.
+
+        Raises:
+            TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
+                another argument has a wrong type.
+            ValueError: ``weight`` has another number of dimensions, ``ids`` another shape than
+                [n], or an id twice; or another argument is wrong, such as
+                ``mode``.
+            RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
+                for all ids, or memory is short.
+        """
         ids = check_static_weight("from_embedding", weight, ids)
         module = cls(
             weight.shape[1],

@@ -107,8 +107,14 @@ class Collection(TableModule):
         captured again. While it is done, the tables are in memory twice. The optimizer gets a param
         group; schedulers made before do not know it.
 
+        Args:
+            table: its name, and those of its features, must differ from the others.
+
         Raises:
-            ValueError: a name is taken, or the table does not fit; nothing has been changed.
+            TypeError: ``table`` is no :class:`TableConfig`.
+            ValueError: a name is taken, or the table does not fit.
+            RuntimeError: too little memory, or addresses, or this process is a fork of the one that
+                made the tables. In all cases nothing has been changed.
         """
         check_tables(f"{type(self).__name__}.add_table", [table])
         self._check_new_table(table)
@@ -134,11 +140,19 @@ class DynamicEmbeddingBagCollection(Collection):
     """Pooled lookups of many features; tables may differ in dim.
 
     Args:
-        tables: one config per table; a table may serve several features.
-        optimizer: of all tables; one param group each.
+        tables: one config per table, at least one; a table may serve several features, but a
+            feature has one table.
+        optimizer: of all tables; one param group each. None only where ``trainable`` is False.
         mode: ``"sum"`` or ``"mean"``.
         trainable, output_dtype, split, device, max_rows, memory_budget: as in
             :class:`DynamicEmbedding`.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: there is no table, two have one name, or a feature belongs to two; an argument
+            is out of its range, arguments contradict each other, or a trainable module has no
+            optimizer.
+        RuntimeError: tables cannot lie on the device, or too little memory, or addresses.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -182,9 +196,10 @@ class DynamicEmbeddingBagCollection(Collection):
         """Looks up and pools all features.
 
         Args:
-            features: a dict name -> ids (B, L) or name -> (values (N,), offsets (B + 1,)); or a
-                keyed jagged input such as :class:`KeyedJagged` or TorchRec's KeyedJaggedTensor,
-                whose weights are used if it has any.
+            features: a dict name -> ids (B, L) or name -> (values (N,), offsets (B + 1,)), all
+                int64 or int32; or a keyed jagged input such as :class:`KeyedJagged` or TorchRec's
+                KeyedJaggedTensor, whose weights are used if it has any. Features of other names are
+                ignored.
 
         Returns:
             ``output_dtype`` (B, sum of feature_dims), features side by side in the order of
@@ -206,7 +221,17 @@ class DynamicEmbeddingBagCollection(Collection):
         )
 
     def split(self, output: Tensor) -> dict[str, Tensor]:
-        """The columns of an output by feature name: (B, dim) each."""
+        """The columns of an output by feature name.
+
+        Args:
+            output: (B, sum of feature_dims), what :meth:`forward` has returned.
+
+        Returns:
+            name -> a view (B, dim) of the output.
+
+        Raises:
+            RuntimeError: ``output`` has another number of columns.
+        """
         return dict(zip(self.feature_names, output.split(self.feature_dims, dim=1), strict=True))
 
 
@@ -255,7 +280,8 @@ class DynamicEmbeddingCollection(Collection):
             :class:`DynamicEmbeddingBagCollection`.
 
     Raises:
-        ValueError: tables differ in dim.
+        ValueError: tables differ in dim, or as in :class:`DynamicEmbeddingBagCollection`.
+        TypeError, RuntimeError: as in :class:`DynamicEmbeddingBagCollection`.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -301,10 +327,14 @@ class DynamicEmbeddingCollection(Collection):
         """Looks up all features.
 
         Args:
-            features: name -> ids, int64 or int32 of any shape.
+            features: name -> ids, int64 or int32 of any shape; other names are ignored.
 
         Returns:
-            name -> float32, the shape of the ids + (dim,).
+            name -> ``output_dtype``, the shape of the ids + (dim,).
+
+        Raises:
+            KeyError: a feature is missing.
+            TypeError, ValueError, RuntimeError: as in :meth:`DynamicEmbedding.forward`.
         """
         ids, offsets, sizes = sequence_inputs(type(self).__name__, self.feature_names, features)
         rows = self._lookup(

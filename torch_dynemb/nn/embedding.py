@@ -106,6 +106,7 @@ def check_static_weight(owner: str, weight: Tensor, ids: Tensor | None) -> Tenso
     """ids int64 [n] for the rows of ``weight`` float [n, dim]; 0 to n - 1 if not given.
 
     Raises:
+        TypeError: ``weight`` is no dense tensor of floats, or ``ids`` holds no integers.
         ValueError: shapes do not match.
     """
     if not tensor(f"{owner}: weight", weight).is_floating_point():
@@ -129,14 +130,16 @@ class DynamicEmbedding(SingleTable):
     updates the rows with the module's optimizer. Otherwise lookups only read.
 
     Args:
-        embedding_dim: columns of a row.
-        name: names the table in checkpoints and seeds its initial values.
+        embedding_dim: columns of a row, at least 1.
+        name: names the table in checkpoints and seeds its initial values; default: made up, equal
+            in every run that makes the same modules in the same order.
         padding_idx: an id that is looked up as zeros, never inserted and never trained.
-        initializer: of new rows; normal(0, 1) as in nn.Embedding.
-        optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``.
+        initializer: of new rows; default: normal(0, 1) as in nn.Embedding.
+        optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``; None only where
+            ``trainable`` is False.
         trainable: False: insert nothing, train nothing.
         eval_default: what a read gives for an id that is not there: ``"initial"``, ``"zeros"``, a
-            tensor [embedding_dim] or an initializer.
+            float tensor [embedding_dim] or an initializer.
         dtype: of the rows: float32, bfloat16 or float16; arithmetic is float32.
         output_dtype: of what a lookup returns: float32, bfloat16 or float16.
         split: backward only gathers gradients, and ``module.optimizer.step()`` applies them: for
@@ -147,6 +150,12 @@ class DynamicEmbedding(SingleTable):
             id gets a row and keeps it.
         max_rows: rows to reserve; default: the capacity, or what would fill the machine's memory.
         memory_budget: bytes that the table may take, such as ``"4GB"``, instead of a capacity.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: an argument is out of its range, arguments contradict each other, or a trainable
+            module has no optimizer.
+        RuntimeError: tables cannot lie on the device, or too little memory, or addresses.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -204,8 +213,11 @@ class DynamicEmbedding(SingleTable):
             ``output_dtype``, ``input.shape + (embedding_dim,)``.
 
         Raises:
-            TypeError: input holds no integers.
-            RuntimeError: the table is full, or memory is short; no id has been inserted then.
+            TypeError: input holds no integers, or scores are no int64.
+            ValueError: scores have another shape or device than input, or the table keeps custom
+                scores and has got none, or keeps none and has got some.
+            RuntimeError: the table is full, or memory is short; in training, this process is a fork
+                of the one that made the table. No id has been inserted then.
         """
         ids = flat_ids("DynamicEmbedding", input)
         rows = self._lookup(
@@ -240,8 +252,21 @@ class DynamicEmbedding(SingleTable):
         """A dynamic table that starts with the rows of a static one, on its device.
 
         Args:
-            weight: float [n, dim], such as ``nn.Embedding.weight``.
-            ids: int64 [n], distinct; default 0 to n - 1.
+            weight: float [n, dim], such as ``nn.Embedding.weight``; rounded to ``dtype``.
+            ids: int64 or int32 [n], distinct; default: 0 to n - 1.
+            padding_idx: as in :class:`DynamicEmbedding`; its row is left out.
+            name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
+                :class:`DynamicEmbedding`.
+            split, memory_budget: as in :class:`DynamicEmbedding`.
+            policy: as in :class:`DynamicEmbedding`; admission does not apply to ``ids``.
+
+        Raises:
+            TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
+                another argument has a wrong type.
+            ValueError: ``weight`` has another number of dimensions, ``ids`` another shape than
+                [n], or an id twice; or another argument is wrong.
+            RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
+                for all ids, or memory is short.
         """
         ids = check_static_weight("from_embedding", weight, ids)
         module = cls(

@@ -28,11 +28,14 @@ class KeyedJagged:
     """Ragged ids of several features: values feature after feature, one bag per sample.
 
     Args:
-        keys: feature names, F of them.
-        values: int64 (N,).
-        offsets: int64 (F * B + 1,), from 0 to N; bag b of feature f is
+        keys: feature names, F of them, each once.
+        values: int64 or int32 (N,).
+        offsets: int64 or int32 (F * B + 1,), from 0 to N; bag b of feature f is
             ``values[offsets[f * B + b] : offsets[f * B + b + 1]]``.
-        weights: float32 (N,) or None.
+        weights: float32, bfloat16 or float16 (N,), or None.
+
+    Raises:
+        TypeError: ``keys`` is no sequence of names. The tensors are checked by the lookup.
     """
 
     def __init__(

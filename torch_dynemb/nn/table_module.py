@@ -169,11 +169,16 @@ class TableModule(nn.Module):
         are replaced: compiled code is compiled again, graphs must be captured again. While it is
         done, the tables are in memory twice. Where it fails or is interrupted, nothing has changed.
 
+        Args:
+            config: such as ``Adam(lr=1e-3)``; for all tables.
+
         Returns:
             The new ``module.optimizer``; using the old one raises.
 
         Raises:
             TypeError: ``config`` is no optimizer config.
+            RuntimeError: too little memory, or addresses, or this process is a fork of the one that
+                made the tables.
         """
         changed = self._with_optimizer(config)
         optimizer = self._optimizer_of(changed)

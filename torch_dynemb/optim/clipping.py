@@ -47,9 +47,11 @@ def clip_grad_norm_(
         The norm before clipping, 0-d.
 
     Raises:
+        TypeError: ``modules`` are no modules, or ``max_norm`` or ``norm_type`` is no number.
         ValueError: a table updates its rows in backward, so that its gradients are gone: construct
             it with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True. In all cases no
+            gradient has been changed.
     """
     if not isinstance(modules, nn.Module | Iterable):
         raise TypeError(

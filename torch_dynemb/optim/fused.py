@@ -71,9 +71,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     ``state_dict`` holds hyper-parameters only; the state of rows is in the module's state dict.
 
     Args:
-        names: one per table.
+        names: one per table, in the order of the rows of ``rows.hyper``.
         config: what the tables start with.
-        rows: of the tables.
+        rows: the tensors of the rows, see :class:`torch_dynemb.ops.RowTensors`.
         end_step: called by :meth:`step` with ``now``; ends the step of the tables.
         check_step: called by :meth:`step` with ``now`` before it does anything; raises where it
             must not.
@@ -115,7 +115,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._complete = True
 
     def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
-        """Follows the tables to another device; param groups stay the same objects."""
+        """Follows the tables to another device; param groups stay the same objects.
+
+        Args:
+            rows: as in :class:`FusedOptimizer`, with the hyper-parameters that hold from now on.
+            end_step: as in :class:`FusedOptimizer`.
+        """
         self._rows, self._end_step = rows, end_step
         for table, group in enumerate(self.param_groups):
             if isinstance(group, ParamGroup):
@@ -125,6 +130,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Adds the param group of a table that was added to the group; call :meth:`rebind` first.
 
         Schedulers made before do not know it: torch's keep one learning rate per param group.
+
+        Args:
+            name: of the table; the param group gets it as ``"name"``.
         """
         row = self._rows.hyper.data[self._tables]
         self._tables += 1
@@ -171,13 +179,19 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: re-evaluates the model and returns the loss; its backward updates the rows.
-            now: seconds, for tables that keep timestamps or a ttl; default: the machine's clock.
+            now: seconds from 0 to 2^62, for tables that keep timestamps or a ttl; default: the
+                machine's clock.
+
+        Returns:
+            What ``closure`` has returned; None without one.
 
         Raises:
-            TypeError, ValueError: ``now`` is no int, or is negative; nothing has been done.
+            TypeError, ValueError: ``now`` is no int, or out of its range, or ``closure`` is no
+                function; nothing has been done.
             RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
-                the one that made the tables; nothing has been done. Or ids found no room in a table
-                whose policy says ``check="error"``; on a GPU, whatever kernels have found wrong.
+                the one that made the tables, or the tables have got another optimizer by
+                ``set_optimizer()``; nothing has been done. Or ids found no room in a table whose
+                policy says ``check="error"``; on a GPU, whatever kernels have found wrong.
         """
         if self._retired:
             raise RuntimeError(
@@ -247,7 +261,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Writes hyper-parameters into the tensor the kernels read.
 
         Raises:
-            ValueError: other tables than this optimizer's, or other hyper-parameters.
+            ValueError: other tables than this optimizer's, or other hyper-parameters; nothing has
+                been changed.
         """
         optimizer, saved = state_dict.get("optimizer"), state_dict.get("param_groups")
         if optimizer != self._config.name:

@@ -79,7 +79,11 @@ class SplitOptimizer(FusedOptimizer):
         self._show_gradients()
 
     def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
-        """Follows the tables to another device, or to other dims."""
+        """Follows the tables to another device, or to other dims.
+
+        Args:
+            rows, end_step: as in :meth:`FusedOptimizer.rebind`.
+        """
         super().rebind(rows=rows, end_step=end_step)
         self._plain = False
         self._show_gradients()

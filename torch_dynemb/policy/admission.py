@@ -38,6 +38,13 @@ class AdmitFrequent(AdmissionRule):
     They may take a sixth of the memory; in a table with a capacity they are of 64 times as many ids
     at most, but at least of 67 million. ``group.reset_counts`` forgets them.
 
+    Args:
+        threshold: occurrences, from 1 to 2^31 - 1.
+
+    Raises:
+        TypeError: ``threshold`` is no int.
+        ValueError: it is out of its range.
+
     Example:
         >>> import torch_dynemb as td
         >>> td.Policy(admission=td.AdmitFrequent(3)).admission
@@ -61,10 +68,14 @@ class AdmitFrequentSketch(AdmissionRule):
     forget one id. The sketch is part of the state.
 
     Args:
-        threshold: occurrences.
-        memory: bytes of the sketch, a number or a text such as ``"16MB"``.
-        halve_every: steps after which all counts are halved, so that they speak of recent times; it
-            bounds the error in a table that lives for months. None: never.
+        threshold: occurrences, from 1 to 2^31 - 1.
+        memory: bytes of the sketch, a number or a text such as ``"16MB"``; at least 16.
+        halve_every: steps, at least 1, after which all counts are halved, so that they speak of
+            recent times; it bounds the error in a table that lives for months. None: never.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: a value is out of its range, or ``memory`` is no text of that form.
     """
 
     threshold: int
@@ -92,6 +103,13 @@ class AdmitByChance(AdmissionRule):
     """An id gets a row with this probability in each step that sees it.
 
     The draw is a function of (seed, table, id, step): the same in every run and on every device.
+
+    Args:
+        probability: more than 0, at most 1.
+
+    Raises:
+        TypeError: ``probability`` is no number.
+        ValueError: it is out of its range.
     """
 
     probability: float
@@ -138,8 +156,15 @@ def register_admission(name: str) -> Callable[[AdmissionHook], AdmissionHook]:
     row. It runs in every training lookup, without grad; to be compiled it must consist of torch
     operations whose shapes do not depend on values.
 
+    Args:
+        name: by which :class:`AdmitBy` finds the function.
+
+    Returns:
+        A decorator, which returns the function as it is.
+
     Raises:
-        ValueError: the name is taken by another function.
+        TypeError: ``name`` is no str, or what is decorated is no function.
+        ValueError: another function has the name; that one stays registered.
 
     Example:
         >>> import torch_dynemb as td
@@ -185,7 +210,15 @@ def admission_hook(name: str) -> AdmissionHook:
 
 @dataclass(frozen=True)
 class AdmitBy(AdmissionRule):
-    """A registered function decides; see :func:`register_admission`."""
+    """A registered function decides; see :func:`register_admission`.
+
+    Args:
+        name: that the function has been registered under before.
+
+    Raises:
+        TypeError: ``name`` is no str.
+        ValueError: no function has been registered under it.
+    """
 
     name: str
 

@@ -137,6 +137,12 @@ class Policy:
     def full(self, *, budget: bool) -> str:
         """What becomes of a new id without room, in a group with or without a memory budget.
 
+        Args:
+            budget: whether the group has one.
+
+        Returns:
+            ``"evict"``, ``"grow"``, ``"default"`` or ``"error"``.
+
         Raises:
             ValueError: it says what to do without anything that could be full, or contradicts.
         """
@@ -174,13 +180,18 @@ class FeaturePolicy:
     """What a feature does otherwise than the policy of its table.
 
     Args:
-        threshold: occurrences from which on an id that this feature brings gets a row; needs a
-            table that admits frequent ids. Of several features that bring an id in one lookup, the
-            least threshold counts.
-        ttl: seconds; an id stays for the longest ttl of the features that looked it up.
+        threshold: occurrences, at least 1, from which on an id that this feature brings gets a row;
+            needs a table that admits frequent ids. Of several features that bring an id in one
+            lookup, the least threshold counts. None: that of the table.
+        ttl: seconds, at least 1; an id stays for the longest ttl of the features that looked it up.
+            None: that of the table.
         updates_scores: False: lookups by this feature do not refresh timestamps, frequencies,
             custom scores and expiry, and do not count towards admission. A new id that only such
             features bring starts with all of them, but with a frequency of 0.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: ``threshold`` or ``ttl`` is less than 1.
 
     Example:
         >>> import torch_dynemb as td

@@ -25,7 +25,12 @@ from torch_dynemb.table.group import pooling_of
 
 
 class FrozenModule(nn.Module):
-    """Base of the frozen modules: a lookup that only reads."""
+    """Base of the frozen modules: a lookup that only reads.
+
+    Args:
+        source: the module to copy. Its rows that no backward has written yet are written first;
+            nothing else of it changes.
+    """
 
     def __init__(self, source: TableModule) -> None:
         super().__init__()
@@ -152,7 +157,17 @@ class FrozenBagCollection(FrozenModule):
         )
 
     def split(self, output: Tensor) -> dict[str, Tensor]:
-        """The columns of an output by feature name: (B, dim) each."""
+        """The columns of an output by feature name.
+
+        Args:
+            output: (B, sum of feature_dims), what :meth:`forward` has returned.
+
+        Returns:
+            name -> a view (B, dim) of the output.
+
+        Raises:
+            RuntimeError: ``output`` has another number of columns.
+        """
         return dict(zip(self.feature_names, output.split(self.feature_dims, dim=1), strict=True))
 
 

@@ -92,7 +92,22 @@ class FrozenTables(nn.Module):
         )
 
     def find(self, ids: Tensor, offsets: Tensor, feature_tables: list[int]) -> ops.FoundIds:
-        """Handles of ids; see :func:`torch_dynemb.ops.find`."""
+        """Handles of ids; changes nothing.
+
+        Args:
+            ids: int64 [N], feature after feature.
+            offsets: int64 [F * B + 1], ascending from 0 to N: where the bags begin; may be empty
+                where there is one feature.
+            feature_tables: F numbers of tables, from 0.
+
+        Returns:
+            Handles of the ids and how many are missing, see :class:`torch_dynemb.ops.FoundIds`.
+
+        Raises:
+            TypeError, ValueError: dtype, shape or device of ids or offsets.
+            RuntimeError: offsets are not ascending from 0 to N (on a GPU, a later call raises it),
+                or a table number is out of range.
+        """
         index = ops.IndexTensors.read_only(
             self.get_buffer("buckets"), self.get_buffer("tables"), self.get_buffer("meta")
         )

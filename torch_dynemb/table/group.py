@@ -119,22 +119,46 @@ class TableGroup:
     def to(self, device: torch.device) -> None:
         """Moves everything to another device: new tensors, the old ones are given back.
 
+        Args:
+            device: the CPU or a CUDA device.
+
         Raises:
-            RuntimeError: tables cannot lie there, or too little memory, or the group is a module's;
-                nothing has been moved.
+            TypeError: ``device`` is neither a device nor the name of one.
+            RuntimeError: tables cannot lie there, or too little memory, or the group is a module's,
+                or this process is a fork of the one that made the tables. In both cases nothing has
+                been moved.
         """
         self._check_no_owner("to")
         self.become(self.on_device(device))
 
     def on_device(self, device: torch.device) -> Tables:
-        """The tables where they are there, or else others with their content; see :meth:`to`."""
+        """The tables where they are there, or else others with their content; see :meth:`to`.
+
+        Args:
+            device: the CPU or a CUDA device.
+
+        Returns:
+            The group's own tables if they lie on the device, else copies for :meth:`become`.
+
+        Raises:
+            TypeError: ``device`` is neither a device nor the name of one.
+            RuntimeError: tables cannot lie there, or too little memory.
+        """
         memory = memory_of("TableGroup.to", device)
         return (
             self._tables if memory.device == self.device else extension.move(self._tables, memory)
         )
 
     def become(self, tables: Tables) -> None:
-        """Puts other tables in the place of its own, in one step."""
+        """Puts other tables in the place of its own, in one step.
+
+        Args:
+            tables: made from the group's, such as by :meth:`on_device`.
+
+        Raises:
+            RuntimeError: this process is a fork of the one that made the group's tables, which it
+                keeps.
+        """
         self._tables.check_own()
         self._tables = tables
 
@@ -148,12 +172,18 @@ class TableGroup:
     def add_table(self, table: TableConfig) -> int:
         """Adds a table, between training steps; see :func:`torch_dynemb.table.extension.extend`.
 
+        Args:
+            table: what it is like; its name must differ from the others.
+
         Returns:
             Its number.
 
         Raises:
+            TypeError: ``table`` is no :class:`TableConfig`.
             ValueError: its name is taken, or its policy contradicts the group's budget.
-            RuntimeError: the group is a module's.
+            RuntimeError: the group is a module's, or too little memory, or addresses, or this
+                process is a fork of the one that made the tables. In all cases nothing has been
+                changed.
         """
         check_tables("add_table", [table])
         self._check_no_owner("add_table")
@@ -163,9 +193,14 @@ class TableGroup:
     def set_optimizer(self, config: OptimizerConfig) -> None:
         """Gives the tables another optimizer; see :func:`torch_dynemb.table.extension.reoptimize`.
 
+        Args:
+            config: of the optimizer of all tables; its state starts fresh, rows stay.
+
         Raises:
             TypeError: ``config`` is no optimizer config.
-            RuntimeError: the group is a module's.
+            RuntimeError: the group is a module's, or too little memory, or addresses, or this
+                process is a fork of the one that made the tables. In both cases nothing has been
+                changed.
         """
         self._check_no_owner("set_optimizer")
         self.become(extension.reoptimize(self._tables, config))
@@ -173,7 +208,23 @@ class TableGroup:
     # -- lookup --------------------------------------------------------------------------------
 
     def find(self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]) -> ops.FoundIds:
-        """Handles of ids; see :func:`torch_dynemb.ops.find`."""
+        """Handles of ids; changes nothing.
+
+        Args:
+            ids: int64 [N], feature after feature.
+            offsets: int64 [F * B + 1], ascending from 0 to N: where the bags begin, B of each
+                feature; may be empty where there is one feature.
+            feature_tables: F numbers of tables, from 0.
+
+        Returns:
+            Handles of the ids, and how many of them are missing; see
+            :class:`torch_dynemb.ops.FoundIds`.
+
+        Raises:
+            TypeError, ValueError: dtype, shape or device of ids or offsets.
+            RuntimeError: offsets are not ascending from 0 to N (on a GPU, a later call raises it),
+                or a table number is out of range.
+        """
         return lookup.find(self._tables, ids, offsets, feature_tables)
 
     def find_or_insert(
@@ -191,12 +242,26 @@ class TableGroup:
         See :func:`torch_dynemb.ops.find_or_insert_`.
 
         Args:
-            feature_policies: rows of ``policy``; default: those of the tables.
+            ids: int64 [N], feature after feature.
+            offsets: int64 [F * B + 1], ascending from 0 to N: where the bags begin, B of each
+                feature; may be empty where there is one feature.
+            feature_tables: F numbers of tables, from 0.
+            feature_policies: F rows of ``policy``; default: those of the tables.
             scores: int64 [N], custom scores of the ids.
             counts: int64 [N], how often each id occurs, at least 1; default: once where it stands.
 
+        Returns:
+            int64 [N]; -2 for padding ids, -3 for ids that were refused a row.
+
         Raises:
-            ValueError: a table keeps custom scores, and none have been given.
+            TypeError: dtype of an argument, or an admission hook has returned no mask.
+            ValueError: shape or device of an argument; a table keeps custom scores, and none have
+                been given; or none keeps any, and some have been given.
+            IndexError: a table number is too large.
+            RuntimeError: values of offsets or feature_policies, a table is full, memory is short,
+                another thread is inserting, or this process is a fork of the one that made the
+                tables. In all cases no id has been inserted. On a GPU, a later call raises what
+                depends on values of tensors.
         """
         return lookup.find_or_insert(
             self._tables,
@@ -211,23 +276,76 @@ class TableGroup:
     def without_expired(
         self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], handles: Tensor
     ) -> Tensor:
-        """Handles in which ids whose ttl has passed are missing."""
+        """Handles in which ids whose ttl has passed are missing; changes nothing.
+
+        Args:
+            ids, offsets, feature_tables: as in :meth:`find`.
+            handles: int64 [N], what :meth:`find` has found.
+
+        Returns:
+            int64 [N], ``handles`` with -1 for such ids; ``handles`` itself if no table has a ttl.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as :meth:`find`, if a table has a ttl.
+        """
         return lookup.without_expired(self._tables, ids, offsets, feature_tables, handles)
 
     def insert(self, table: int, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
-        """Gives rows to ids, int64 of any shape, of one table; returns handles int64 [n].
+        """Gives rows to ids of one table, as far as its policy lets them, as in training.
 
-        The table's policy decides as in training.
+        Args:
+            table: its number.
+            ids: int64 of any shape, n of them.
+            scores: int64 [n], custom scores of the ids; of several for one id the largest counts.
+
+        Returns:
+            Handles, int64 [n]; -2 for padding ids, -3 for ids that were refused a row.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int, or ids or scores are no int64.
+            ValueError: ids or scores are on another device, or scores have another shape; the table
+                keeps custom scores, and none have been given; or none keeps any, and some have.
+            RuntimeError: the table is full, memory is short, another thread is inserting, or this
+                process is a fork of the one that made the tables. In all cases no id has been
+                inserted.
         """
         call = one_table(self._tables, table, ids, "insert")
         return lookup.find_or_insert(self._tables, *call, scores=scores)
 
     def contains(self, table: int, ids: Tensor) -> Tensor:
-        """Which ids are in a table: bool of the shape of ``ids``."""
+        """Which ids are in a table.
+
+        Args:
+            table: its number.
+            ids: int64 of any shape.
+
+        Returns:
+            bool of the shape of ``ids``; False for the padding id, True for an id whose ttl has
+            passed.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int, or ids are no int64.
+            ValueError: ids are on another device.
+        """
         return removal.contains(self._tables, table, ids)
 
     def reserve(self, table: int, ids: int) -> None:
-        """Grows a table's index once, so that ``ids`` ids fit without another growth."""
+        """Grows a table's index once, so that ``ids`` ids fit without another growth.
+
+        Args:
+            table: its number.
+            ids: how many, those in the table included; at least 0. Rows are not reserved.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` or ``ids`` is no int.
+            ValueError: ``ids`` is less than 0.
+            RuntimeError: there is no room for so many (see ``max_rows``), memory is short, another
+                thread is inserting, or this process is a fork of the one that made the tables. In
+                all cases the index has not grown.
+        """
         self.config.table(table, "reserve")
         ids = integer("reserve: ids", ids, least=0)
         self._tables.check_own()
@@ -236,7 +354,21 @@ class TableGroup:
     # -- rows ----------------------------------------------------------------------------------
 
     def read(self, table: int, ids: Tensor) -> Tensor:
-        """Rows of ids, float32 [n, dim]; an id that is not in the table gives its default."""
+        """Rows of ids; changes nothing.
+
+        Args:
+            table: its number.
+            ids: int64 of any shape, n of them.
+
+        Returns:
+            float32 [n, dim]. An id that is not in the table gives its ``eval_default``, the padding
+            id zeros, an id whose ttl has passed its row.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int, or ids are no int64.
+            ValueError: ids are on another device.
+        """
         return row_access.read(self._tables, table, ids)
 
     def insert_or_assign(self, table: int, ids: Tensor, rows: Tensor) -> None:
@@ -246,14 +378,18 @@ class TableGroup:
         forget one id); other ids are evicted where there is no room.
 
         Args:
+            table: its number.
             ids: int64 [n], distinct.
             rows: float [n, dim], rounded to the table's dtype.
 
         Raises:
-            ValueError: shapes do not match, an id is given twice, or one is the padding id.
-            RuntimeError: the table is full, or memory is short; no row has been written, and none
-                of the new ids is there, nor is a count forgotten. Ids that were evicted to make
-                room stay away.
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int, ids are no int64, or rows no real numbers.
+            ValueError: shapes or devices do not match, an id is given twice, or one is the padding
+                id. In these cases nothing has been changed.
+            RuntimeError: the table is full, memory is short, or this process is a fork of the one
+                that made the tables; no row has been written, and none of the new ids is there, nor
+                is a count forgotten. Ids that were evicted to make room stay away.
         """
         row_access.insert_or_assign(self._tables, table, ids, rows)
 
@@ -262,7 +398,18 @@ class TableGroup:
         return row_access.materialize(self._tables)
 
     def fill(self, table: int, value: float) -> None:
-        """Sets the rows of all ids of a table to a value; optimizer state stays."""
+        """Sets the rows of all ids of a table to a value; optimizer state stays.
+
+        Args:
+            table: its number.
+            value: rounded to the table's dtype.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int, or ``value`` is no number.
+            RuntimeError: this process is a fork of the one that made the tables. In all cases no
+                row has been changed.
+        """
         removal.fill(self._tables, table, value)
 
     def export(
@@ -275,14 +422,19 @@ class TableGroup:
     ) -> Iterator[ExportedRows]:
         """Ids of a table with their rows and scores, at most ``batch_size`` at a time.
 
-        The table must not change while it is iterated.
+        The table must not change while it is iterated. What is wrong is raised by the first batch.
 
         Args:
+            table: its number.
+            batch_size: ids of a batch, at least 4.
             since: only ids whose score is at least this: what has changed since a step or a time.
             score: which one ``since`` is about; default: the one that decides who is evicted.
 
         Raises:
-            ValueError: ``score`` is not kept.
+            IndexError: there is no such table.
+            TypeError: ``table``, ``batch_size`` or ``since`` is no int, or ``score`` is no str.
+            ValueError: the score that ``since`` is about is not kept, or ``batch_size`` is less
+                than 4.
         """
         return row_access.export(
             self._tables, table, batch_size=batch_size, since=since, score=score
@@ -291,17 +443,32 @@ class TableGroup:
     # -- scores and time -----------------------------------------------------------------------
 
     def deciding_score(self, table: int) -> str:
-        """The score that decides who is evicted from a table; ``"none"``: it keeps none."""
+        """The score that decides who is evicted from a table; ``"none"``: it keeps none.
+
+        Args:
+            table: its number.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int.
+        """
         return score_access.deciding_score(self._tables, table)
 
     def get_score(self, table: int, ids: Tensor, *, score: str | None = None) -> ops.ScoredIds:
-        """Scores of ids of one table; see :func:`torch_dynemb.ops.get_scores`.
+        """Scores of ids of one table; changes nothing.
 
         Args:
+            table: its number.
+            ids: int64 of any shape, n of them.
             score: which of those that are kept; default: the one that decides who is evicted.
 
+        Returns:
+            ``scores``, int64 [n], 0 for an id that is not there, and ``found``, bool [n].
+
         Raises:
-            ValueError: it is not kept.
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int, ids are no int64, or ``score`` is no str.
+            ValueError: the score is not kept, or ids are on another device.
         """
         return score_access.get_score(self._tables, table, ids, score=score)
 
@@ -311,21 +478,34 @@ class TableGroup:
         """Sets scores of the ids that are in a table; returns how many of ``ids`` are.
 
         Args:
+            table: its number.
             ids: int64 [n].
-            scores: int64 [n]; of several for one id the largest counts. Steps from 0
-                on, frequencies from 0 to 2^62, others any.
+            scores: int64 [n]; of several for one id the largest counts. Steps from 0 on,
+                frequencies from 0 to 2^62, others any.
             score: as in :meth:`get_score`.
 
         Raises:
-            ValueError, TypeError: shape, dtype or values of scores, or a score that is not kept.
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int, ids or scores are no int64, or ``score`` is no str.
+            ValueError: number, device or values of scores, or a score that is not kept.
+            RuntimeError: this process is a fork of the one that made the tables. In all cases no
+                score has been changed.
         """
         return score_access.set_score(self._tables, table, ids, scores, score=score)
 
     def set_batch_score(self, table: int, score: int) -> None:
         """The custom score that lookups give the ids of a table from now on.
 
+        Args:
+            table: its number.
+            score: an int64; scores that come with a lookup go before it.
+
         Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` or ``score`` is no int.
             ValueError: the table keeps no custom scores, or the score leaves int64.
+            RuntimeError: this process is a fork of the one that made the tables. In all cases
+                lookups give what they gave before.
         """
         score_access.set_batch_score(self._tables, table, score)
 
@@ -334,9 +514,13 @@ class TableGroup:
 
         Where the group lies on several ranks, all of them call it.
 
+        Args:
+            seconds: from 0 to 2^62, such as those of Unix time.
+
         Raises:
-            TypeError, ValueError: not a whole number from 0 on.
-            RuntimeError: no table keeps times.
+            TypeError, ValueError: ``seconds`` is no int, or out of its range.
+            RuntimeError: no table keeps times, or this process is a fork of the one that made the
+                tables. In all cases the time has not been changed.
         """
         clock.set_now(self._tables, seconds)
 
@@ -345,6 +529,9 @@ class TableGroup:
 
         Args:
             now: seconds to begin with, equal on all ranks.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as :meth:`set_now`.
         """
         clock.share_time(self._tables, now)
 
@@ -382,20 +569,44 @@ class TableGroup:
                 group lies on several ranks, all of them give it, or none.
 
         Raises:
-            TypeError, ValueError: ``now`` is no int, or is negative; nothing has been done.
-            RuntimeError: ``now`` is given, but no table keeps times; nothing has been done. Or ids
-                found no place, and a policy says ``check="error"``; everything else has been done.
+            TypeError, ValueError: ``now`` is no int, is negative or exceeds 2^62; nothing has been
+                done.
+            RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
+                the one that made the tables; nothing has been done. Or more ids were evicted than
+                there was room to record for :meth:`on_evicted`; the step has ended. Or ids found no
+                place, and a policy says ``check="error"``; everything else has been done.
         """
         table_steps.step(self._tables, now)
 
     def check_step(self, now: int | None) -> None:
-        """Raises what :meth:`step` would raise before it changes anything."""
+        """Raises what :meth:`step` would raise before it changes anything.
+
+        Args:
+            now: as in :meth:`step`.
+
+        Raises:
+            TypeError, ValueError: ``now`` is no int, is negative or exceeds 2^62.
+            RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
+                the one that made the tables.
+        """
         table_steps.check_step(self._tables, now)
 
     # -- removal -------------------------------------------------------------------------------
 
     def erase(self, table: int, ids: Tensor) -> int:
-        """Removes ids from a table; returns how many were there. Later ids reuse their rows."""
+        """Removes ids from a table; returns how many were there. Later ids reuse their rows.
+
+        Args:
+            table: its number.
+            ids: int64 of any shape.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int, or ids are no int64.
+            ValueError: ids are on another device.
+            RuntimeError: another thread is inserting, or this process is a fork of the one that
+                made the tables. In all cases nothing has been removed.
+        """
         return removal.erase(self._tables, table, ids)
 
     def remove(
@@ -415,19 +626,24 @@ class TableGroup:
         stale, and their gradients are dropped and counted.
 
         Args:
-            not_seen_for: that no training lookup of the last so many steps has met.
+            table: its number.
+            not_seen_for: that no training lookup of the last so many steps, at least 1, has met.
             expired: True: whose ttl has passed.
             score_below: whose score (the one that decides who is evicted) is less.
-            norm_below: whose row has a smaller L2 norm (an untrained row: its initial value).
+            norm_below: whose row has a smaller L2 norm (an untrained row: its initial value); more
+                than 0.
             predicate: from ids int64 [n] and scores int64 [n] of a batch to bool [n].
-            batch_size: ids looked at at a time.
+            batch_size: ids looked at at a time, at least 4.
 
         Returns:
             How many ids were removed.
 
         Raises:
-            ValueError, TypeError: no condition or several, or one that does not fit the table.
-                Nothing has been removed then, nor where ``predicate`` raises.
+            IndexError: there is no such table.
+            ValueError, TypeError: no condition or several, or one that does not fit the table, or
+                ``predicate`` has returned no such mask.
+            RuntimeError: this process is a fork of the one that made the tables. In all cases
+                nothing has been removed, nor where ``predicate`` raises.
         """
         return removal.remove(
             self._tables,
@@ -441,14 +657,31 @@ class TableGroup:
         )
 
     def clear(self, table: int) -> int:
-        """Removes all ids of a table; returns how many. Its index keeps its size."""
+        """Removes all ids of a table; returns how many. Its index keeps its size.
+
+        Args:
+            table: its number.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int.
+            RuntimeError: another thread is inserting, or this process is a fork of the one that
+                made the tables; nothing has been removed.
+        """
         return removal.clear(self._tables, table)
 
     def reset_counts(self, table: int) -> None:
         """Forgets how often the ids that were not admitted have been seen.
 
+        Args:
+            table: its number.
+
         Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int.
             ValueError: the table's admission counts nothing.
+            RuntimeError: this process is a fork of the one that made the tables; nothing has been
+                forgotten.
         """
         removal.reset_counts(self._tables, table)
 
@@ -462,18 +695,29 @@ class TableGroup:
 
         Returns:
             By how many bytes :meth:`memory` has shrunk.
+
+        Raises:
+            RuntimeError: this process is a fork of the one that made the tables; nothing has been
+                changed.
         """
         return compaction.compact(self._tables)
 
     def record_evicted(self, records: int, *, rows: bool = False) -> None:
         """Keeps the ids that are evicted from now on, until :meth:`take_evicted`.
 
-        Replaces a tensor: compiled code is compiled again, graphs must be captured again.
+        Replaces a tensor: compiled code is compiled again, graphs must be captured again. What has
+        been recorded and not taken is dropped, and the callback of :meth:`on_evicted` with it.
 
         Args:
-            records: how many to keep room for; more are counted and lost.
+            records: how many ids to keep room for, at least 1; more are counted and lost.
             rows: keep their rows, too. Every lookup then waits for the device, and cannot be
                 compiled.
+
+        Raises:
+            TypeError: ``records`` is no int, or ``rows`` is no bool.
+            ValueError: ``records`` is less than 1.
+            RuntimeError: there is too little memory for so many. In all cases nothing has been
+                changed, and what had been recorded is kept.
         """
         self._tables = evictions.record_evicted(self._tables, records, rows=rows)
 
@@ -482,8 +726,18 @@ class TableGroup:
     ) -> None:
         """Has ``optimizer.step()`` call ``callback(table name, EvictedIds)``; waits for the device.
 
+        What the callback raises, ``optimizer.step()`` raises: the step has ended, and the ids that
+        the callback has not got are lost.
+
         Args:
+            callback: is called once for each table that has evicted ids in the step.
             records, rows: as in :meth:`record_evicted`; records of one step.
+
+        Raises:
+            TypeError: ``callback`` is no function, or as in :meth:`record_evicted`.
+            ValueError, RuntimeError: as in :meth:`record_evicted`. In all cases nothing has been
+                changed. ``optimizer.step()`` raises RuntimeError where a step evicts more ids than
+                there is room to record.
         """
         self._tables = evictions.on_evicted(self._tables, callback, records=records, rows=rows)
 
@@ -491,14 +745,23 @@ class TableGroup:
         """What has been recorded since the last call, by table; waits for the device.
 
         Raises:
-            RuntimeError: more ids were evicted than there was room to record.
+            RuntimeError: more ids were evicted than there was room to record; what was recorded is
+                lost. Or this process is a fork of the one that made the tables; it is kept.
         """
         return evictions.take_evicted(self._tables)
 
     # -- sizes ---------------------------------------------------------------------------------
 
     def size(self, table: int) -> int:
-        """Number of ids in a table."""
+        """Number of ids in a table.
+
+        Args:
+            table: its number.
+
+        Raises:
+            IndexError: there is no such table.
+            TypeError: ``table`` is no int.
+        """
         self.config.table(table, "size")
         return int(self.index.tables[table, Table.SIZE])
 
@@ -533,6 +796,9 @@ class TableGroup:
         Args:
             writer: anything with its ``add_scalar``.
             step: default: the number of ``optimizer.step()`` so far.
+
+        Raises:
+            TypeError: ``writer`` has no ``add_scalar``, or ``step`` is no int.
         """
         table_stats.log_to(self._tables, writer, step)
 
@@ -555,9 +821,15 @@ class TableGroup:
         Ctrl-C waits until it is done. Where it fails midway, such as for want of memory, no ids are
         left.
 
+        Args:
+            tensors: by name, with the dtypes and shapes of those of :meth:`state_tensors`; on any
+                device.
+
         Raises:
             ValueError: ``tensors`` is not the state of a group like this one, or is damaged;
                 nothing has been changed.
+            RuntimeError: this process is a fork of the one that made the tables; nothing has been
+                changed. Or memory is short.
         """
         self._tables.check_own()
         table_state.load(self._tables, tensors)

@@ -15,7 +15,13 @@ class ScalarWriter(Protocol):
     """What ``torch.utils.tensorboard.SummaryWriter`` and others have."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """Logs one number."""
+        """Logs one number.
+
+        Args:
+            tag: what it is called, ``table/name``.
+            scalar_value: the number.
+            global_step: when it was that.
+        """
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class TableStats:
     """What a table holds and what has happened to it.
 
     Attributes:
-        size: ids.
+        size: ids with a row.
         capacity: ids that it may hold; 0: as many as memory.
         slots: places for ids in the index, used or not.
         load: size / slots; the index grows beyond 0.7.
@@ -67,7 +73,7 @@ class TableStats:
     row_bytes: int
 
     def as_dict(self) -> dict[str, float]:
-        """By name."""
+        """All figures by their names, as loggers take them."""
         return asdict(self)
 
 
