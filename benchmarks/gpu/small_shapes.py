@@ -26,19 +26,20 @@ from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 
+
+def _names_an_op(kind: object) -> bool:
+    return isinstance(kind, type) and "op_name" in vars(kind)
+
+
 OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
-    "sgd": td.SGD(lr=0.1),
+    **{kind.op_name: kind(lr=0.1) for kind in vars(td.optim).values() if _names_an_op(kind)},
+    # with options that kernels branch on
     "adagrad": td.Adagrad(lr=0.1, initial_accumulator_value=0.5),
     "rowwise_adagrad": td.RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5),
-    "adam": td.Adam(lr=0.1),
     "momentum_sgd": td.MomentumSGD(lr=0.1, nesterov=True),
-    "amsgrad": td.AMSGrad(lr=0.1),
-    "adamw_tf": td.AdamWTF(lr=0.1),
-    "smart_decay_adam": td.SmartDecayAdam(lr=0.1),
     "partial_rowwise_adam": td.PartialRowWiseAdam(lr=0.1, row_steps=True),
     "lamb": td.LAMB(lr=0.1, weight_decay=0.1),
     "partial_rowwise_lamb": td.PartialRowWiseLAMB(lr=0.1, weight_decay=0.1),
-    "lars_sgd": td.LARSSGD(lr=0.1),
     "ftrl": td.Ftrl(lr=0.1, l1=0.01),
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }

@@ -16,8 +16,7 @@
 #include "core/optimizer/sgd.h"
 #include "core/optimizer/smart_decay_adam.h"
 
-// X(name in the names of ops, struct). The order is that of OPTIMIZER_NAMES in
-// torch_dynemb/ops/update.py: new ones come last.
+// X(name in the names of ops, struct).
 #define DYNEMB_FOR_EACH_OPTIMIZER(X)          \
   X(sgd, Sgd)                                 \
   X(adagrad, Adagrad)                         \

@@ -280,11 +280,10 @@ def test_all_optimizers_have_one_form() -> None:
         assert len(forms) == 1
 
 
-def test_codes_of_optimizers_are_those_of_cpp() -> None:
-    """Both lists have the same order."""
+def test_optimizers_are_those_of_cpp() -> None:
     text = (CSRC / "core" / "optimizers.h").read_text()
     listed = text[text.index("#define DYNEMB_FOR_EACH_OPTIMIZER(X)") : text.index("namespace")]
-    assert tuple(re.findall(r"  X\((\w+), \w+\)", listed)) == OPTIMIZER_NAMES
+    assert sorted(re.findall(r"  X\((\w+), \w+\)", listed)) == list(OPTIMIZER_NAMES)
 
 
 def test_no_schema_is_left_out() -> None:

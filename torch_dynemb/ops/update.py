@@ -11,22 +11,14 @@ from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
-# Position in this list is the code that a lookup carries to its backward: new names come last.
-OPTIMIZER_NAMES = (
-    "sgd",
-    "adagrad",
-    "rowwise_adagrad",
-    "adam",
-    "adamw_tf",
-    "momentum_sgd",
-    "amsgrad",
-    "smart_decay_adam",
-    "partial_rowwise_adam",
-    "lamb",
-    "partial_rowwise_lamb",
-    "lars_sgd",
-    "ftrl",
-    "group_ftrl",
+# The optimizers of the library. The position is the code that a lookup carries to its backward; no
+# file has it.
+OPTIMIZER_NAMES = tuple(
+    sorted(
+        name.removeprefix("dynemb::").removesuffix("_backward_")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("dynemb::") and name.endswith("_backward_")
+    )
 )
 NO_OPTIMIZER = -1
 # What is added to the code where gradients are applied that other updates have overtaken.

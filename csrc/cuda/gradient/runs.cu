@@ -132,7 +132,6 @@ __global__ void sum_pieces(Group group, GradientArgs args, GradientRuns runs, in
                            int64_t dim) {
   constexpr int kWidth = Group::kWidth;
   const int64_t pieces = *runs.piece_count;
-  const int lane = group.lane();
   for (int64_t p = group.number(); p < pieces; p += group.total()) {
     const int64_t run = runs.piece_run[p];
     if (run < runs.slab_first[slab] || run >= runs.slab_first[slab + 1]) continue;
