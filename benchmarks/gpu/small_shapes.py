@@ -220,7 +220,7 @@ class TableCalls(Calls):
             gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
             gradient[2, 9] = float("nan")
             output.backward(gradient.to(self.device))
-        merge_grad_(pending, group.rows.row_clock)
+        merge_grad_(pending, group.rows)
         self.keep("merged", pending.counts, group.rows.row_clock)
         for slab, count in enumerate(pending.counts[:, 0].tolist()):
             self.keep(f"merged {slab}", pending.handles[slab][:count])
@@ -303,10 +303,7 @@ class TableCalls(Calls):
         columns = sum(dims)
         gradient = torch.linspace(-1, 1, 4 * columns).reshape(4, columns).to(self.device)
         reduced = ops.reduce_grad(
-            group.rows.weights,
-            group.rows.generations,
-            group.index.meta,
-            group.rows.init_data,
+            group.rows,
             gradient,
             ids,
             handles,

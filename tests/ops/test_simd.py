@@ -175,10 +175,7 @@ def reduced(
 ) -> list[Tensor]:
     """The entries that reduce_grad sets."""
     result = ops.reduce_grad(
-        group.rows.weights,
-        group.rows.generations,
-        group.index.meta,
-        group.rows.init_data,
+        group.rows,
         gradient,
         call.ids,
         handles,
@@ -224,10 +221,7 @@ def test_optimizers(optimizer: OptimizerConfig, pooling: Pooling) -> None:
             bag_lookup(group, call, pooling=pooling).backward(gradient)
         handles = group.find(call.ids, call.offsets, call.tables).handles
         arguments = ops.reduce_grad(
-            group.rows.weights,
-            group.rows.generations,
-            group.index.meta,
-            group.rows.init_data,
+            group.rows,
             gradient,
             call.ids,
             handles,

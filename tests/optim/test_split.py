@@ -230,7 +230,7 @@ def test_merged_entries() -> None:
         train(module, torch.tensor(ids), torch.ones(len(ids), DIM))
     pending = ops.PendingGradients.of(module.group.rows.pending)
     assert pending.counts.tolist() == [[7, 3]]
-    ops.merge_grad_(pending, module.group.rows.row_clock)
+    ops.merge_grad_(pending, module.group.rows)
     assert pending.counts.tolist() == [[4, 1]]
     assert (pending.handles[0][:4] >> 28).tolist() == [0, 1, 2, 3]
     assert pending.ids[0][:4].tolist() == [5, 6, 7, 9]

@@ -27,12 +27,14 @@ PACKAGES = (
 )
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples|Yields):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}((?:\*{0,2}\w+)(?:, \*{0,2}\w+)*): ?(.*)$")
-# (B, dim), [n], int64 [N, dim]; or where it is said: "as in ...", "see ...", "those of ..."
-SHAPE = re.compile(r"\[[^\]]*\]|\([^)]*,[^)]*\)|\b(as|see|those|that|shape|scalar|any|one)\b")
+# A shape: (B, dim), [n], int64 [N, dim]; or where it is said: "as in ...", "see ...", "those of"
+SHAPE = re.compile(r"\[[^\]]*\]|\([^)]*,[^)]*\)|\b(as|see|those|that|shape|scalar|any|one)\b", re.I)
+# Records of tensors, such as IndexTensors, say shapes themselves.
+TENSOR = re.compile(r"\bTensor\b")
 
 
 class Documented(NamedTuple):
-    """A docstring: the text of each entry by name, and which sections there are."""
+    """Sections of a docstring: the text of each entry by name, and which sections there are."""
 
     entries: dict[str, str]
     sections: set[str]
@@ -60,7 +62,7 @@ def own(thing: Any) -> bool:
 
 
 def raising(function: Callable[..., Any]) -> bool:
-    """Whether a function raises, or one of ours that it calls by name."""
+    """Whether a function raises in its own body, or in that of one of ours that it calls."""
     return _raises(function) or any(_raises(callee) for callee in _callees(function))
 
 
@@ -126,7 +128,7 @@ def problems(name: str, thing: Any, inherited: dict[str, str]) -> Iterator[str]:
     for argument, parameter in parameters(thing).items():
         if argument not in entries:
             yield f"{name}: {argument} is not documented"
-        elif "Tensor" in str(parameter.annotation) and not SHAPE.search(entries[argument]):
+        elif TENSOR.search(str(parameter.annotation)) and not SHAPE.search(entries[argument]):
             yield f"{name}: {argument} has no shape: {entries[argument]!r}"
     if called is not None and raising(called) and "Raises" not in said.sections:
         inherits = isinstance(thing, type) and "Raises" in {

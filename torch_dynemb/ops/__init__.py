@@ -43,7 +43,11 @@ from torch_dynemb.ops.memory import (  # noqa: E402
     reserve,
     reserve_cuda,
 )
-from torch_dynemb.ops.pending import PendingGradients, merge_grad_  # noqa: E402
+from torch_dynemb.ops.pending import (  # noqa: E402
+    PendingGradients,
+    accumulate_grad_,
+    merge_grad_,
+)
 from torch_dynemb.ops.pooling import pool_rows, ragged_tile  # noqa: E402
 from torch_dynemb.ops.ragged_cross import CrossedRagged, feature_cross_ragged  # noqa: E402
 from torch_dynemb.ops.ragged_cutoff import (  # noqa: E402
@@ -92,6 +96,7 @@ __all__ = [
     "RowTensors",
     "ScoredIds",
     "UniqueIds",
+    "accumulate_grad_",
     "advance_step_",
     "available_cuda_memory",
     "available_memory",

@@ -44,7 +44,7 @@ def bucketize(values: Sequence[Tensor], boundaries: Sequence[Tensor]) -> list[Te
 
     Args:
         values: float32, float64, int32 or int64, of any shape, for each feature.
-        boundaries: of the same dtype, 1-D and ascending, for each feature.
+        boundaries: [n] of the same dtype, ascending, for each feature.
 
     Returns:
         int64 of the shapes of ``values``, 0 to the number of boundaries, which is what NaN gives.

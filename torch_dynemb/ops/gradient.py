@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb.ops.tensors import RowTensors
 
 
 class ReducedGradients(NamedTuple):
@@ -30,10 +31,7 @@ class ReducedGradients(NamedTuple):
 
 @raises_out_of_memory
 def reduce_grad(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    meta: Tensor,
-    init_data: Tensor,
+    rows: RowTensors,
     grad_output: Tensor,
     ids: Tensor,
     handles: Tensor,
@@ -47,15 +45,23 @@ def reduce_grad(
     """Sums a lookup's gradient by row, in fp32 and in order of occurrence: deterministic.
 
     Args:
-        grad_output: float32; [B, sum of dims] of a pooled lookup, [N, dim] of a sequence lookup.
-        The others are those of the lookup.
+        rows: of the tables; nothing changes.
+        grad_output: float32 [B, sum of feature_dims] of a pooled lookup, [N, dim] of a sequence
+            lookup.
+        ids, handles: int64 [N], as the lookup got them. Ids without a row have no entry.
+        offsets: int64 [F * B + 1], those of the lookup.
+        per_sample_weights: float32 [N], or None for a lookup without.
+        feature_tables, feature_dims: table and dim of each feature.
+        pooling: 0 sum, 1 mean, 2 none.
+
+    Raises:
+        RuntimeError: an argument does not fit the rows or the others, there are 2^31 bags or more,
+            or memory is short. On a GPU, what is wrong with values of tensors is raised by a later
+            op.
     """
     return ReducedGradients(
         *torch.ops.dynemb.reduce_grad(
-            list(weights),
-            list(generations),
-            meta,
-            init_data,
+            *rows.read,
             grad_output,
             ids,
             handles,
@@ -70,10 +76,7 @@ def reduce_grad(
 
 @raises_out_of_memory
 def bag_weight_grad(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    meta: Tensor,
-    init_data: Tensor,
+    rows: RowTensors,
     grad_output: Tensor,
     ids: Tensor,
     handles: Tensor,
@@ -84,12 +87,25 @@ def bag_weight_grad(
     feature_dims: Sequence[int],
     pooling: int,
 ) -> Tensor:
-    """Gradient of ``per_sample_weights`` of a pooled lookup, float32 [N]; 0 for padding ids."""
+    """Gradient of ``per_sample_weights`` of a pooled lookup, from the rows that it has read.
+
+    Args:
+        rows: of the tables, not updated since the lookup; nothing changes.
+        grad_output: float32 [B, sum of feature_dims].
+        ids, handles: int64 [N], as the lookup got them.
+        offsets: int64 [F * B + 1], those of the lookup.
+        per_sample_weights: float32 [N].
+        feature_tables, feature_dims: table and dim of each feature.
+        pooling: 0 sum, 1 mean.
+
+    Returns:
+        float32 [N]; 0 for padding ids.
+
+    Raises:
+        RuntimeError: pooling is 2 (none), or as :func:`reduce_grad`.
+    """
     gradient: Tensor = torch.ops.dynemb.bag_weight_grad(
-        list(weights),
-        list(generations),
-        meta,
-        init_data,
+        *rows.read,
         grad_output,
         ids,
         handles,

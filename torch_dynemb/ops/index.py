@@ -4,6 +4,10 @@ A call covers all tables of a group. ``ids`` is int64 [N], feature after feature
 int64 [F * B + 1], non-decreasing from 0 to N, so that feature f owns ids ``offsets[f * B]`` to
 ``offsets[(f + 1) * B]``; ``feature_tables[f]`` is the table that feature f looks up. Where there
 is one feature, ``offsets`` may be empty: all ids are its ids, in one bag.
+
+What is wrong with an argument is raised before anything changes; on a GPU, what is wrong with
+values of tensors is raised by a later op, or :func:`torch_dynemb.ops.end_step`. On the CPU an op
+that changes an index raises RuntimeError while another thread changes the same index.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ class FoundIds(NamedTuple):
 
     Attributes:
         handles: int64 [N]; -1 for an id that is not in its table, -2 for a padding id.
-        missing: int64 [tables]; how many ids were not in each table.
+        missing: int64 [T + C]; how many ids were not in each table, padding ids aside.
     """
 
     handles: Tensor
@@ -49,7 +53,11 @@ class ExportedBatch(NamedTuple):
     next: Tensor
 
     def chosen(self, mask: Tensor) -> ExportedBatch:
-        """The ids for which ``mask``, bool [n], is True."""
+        """Some of the ids, with what belongs to them.
+
+        Args:
+            mask: bool [n], which.
+        """
         return ExportedBatch(self.ids[mask], self.handles[mask], self.scores[mask], self.next)
 
 
@@ -93,14 +101,13 @@ def find(
     """Handles of ids; changes nothing.
 
     Args:
-        buckets: int64 [buckets, 16], the index.
-        tables: int64 [tables, 8], its state.
-        meta: int64 [tables, 16], constants.
+        index: of the tables; nothing changes.
         ids, offsets, feature_tables: see the module's description.
 
     Raises:
-        TypeError, ValueError: dtype, shape or device of an argument.
-        RuntimeError: values of offsets or feature_tables.
+        TypeError, ValueError: dtype, shape or device of ids or offsets.
+        RuntimeError: values of offsets or feature_tables, or tensors of the index that do not fit
+            each other.
     """
     check_ids("find", index, ids, offsets)
     handles, missing = torch.ops.dynemb.find(
@@ -125,26 +132,22 @@ def find_or_insert_(
     from the id until the first backward writes them.
 
     Args:
-        buckets, tables: as in :func:`find`; changed.
-        scores: int64 [buckets, 4 * words], or no rows; changed for every id of the call.
-        slabs: int64 [slabs, 8], row allocation; changed.
-        free_rows: int64 [slabs, rows], handles of erased ids' rows: slabs counts those left.
-        sketch: int32 [cells], counts of ids that are not admitted yet; changed.
-        evicted: int64 [1 + records, 4], which ids were evicted (``columns.Evicted``); changed.
-        policy: int64 [policies, 20] (``columns.PolicyColumn``), one row per table, then those of
-            features; no rows: no table has a policy.
-        clock: int64 [2 + tables] (``columns.Clock``).
-        admit: bool [N]; a new id is refused if it is False at all its occurrences.
-        feature_policies: the policy of each feature; empty if there are none.
+        index: of the tables; buckets, tables, slabs, sketch and evicted change, and scores of every
+            id of the call.
+        ids, offsets, feature_tables: see the module's description.
+        admit: bool [N]; a new id is refused if it is False at all its occurrences. None: none is,
+            for that reason.
+        feature_policies: the policy of each feature, a row of ``policy``; empty if it has none.
 
     Returns:
         int64 [N]; -2 for padding ids, -3 for ids that were refused a row.
 
     Raises:
-        TypeError, ValueError: dtype, shape or device of an argument.
-        RuntimeError: values of offsets or feature_tables, a full table, or too little memory; then
-            no id has been inserted. On a GPU, what depends on values of tensors is raised by a
-            later op or :func:`torch_dynemb.ops.end_step`, and new ids get handle -1.
+        TypeError, ValueError: dtype, shape or device of ids, offsets or admit.
+        RuntimeError: as :func:`find`; admit or feature_policies do not fit the policies; 2^31 ids
+            or more; a full table, or too little memory: then no id has been inserted, but scores
+            of ids that were there may have changed. On a GPU, what depends on values of tensors is
+            raised later, and new ids get handle -1.
     """
     check_ids("find_or_insert_", index, ids, offsets)
     if admit is not None:
@@ -175,8 +178,17 @@ def erase_(
 ) -> Tensor:
     """Removes ids from the index; later ids get their rows. Ids of a table of counts have none.
 
+    Args:
+        index: of the tables; buckets, tables, slabs and free_rows change.
+        ids, offsets, feature_tables: see the module's description.
+
     Returns:
-        int64 [tables]; how many ids each table lost.
+        int64 [T + C]; how many ids each table lost.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of ids or offsets.
+        RuntimeError: as :func:`find`; or free_rows is full, because slabs are not those of the
+            index: ids before the one that found no place have been removed.
     """
     check_ids("erase_", index, ids, offsets)
     erased: Tensor = torch.ops.dynemb.erase_(
@@ -195,13 +207,32 @@ def erase_(
 
 @raises_out_of_memory
 def grow_(index: IndexTensors, table: int, ids: int) -> None:
-    """Rehashes one table's index so that ``ids`` ids fit without another growth; rows stay."""
+    """Rehashes one table's index so that ``ids`` ids fit without another growth; rows stay.
+
+    Args:
+        index: of the tables; buckets, scores and tables change.
+        table: 0 to ``T + C - 1``.
+        ids: at least 0; where they fit already, nothing changes.
+
+    Raises:
+        RuntimeError: table or ids is out of range, the table has no room for so many, or memory is
+            short; nothing has changed then.
+    """
     torch.ops.dynemb.grow_(index.buckets, index.scores, index.tables, index.meta, table, ids)
 
 
 @raises_out_of_memory
 def shrink_(index: IndexTensors, table: int, ids: int) -> None:
-    """Rehashes one table's index into as few buckets as take ``ids`` ids, or those it has."""
+    """Rehashes one table's index into as few buckets as take ``ids`` ids, or those it has.
+
+    Args:
+        index: of the tables; buckets, scores and tables change.
+        table: 0 to ``T + C - 1``.
+        ids: at least 0.
+
+    Raises:
+        RuntimeError: table or ids is out of range.
+    """
     torch.ops.dynemb.shrink_(index.buckets, index.scores, index.tables, index.meta, table, ids)
 
 
@@ -216,11 +247,16 @@ def set_handles_(
     """Gives ids that are in their tables other rows, whose content the caller has moved.
 
     Args:
-        ids: distinct within a table.
-        handles: int64 [N].
+        index: of the tables; buckets change.
+        ids, offsets, feature_tables: see the module's description; ids are distinct within a table.
+        handles: int64 [N], at least 0.
 
     Returns:
         bool [N]; which ids are there.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of ids or offsets.
+        RuntimeError: as :func:`find`, or dtype, shape, device or values of handles.
     """
     check_ids("set_handles_", index, ids, offsets)
     found: Tensor = torch.ops.dynemb.set_handles_(
@@ -237,7 +273,17 @@ def export_batch(
     begin: int,
     max_ids: int,
 ) -> ExportedBatch:
-    """Ids and handles of one table from bucket ``begin`` on, at most ``max_ids`` (at least 8)."""
+    """Ids, handles and scores of one table, from a bucket on.
+
+    Args:
+        index: of the tables; nothing changes.
+        table: 0 to ``T + C - 1``. For ids of a table of counts, handles are their counts.
+        begin: 0 for the first batch, then ``next`` of the one before.
+        max_ids: at most so many; at least 4, a bucket of ids.
+
+    Raises:
+        RuntimeError: a number is out of range, or tensors do not fit each other.
+    """
     return ExportedBatch(
         *torch.ops.dynemb.export_batch(
             index.buckets, index.scores, index.tables, index.meta, table, begin, max_ids
@@ -256,9 +302,14 @@ def get_scores(
 ) -> ScoredIds:
     """One score word of ids; changes nothing.
 
+    Args:
+        index: of the tables; nothing changes.
+        ids, offsets, feature_tables: see the module's description.
+        word: 0 to the number of words - 1 that the index keeps of an id; 0 is the step.
+
     Raises:
-        TypeError, ValueError: dtype, shape or device of an argument.
-        RuntimeError: the index keeps fewer words.
+        TypeError, ValueError: dtype, shape or device of ids or offsets.
+        RuntimeError: as :func:`find`; the index keeps fewer words, or none of a table.
     """
     check_ids("get_scores", index, ids, offsets)
     return ScoredIds(
@@ -288,14 +339,17 @@ def set_scores_(
     """Sets one score word of the ids that are in their tables.
 
     Args:
+        index: of the tables; scores change.
+        ids, offsets, feature_tables: see the module's description.
         values: int64 [N]; of several for one id the largest counts.
+        word: as of :func:`get_scores`.
 
     Returns:
         bool [N]; which ids are there.
 
     Raises:
-        TypeError, ValueError: dtype, shape or device of an argument.
-        RuntimeError: the index keeps fewer words.
+        TypeError, ValueError: dtype, shape or device of ids or offsets, dtype or shape of values.
+        RuntimeError: as :func:`get_scores`, or device of values.
     """
     check_ids("set_scores_", index, ids, offsets)
     if values.dtype != torch.int64:
@@ -322,7 +376,18 @@ def set_scores_(
 def reported_counts(index: IndexTensors, rows: RowTensors) -> tuple[Tensor, Tensor]:
     """``tables`` and ``row_clock`` on the CPU, as far as they are known without waiting.
 
-    On a GPU they are what the last finished :func:`torch_dynemb.ops.end_step` has reported.
+    On a GPU they are what the last finished :func:`torch_dynemb.ops.end_step` has reported; where
+    none has, the device is waited for.
+
+    Args:
+        index: of the tables; nothing changes.
+        rows: of the same tables; nothing changes.
+
+    Returns:
+        Copies: int64 [T + C, 16] (``columns.Table``) and int64 [T + 4] (``columns.RowClock``).
+
+    Raises:
+        RuntimeError: dtype or shape of a tensor, or a group on a GPU that has not been bound.
     """
     counts: tuple[Tensor, Tensor] = torch.ops.dynemb.reported_counts(
         index.buckets, index.tables, rows.row_clock

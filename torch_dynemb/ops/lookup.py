@@ -16,7 +16,8 @@ from torch import Tensor
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
-from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.ops.gradient import bag_weight_grad
+from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_
 from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
 
@@ -54,10 +55,14 @@ def embedding_bag(
     """Pooled lookup of all features of a group; its backward updates the rows.
 
     Args:
-        ids, handles: int64 [N], feature after feature.
-        offsets: int64 [F * B + 1].
+        rows: of the tables. The backward changes weights, generations, state and row_clock, or,
+            where there are pending tensors, these and row_clock.
+        ids: int64 [N], feature after feature.
+        handles: int64 [N], of the ids (:func:`torch_dynemb.ops.find_or_insert_`).
+        offsets: int64 [F * B + 1], where bags begin, and N.
         per_sample_weights: float32 [N] or None; gets a gradient.
-        feature_dims: dim of each feature's table.
+        grad_anchor: float32 [1]; see the module's description.
+        feature_tables, feature_dims: table of each feature, and its dim.
         pooling: 0 sum, 1 mean (over weights if there are any).
         optimizer: position in ``OPTIMIZER_NAMES``, plus ``APPLIES_DELAYED`` where the backward may
             follow updates that came after the forward; -1: the backward leaves the rows alone.
@@ -66,8 +71,11 @@ def embedding_bag(
         float32 [B, sum of feature_dims]; 0 for an empty bag.
 
     Raises:
-        TypeError, ValueError: dtype, shape or device of per_sample_weights.
-        RuntimeError: another argument does not fit the rows.
+        TypeError, ValueError: dtype, shape or device of per_sample_weights; or an optimizer that
+            there is not, where the backward is needed.
+        RuntimeError: another argument does not fit the rows. On a GPU, what is wrong with values of
+            tensors is raised by a later op. Of the backward: create_graph=True, or rows that were
+            updated since the forward, where the optimizer does not allow for it.
     """
     if per_sample_weights is not None:
         _check_weights("embedding_bag", per_sample_weights, ids)
@@ -99,7 +107,21 @@ def embedding(
     dim: int,
     optimizer: int,
 ) -> Tensor:
-    """A vector per id, float32 [N, dim]; its backward updates the rows. All tables have one dim."""
+    """A vector per id; its backward updates the rows. All tables have one dim.
+
+    Args:
+        rows, ids, handles, grad_anchor, optimizer: as of :func:`embedding_bag`.
+        offsets: int64 [F * B + 1]; may be empty where there is one feature.
+        feature_tables: table of each feature.
+        dim: of all these tables.
+
+    Returns:
+        float32 [N, dim]; 0 for padding ids.
+
+    Raises:
+        ValueError: an optimizer that there is not, where the backward is needed.
+        RuntimeError: as :func:`embedding_bag`.
+    """
     output, _ = torch.ops.dynemb.embedding(
         *rows, ids, handles, offsets, grad_anchor, list(feature_tables), dim, optimizer
     )
@@ -119,14 +141,24 @@ def embedding_bag_inference(
     feature_dims: Sequence[int],
     pooling: int,
 ) -> Tensor:
-    """:func:`embedding_bag` without autograd: several times cheaper per call."""
+    """:func:`embedding_bag` without autograd: several times cheaper per call.
+
+    Args:
+        rows: of the tables; nothing changes.
+        ids, handles, offsets, per_sample_weights: as of :func:`embedding_bag`.
+        feature_tables, feature_dims, pooling: likewise.
+
+    Returns:
+        float32 [B, sum of feature_dims]; 0 for an empty bag.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of per_sample_weights.
+        RuntimeError: another argument does not fit the rows.
+    """
     if per_sample_weights is not None:
         _check_weights("embedding_bag_inference", per_sample_weights, ids)
     output: Tensor = torch.ops.dynemb.embedding_bag_inference(
-        rows.weights,
-        rows.generations,
-        rows.meta,
-        rows.init_data,
+        *rows.read,
         ids,
         handles,
         offsets,
@@ -148,17 +180,21 @@ def embedding_inference(
     feature_tables: Sequence[int],
     dim: int,
 ) -> Tensor:
-    """:func:`embedding` without autograd."""
+    """:func:`embedding` without autograd.
+
+    Args:
+        rows: of the tables; nothing changes.
+        ids, handles, offsets: as of :func:`embedding`.
+        feature_tables, dim: likewise.
+
+    Returns:
+        float32 [N, dim]; 0 for padding ids.
+
+    Raises:
+        RuntimeError: an argument does not fit the rows.
+    """
     output: Tensor = torch.ops.dynemb.embedding_inference(
-        rows.weights,
-        rows.generations,
-        rows.meta,
-        rows.init_data,
-        ids,
-        handles,
-        offsets,
-        list(feature_tables),
-        dim,
+        *rows.read, ids, handles, offsets, list(feature_tables), dim
     )
     return output
 
@@ -292,18 +328,19 @@ def _update_rows(
         # the op compares this with the clock, which tells it of updates since the forward
         from_end = ROW_CLOCK_EXTRA - int(RowClock.UPDATES)
         updates = rows.row_clock.narrow(0, -from_end, 1).clone()
-    features = (lookup.tables, lookup.dims, lookup.pooling)
-    shared = (grad_output, ids, handles, offsets, per_sample_weights, updates, *features)
+    call = (grad_output, ids, handles, offsets, per_sample_weights, updates)
     if rows.pending:
-        pending = PendingGradients.of(rows.pending)
-        torch.ops.dynemb.accumulate_grad_(*pending, rows.row_clock, *_read_only(rows), *shared)
+        accumulate_grad_(
+            PendingGradients.of(rows.pending),
+            rows,
+            *call,
+            feature_tables=lookup.tables,
+            feature_dims=lookup.dims,
+            pooling=lookup.pooling,
+        )
         return
     backward_op = getattr(torch.ops.dynemb, f"{OPTIMIZER_NAMES[lookup.optimizer]}_backward_")
-    backward_op(*rows.updated, *shared)
-
-
-def _read_only(rows: RowTensors) -> tuple[Any, ...]:
-    return rows.weights, rows.generations, rows.meta, rows.init_data
+    backward_op(*rows.updated, *call, lookup.tables, lookup.dims, lookup.pooling)
 
 
 def _check_backward() -> None:
@@ -346,16 +383,16 @@ class _DifferentiableLookup(torch.autograd.Function):
             lookup = ctx.lookup
             if per_sample_weights is not None and ctx.needs_input_grad[5]:
                 # before the update, which changes the rows
-                weight_grad = torch.ops.dynemb.bag_weight_grad(
-                    *_read_only(lookup.rows),
+                weight_grad = bag_weight_grad(
+                    lookup.rows,
                     grad_output,
                     ids,
                     handles,
                     offsets,
                     per_sample_weights,
-                    lookup.tables,
-                    lookup.dims,
-                    lookup.pooling,
+                    feature_tables=lookup.tables,
+                    feature_dims=lookup.dims,
+                    pooling=lookup.pooling,
                 )
             _update_rows(lookup, grad_output, ids, handles, offsets, per_sample_weights, updates)
         return None, None, None, None, None, weight_grad, None

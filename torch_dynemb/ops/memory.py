@@ -91,7 +91,14 @@ def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor
 
 
 def available_cuda_memory(device: int) -> int:
-    """Bytes of a GPU's memory that no one has taken."""
+    """Bytes of a GPU's memory that no one has taken.
+
+    Args:
+        device: index of the GPU.
+
+    Raises:
+        RuntimeError: no CUDA kernels in this build, or no such GPU.
+    """
     _check_cuda_kernels("available_cuda_memory")
     available: int = torch.ops.dynemb.available_cuda_memory(device)
     return available
@@ -107,11 +114,13 @@ def bind_group(
     written from outside. Waits for the device.
 
     Args:
+        index, rows: of the tables, on a GPU; no value changes.
         table_buckets, slab_rows: buckets of each table and rows of each slab for which memory is
             mapped at least.
 
     Raises:
-        RuntimeError: too little memory, or tensors that were not reserved.
+        RuntimeError: too little memory, tensors of which only some were reserved, or lists that do
+            not fit them.
     """
     torch.ops.dynemb.bind_group(
         index.buckets,
@@ -134,19 +143,31 @@ def bind_group(
 def end_step(index: IndexTensors, rows: RowTensors) -> None:
     """What ``optimizer.step()`` does on a GPU.
 
-    Raises what kernels of earlier calls have found wrong, as far as they have run. If a lookup of
-    the group has been captured in a CUDA graph, makes room for the next replays. What
-    :func:`reported_counts` gives is brought up to date, without waiting.
+    If a lookup of the group has been captured in a CUDA graph, makes room for the next replays.
+    What :func:`reported_counts` gives is brought up to date, without waiting.
+
+    Args:
+        index, rows: of the tables, on a GPU; no value changes.
+
+    Raises:
+        RuntimeError: what kernels of earlier calls have found wrong, as far as they have run; or
+            the group has not been bound.
     """
     torch.ops.dynemb.end_step(index.buckets, index.tables, rows.row_clock)
 
 
 @raises_out_of_memory
 def advance_step_(index: IndexTensors, rows: RowTensors, *, now: int | None = None) -> None:
-    """Ends a training step of a group: counts it, and does what :func:`end_step` does.
+    """Ends a training step of a group: counts it; on a GPU does what :func:`end_step` does.
 
     Args:
-        now: seconds; default: the time stays.
+        index: of the tables; clock changes.
+        rows: of the same tables; row_clock changes.
+        now: the time from now on, in seconds; default: it stays.
+
+    Raises:
+        RuntimeError: tensors do not fit each other, or clock has no step; nothing has changed then.
+            On a GPU also as :func:`end_step`.
     """
     torch.ops.dynemb.advance_step_(index.buckets, index.tables, rows.row_clock, index.clock, now)
 
@@ -161,14 +182,27 @@ def _advance_step_fake(
 def raise_device_errors(device: int) -> None:
     """Raises what kernels on a GPU have found wrong, as far as they have run.
 
+    Args:
+        device: index of the GPU.
+
     Raises:
         RuntimeError: names the op.
+        NotImplementedError: no CUDA kernels in this build.
     """
     torch.ops.dynemb.raise_device_errors(device)
 
 
 def release_(tensor: Tensor, begin: int, end: int) -> None:
-    """Gives the memory of rows [begin, end) of a reserved CPU tensor back; they read as zeros."""
+    """Gives the memory of rows [begin, end) of a reserved CPU tensor back; they read as zeros.
+
+    Args:
+        tensor: [rows, ...] of any dtype, contiguous. One that :func:`reserve` has not made gets
+            the zeros and keeps its memory.
+        begin, end: 0 <= begin <= end <= rows.
+
+    Raises:
+        RuntimeError: the tensor is not contiguous, or has no such rows.
+    """
     torch.ops.dynemb.release_(tensor, begin, end)
 
 
@@ -178,8 +212,14 @@ def release_group(
 ) -> None:
     """Gives memory of a group on a GPU back; generations of rows stay. Waits for the device.
 
+    :func:`bind_group` has to follow.
+
     Args:
+        index: of the tables, on a GPU; no value in use changes.
         table_buckets, slab_rows: buckets of each table and rows of each slab that are in use.
+
+    Raises:
+        RuntimeError: the tensors were not reserved or bound, or lists do not fit them.
     """
     torch.ops.dynemb.release_group(index.buckets, list(table_buckets), list(slab_rows))
 

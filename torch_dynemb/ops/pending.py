@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
+from torch_dynemb.ops.tensors import RowTensors
 
 
 class PendingGradients(NamedTuple):
@@ -29,7 +30,12 @@ class PendingGradients(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> PendingGradients:
-        """From the flat list that lookups carry."""
+        """From the flat list that lookups carry.
+
+        Args:
+            tensors: those of :meth:`flat`, such as ``pending`` of
+                :class:`torch_dynemb.ops.RowTensors`.
+        """
         *entries, counts = tensors
         slabs = len(entries) // 4
         handles, ids, tables, gradients = (
@@ -43,13 +49,72 @@ class PendingGradients(NamedTuple):
 
 
 @raises_out_of_memory
-def merge_grad_(pending: PendingGradients, row_clock: Tensor) -> None:
+def accumulate_grad_(
+    pending: PendingGradients,
+    rows: RowTensors,
+    grad_output: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    updates: Tensor,
+    *,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> None:
+    """Appends a lookup's gradient, summed by row; where room is short, entries are merged first.
+
+    Args:
+        pending: of all slabs of the rows; changes.
+        rows: of the tables; row_clock changes.
+        grad_output: float32 [B, sum of feature_dims] of a pooled lookup, [N, dim] of a sequence
+            lookup.
+        ids, handles: int64 [N], as the lookup got them. Ids without a row are left out.
+        offsets: int64 [F * B + 1], those of the lookup.
+        per_sample_weights: float32 [N], or None for a lookup without.
+        updates: int64 [1], how often the rows had been updated when they were looked up.
+        feature_tables, feature_dims: table and dim of each feature.
+        pooling: 0 sum, 1 mean, 2 none.
+
+    Raises:
+        RuntimeError: an argument does not fit the rows or the others; the rows were updated after a
+            lookup with per_sample_weights; another thread changes the pending gradients; or there
+            is too little room or memory. Nothing has been appended then. On a GPU, what is wrong
+            with values of tensors is raised by a later op.
+    """
+    torch.ops.dynemb.accumulate_grad_(
+        *pending,
+        rows.row_clock,
+        *rows.read,
+        grad_output,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        updates,
+        list(feature_tables),
+        list(feature_dims),
+        pooling,
+    )
+
+
+@raises_out_of_memory
+def merge_grad_(pending: PendingGradients, rows: RowTensors) -> None:
     """Sums the pending gradients of each row, in the order in which they came.
 
     Afterwards entries are of distinct rows. Those of rows that were given away meanwhile are
     dropped and counted in ``row_clock``.
+
+    Args:
+        pending: of all slabs of the rows; changes.
+        rows: of the tables; row_clock changes.
+
+    Raises:
+        RuntimeError: tensors do not fit each other, an entry is not what :func:`accumulate_grad_`
+            writes, or another thread changes the pending gradients.
     """
-    torch.ops.dynemb.merge_grad_(*pending, row_clock)
+    torch.ops.dynemb.merge_grad_(*pending, rows.row_clock)
 
 
 @register_fake("accumulate_grad_")

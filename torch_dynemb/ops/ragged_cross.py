@@ -25,9 +25,9 @@ class CrossedRagged(NamedTuple):
     """Result of :func:`feature_cross_ragged`.
 
     Attributes:
-        values: int64, ids of pairs, per pair of features.
+        values: int64 [n], ids of pairs, per pair of features.
         offsets: int64 [rows + 1].
-        weights: float32, a weight per id.
+        weights: float32 [n], a weight per id.
     """
 
     values: list[Tensor]

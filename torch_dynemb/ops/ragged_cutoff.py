@@ -38,9 +38,9 @@ class CutRagged(NamedTuple):
     """Result of :func:`ragged_cutoff_2d` and :func:`ragged_topk_index_cutoff`.
 
     Attributes:
-        values: what is left, per feature.
+        values: [n] of the dtype given: what is left, per feature.
         offsets: int64 [rows + 1], per feature.
-        weights: weights of the values; None for a feature without.
+        weights: float32 [n], weights of the values; None for a feature without.
     """
 
     values: list[Tensor]
@@ -52,10 +52,10 @@ class CutRagged3D(NamedTuple):
     """Result of :func:`ragged_cutoff_3d`.
 
     Attributes:
-        values: what is left, per feature.
+        values: [n] of the dtype given: what is left, per feature.
         outer_offsets: int64 [rows + 1], multiples of keep_length.
         inner_offsets: int64 [rows * keep_length + 1].
-        weights: weights of the values; None for a feature without.
+        weights: float32 [n], weights of the values; None for a feature without.
     """
 
     values: list[Tensor]

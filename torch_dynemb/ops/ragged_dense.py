@@ -33,8 +33,8 @@ class Ragged(NamedTuple):
     """A feature of :func:`dense_to_ragged`.
 
     Attributes:
-        values: one after another.
-        offsets: int64, from outermost to innermost.
+        values: [n] of the dtype given, one after another.
+        offsets: int64 [parts + 1] of each depth, from outermost to innermost.
     """
 
     values: Tensor
@@ -86,8 +86,8 @@ def ragged_to_dense(
 
     Args:
         values: [N] of any dtype.
-        offsets: int64 offsets of each depth, from outermost to innermost. Features of a call may
-            differ in depth.
+        offsets: int64 [parts + 1] of each depth, from outermost to innermost: where the rows begin,
+            then their parts. Features of a call may differ in depth.
         lengths: sizes of dense dimensions 1, 2, ...
         padding_value: what stands where a row is shorter.
 
@@ -125,8 +125,8 @@ def ragged_to_sparse(
 
     Args:
         values: [N] of any dtype.
-        offsets: int64 offsets of each depth, from outermost to innermost. Features of a call may
-            differ in depth.
+        offsets: int64 [parts + 1] of each depth, from outermost to innermost: where the rows begin,
+            then their parts. Features of a call may differ in depth.
         lengths: sizes of dimensions 1, 2, ...
 
     Returns:

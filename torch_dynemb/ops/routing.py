@@ -48,6 +48,9 @@ def mix_ids(ids: Tensor) -> Tensor:
 
     splitmix64's finaliser (Steele, Lea, Flood 2014). The same on CPU and GPU.
 
+    Args:
+        ids: int64 [N].
+
     Raises:
         RuntimeError: ids are not int64 of 1 dimension, or not contiguous.
     """
@@ -58,8 +61,14 @@ def mix_ids(ids: Tensor) -> Tensor:
 def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
     """The ids whose :func:`mix_ids` is ``quotients * parts + part``, unsigned; int64 [N].
 
+    Args:
+        quotients: int64 [N].
+        parts: at least 1.
+        part: 0 to ``parts - 1``.
+
     Raises:
-        RuntimeError: quotients are not int64 of 1 dimension, or ``part`` is none of ``parts``.
+        RuntimeError: quotients are not int64 of 1 dimension, or not contiguous, or ``part`` is none
+            of ``parts``.
     """
     ids: Tensor = torch.ops.dynemb.unmix_ids(quotients, parts, part)
     return ids

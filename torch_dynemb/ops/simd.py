@@ -14,6 +14,9 @@ def simd_level() -> int:
 def set_simd_level(level: int) -> None:
     """Chooses the instruction set for the whole process. All levels give the same bits.
 
+    Args:
+        level: as :func:`simd_level` counts them; 0 to that of the processor.
+
     Raises:
         RuntimeError: the processor does not have that level.
     """

@@ -46,17 +46,29 @@ class IndexTensors(NamedTuple):
 
     @classmethod
     def read_only(cls, buckets: Tensor, tables: Tensor, meta: Tensor) -> IndexTensors:
-        """What :func:`torch_dynemb.ops.find` reads; the other tensors are empty."""
+        """What :func:`torch_dynemb.ops.find` reads; the other tensors are empty.
+
+        Args:
+            buckets, tables, meta: see :class:`IndexTensors`.
+        """
         none = tables.new_empty(0)
         return cls(buckets, none, tables, none, none, none, none, meta, none, none)
 
     def active_buckets(self, table: int) -> slice:
-        """The buckets of a table in ``buckets`` and ``scores``."""
+        """The buckets of a table in ``buckets`` and ``scores``; waits for a GPU.
+
+        Args:
+            table: 0 to ``T + C - 1``.
+        """
         begin = int(self.meta[table, Meta.REGION_BEGIN])
         return slice(begin, begin + int(self.tables[table, Table.BUCKET_COUNT]))
 
     def used_rows(self, slab: int) -> int:
-        """Rows of a slab that have ever had an owner."""
+        """Rows of a slab that have ever had an owner; waits for a GPU.
+
+        Args:
+            slab: 0 to the number of slabs - 1.
+        """
         return int(self.slabs[slab, Slab.NEXT_ROW])
 
 
@@ -66,11 +78,13 @@ class RowTensors(NamedTuple):
     Attributes:
         weights: float32, bfloat16 or float16 [rows, dim], one for each slab.
         generations: int32 [rows], one for each slab: those of the handles that own the rows.
-        state: optimizer state; tensor k of slab s at index k * slabs + s.
+        state: optimizer state, of a row (float32 or int32 [rows]) or of its weights (float32 or
+            bfloat16 [rows, dim], or uint8 [rows, bytes] where 8 bits are kept of each); tensor k of
+            slab s at index k * slabs + s.
         row_clock: int64 [T + 4] (``columns.RowClock``).
         hyper: float64 [T, 24], hyper-parameters (``columns.Hyper``).
         meta: int64 [T, 16], constants of the tables (``columns.Meta``).
-        init_data: float64, records of initializers.
+        init_data: float64 [numbers], records of initializers, and their vectors.
         pending: where gradients lie between backward and step in split mode, see
             :class:`torch_dynemb.ops.PendingGradients`; empty: the backward updates the rows.
     """
@@ -83,6 +97,11 @@ class RowTensors(NamedTuple):
     meta: Tensor
     init_data: Tensor
     pending: list[Tensor]
+
+    @property
+    def read(self) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+        """What ops that only read rows take."""
+        return self.weights, self.generations, self.meta, self.init_data
 
     @property
     def updated(self) -> tuple[Any, ...]:

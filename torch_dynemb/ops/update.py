@@ -29,7 +29,17 @@ APPLIES_DELAYED = 1 << 8
 def materialize_(index: IndexTensors, rows: RowTensors) -> Tensor:
     """Writes the initial value and state of every row whose id has not been trained yet.
 
-    Must precede every raw read of rows. Returns int64 [1], the number of rows written.
+    Must precede every raw read of rows.
+
+    Args:
+        index: of the tables; nothing changes.
+        rows: of the same tables; weights, generations and state change.
+
+    Returns:
+        int64 [1], the number of rows written.
+
+    Raises:
+        RuntimeError: tensors do not fit each other; nothing has been written.
     """
     written: Tensor = torch.ops.dynemb.materialize_(
         rows.weights,

@@ -37,7 +37,7 @@ class RowGradients(torch.nn.Parameter):
     @torch.no_grad()
     def grad(self) -> Tensor | None:
         pending = PendingGradients.of(self._rows.pending)
-        merge_grad_(pending, self._rows.row_clock)
+        merge_grad_(pending, self._rows)
         count = int(pending.counts[self._slab, 0])
         return pending.gradients[self._slab][:count] if count > 0 else None
 
@@ -132,7 +132,7 @@ class SplitOptimizer(FusedOptimizer):
     @torch.no_grad()
     def _apply_gradients(self) -> None:
         rows, pending = self._rows, self._pending
-        merge_grad_(pending, rows.row_clock)
+        merge_grad_(pending, rows)
         self._take_scale()
         # the op compares this with the clock before it changes it
         updates = rows.row_clock.narrow(0, self._tables + RowClock.UPDATES, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import Meta, Pooling, RowClock
-from torch_dynemb.ops.pending import PendingGradients, merge_grad_
+from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_grad_
 from torch_dynemb.table.tables import Tables
 
 
@@ -30,7 +30,7 @@ class TableGradients(NamedTuple):
 def read_pending(tables: Tables, table: int) -> TableGradients:
     """A copy of the pending gradients of a table; waits for a GPU to count them."""
     pending = PendingGradients.of(tables.rows.pending)
-    merge_grad_(pending, tables.rows.row_clock)
+    merge_grad_(pending, tables.rows)
     slab = int(tables.index.meta[table, Meta.SLAB])
     count = int(pending.counts[slab, 0])
     of_table = pending.tables[slab][:count] == table
@@ -47,22 +47,18 @@ def add_pending(tables: Tables, table: int, added: TableGradients) -> None:
     if added.ids.shape[0] == 0:
         return
     updates = tables.rows.row_clock[len(tables.config.tables) + RowClock.UPDATES].reshape(1).clone()
-    torch.ops.dynemb.accumulate_grad_(
-        *PendingGradients.of(tables.rows.pending),
-        tables.rows.row_clock,
-        tables.rows.weights,
-        tables.rows.generations,
-        tables.rows.meta,
-        tables.rows.init_data,
+    accumulate_grad_(
+        PendingGradients.of(tables.rows.pending),
+        tables.rows,
         added.gradients.contiguous(),
         added.ids,
         added.handles,
         torch.tensor([0, added.ids.shape[0]], device=added.ids.device),
         None,
         updates,
-        [table],
-        [tables.config.tables[table].embedding_dim],
-        int(Pooling.NONE),
+        feature_tables=[table],
+        feature_dims=[tables.config.tables[table].embedding_dim],
+        pooling=int(Pooling.NONE),
     )
 
 
