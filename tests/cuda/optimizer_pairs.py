@@ -133,7 +133,7 @@ class Pair:
         for group, device in ((self.cpu, partial(torch.device, "cpu")), (self.gpu, self.on_gpu)):
             with device():
                 pending = PendingGradients.of(group.rows.pending)
-                merge_grad_(pending, group.rows.row_clock)
+                merge_grad_(pending, group.rows)
                 tables = len(group.config.tables)
                 updates = group.rows.row_clock[tables + RowClock.UPDATES].reshape(1).clone()
                 assert group.config.optimizer is not None

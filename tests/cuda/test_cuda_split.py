@@ -47,7 +47,7 @@ def check_pending(pair: Pair) -> list[int]:
 def merge_both(pair: Pair) -> None:
     for group, device in ((pair.cpu, partial(torch.device, "cpu")), (pair.gpu, pair.on_gpu)):
         with device():
-            merge_grad_(PendingGradients.of(group.rows.pending), group.rows.row_clock)
+            merge_grad_(PendingGradients.of(group.rows.pending), group.rows)
 
 
 def test_pending_entries(gpu: str) -> None:
@@ -99,7 +99,7 @@ def test_one_lookup_needs_no_merge() -> None:
         pair.train(random_call(pair, 1))
         before = launches()
         with pair.on_gpu():
-            merge_grad_(PendingGradients.of(pair.gpu.rows.pending), pair.gpu.rows.row_clock)
+            merge_grad_(PendingGradients.of(pair.gpu.rows.pending), pair.gpu.rows)
         assert launches() == before
         pair.apply()
 
@@ -121,7 +121,7 @@ def test_captured_lookups_have_room_for_three_replays() -> None:
         for _ in range(3):
             pair.forward(pair.gpu, call).sum().backward()
         pair.raise_errors()
-        merge_grad_(pending, pair.gpu.rows.row_clock)
+        merge_grad_(pending, pair.gpu.rows)
         assert pending.counts.tolist() == [[1000, 1]]
         assert torch.all(pending.gradients[0][:1000] == 4.0)
 

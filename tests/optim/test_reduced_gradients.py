@@ -53,10 +53,7 @@ def split(
     updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
     rows = group.rows
     reduced = ops.reduce_grad(
-        rows.weights,
-        rows.generations,
-        rows.meta,
-        rows.init_data,
+        rows,
         *gradient_arguments(group, call, weights, gradient),
         feature_tables=call.tables,
         feature_dims=call.dims,
@@ -107,10 +104,7 @@ def test_reduced_gradients() -> None:
     gradient = torch.arange(14.0).reshape(2, 7)
     rows = group.rows
     reduced = ops.reduce_grad(
-        rows.weights,
-        rows.generations,
-        rows.meta,
-        rows.init_data,
+        rows,
         gradient,
         call.ids,
         handles,
