@@ -181,7 +181,7 @@ def test_tables_have_their_own_hyper_parameters(config: OptimizerConfig) -> None
     second[Hyper.EPS] = 1e-2
     second[Hyper.BETA1] *= 0.5
     together.rows.hyper[1] = torch.tensor(second)
-    apart[1].hyper[:] = torch.tensor(second)
+    apart[1].rows.hyper[:] = torch.tensor(second)
     ids = list(range(10))
     for step in range(5):
         gradient = exact_gradient(10, 8, seed=step)

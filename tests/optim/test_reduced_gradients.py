@@ -90,7 +90,7 @@ def test_split_equals_fused(config: OptimizerConfig, pooling: Pooling, batch: in
         for group, path in zip(groups, (fused, split, split), strict=True):
             with threads(1 if group is groups[2] else 2):
                 path(group, call, weights, gradient, pooling)
-    assert groups[0].row_clock[-4 + RowClock.UPDATES] == 3
+    assert groups[0].rows.row_clock[-4 + RowClock.UPDATES] == 3
     assert differences(snapshot(groups[0]), snapshot(groups[1])) == []
     assert differences(snapshot(groups[0]), snapshot(groups[2])) == []
 
