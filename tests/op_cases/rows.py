@@ -20,9 +20,12 @@ from op_cases.groups import (
     pooled_call,
     pooled_kinds,
 )
+from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.update import APPLIES_DELAYED
+
+ADAM = ops.OPTIMIZER_NAMES.index("adam")
 
 
 def per_sample_weights(call: Call, kind: str) -> Tensor | None:
@@ -38,7 +41,7 @@ def bag_arguments(
     *,
     anchor: bool,
     batch: int = 2,
-    optimizer: int = 3,
+    optimizer: int = ADAM,
     stored: str = "adam",
     split: bool = False,
 ) -> OpArguments:
@@ -171,7 +174,7 @@ CASES: dict[str, dict[str, Case]] = {
         "empty": partial(bag_arguments, "plain", Pooling.SUM, anchor=True, batch=0),
         "weights only": partial(bag_arguments, "learned", Pooling.SUM, anchor=True, optimizer=-1),
         "delayed gradients": partial(
-            bag_arguments, "plain", Pooling.SUM, anchor=True, optimizer=APPLIES_DELAYED + 3
+            bag_arguments, "plain", Pooling.SUM, anchor=True, optimizer=APPLIES_DELAYED + ADAM
         ),
         **{
             name: partial(bag_arguments, "plain", Pooling.SUM, anchor=True, stored=name)

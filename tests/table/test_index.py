@@ -136,7 +136,7 @@ def test_reused_row_starts_clean(optimizer: Any) -> None:
     for group in (used, fresh):
         train(group, 0, tensor([2]), torch.ones(1, 4))
     assert torch.equal(used.rows.weights[0][0], fresh.rows.weights[0][0])
-    assert [s[0].tolist() for s in used.state] == [s[0].tolist() for s in fresh.state]
+    assert [s[0].tolist() for s in used.rows.state] == [s[0].tolist() for s in fresh.rows.state]
 
 
 def test_write_touches_no_other_row_and_starts_state_afresh() -> None:

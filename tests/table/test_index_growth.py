@@ -93,7 +93,7 @@ def test_growth_inside_one_call() -> None:
     assert bucket_count(at_once) * BUCKET_WIDTH == 64
     handles = at_once.insert(0, torch.arange(ids))
     assert bucket_count(at_once) * BUCKET_WIDTH == 262_144
-    assert at_once.tables[0, Table.GROWTHS] == 1
+    assert at_once.index.tables[0, Table.GROWTHS] == 1
     assert torch.equal(handles, torch.arange(ids) << 28 | 1)
     assert torch.equal(at_once.insert(0, torch.arange(ids)), handles)
     by_parts = make_group(max_rows=ids)
@@ -104,7 +104,7 @@ def test_growth_inside_one_call() -> None:
     reserved.reserve(0, ids)
     reserved.insert(0, torch.arange(ids))
     reserved.insert(0, torch.arange(ids))
-    reserved.tables[0, Table.GROWTHS] = 1
+    reserved.index.tables[0, Table.GROWTHS] = 1
     assert differences(snapshot(reserved), snapshot(at_once)) == []
 
 

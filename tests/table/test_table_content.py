@@ -44,11 +44,11 @@ def trained(steps: int, optimizer: td.optim.OptimizerConfig) -> td.DynamicEmbedd
 def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
     source, target = trained(5, optimizer).group, trained(2, optimizer).group
     for table in (0, 1):
-        content, counted = read_content(source, table), read_counts(source, table)
+        content, counted = read_content(source.tables, table), read_counts(source.tables, table)
         before = target.stats()[target.names[table]]
-        write_content(target, table, content, counted, score_names(source, table))
+        write_content(target.tables, table, content, counted, score_names(source.tables, table))
         target.materialize()
-        arrived = read_content(target, table)
+        arrived = read_content(target.tables, table)
         assert content.ids.numel() > 0
         assert torch.equal(arrived.ids, content.ids)
         assert torch.equal(arrived.rows, content.rows)
@@ -56,7 +56,7 @@ def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
         assert arrived.state.keys() == content.state.keys()
         for name, state in content.state.items():
             assert torch.equal(arrived.state[name], state)
-        again = read_counts(target, table)
+        again = read_counts(target.tables, table)
         assert (counted is None) == (again is None)
         if counted is not None and again is not None:
             assert counted.ids.numel() > 0
@@ -107,25 +107,25 @@ def test_ids_that_only_wait_for_room_arrive_with_their_counts() -> None:
     source, target = make(3), make(10)
     source.insert(0, torch.tensor([1, 2, 3]).repeat(2))
     source.insert(0, torch.tensor([4] * 5 + [5]))
-    content, counted = read_content(source, 0), read_counts(source, 0)
+    content, counted = read_content(source.tables, 0), read_counts(source.tables, 0)
     assert counted is not None
     assert (counted.ids.tolist(), counted.counts.tolist()) == ([4, 5], [5, 1])
-    write_content(target, 0, content, counted, score_names(source, 0))
-    again = read_counts(target, 0)
+    write_content(target.tables, 0, content, counted, score_names(source.tables, 0))
+    again = read_counts(target.tables, 0)
     assert again is not None
     assert (again.ids.tolist(), again.counts.tolist()) == ([4, 5], [5, 1])
-    assert read_content(target, 0).ids.tolist() == [1, 2, 3]
+    assert read_content(target.tables, 0).ids.tolist() == [1, 2, 3]
     assert target.stats(wait=True)["t"].not_admitted == 0
     target.insert(0, torch.tensor([4]))
-    assert read_content(target, 0).ids.tolist() == [1, 2, 3, 4]
+    assert read_content(target.tables, 0).ids.tolist() == [1, 2, 3, 4]
 
 
 def test_what_has_a_row_is_not_counted_though_a_file_says_so() -> None:
     """Earlier versions kept the counts of ids that were assigned rows."""
     source = trained(5, td.SGD(lr=0.1)).group
     target = trained(2, td.SGD(lr=0.1)).group
-    content = read_content(source, 0)
+    content = read_content(source.tables, 0)
     counted = CountedIds(content.ids, torch.ones_like(content.ids))
-    write_content(target, 0, content, counted, score_names(source, 0))
+    write_content(target.tables, 0, content, counted, score_names(source.tables, 0))
     assert target.stats(wait=True)["kept"].counted == 0
-    assert torch.equal(read_content(target, 0).ids, content.ids)
+    assert torch.equal(read_content(target.tables, 0).ids, content.ids)
