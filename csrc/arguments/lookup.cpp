@@ -21,17 +21,23 @@ LookupTensors lookup_tensors(const CallContext& call, const IdTensors& ids, cons
     check_length(call.op, "per_sample_weights", *per_sample_weights, ids.count);
     lookup.id_weights = static_cast<const float*>(per_sample_weights->data_ptr());
   }
-  lookup.pooling = pooling;
-  lookup.column.reserve(features);
   for (const int64_t dim : feature_dims) {
     STD_TORCH_CHECK(pooled || dim == feature_dims[0], "dynemb::", call.op,
                     ": features without pooling must have one dim, got ", feature_dims[0], " and ",
                     dim);
-    lookup.column.push_back(pooled ? lookup.columns : 0);
-    lookup.columns = pooled ? lookup.columns + dim : dim;
   }
-  lookup.output_rows = pooled ? ids.batch : ids.count;
   return lookup;
+}
+
+OutputColumns output_columns(const std::vector<int64_t>& feature_dims, int64_t pooling) {
+  const bool pooled = pooling != kPoolNone;
+  OutputColumns columns{{}, 0};
+  columns.first.reserve(feature_dims.size());
+  for (const int64_t dim : feature_dims) {
+    columns.first.push_back(pooled ? columns.count : 0);
+    columns.count = pooled ? columns.count + dim : dim;
+  }
+  return columns;
 }
 
 void check_is_pooled(const char* op, int64_t pooling, const char* instead) {

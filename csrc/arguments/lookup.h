@@ -13,16 +13,19 @@ namespace dynemb {
 struct LookupTensors {
   const int64_t* handles;
   const float* id_weights;  // nullptr: all 1
-  int64_t pooling;
-  std::vector<int64_t> column;  // of output and gradient, first of each feature
-  int64_t columns;              // row width of output and gradient
-  int64_t output_rows;          // batch, or the number of ids without pooling
 };
 // Without pooling all features have the same dim, and offsets only separate them. Whether the dims
 // are those of the tables is not checked.
 LookupTensors lookup_tensors(const CallContext& call, const IdTensors& ids, const Tensor& handles,
                              const std::optional<Tensor>& per_sample_weights,
                              const std::vector<int64_t>& feature_dims, int64_t pooling);
+
+// The columns of output and gradient, of features whose dims are those of tables.
+struct OutputColumns {
+  std::vector<int64_t> first;  // of each feature
+  int64_t count;               // row width
+};
+OutputColumns output_columns(const std::vector<int64_t>& feature_dims, int64_t pooling);
 
 // Raises where ids are not pooled; `instead` is what to do.
 void check_is_pooled(const char* op, int64_t pooling, const char* instead);

@@ -38,23 +38,23 @@ LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, con
   const IdTensors given_ids =
       id_tensors(op, ids, offsets, feature_tables, static_cast<int64_t>(tables.size()));
   FeatureArgs features = feature_args(op, given_ids, feature_tables);
-  LookupTensors given =
+  const LookupTensors given =
       lookup_tensors(op, given_ids, handles, per_sample_weights, feature_dims, pooling);
-  LookupArgs lookup{std::move(features), given.handles, given_ids.offsets,       given.id_weights,
-                    given_ids.batch,     pooling,       std::move(given.column), given.columns};
   for (size_t f = 0; f < feature_tables.size(); ++f) {
     const TableRows& table = tables[feature_tables[f]];
     STD_TORCH_CHECK(feature_dims[f] == table.dim, "dynemb::", op, ": feature_dims[", f, "] is ",
                     feature_dims[f], ", but its table has dim ", table.dim);
     int64_t highest = -1;
-    for (int64_t i = lookup.features.begin[f]; i < lookup.features.begin[f + 1]; ++i) {
-      highest = std::max(highest, lookup.handles[i]);
+    for (int64_t i = features.begin[f]; i < features.begin[f + 1]; ++i) {
+      highest = std::max(highest, given.handles[i]);
     }
     STD_TORCH_CHECK(highest < 0 || handle_row(highest) < table.rows, "dynemb::", op,
                     ": a handle names row ", handle_row(highest), ", but the table has ",
                     table.rows, " rows: handles must come from find or find_or_insert_");
   }
-  return lookup;
+  OutputColumns columns = output_columns(feature_dims, pooling);
+  return {std::move(features), given.handles, given_ids.offsets,        given.id_weights,
+          given_ids.batch,     pooling,       std::move(columns.first), columns.count};
 }
 
 std::vector<BagTile> make_bag_tiles(const LookupArgs& lookup) {

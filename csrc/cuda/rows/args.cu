@@ -41,15 +41,7 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
   const LookupTensors given =
       lookup_tensors(call, given_ids, handles, per_sample_weights, feature_dims, pooling);
   LookupCall lookup;
-  lookup.args = {feature_args(call, given_ids, nullptr),
-                 given.handles,
-                 given.id_weights,
-                 pooling,
-                 given.columns,
-                 nullptr,
-                 nullptr};
   lookup.slab_features.resize(rows.slabs.size());
-  lookup.slab_aligned.assign(rows.slabs.size(), true);
   for (size_t f = 0; f < feature_dims.size(); ++f) {
     // the dim of a feature names the slab of its table, but where slabs differ in the dtype only:
     // then kernels look into meta
@@ -58,23 +50,32 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
       if (rows.slabs[s].dim != feature_dims[f]) continue;
       slab = static_cast<int64_t>(s);
       lookup.slab_features[s].push_back(static_cast<int64_t>(f));
-      if (given.column[f] % 4 != 0) lookup.slab_aligned[s] = false;
     }
     STD_TORCH_CHECK(slab >= 0, "dynemb::", call.op, ": feature_dims[", f, "] is ", feature_dims[f],
                     ", but no table of the group has that dim");
     lookup.feature_slab.push_back(
         rows.slabs[static_cast<size_t>(slab)].only_of_dim ? slab : -feature_dims[f]);
   }
+  const OutputColumns columns = output_columns(feature_dims, pooling);
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
-    if (given.columns % 4 != 0 || !is_aligned(rows.slabs[s].weights)) {
-      lookup.slab_aligned[s] = false;
+    bool aligned = columns.count % 4 == 0 && is_aligned(rows.slabs[s].weights);
+    for (const int64_t f : lookup.slab_features[s]) {
+      aligned = aligned && columns.first[static_cast<size_t>(f)] % 4 == 0;
     }
+    lookup.slab_aligned.push_back(aligned);
   }
-  lookup.output_rows = given.output_rows;
-  lookup.output_columns = given.columns;
+  lookup.args = {feature_args(call, given_ids, nullptr),
+                 given.handles,
+                 given.id_weights,
+                 pooling,
+                 columns.count,
+                 nullptr,
+                 nullptr};
+  lookup.output_rows = pooling == kPoolNone ? given_ids.count : given_ids.batch;
+  lookup.output_columns = columns.count;
   // words: table, column and slab of each feature, then the features of each slab
   lookup.words = feature_tables;
-  lookup.words.insert(lookup.words.end(), given.column.begin(), given.column.end());
+  lookup.words.insert(lookup.words.end(), columns.first.begin(), columns.first.end());
   lookup.words.insert(lookup.words.end(), lookup.feature_slab.begin(), lookup.feature_slab.end());
   for (const auto& of_slab : lookup.slab_features) {
     lookup.words.insert(lookup.words.end(), of_slab.begin(), of_slab.end());
