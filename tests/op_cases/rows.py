@@ -72,7 +72,7 @@ def sequence_arguments(*, anchor: bool) -> OpArguments:
         torch.zeros(1, requires_grad=anchor),
         call.tables,
         4,
-        3,
+        ADAM,
     )
 
 

@@ -187,7 +187,7 @@ def test_a_deleted_module_is_gone_with_all_its_tensors(name: str) -> None:
     module = MAKERS[name]()
     groups = groups_of(module)
     assert groups or name == "frozen"
-    of_groups = [tensor for group in groups for tensor in group._tensors()]
+    of_groups = [tensor for group in groups for tensor in group.tables.tensors()]
     things = [module, *groups, *of_groups, *module.buffers(), *module.parameters()]
     left = [weakref.ref(thing) for thing in things]
     del module, groups, of_groups, things

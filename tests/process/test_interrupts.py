@@ -19,6 +19,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.ops.columns import GENERATION_BITS, Clock
 from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table import extension
 from torch_dynemb.table.content import read_content, read_counts, write_content
 from torch_dynemb.table.state import check
 
@@ -334,7 +335,7 @@ def test_evicted_ids_are_returned_or_kept() -> None:
 
     def trial(line: int) -> int:
         module = copy.deepcopy(start)
-        module.group.take_over(start.group)
+        module.group.become(extension.take_over(module.group.tables, start.group.tables))
         taken: list[Any] = []
 
         def call() -> None:
@@ -356,7 +357,7 @@ def test_evicted_ids_are_returned_or_kept() -> None:
 def described(group: td.TableGroup) -> list[Any]:
     config = group.config.optimizer
     assert config is not None
-    shapes = [tensor.shape for tensor in group._tensors()]
+    shapes = [tensor.shape for tensor in group.tables.tensors()]
     return [group.names, config.name, group.config.optimizer_code, shapes, group.state_tensors()]
 
 
