@@ -116,12 +116,23 @@ class SplitOptimizer(FusedOptimizer):
         return list(self._stand_ins)
 
     def gradients(self, slab: int) -> Tensor | None:
-        """float32 [n, dim], the pending gradients of the rows of a dim, or None."""
+        """The pending gradients of the rows of one dim and dtype.
+
+        Args:
+            slab: number of the dim and dtype, as in :meth:`stand_ins`.
+
+        Returns:
+            float32 [n, dim], or None where no gradient is pending.
+        """
         return self._stand_ins[slab].grad
 
     @torch.no_grad()
     def discard(self, slab: int | None = None) -> None:
-        """Forgets the pending gradients, of one dim or of all."""
+        """Forgets the pending gradients, of one dim and dtype or of all.
+
+        Args:
+            slab: number of the dim and dtype, as in :meth:`stand_ins`; None: all.
+        """
         counts = self._pending.counts
         (counts if slab is None else counts[slab]).zero_()
 

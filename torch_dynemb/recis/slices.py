@@ -9,7 +9,13 @@ from torch_dynemb.distributed.owners import slots_of
 
 
 class Slice(NamedTuple):
-    """The slots of ids that a table has: ``[slice_begin, slice_end)`` of ``slice_size``."""
+    """The slots of ids that a table has: ``[slice_begin, slice_end)`` of ``slice_size``.
+
+    Attributes:
+        slice_begin: the first slot, at least 0.
+        slice_end: the slot after the last, at most ``slice_size``.
+        slice_size: number of slots into which ids are hashed.
+    """
 
     slice_begin: int
     slice_end: int
@@ -24,8 +30,15 @@ class Slice(NamedTuple):
 def gen_slice(shard_index: int = 0, shard_num: int = 1, slice_size: int = 65536) -> Slice:
     """The slots of one of ``shard_num`` shards: contiguous, of equal numbers but for one.
 
+    Args:
+        shard_index: number of the shard, 0 to ``shard_num`` - 1.
+        shard_num: how many shards there are, 1 to ``slice_size``.
+        slice_size: number of slots into which ids are hashed, at least 1.
+
     Raises:
-        ValueError: ``shard_index`` is no shard, or there are more shards than slots.
+        TypeError: a number is no int.
+        ValueError: ``shard_index`` is no shard, there are more shards than slots, or a number is
+            too small.
 
     Example:
         >>> gen_slice(1, 3, 8)

@@ -25,7 +25,8 @@ class Bucketize(FeatureOp):
     """How many boundaries are at most a value; int64. NaN is above all.
 
     Args:
-        boundary: numbers, ascending. For float32 values they are rounded to float32.
+        boundary: numbers, or a tensor [n], ascending. For float32 values they are rounded to
+            float32.
 
     Raises:
         ValueError: they do not ascend.

@@ -58,6 +58,9 @@ class FeatureOp(nn.Module):
 
         Returns:
             As many results.
+
+        Raises:
+            NotImplementedError: the class does not define it.
         """
         raise NotImplementedError(f"{cls.__name__} has no run()")
 

@@ -44,7 +44,7 @@ def ids_encode(ids_list: Sequence[Tensor], table_ids: Tensor | Sequence[int]) ->
 
     Args:
         ids_list: int64 [n] of each table.
-        table_ids: numbers of the tables.
+        table_ids: int64 [tables] or a list: the number of each table.
 
     Returns:
         int64 [sum of n].

@@ -84,8 +84,8 @@ def fused_ragged_cutoff_2D(  # noqa: N802 - RecIS's name
     Args:
         values: [N] for each feature.
         offsets: [rows + 1] for each feature.
-        keep_lengths: a number for each feature.
-        drop_sides: whether longer rows lose their first values, for each feature.
+        keep_lengths: int64 [features] or a list: values that a row keeps, at least 0.
+        drop_sides: bool [features] or a list: whether longer rows lose their first values.
         pad_sides: returned as given: rows are not padded.
 
     Returns:
@@ -93,8 +93,8 @@ def fused_ragged_cutoff_2D(  # noqa: N802 - RecIS's name
         ``drop_sides`` and ``pad_sides``.
 
     Raises:
-        RuntimeError: a dtype or shape does not match, the lists differ in length, or offsets do not
-            ascend from 0 to N.
+        RuntimeError: a dtype or shape does not match, the lists differ in length, a number is
+            negative, or offsets do not ascend from 0 to N.
     """
     keep = [int(length) for length in numbers(keep_lengths)]
     cut = ops.ragged_cutoff_2d(
@@ -128,16 +128,18 @@ def fused_ragged_cutoff_3D(  # noqa: N802 - RecIS's name
     Args:
         values: [N] for each feature.
         offsets: outer [rows + 1] and inner [lists + 1] for each feature.
-        keep_lengths: a number for each feature.
-        drop_sides: whether longer rows lose their first lists; default: their last.
-        pad_sides: whether empty lists stand before those of a shorter row; default: after them.
+        keep_lengths: int64 [features] or a list: lists that a row has afterwards, at least 0.
+        drop_sides: bool [features] or a list: whether longer rows lose their first lists; default:
+            their last.
+        pad_sides: bool [features] or a list: whether empty lists stand before those of a shorter
+            row; default: after them.
 
     Returns:
         Values, and outer and inner offsets for each feature.
 
     Raises:
-        RuntimeError: a dtype or shape does not match, the lists differ in length, or offsets do not
-            ascend from 0 to the number of lists or values.
+        RuntimeError: a dtype or shape does not match, the lists differ in length, a number is
+            negative, or offsets do not ascend from 0 to the number of lists or values.
     """
     sides = (None if given is None else numbers(given) for given in (drop_sides, pad_sides))
     drop_left, pad_left = sides

@@ -55,14 +55,14 @@ def bucketize(input: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
     """How many boundaries are at most each value.
 
     Args:
-        input: float32, float64, int32 or int64.
-        boundaries: ascending; taken as numbers of the dtype of ``input``.
+        input: float32, float64, int32 or int64 of any shape.
+        boundaries: [n] or a list, ascending; taken as numbers of the dtype of ``input``.
 
     Returns:
         int64, of the shape of ``input``.
 
     Raises:
-        RuntimeError: another dtype, or boundaries do not ascend.
+        RuntimeError: another dtype, or boundaries have another shape or do not ascend.
     """
     bounds = torch.as_tensor(boundaries).to(input.device, input.dtype)
     return ops.bucketize([input.contiguous()], [bounds.contiguous()])[0]
@@ -94,7 +94,8 @@ def multi_hash(
 
     Args:
         input: int64 of any shape.
-        muls, primes: a number for each hash.
+        muls: int64 [hashes] or a list.
+        primes: likewise as many, at least 1.
         bucket_num: at least 1.
 
     Returns:
@@ -114,7 +115,7 @@ def fused_bucketize_gpu(values: Sequence[Tensor], boundaries: Sequence[Tensor]) 
 
     Args:
         values: float32, float64, int32 or int64 of any shape, for each feature.
-        boundaries: ascending, for each feature: of the dtype of its values.
+        boundaries: [n] for each feature, of the dtype of its values, ascending.
 
     Returns:
         int64, of the shape of the values, for each feature.
@@ -130,7 +131,7 @@ def fused_uint64_mod_gpu(values: Sequence[Tensor], mods: Tensor | Sequence[int])
 
     Args:
         values: int64 of any shape, for each feature.
-        mods: at least 1, for each feature.
+        mods: int64 [features] or a list: the number of each feature, at least 1.
 
     Returns:
         int64, of the shape of the values, for each feature.
@@ -151,7 +152,8 @@ def fused_multi_hash(
 
     Args:
         inputs: int64 of any shape, for each feature.
-        muls, primes, bucket_nums: for each feature a number for each hash.
+        muls: int64 [hashes] or a list, for each feature.
+        primes, bucket_nums: as ``muls``, at least 1.
 
     Returns:
         int64, of the shape of the feature's ids, for each hash.

@@ -332,7 +332,7 @@ class HashTable(OptimizedLater):
         """Sets rows of ids; new ids get one, whatever admission says.
 
         Args:
-            ids: int64 or int32 of n elements, distinct.
+            ids: int64 or int32 of any shape, n in all, distinct.
             embeddings: float [n, dim].
             child: its name; needed where there are several.
 
@@ -376,14 +376,14 @@ class HashTable(OptimizedLater):
         admission rule lets it; gradients of others are left out.
 
         Args:
-            ids: int64 or int32 of n elements.
+            ids: int64 or int32 of any shape, n in all.
             grad: float [n, dim].
             child: its name; needed where there are several.
 
         Raises:
             TypeError: dtypes do not match.
-            ValueError: shapes do not match, the table is not trainable, or an id belongs to another
-                slice.
+            ValueError: no such child, shapes do not match, the table is not trainable, or an id
+                belongs to another slice.
         """
         flat = flat_ids("HashTable.accept_grad", ids)
         grad = float_rows("HashTable.accept_grad: grad", grad, self._group.device)

@@ -40,7 +40,12 @@ class FilterHook:
         self.make()
 
     def make(self) -> RowFilter:
-        """The filter, made anew: nothing is shared between tables."""
+        """The filter, made anew: nothing is shared between tables.
+
+        Raises:
+            ValueError: this process has not registered the filter of a hook that was pickled in
+                another, or ``params`` has been changed to what it does not take.
+        """
         made: RowFilter = _made("FilterHook", self.name, self.params, _FILTERS)
         return made
 
@@ -69,7 +74,12 @@ class AdmitHook:
         self.make()
 
     def make(self) -> AdmissionRule | ReadOnly:
-        """The rule."""
+        """The rule.
+
+        Raises:
+            ValueError: this process has not registered the rule of a hook that was pickled in
+                another, or ``params`` has been changed to what it does not take.
+        """
         made: AdmissionRule | ReadOnly = _made("AdmitHook", self.name, self.params, _ADMISSIONS)
         return made
 
@@ -99,6 +109,9 @@ class RowFilter:
 
         Returns:
             How many rows it has removed.
+
+        Raises:
+            NotImplementedError: the filter does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define remove()")
 

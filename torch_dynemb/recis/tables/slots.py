@@ -24,7 +24,7 @@ class Slot:
 
     Args:
         name: of it.
-        read: gives :meth:`value`.
+        read: gives what :meth:`value` returns, as [rows, columns].
     """
 
     def __init__(self, name: str, read: Callable[[], Tensor]) -> None:
@@ -50,7 +50,7 @@ class SlotGroup(dict[str, Tensor]):
     """A copy of what a child's ids have, by name: [n, ...] in the order of ``HashTable.ids()``.
 
     Args:
-        content: by name.
+        content: float [n, columns] each, by name.
         slots: by name, of the rows of all children.
         prefix: what RecIS puts before the names of the optimizer's state.
     """

@@ -142,7 +142,15 @@ class DynamicEmbInitializerArgs:
         self.initializer(1)
 
     def initializer(self, num_embeddings: int) -> Initializer:
-        """The same for a table with this config entry."""
+        """The same for a table.
+
+        Args:
+            num_embeddings: of the table's config, at least 1: says what bounds that are None are.
+
+        Raises:
+            NotImplementedError, TypeError, ValueError: as the constructor, for what has been set;
+                ValueError also where bounds of this table do not fit the other numbers.
+        """
         mode = self.mode
         if mode == DynamicEmbInitializerMode.CONSTANT:
             return Constant(self.value)
@@ -213,7 +221,12 @@ class FrequencyAdmissionStrategy:
         self.check()
 
     def check(self) -> None:
-        """Raises what the constructor does, for values that have been set since."""
+        """Raises what the constructor does, for values that have been set since.
+
+        Raises:
+            TypeError, ValueError: ``threshold`` is no number of at least 0, or ``initializer_args``
+                something else.
+        """
         if not isinstance(self.initializer_args, DynamicEmbInitializerArgs | None):
             raise TypeError(
                 f"FrequencyAdmissionStrategy: initializer_args is {self.initializer_args!r}, "
@@ -235,6 +248,11 @@ class KVCounter:
 
     Counts are exact here and take about 23 bytes for every id that is still without a row, so
     these sizes bound nothing; options that have a counter warn of it.
+
+    Args:
+        capacity: ids that DynamicEmb's table counts.
+        bucket_capacity: ids of one of its buckets.
+        key_type: dtype of its ids.
     """
 
     capacity: int

@@ -86,38 +86,32 @@ class DynamicEmbTableOptions:
     Fields can be set; what is set is checked again when a table is planned. As in DynamicEmb,
     options are equal, and have one hash, where :meth:`get_grouped_key` is equal.
 
-    ======================== =====================================================================
-    Field                    Here
-    ======================== =====================================================================
-    embedding_dtype, dim     must be those of the table's config
-    initializer_args         TableOptions.initializer
-    eval_initializer_args    TableOptions.eval_default; any, where DynamicEmb takes constants only
-    score_strategy           Policy.score; with NO_EVICTION the table grows beyond num_embeddings.
-                             Of a tuple the first decides who is evicted, or if that is TIMESTAMP
-                             the second; None: as STEP
-    training                 TableOptions.trainable: False inserts nothing, trains nothing
-    safe_check_mode          Policy.check: ``optimizer.step()`` warns or raises
-    admit_strategy           Policy.admission and Policy.refused
-    global_hbm_for_values    0, or at least the bytes of all rows and states: they lie in the memory
-                             of one device; less raises an error
-    index_type               torch.int64
-    init_capacity,           size nothing; a value other than the default is told by a warning, once
-    max_load_factor,         in a process, which says what happens instead
-    bucket_capacity,
-    admission_counter
-    dist_type                ids are dealt by a hash: as hash_roundrobin; continuous is told by a
-                             warning
-    max_capacity, caching,   must keep their defaults, else NotImplementedError says what to do
-    external_storage,
-    local_hbm_for_values,
-    evict_strategy,
-    device_id,
-    score_function,
-    evicted_item_mode
-    ======================== =====================================================================
-
     The capacity is the config's num_embeddings, as in DynamicEmb, and shards share it equally. An
     id that finds no place is looked up as zeros in training, or as ``admit_strategy`` says.
+
+    Args:
+        embedding_dtype, dim: those of the table's config, or None.
+        max_capacity, evict_strategy, local_hbm_for_values, device_id: must keep their defaults;
+            the error says what to do instead.
+        training: ``TableOptions.trainable``: False inserts nothing, trains nothing.
+        initializer_args: ``TableOptions.initializer``.
+        eval_initializer_args: ``TableOptions.eval_default``; any, where DynamicEmb takes constants
+            only.
+        caching, external_storage, score_function, evicted_item_mode: must keep their defaults; the
+            error says what to do instead.
+        init_capacity, max_load_factor, bucket_capacity, admission_counter: size nothing; a value
+            other than the default is told by a warning, once in a process, which says what happens
+            instead.
+        score_strategy: ``Policy.score``; with NO_EVICTION the table grows beyond num_embeddings. Of
+            a tuple the first decides who is evicted, or if that is TIMESTAMP the second. None: as
+            STEP.
+        safe_check_mode: ``Policy.check``: ``optimizer.step()`` warns or raises.
+        global_hbm_for_values: 0, or at least the bytes of all rows and states, which lie in the
+            memory of one device; fewer are an error when the table is planned.
+        index_type: torch.int64, or None, which is the same.
+        dist_type: ``"roundrobin"``, ``"hash_roundrobin"`` or ``"continuous"``: ids are dealt by a
+            hash in any case, and ``"continuous"`` is told by a warning.
+        admit_strategy: ``Policy.admission`` and ``Policy.refused``; None: every id gets a row.
 
     Raises:
         NotImplementedError: a value of a field that is not built.
@@ -225,6 +219,10 @@ class DynamicEmbTableOptions:
     def table_options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
         """The same for a table whose config has these numbers.
 
+        Args:
+            num_embeddings: its capacity, at least 1; initial values may depend on it.
+            embedding_dim: columns of a row, at least 1.
+
         Raises:
             NotImplementedError, TypeError, ValueError: as the constructor, for what has been set.
         """
@@ -330,6 +328,10 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
     ) -> TableOptions:
         """The options of the table with this config.
 
+        Args:
+            config: of the table in its TorchRec collection.
+            optimizer: of the table: its states count among the bytes of ``global_hbm_for_values``.
+
         Raises:
             TypeError, ValueError: options that are not those of the config, or have been set to
                 something wrong.
@@ -383,6 +385,9 @@ def get_table_value_bytes(
         optimizer_type: of its sharder's fused_params.
         world_size: ranks, which share num_embeddings equally.
         bucket_capacity: what the share of a rank is rounded up to a multiple of.
+
+    Raises:
+        NotImplementedError: dynamic tables have no such optimizer.
     """
     share = math.ceil(embedding_config.num_embeddings / world_size)
     rows = world_size * math.ceil(share / bucket_capacity) * bucket_capacity

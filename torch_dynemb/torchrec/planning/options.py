@@ -87,7 +87,12 @@ class TableOptions:
             object.__setattr__(self, "policy", policy)
 
     def optimizer_of(self, optimizer: OptimizerConfig) -> OptimizerConfig:
-        """What updates rows, where ``optimizer`` is that of the trained tables."""
+        """What updates the rows of the table.
+
+        Args:
+            optimizer: that of the trained tables; its ``delayed_gradients`` give way to those of
+                the options.
+        """
         if not self.trainable:
             return NOT_TRAINED
         if self.delayed_gradients is None:
@@ -121,9 +126,11 @@ class DynamicTableConstraints(ParameterConstraints):  # type: ignore[misc]
 
     Args:
         options: how it is dynamic.
-        sharding_types, min_partition, pooling_factors, ...: as in TorchRec's ParameterConstraints.
+        constraints: as in TorchRec's ParameterConstraints, such as ``sharding_types``,
+            ``min_partition`` and ``pooling_factors``.
 
     Raises:
+        TypeError: ``options`` is something else, or TorchRec has no such constraint.
         ValueError: ``compute_kernels`` names another kernel, or ``key_value_params`` is given.
 
     Example:

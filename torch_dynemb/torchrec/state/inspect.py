@@ -34,6 +34,9 @@ class LocalShard(NamedTuple):
 def local_shards(model: nn.Module) -> Iterator[LocalShard]:
     """The shards of dynamic tables on this rank, of all sharded collections of a model.
 
+    Args:
+        model: sharded, such as a DistributedModelParallel.
+
     Raises:
         ValueError: the model has no sharded collection of a sharder for dynamic tables.
     """
