@@ -17,7 +17,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import EVICTED_COLUMNS, Slab, Table
+from torch_dynemb.ops.columns import Slab, Table
 
 pytestmark = pytest.mark.own_device
 
@@ -122,7 +122,7 @@ def make_group(name: str, capacity: int) -> td.TableGroup:
     budget = 60_000 if name == "budget" else None
     tables = tables_of(name, capacity)
     group = td.TableGroup(tables, optimizer=td.SGD(lr=0.5), seed=3, memory_budget=budget)
-    group.index.evicted = torch.zeros(1 + 3 * capacity, EVICTED_COLUMNS, dtype=torch.int64)
+    group.record_evicted(3 * capacity)
     group.index.clock[1] = 1000  # not the machine's time
     return group
 

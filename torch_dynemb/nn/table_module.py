@@ -272,7 +272,7 @@ class TableModule(nn.Module):
                 f"{type(self).__name__}: a live table cannot be traced by torch.jit (the trace "
                 "would hold its whole reservation): trace torch_dynemb.freeze(model)"
             )
-        check_not_replicated(self, self._own_anchor[0])
+        self._check_not_replicated()
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
             self._count_lookup()
@@ -365,6 +365,9 @@ class TableModule(nn.Module):
         )
 
     # -- guards --------------------------------------------------------------------------------
+
+    def _check_not_replicated(self) -> None:
+        check_not_replicated(self, self._own_anchor[0])
 
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
