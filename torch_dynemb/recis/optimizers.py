@@ -48,6 +48,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         # the tables' own groups: writing lr writes what the kernels read
         self.param_groups = [group for o in self._optimizers() for group in o.param_groups]
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            f"{type(self).__name__} belongs to the memory of its tables and cannot be copied or "
+            "pickled: copy or pickle the model and make it again, or save its state_dict()"
+        )
+
     def _optimizers(self) -> list[FusedOptimizer]:
         return [table.optimizer for table in self._tables.values()]
 

@@ -44,6 +44,7 @@ def check_now(tables: Tables, seconds: int) -> None:
 
 def share_time(tables: Tables, now: int) -> None:
     """See :meth:`torch_dynemb.TableGroup.share_time`."""
+    check_now(tables, now)
     propose(tables, now)
     set_now(tables, now)
 

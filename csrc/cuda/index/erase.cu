@@ -5,7 +5,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// A thread per id. As find_ids (index_find.cu). `work` gets the dedupe slot of an id that is there,
+// A thread per id. As find_ids (find.cu). `work` gets the dedupe slot of an id that is there,
 // `places` where it lies and whether its bucket was ever full.
 __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink errors,
                             DedupeTable dedupe, Plan plan, int64_t threads, int64_t* work,

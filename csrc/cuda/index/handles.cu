@@ -4,7 +4,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// A thread per id. As find_ids (index_find.cu), and 8 bytes written at random.
+// A thread per id. As find_ids (find.cu), and 8 bytes written at random.
 __global__ void replace_handles(IndexArgs index, FeatureArgs features, ErrorSink errors,
                                 int64_t threads, const int64_t* handles, bool* found) {
   const int64_t i = thread_number();

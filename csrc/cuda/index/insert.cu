@@ -11,7 +11,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// A thread per id. As find_ids (index_find.cu); with scores one more random access of 8 bytes for
+// A thread per id. As find_ids (find.cu); with scores one more random access of 8 bytes for
 // each word that changes, and for a new id one random atomic of 4 bytes in a table that mostly
 // stays in the L2 cache, or two with policies. `admit` may be nullptr.
 template <bool kPolicies>

@@ -6,7 +6,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// A thread per id. As find_ids (index_find.cu); calls visit(position, score word of the slot, or
+// A thread per id. As find_ids (find.cu); calls visit(position, score word of the slot, or
 // nullptr if the id is not there).
 template <class F>
 __device__ __forceinline__ void visit_score(const IndexArgs& index, const FeatureArgs& features,
