@@ -310,6 +310,18 @@ def test_evicted_ids_and_their_rows_go_to_who_asks() -> None:
     assert len(received) == 1
 
 
+def test_a_callback_stays_where_room_for_records_changes() -> None:
+    group = make_group(td.Policy(capacity=20))
+    received: list[int] = []
+    group.on_evicted(lambda _, batch: received.append(batch.ids.numel()), records=3)
+    group.record_evicted(30)
+    group.insert(0, torch.arange(20))
+    group.step()
+    group.insert(0, torch.arange(100, 110))
+    group.step()
+    assert received == [group.stats(wait=True)["t"].evicted] != [0]
+
+
 def test_records_that_do_not_fit_are_reported() -> None:
     group = make_group(td.Policy(capacity=20))
     group.record_evicted(3)

@@ -15,10 +15,14 @@ from torch_dynemb.table.host_state import EvictedIds, EvictionCallback, Eviction
 from torch_dynemb.table.tables import Tables
 
 
-def record_evicted(
-    tables: Tables, records: int, *, rows: bool = False, callback: EvictionCallback | None = None
-) -> Tables:
+def record_evicted(tables: Tables, records: int, *, rows: bool) -> Tables:
     """The tables with room to record who is evicted; see ``TableGroup.record_evicted``."""
+    return _recording(tables, records, rows, tables.evictions.callback)
+
+
+def _recording(
+    tables: Tables, records: int, rows: bool, callback: EvictionCallback | None
+) -> Tables:
     records = integer("record_evicted: records", records, least=1)
     flag("record_evicted: rows", rows)
     evicted = torch.zeros(1 + records, EVICTED_COLUMNS, dtype=torch.int64, device=tables.device)
@@ -32,16 +36,16 @@ def on_evicted(tables: Tables, callback: EvictionCallback, *, records: int, rows
     """The tables with a callback at the end of steps; see ``TableGroup.on_evicted``."""
     if not callable(callback):
         raise TypeError(f"on_evicted: callback is {callback!r}, expected a function")
-    return record_evicted(tables, records, rows=rows, callback=callback)
+    return _recording(tables, records, rows, callback)
 
 
 def record_as(tables: Tables, other: Tables) -> Tables:
     """The tables with the records of others, which are the first of theirs."""
     records = other.index.evicted.shape[0] - 1
     if records == 0:
-        return dataclasses.replace(tables, evictions=other.evictions)
+        return dataclasses.replace(tables, evictions=EvictionRecords(other.evictions.callback))
     kept = other.evictions
-    tables = record_evicted(tables, records, rows=kept.rows is not None, callback=kept.callback)
+    tables = _recording(tables, records, kept.rows is not None, kept.callback)
     tables.index.evicted.copy_(other.index.evicted)
     if kept.rows is not None:
         more = len(tables.config.tables) - len(kept.rows)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.distributed.seed import common_seed
 from torch_dynemb.ops.columns import Pooling, RowClock, Table
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.process.sending import sent_as_bytes
@@ -77,7 +76,7 @@ class TableGroup:
             optimizer=optimizer,
             max_rows=max_rows,
             memory_budget=memory_budget,
-            seed=common_seed() if seed is None else seed,
+            seed=seed,
             split=split,
         )
         self._tables = allocate(config, memory_of("TableGroup", device))
@@ -706,7 +705,7 @@ class TableGroup:
         """Keeps the ids that are evicted from now on, until :meth:`take_evicted`.
 
         Replaces a tensor: compiled code is compiled again, graphs must be captured again. What has
-        been recorded and not taken is dropped, and the callback of :meth:`on_evicted` with it.
+        been recorded and not taken is dropped; a callback of :meth:`on_evicted` stays.
 
         Args:
             records: how many ids to keep room for, at least 1; more are counted and lost.

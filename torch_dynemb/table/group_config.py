@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_dynemb.argument_checks import flag, integer
+from torch_dynemb.distributed.seed import common_seed
 from torch_dynemb.ops.columns import MAX_ROWS, OnFull, PolicyColumn
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
 from torch_dynemb.optim.base import OptimizerConfig
@@ -135,7 +136,7 @@ def checked_config(
     optimizer: OptimizerConfig | None,
     max_rows: int | None,
     memory_budget: int | str | None,
-    seed: int,
+    seed: int | None,
     split: bool,
 ) -> GroupConfig:
     """The config that the arguments of :class:`torch_dynemb.TableGroup` describe.
@@ -155,12 +156,14 @@ def checked_config(
             raise ValueError(
                 f"TableGroup: max_rows is {max_rows}, expected 1 to {MAX_ROWS}, or None"
             )
-    seed = integer("TableGroup: seed", seed, most=(1 << 64) - 1, what="int or None")
+    if seed is not None:
+        seed = integer("TableGroup: seed", seed, most=(1 << 64) - 1, what="int or None")
     flag("TableGroup: split", split)
     budget = None
     if memory_budget is not None:
         budget = parse_bytes("TableGroup: memory_budget", memory_budget)
-    return GroupConfig(tables, optimizer, max_rows, budget, seed, split)
+    common = common_seed() if seed is None else seed
+    return GroupConfig(tables, optimizer, max_rows, budget, common, split)
 
 
 __all__ = ["GroupConfig", "checked_config"]
