@@ -38,9 +38,4 @@ DYNEMB_HD int64_t last_where(int64_t count, const Condition& holds) {
   return low;
 }
 
-// The last of the `parts` that begins at or before `position`.
-DYNEMB_HD int64_t part_of(const int64_t* begin, int64_t parts, int64_t position) {
-  return last_where(parts, [&](int64_t part) { return begin[part] <= position; });
-}
-
 }  // namespace dynemb

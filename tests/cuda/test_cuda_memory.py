@@ -485,4 +485,4 @@ def test_more_features_than_one_upload_holds() -> None:
             output = bag_lookup(group, call)
             output.backward(torch.ones_like(output))
         assert torch.equal(expected, output), step
-    assert int(group.index.slabs[0, Slab.NEXT_ROW]) == int(cpu.slabs[0, Slab.NEXT_ROW])
+    assert int(group.index.slabs[0, Slab.NEXT_ROW]) == int(cpu.index.slabs[0, Slab.NEXT_ROW])

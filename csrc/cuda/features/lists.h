@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "arguments/features.h"
-#include "core/search.h"
 #include "cuda/runtime/launch.h"
 #include "cuda/runtime/offsets.cuh"
 

@@ -3,7 +3,6 @@
 
 #include "core/columns.h"
 #include "core/index/bucket.h"
-#include "core/search.h"
 #include "cuda/runtime/dedupe.cuh"
 #include "cuda/runtime/offsets.cuh"
 

@@ -1,6 +1,7 @@
 // Offsets [parts + 1] that divide `count` values, as a call gives them: they may be any numbers.
 #pragma once
 
+#include "core/search.h"
 #include "cuda/runtime/device.cuh"
 
 namespace dynemb::cuda {
@@ -8,6 +9,11 @@ namespace dynemb::cuda {
 // An offset, brought into range.
 __device__ __forceinline__ int64_t clipped_offset(int64_t offset, int64_t count) {
   return offset < 0 ? 0 : (offset > count ? count : offset);
+}
+
+// The last of the `parts` that begins at or before `position`.
+__device__ __forceinline__ int64_t part_of(const int64_t* begin, int64_t parts, int64_t position) {
+  return last_where(parts, [&](int64_t part) { return begin[part] <= position; });
 }
 
 // What the CPU would refuse.

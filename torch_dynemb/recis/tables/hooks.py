@@ -158,13 +158,13 @@ def register_filter_hook(name: str) -> Callable[[FilterFactory], FilterFactory]:
 
     Example:
         >>> import torch_dynemb as td
-        >>> @register_filter_hook("SmallRows")
-        ... class SmallRows(RowFilter):
+        >>> @register_filter_hook("FadedRows")
+        ... class FadedRows(RowFilter):
         ...     def __init__(self, norm: float) -> None:
         ...         self.norm = norm
         ...     def remove(self, group, table):
         ...         return group.remove(table, norm_below=self.norm)
-        >>> FilterHook("SmallRows", {"norm": 1e-6}).make().interval
+        >>> FilterHook("FadedRows", {"norm": 1e-6}).make().interval
         100
     """
     return lambda factory: _register("filter_hook", name, _FILTERS, factory)
