@@ -1,4 +1,4 @@
-// Binary searches in what ascends. In range whatever it holds: offsets of a call may be any
+// A binary search in what ascends. In range whatever it holds: offsets of a call may be any
 // numbers.
 #pragma once
 
@@ -17,22 +17,6 @@ DYNEMB_HD int64_t first_where(int64_t count, const Condition& holds) {
       high = middle;
     } else {
       low = middle + 1;
-    }
-  }
-  return low;
-}
-
-// The last of [0, count) for which holds(i), which stays false once it is; 0 if there is none.
-template <class Condition>
-DYNEMB_HD int64_t last_where(int64_t count, const Condition& holds) {
-  int64_t low = 0;
-  int64_t high = count - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (holds(middle)) {
-      low = middle;
-    } else {
-      high = middle - 1;
     }
   }
   return low;

@@ -1,6 +1,7 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
+#include "core/search.h"
 #include "cuda/gradient/runs.h"
 #include "cuda/memory/table_memory.h"
 

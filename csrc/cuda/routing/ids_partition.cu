@@ -4,6 +4,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "core/features/routing.h"
+#include "core/search.h"
 #include "cuda/features/lists.h"
 #include "cuda/routing/unique.h"
 

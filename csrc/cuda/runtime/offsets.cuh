@@ -1,7 +1,6 @@
 // Offsets [parts + 1] that divide `count` values, as a call gives them: they may be any numbers.
 #pragma once
 
-#include "core/search.h"
 #include "cuda/runtime/device.cuh"
 
 namespace dynemb::cuda {
@@ -9,6 +8,23 @@ namespace dynemb::cuda {
 // An offset, brought into range.
 __device__ __forceinline__ int64_t clipped_offset(int64_t offset, int64_t count) {
   return offset < 0 ? 0 : (offset > count ? count : offset);
+}
+
+// Binary search: the last of [0, count) for which holds(i), which stays false once it is; 0 if
+// there is none.
+template <class Condition>
+__device__ __forceinline__ int64_t last_where(int64_t count, const Condition& holds) {
+  int64_t low = 0;
+  int64_t high = count - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (holds(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
 }
 
 // The last of the `parts` that begins at or before `position`.
