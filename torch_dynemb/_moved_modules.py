@@ -1,4 +1,7 @@
-"""Where modules of earlier versions are now: a pickle names the module of every class in it."""
+"""Where modules of earlier versions are now.
+
+A pickle names the module of every class in it, and programs may have imported others.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from types import ModuleType
 _MODULES = {
     "torch_dynemb": {
         "admission": "policy.admission",
+        "compaction": "table.compaction",
         "evictions": "table.host_state",
         "freeze": "serving",
         "optim.config": "optim",
@@ -18,6 +22,7 @@ _MODULES = {
         "sending": "process.sending",
         "table_config": "table.config",
         "table_content": "table.content",
+        "table_memory": "storage.host",
         "table_stats": "table.stats",
         "waiting_gradients": "table.pending_gradients",
     },
