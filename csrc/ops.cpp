@@ -31,6 +31,9 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("simd_level() -> int");
   m.def("set_simd_level(int level) -> ()");
 
+  // Checksum of the memory of a tensor, as files have it.
+  m.def("crc32c(Tensor data, int crc) -> Tensor");
+
   // Which shard owns an id, and which ids are the same.
   m.def("mix_ids(Tensor ids) -> Tensor");
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");

@@ -19,8 +19,9 @@ UNREAD_IN_FORWARD = {"state", "hyper", "pending", "grad_anchor"}
 OF_MANY = {"sgd", "adam", "rowwise_adagrad", "smart_decay_adam"}
 
 
-# Lists of tensors of any shape.
+# Tensors, and lists of some, of any shape.
 ANY_SHAPE = {
+    "crc32c": ("data",),
     "mod": ("values",),
     "bucketize": ("values",),
     "multi_hash": ("values",),
@@ -28,8 +29,8 @@ ANY_SHAPE = {
     "ids_encode": ("ids",),
     "dense_to_ragged": ("dense",),
 }
-# Lists of values of any dtype.
-ANY_DTYPE = ("values", "dense", "tensor")
+# Values of any dtype, and lists of some.
+ANY_DTYPE = ("values", "dense", "tensor", "data")
 
 
 def checked_names() -> list[str]:
@@ -89,7 +90,7 @@ EVERY_TENSOR = pytest.mark.parametrize(("name", "position"), list(tensor_argumen
 
 def check_dtype(name: str, position: int) -> None:
     argument = schema(name).arguments[position].name
-    if argument in ANY_DTYPE and name.startswith(("ragged_", "dense_to_", "release_")):
+    if argument in ANY_DTYPE and name.startswith(("ragged_", "dense_to_", "release_", "crc32c")):
         return
     arguments = altered(
         name, position, lambda t: t.half() if t.dtype == torch.float64 else t.double()

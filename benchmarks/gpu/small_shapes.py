@@ -44,13 +44,14 @@ OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }
 LONG_RUN = 3000  # occurrences of one id
-# No work for the device: memory, the host's instruction set.
+# No work for the device: memory, the host's instruction set, checksums of host memory.
 HOST_OPS = {
     "reserve",
     "release_",
     "available_memory",
     "reserve_cuda",
     "available_cuda_memory",
+    "crc32c",
     "raise_device_errors",
     "simd_level",
     "set_simd_level",

@@ -6,12 +6,13 @@ namespace {
 std::string gpu_name(int32_t number) {
   return number == CallContext::kOnCpu ? "the CPU" : "cuda:" + std::to_string(number);
 }
+
+}  // namespace
+
 std::string device_name(const Tensor& tensor) {
   if (tensor.is_cuda()) return gpu_name(tensor.get_device_index());
   return tensor.is_cpu() ? gpu_name(CallContext::kOnCpu) : "another device";
 }
-
-}  // namespace
 
 const char* dtype_name(ScalarType dtype) {
   switch (dtype) {

@@ -32,6 +32,8 @@ struct CallContext {
 
 // As in Python, without "torch.".
 const char* dtype_name(ScalarType dtype);
+// Where a tensor is: "the CPU", "cuda:0", "another device".
+std::string device_name(const Tensor& tensor);
 
 // Raises unless there is a tensor: lists may have None in place of one.
 void check_defined(const char* op, const char* name, const Tensor& tensor);

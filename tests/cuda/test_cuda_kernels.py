@@ -20,7 +20,14 @@ from wrong_tensors import EVERY_TENSOR, check_dimensions, check_dtype, check_str
 pytestmark = pytest.mark.own_device
 
 # Ops without a kernel of their own for CUDA tensors.
-HOST_ONLY = {"reserve", "release_", "available_memory", "simd_level", "set_simd_level"}
+HOST_ONLY = {
+    "reserve",
+    "release_",
+    "available_memory",
+    "crc32c",
+    "simd_level",
+    "set_simd_level",
+}
 # A sum over a row, by one order on the CPU's lanes and another on a GPU's.
 ROUNDED = (
     "rowwise_adagrad_",
@@ -84,6 +91,13 @@ def test_an_op_does_what_the_cpu_does_on_a_gpu(name: str, case: Case) -> None:
     given = op(*gpu_arguments)
     torch.ops.dynemb.raise_device_errors(torch.cuda.current_device())
     check_results(name, (expected, arguments), (given, gpu_arguments))
+
+
+@pytest.mark.cuda
+def test_a_checksum_of_what_is_on_a_gpu_is_refused() -> None:
+    message = r"crc32c: data is on cuda:0, but crc32c sums bytes in host memory: copy to the CPU"
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.dynemb.crc32c(torch.zeros(3, device="cuda:0"), 0)
 
 
 @EVERY_TENSOR

@@ -24,7 +24,14 @@ CUDA = ROOT / "csrc" / "cuda"
 CORE = ROOT / "csrc" / "core"
 LIBRARY = Path(torch_dynemb.__file__).parent / "_C.abi3.so"
 # Ops of the host that have nothing to do with a device.
-HOST_ONLY = {"reserve", "release_", "available_memory", "simd_level", "set_simd_level"}
+HOST_ONLY = {
+    "reserve",
+    "release_",
+    "available_memory",
+    "crc32c",
+    "simd_level",
+    "set_simd_level",
+}
 # Without a tensor argument, so no device selects them.
 DEVICELESS = {"reserve_cuda", "available_cuda_memory", "raise_device_errors"}
 

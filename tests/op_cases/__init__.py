@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from op_cases import ids, index, pooling, process, ragged, rows
+from op_cases import ids, index, pooling, process, ragged, rows, storage
 from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
 from op_cases.names import GPU_MEMORY_OPS, all_op_names, op_names, schema
 
@@ -25,4 +25,5 @@ CASES: dict[str, dict[str, Case]] = {
     **ragged.CASES,
     **index.CASES,
     **rows.CASES,
+    **storage.CASES,
 }

@@ -273,6 +273,12 @@ dynemb::simd_level() -> int
 dynemb::set_simd_level(int level) -> ()""",
         )
 
+    def test_storage(self) -> None:
+        self.assertExpectedInline(
+            listing("crc32c"),
+            """dynemb::crc32c(Tensor data, int crc) -> Tensor""",
+        )
+
 
 def test_all_optimizers_have_one_form() -> None:
     for suffix in ("_update_", "_backward_"):

@@ -124,6 +124,9 @@ _FEATURE_NUMBERS = {
     "ragged": "ids",
 }
 _LAST_DTYPE_CODE = 5  # of reserve
+_LARGEST_CRC = 2**32 - 1
+# tensors that an op reads by the CPU, whatever devices others have kernels for
+_IN_HOST_MEMORY = (("crc32c", "data"),)
 
 _RAGGED = ("values", "offsets")
 _LOOKUP = ("feature_tables", "feature_dims")
@@ -186,6 +189,12 @@ def _dtype_name(dtype: torch.dtype) -> str:
 def _check_tensor(op: str, name: str, entry: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         _refuse(op, f"{entry} is a {tensor.layout} tensor, expected a dense one: call .to_dense()")
+    if (op, name) in _IN_HOST_MEMORY and tensor.device.type not in ("cpu", "meta"):
+        _refuse(
+            op,
+            f"{entry} is on {tensor.device}, but {op} sums bytes in host memory: copy to the CPU "
+            "first, with .cpu()",
+        )
     expected = _OTHERWISE.get((op, name)) or (_IN_LISTS.get(name) if entry != name else None)
     if expected is None:
         expected = _ROW_WEIGHTS if name == "weights" else _TENSORS.get(name, _ANY)
@@ -284,6 +293,8 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
             f"hashes add up to {sum(given['hashes'])}, expected the number of primes, "
             f"{len(given['primes'])}",
         )
+    if "crc" in given and not 0 <= given["crc"] <= _LARGEST_CRC:
+        _refuse(op, f"crc is {given['crc']}, expected 0 to {_LARGEST_CRC}, the sum so far")
     if "slots" in given and given["parts"] > given["slots"]:
         _refuse(
             op, f"parts is {given['parts']}, expected at most the number of slots, {given['slots']}"

@@ -7,6 +7,7 @@ from torch_dynemb._library.library import load_library
 
 load_library()
 
+from torch_dynemb.ops.checksum import crc32c  # noqa: E402
 from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
@@ -103,6 +104,7 @@ __all__ = [
     "bag_weight_grad",
     "bind_group",
     "bucketize",
+    "crc32c",
     "dense_to_ragged",
     "embedding",
     "embedding_bag",
