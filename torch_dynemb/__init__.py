@@ -1,5 +1,6 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
+from torch_dynemb import checkpoint
 from torch_dynemb._moved_modules import resolve_moved_modules
 from torch_dynemb.initializers import (
     ByColumn,
@@ -104,6 +105,7 @@ __all__ = [
     "Uniform",
     "XavierNormal",
     "XavierUniform",
+    "checkpoint",
     "clip_grad_norm_",
     "freeze",
     "register_admission",

@@ -22,6 +22,7 @@ from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.storage.device import check_device, device_of
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table.config import ROW_DTYPES
+from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableConfig, TableGroup
 from torch_dynemb.table.tables import Tables
 
@@ -409,6 +410,8 @@ class TableModule(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         self._report_forgotten_step()
+        if leaves_tables_out():
+            return
         for name, tensor in self._group.state_tensors().items():
             destination[prefix + name] = tensor
 
@@ -422,6 +425,8 @@ class TableModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if leaves_tables_out():
+            return
         entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
         if strict:
             known = self._group.state_names()

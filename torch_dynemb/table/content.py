@@ -141,7 +141,7 @@ def _replace(
     clear(tables, table)
     ops.grow_(tables.index, table, content.ids.numel())
     if counted is not None and counted.ids.numel() > 0:
-        _write_counts(tables, table, counted)
+        write_counts(tables, table, counted)
     if content.ids.numel() == 0:
         return
     insert_or_assign(tables, table, content.ids, content.rows)
@@ -170,8 +170,13 @@ def _replace(
         )
 
 
-def _write_counts(tables: Tables, table: int, counted: CountedIds) -> None:
-    """Counts ids that have no row, also those that wait for room only."""
+def write_counts(tables: Tables, table: int, counted: CountedIds) -> None:
+    """Counts ids that have no row, also those that wait for room only.
+
+    Args:
+        table: which counts ids one by one.
+        counted: ids that it does not count yet.
+    """
     counters = tables.config.layout.counters[table]
     assert counters is not None
     policy = tables.index.policy.clone()
@@ -218,4 +223,5 @@ __all__ = [
     "score_names",
     "set_optimizer_steps",
     "write_content",
+    "write_counts",
 ]

@@ -50,6 +50,7 @@ class HostState:
         proposed_now: int64 [1], seconds that this rank proposes; None: the group is on its own.
         last_reading: of this machine's clock, seconds.
         forked: whether this process got the tables from its parent.
+        failure: of what was done for the tables in the background; the next step raises it.
     """
 
     rejected: list[int]
@@ -58,6 +59,7 @@ class HostState:
     proposed_now: Tensor | None = None
     last_reading: int = 0
     forked: bool = False
+    failure: BaseException | None = None
 
 
 __all__ = ["EvictedIds", "EvictionCallback", "EvictionRecords", "HostState"]

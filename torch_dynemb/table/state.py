@@ -102,7 +102,7 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
         try:
             write(tables, tensors)
         except BaseException:
-            _empty(tables)  # no memory, or a device that failed: better no ids than some
+            empty(tables)  # no memory, or a device that failed: better no ids than some
             tables.bind_memory()
             raise
 
@@ -124,7 +124,7 @@ def write(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
         tensors["tables"][:, Table.BUCKET_COUNT].tolist(),
         tensors["slabs"][:, Slab.NEXT_ROW].tolist(),
     )
-    _empty(tables)
+    empty(tables)
     for name, target in (("tables", tables.index.tables), ("slabs", tables.index.slabs)):
         target.copy_(tensors[name])
     tables.index.slabs[:, Slab.ROW_BYTES] = row_bytes
@@ -145,7 +145,7 @@ def recount(tables: Tables) -> None:
     tables.host.rejected = tables.index.tables[: len(tables.config.tables), Table.REJECTED].tolist()
 
 
-def _empty(tables: Tables) -> None:
+def empty(tables: Tables) -> None:
     """Takes all ids away, those that wait for admission, and all rows."""
     for name, tensor in used_tensors(tables):
         if name not in _FIXED:

@@ -53,6 +53,12 @@ def _check_rejected(tables: Tables) -> None:
 def check_step(tables: Tables, now: int | None) -> None:
     """See :meth:`torch_dynemb.TableGroup.check_step`."""
     tables.check_own()
+    if tables.host.failure is not None:
+        failure, tables.host.failure = tables.host.failure, None
+        raise RuntimeError(
+            "an asynchronous checkpoint has failed; no step was made, the next one will be: "
+            f"{failure}"
+        ) from failure
     if now is not None:
         check_now(tables, now)
 

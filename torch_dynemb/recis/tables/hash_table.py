@@ -33,6 +33,7 @@ from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
 from torch_dynemb.recis.tables.shard import SLICE, check_in_slice, saved_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.table.content import TableContent, read_content
+from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.rows import handle_rows
@@ -425,11 +426,15 @@ class HashTable(OptimizedLater):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if leaves_tables_out():
+            return
         destination[prefix + SLICE] = torch.tensor(self.slice)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
+        if leaves_tables_out():
+            return
         *_, missing_keys, _, error_msgs = arguments
         if prefix + SLICE not in state_dict:
             missing_keys.append(prefix + SLICE)

@@ -1,0 +1,50 @@
+"""What a checkpoint asks of the file system: few calls, each of which a test can make fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+class Disk:
+    """The file system. Every change that a save makes goes through one of these methods."""
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder, and those above it; it may be there already."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def create(self, path: Path) -> int:
+        """Makes an empty file; returns its descriptor."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, file: int, data: memoryview) -> int:
+        """Writes some bytes at the end; returns how many."""
+        return os.write(file, data)
+
+    def sync(self, file: int) -> None:
+        """Waits until a file is on the disk."""
+        os.fsync(file)
+
+    def close(self, file: int) -> None:
+        """Closes a file."""
+        os.close(file)
+
+    def sync_folder(self, path: Path) -> None:
+        """Waits until the names in a folder are on the disk."""
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Gives a file or a folder another name, at once."""
+        source.rename(target)
+
+    def remove(self, path: Path) -> None:
+        """Removes a folder with all that is in it; it may be gone already."""
+        shutil.rmtree(path, ignore_errors=True)
+
+
+__all__ = ["Disk"]

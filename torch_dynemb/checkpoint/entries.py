@@ -1,0 +1,154 @@
+"""Every name that a checkpoint has on the disk. What is here is never renamed, only added to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from urllib.parse import quote
+
+import torch
+
+FORMAT = "torch_dynemb checkpoint"
+VERSION = 1
+
+MANIFEST = "manifest.json"
+DENSE = "dense"
+STATE = "state"
+
+ID = "id"  # int64 [n]
+SLOT = "slot"  # int32 or int64 [n], where the id stood in its index
+HANDLE = "handle"  # int64 [n], where its row stood
+WEIGHT = "weight"  # [n, columns]
+COUNT = "count"  # int64 [n], of an id that waits for admission
+SKETCH = "sketch"  # int32 [rows, width]
+
+# Entries of a group's file: the state of tables that were one group, apart from ids and rows.
+GROUP_TABLES = "tables"
+GROUP_SLABS = "slabs"
+GROUP_CLOCK = "clock"
+GROUP_ROW_CLOCK = "row_clock"
+GROUP_SKETCH = "sketch"
+GROUP_SEEDS = "seeds"
+
+_LONGEST_FOLDER = 120  # characters; file systems take 255 bytes
+
+
+def state_entry(name: str) -> str:
+    """The entry of a tensor of optimizer state."""
+    return f"state.{name}"
+
+
+def score_entry(word: str) -> str:
+    """The entry of a score: ``step``, ``timestamp``, ``frequency``, ``custom`` or ``expiry``."""
+    return f"score.{word}"
+
+
+def free_rows_entry(slab: int) -> str:
+    """The entry of a group's file with the handles of free rows, int64 [n]."""
+    return f"free_rows.{slab}"
+
+
+def tombstones_entry(table: int) -> str:
+    """The entry of a group's file with what erased ids left, int64 [n, 2]: slots and keys."""
+    return f"tombstones.{table}"
+
+
+def table_folder(table: str) -> str:
+    """The folder of a table's files; tables of different names have different folders."""
+    escaped = quote(table, safe="")
+    if escaped.startswith("."):
+        escaped = f"%2E{escaped[1:]}"
+    if len(escaped) <= _LONGEST_FOLDER:
+        return escaped
+    digest = hashlib.sha256(table.encode()).hexdigest()[:16]
+    return f"{escaped[: _LONGEST_FOLDER - 17]}-{digest}"
+
+
+def rows_file(table: str, rank: int, ranks: int, columns: range, part: int) -> str:
+    """The path of a file of rows within a checkpoint.
+
+    Args:
+        table: its name.
+        rank, ranks: who writes it, and how many write.
+        columns: of the rows.
+        part: its number, where the rows of a rank are several files.
+    """
+    return (
+        f"{table_folder(table)}/r{rank:03}-of-{ranks:03}."
+        f"c{columns.start:03}-{columns.stop:03}.p{part:04}.safetensors"
+    )
+
+
+def counts_file(table: str, rank: int, ranks: int) -> str:
+    """The path of a file of ids that wait for admission."""
+    return f"{table_folder(table)}/counts-r{rank:03}-of-{ranks:03}.safetensors"
+
+
+def sketch_file(table: str, rank: int, ranks: int) -> str:
+    """The path of a file with the counting sketch of a table."""
+    return f"{table_folder(table)}/sketch-r{rank:03}-of-{ranks:03}.safetensors"
+
+
+def group_file(rank: int, ranks: int, number: int) -> str:
+    """The path of the file of a group of tables."""
+    return f"groups/r{rank:03}-of-{ranks:03}.g{number:03}.safetensors"
+
+
+def dense_file(kind: str, rank: int, ranks: int) -> str:
+    """The path of the file of what a rank saves of the rest of the model."""
+    return f"{kind}/r{rank:03}-of-{ranks:03}.safetensors"
+
+
+# https://huggingface.co/docs/safetensors/index: the names of dtypes
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+__all__ = [
+    "COUNT",
+    "DENSE",
+    "DTYPES",
+    "DTYPE_NAMES",
+    "FORMAT",
+    "GROUP_CLOCK",
+    "GROUP_ROW_CLOCK",
+    "GROUP_SEEDS",
+    "GROUP_SKETCH",
+    "GROUP_SLABS",
+    "GROUP_TABLES",
+    "HANDLE",
+    "ID",
+    "MANIFEST",
+    "SKETCH",
+    "SLOT",
+    "STATE",
+    "VERSION",
+    "WEIGHT",
+    "counts_file",
+    "dense_file",
+    "free_rows_entry",
+    "group_file",
+    "rows_file",
+    "score_entry",
+    "sketch_file",
+    "state_entry",
+    "table_folder",
+    "tombstones_entry",
+]

@@ -1,0 +1,233 @@
+"""Loads a checkpoint into a model, on any number of ranks and in any sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+
+from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.checkpoint.handle import check_none_running
+from torch_dynemb.checkpoint.load_group import GroupLoad
+from torch_dynemb.checkpoint.load_part import Stream
+from torch_dynemb.checkpoint.load_rest import read_dense, read_state
+from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
+from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.places import checked_path, locate
+from torch_dynemb.checkpoint.progress import progress_bar
+from torch_dynemb.checkpoint.summed_files import check_file
+from torch_dynemb.checkpoint.table_plan import OnMissingState, TablePlan, plan_of
+from torch_dynemb.checkpoint.together import Ranks, ranks_of
+
+
+class LoadedTable(NamedTuple):
+    """What became of a table, on all ranks together.
+
+    Attributes:
+        ids: how many were loaded.
+        evicted: how many were not, for want of capacity: those with the least scores.
+        fresh: what begins anew, because it was not saved, or not asked for.
+        exact: whether every id and row has its place of before, so that training goes on bit for
+            bit as if nothing had happened; else ids and values are the same, and their places
+            differ, on which later evictions may depend.
+    """
+
+    ids: int
+    evicted: int
+    fresh: tuple[str, ...]
+    exact: bool
+
+
+class LoadReport(NamedTuple):
+    """What a load has done.
+
+    Attributes:
+        uuid: of the checkpoint.
+        tables: by name.
+        state: what was given to :func:`save` as ``state``.
+        missing: tables of the model that were not saved, and are as they were.
+        unexpected: saved tables that the model has not.
+    """
+
+    uuid: str
+    tables: dict[str, LoadedTable]
+    state: Any
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+def load(
+    path: str | PathLike[str],
+    model: nn.Module,
+    *,
+    strict: bool = True,
+    on_missing_state: OnMissingState = "fresh",
+    optimizer_state: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+    progress: bool | None = None,
+) -> LoadReport:
+    """Replaces what a model holds by what a checkpoint has; all ranks call it together.
+
+    The ranks, the sharding, devices, capacities and row dtypes may be others than when it was
+    saved. Hyper-parameters of optimizers stay the model's.
+
+    Args:
+        path: of the checkpoint; see :func:`save`.
+        model: with tables of the names and columns that were saved.
+        strict: the checkpoint and the model must have the same tables, parameters and buffers;
+            False: what both have is loaded.
+        on_missing_state: what becomes of optimizer state, scores and counts that a table keeps but
+            the checkpoint lacks: ``"fresh"``, they begin anew, or ``"error"``.
+        optimizer_state: False: rows alone are loaded, and optimizer state begins anew, so that the
+            optimizer may be another one.
+        process_group: of the ranks that load together; default: all.
+        progress: show a progress bar; default: where the standard error is a terminal.
+
+    Returns:
+        What was loaded, and what was not.
+
+    Raises:
+        TypeError: a wrong argument.
+        FileNotFoundError: ``path`` is no checkpoint.
+        DamagedFileError: a file is damaged or missing, or of another format version; it is a
+            ValueError.
+        ValueError: the checkpoint does not fit the model.
+        RuntimeError: there is too little room or memory, or a save goes on in the background. In
+            all these cases all ranks raise, and the model is as it was, except where memory or the
+            disk fails while rows are read into tables that had ids: these are empty then.
+    """
+    target = checked_path("checkpoint.load", path)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"checkpoint.load: model is {described(model)}, expected a torch.nn.Module")
+    flag("checkpoint.load: strict", strict)
+    flag("checkpoint.load: optimizer_state", optimizer_state)
+    if on_missing_state not in ("fresh", "error"):
+        raise ValueError(
+            f"checkpoint.load: on_missing_state is {on_missing_state!r}, expected 'fresh' or "
+            "'error'"
+        )
+    ranks = ranks_of(process_group)
+
+    def prepare() -> tuple[Path, Manifest, list[TablePart]]:
+        check_none_running()
+        folder = locate(target)
+        return folder, read_manifest(folder), parts_of(model)
+
+    folder, manifest, parts = ranks.run(prepare)
+    names = {name for of_rank in ranks.gather([p.name for p in parts]) for name in of_rank}
+    missing = tuple(sorted(names - manifest.tables.keys()))
+    unexpected = tuple(sorted(manifest.tables.keys() - names))
+    if strict and (missing or unexpected):
+        raise ValueError(
+            f"checkpoint.load: the model has tables {list(missing)} that {folder.name} has not, "
+            f"and lacks {list(unexpected)}: give strict=False to load the others"
+        )
+
+    def planned() -> list[TablePlan]:
+        for group in groups_of(parts):
+            group.tables.check_own()
+        return [
+            plan_of(
+                part,
+                manifest.tables[part.name],
+                optimizer_state=optimizer_state,
+                on_missing_state=on_missing_state,
+            )
+            for part in parts
+            if part.name in manifest.tables
+        ]
+
+    plans = ranks.run(planned)
+    dense = ranks.run(lambda: read_dense(folder, manifest.dense, model, strict=strict))
+    state = ranks.run(lambda: read_state(folder, manifest.state))
+    loads = _load_tables(ranks, folder, manifest, plans, progress)
+    dense.apply(model)
+    return LoadReport(manifest.uuid, _reported(ranks, plans, loads), state, missing, unexpected)
+
+
+def _load_tables(
+    ranks: Ranks,
+    folder: Path,
+    manifest: Manifest,
+    plans: Sequence[TablePlan],
+    progress: bool | None,
+) -> list[GroupLoad]:
+    """Loads the tables of this rank."""
+    groups = groups_of([plan.part for plan in plans])
+    total = sum(
+        file.bytes
+        for plan in plans
+        for part in {id(of): of for of in (*plan.sources, *plan.id_sources)}.values()
+        for file in part.files
+    )
+    with progress_bar(f"loading {folder.name}", total, progress) as bar:
+
+        def begin() -> list[GroupLoad]:
+            filled = any(int(plan.part.group.size(plan.part.table)) > 0 for plan in plans)
+            if filled:
+                _check_files(folder, plans)
+            stream = Stream(folder, not filled, bar.update)
+            loads = [
+                GroupLoad(group, [p for p in plans if p.part.group is group], manifest, stream)
+                for group in groups
+            ]
+            for load in loads:
+                load.choose()
+            return loads
+
+        loads = ranks.run(begin)
+        try:
+            # what a part streams replaces nothing yet; only where tables had ids they are gone
+            ranks.run(lambda: _each(loads, "clear"))
+            ranks.run(lambda: _each(loads, "stream"))
+            ranks.run(lambda: _each(loads, "publish"))
+        except BaseException:
+            _each(loads, "give_back")
+            raise
+    return loads
+
+
+def _each(loads: Sequence[GroupLoad], step: str) -> None:
+    for load in loads:
+        getattr(load, step)()
+
+
+def _check_files(folder: Path, plans: Sequence[TablePlan]) -> None:
+    """Reads all files that are needed once, before anything is replaced."""
+    files = {
+        file.path: file
+        for plan in plans
+        for part in (*plan.sources, *plan.id_sources)
+        for file in part.files
+    }
+    for file in files.values():
+        check_file(folder / file.path, file.sums)
+
+
+def _reported(
+    ranks: Ranks, plans: Sequence[TablePlan], loads: Sequence[GroupLoad]
+) -> dict[str, LoadedTable]:
+    here: list[tuple[str, int, LoadedTable]] = []
+    for load in loads:
+        for plan, count, evicted in zip(load.plans, load.counts, load.evicted, strict=True):
+            table = LoadedTable(count, evicted, plan.fresh, load.exact)
+            here.append((plan.part.name, plan.part.first_column, table))
+    result: dict[str, LoadedTable] = {}
+    for of_rank in ranks.gather(here):
+        for name, first_column, table in of_rank:
+            known = result.setdefault(name, LoadedTable(0, 0, (), True))
+            counted = first_column == 0
+            result[name] = LoadedTable(
+                known.ids + (table.ids if counted else 0),
+                known.evicted + (table.evicted if counted else 0),
+                tuple(sorted({*known.fresh, *table.fresh})),
+                known.exact and table.exact,
+            )
+    return result
+
+
+__all__ = ["LoadReport", "LoadedTable", "load"]

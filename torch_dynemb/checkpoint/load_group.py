@@ -1,0 +1,199 @@
+"""Loads the tables of a group: exactly as they stood where they are the ones that were saved.
+
+A group whose tables, shards and policies are those of a saved group gets every id and every row
+back in its place, so that training goes on bit for bit, evictions included. Any other group gets
+rows one after another, and its ids where they fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.load_exactly import ExactLoad, saved_group_of
+from torch_dynemb.checkpoint.load_part import PartLoad, Stream
+from torch_dynemb.checkpoint.manifest import Manifest
+from torch_dynemb.checkpoint.table_plan import TablePlan
+from torch_dynemb.ops.columns import Clock, Slab, Table
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table import compaction, content
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.state import recount
+
+
+class GroupLoad:
+    """Loads some tables of a group.
+
+    Args:
+        group: of the tables.
+        plans: of its tables that are loaded.
+        manifest: of the checkpoint.
+        stream: where from.
+
+    Attributes:
+        plans: as given.
+        exact: whether every id and row gets its place back.
+    """
+
+    def __init__(
+        self, group: TableGroup, plans: Sequence[TablePlan], manifest: Manifest, stream: Stream
+    ) -> None:
+        self._group, self.plans = group, list(plans)
+        self._parts = [PartLoad(plan, stream) for plan in plans]
+        saved = saved_group_of(group, plans, manifest)
+        self._exact = (
+            None if saved is None else ExactLoad(group, plans, manifest.groups[saved], stream)
+        )
+        self.exact = self._exact is not None
+
+    @property
+    def evicted(self) -> list[int]:
+        """Ids without room, by plan."""
+        return [part.evicted for part in self._parts]
+
+    @property
+    def counts(self) -> list[int]:
+        """Ids that are loaded, by plan."""
+        if self._exact is not None:
+            return self._exact.counts
+        return [part.count for part in self._parts]
+
+    def choose(self) -> None:
+        """Finds out which ids are loaded, and whether there is room; changes nothing.
+
+        Raises:
+            ValueError, DamagedFileError: see :meth:`PartLoad.choose`.
+            RuntimeError: too few rows are reserved, or memory is short.
+        """
+        tables = self._group.tables
+        if self._exact is None:
+            for part in self._parts:
+                part.choose()
+        # those of the tables that are not loaded stay
+        kept = [
+            int(tables.index.tables[t, Table.SIZE])
+            for t in range(len(tables.config.tables))
+            if t not in [plan.part.table for plan in self.plans]
+        ]
+        needed = 0
+        for s, slab in enumerate(tables.config.slabs):
+            rows = sum(
+                count
+                for count, plan in zip(self.counts, self.plans, strict=True)
+                if tables.config.slab_of(plan.part.table) == s
+            )
+            reserved = tables.rows.weights[s].shape[0]
+            if rows > reserved:
+                raise RuntimeError(
+                    f"checkpoint.load: {rows} rows {slab.name!r} are to be loaded, but the model "
+                    f"reserves {reserved}: construct it with a larger max_rows, capacity or budget"
+                )
+            needed += rows * tables.config.row_bytes(slab)
+        if sum(kept) == 0 and tables.device.type == "cpu":
+            free = ops.available_memory() + sum(
+                int(tables.index.slabs[s, Slab.NEXT_ROW]) * tables.config.row_bytes(slab)
+                for s, slab in enumerate(tables.config.slabs)
+            )
+            if needed > free:
+                raise RuntimeError(
+                    f"checkpoint.load: the rows take {needed} bytes, but {free} bytes of memory "
+                    "are free"
+                )
+
+    def clear(self) -> None:
+        """Takes away what the tables have."""
+        tables = self._group.tables
+        cleared = False
+        for plan in self.plans:
+            cleared = cleared or int(tables.index.tables[plan.part.table, Table.SIZE]) > 0
+            content.clear(tables, plan.part.table)
+        if cleared:
+            compaction.compact(tables)
+
+    def stream(self) -> None:
+        """Reads rows into unused rows.
+
+        Raises:
+            DamagedFileError: a file is damaged.
+        """
+        tables = self._group.tables
+        if self._exact is not None:
+            self._exact.stream()
+            return
+        next_row = tables.index.slabs[:, Slab.NEXT_ROW].tolist()
+        begins = []
+        for part in self._parts:
+            begins.append(next_row[part.slab])
+            next_row[part.slab] += part.count
+        tables.memory.bind(tables.index, tables.rows, slab_rows=next_row)
+        for part, begin in zip(self._parts, begins, strict=True):
+            part.stream(begin)
+
+    def publish(self) -> None:
+        """Gives the rows to their ids, while signals wait; it fails as a whole.
+
+        Raises:
+            RuntimeError: there is no room for all, or memory is short; the tables are empty.
+        """
+        tables = self._group.tables
+        with held_back():
+            try:
+                if self._exact is not None:
+                    self._exact.publish()
+                else:
+                    self._publish()
+                    content.begin_step(tables)
+                recount(tables)
+            except BaseException:
+                self.give_back()
+                raise
+
+    def _publish(self) -> None:
+        tables = self._group.tables
+        index = tables.index
+        whole = len(self.plans) == len(tables.config.tables)
+        free = index.slabs[:, Slab.FREE_COUNT].clone()
+        index.slabs[:, Slab.FREE_COUNT] = 0  # so that new ids get the rows that were read
+        tables.bind_memory()
+        # by slab and row: each part begins where the one before has ended
+        for part in self._parts:
+            part.publish()
+        index.slabs[:, Slab.FREE_COUNT] = free
+        step = max(plan.saved.step for plan in self.plans)
+        now = max(plan.saved.now for plan in self.plans)
+        if not whole:
+            step = max(step, int(index.clock[Clock.STEP]))
+            now = max(now, int(index.clock[Clock.NOW]))
+        index.clock[Clock.STEP] = step
+        if tables.config.keeps_time:
+            self._group.set_now(now)
+        for plan in self.plans:
+            sources = plan.sources if plan.state else []
+            steps = max((part.optimizer_steps for part in sources), default=0)
+            stateless = tables.config.optimizer is not None and not tables.config.optimizer.state
+            if stateless:
+                steps = max((part.optimizer_steps for part in plan.sources), default=0)
+            content.set_optimizer_steps(tables, plan.part.table, steps)
+        tables.bind_memory()
+
+    def give_back(self) -> None:
+        """After a failure: the tables are empty, and their rows unused."""
+        tables = self._group.tables
+        if self._exact is not None:
+            self._exact.give_back()
+            return
+        for plan in self.plans:
+            content.clear(tables, plan.part.table)
+        tables.bind_memory()
+
+    @property
+    def filled(self) -> bool:
+        """Whether a table that is to be loaded has ids, or counts some."""
+        tables = self._group.tables
+        counters = tables.config.layout.counters
+        numbers = [plan.part.table for plan in self.plans]
+        numbers += [of for of in (counters[n] for n in numbers) if of is not None]
+        return any(int(tables.index.tables[number, Table.SIZE]) > 0 for number in numbers)
+
+
+__all__ = ["GroupLoad"]

@@ -1,0 +1,459 @@
+"""Streams a saved table into unused rows of a part, whatever shards it was saved in.
+
+Rows come first, while no id has them; ids are published last. So a file that turns out damaged on
+the way has changed nothing that anybody sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.entries import (
+    COUNT,
+    ID,
+    SKETCH,
+    WEIGHT,
+    score_entry,
+    state_entry,
+)
+from torch_dynemb.checkpoint.manifest import SavedPart
+from torch_dynemb.checkpoint.saved_rows import PIECE_BYTES, SavedRows
+from torch_dynemb.checkpoint.sketches import combined_sketch
+from torch_dynemb.checkpoint.table_files import Progress
+from torch_dynemb.checkpoint.table_plan import TablePlan
+from torch_dynemb.ops.columns import (
+    GENERATION_BITS,
+    SKETCH_ROWS,
+    Hyper,
+    Meta,
+    PolicyColumn,
+    Slab,
+    Table,
+)
+from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.table.content import CountedIds, write_counts
+from torch_dynemb.table.tables import Tables
+
+_IDS_AT_ONCE = 1 << 20
+_COUNTERS = slice(Table.INSERTED, Table.DEFAULT_SERVED + 1)
+
+
+class _Chosen(NamedTuple):
+    """Ids of a saved part that are loaded.
+
+    Attributes:
+        source: the saved part.
+        ids: int64 [n].
+        places: int64 [n], which rows of the source; None: all of them.
+    """
+
+    source: SavedPart
+    ids: Tensor
+    places: Tensor | None
+
+
+class Stream(NamedTuple):
+    """Where files are, and how they are read.
+
+    Attributes:
+        folder: of the checkpoint.
+        checked: whether their sums are compared.
+        progress: is told of bytes that were read.
+    """
+
+    folder: Path
+    checked: bool
+    progress: Progress
+
+
+class PartLoad:
+    """Loads a part of a table; it is empty.
+
+    Args:
+        plan: what is loaded.
+        stream: where from.
+
+    Attributes:
+        evicted: ids that had no room, after :meth:`choose`.
+        count: ids that are loaded, after :meth:`choose`.
+    """
+
+    def __init__(self, plan: TablePlan, stream: Stream) -> None:
+        self._plan, self._stream = plan, stream
+        self._part = plan.part
+        self._chosen: list[_Chosen] = []
+        self._scores: dict[str, Tensor] = {}
+        self._counted: CountedIds | None = None
+        self._sketch: Tensor | None = None
+        self._begin = 0
+        self.evicted = 0
+        self.count = 0
+
+    @property
+    def _tables(self) -> Tables:
+        return self._part.group.tables
+
+    @property
+    def slab(self) -> int:
+        """The slab of its rows."""
+        return self._tables.config.slab_of(self._part.table)
+
+    # -- ids -------------------------------------------------------------------------------------
+
+    def choose(self) -> None:
+        """Reads ids: those that are the part's own, and for which it has room.
+
+        Raises:
+            ValueError: the padding id is among them, or there is no room for all and no score to
+                choose by.
+            DamagedFileError: a file is damaged.
+        """
+        for source in self._plan.id_sources:
+            with self._open(source) as rows:
+                ids = rows.whole(ID)
+                rows.finish()
+            self._stream.progress(ids.numel() * 8)
+            own = self._part.ids.owned(ids)
+            padding = self._part.config.padding_idx
+            if padding is not None and bool((ids == padding).any()):
+                raise ValueError(
+                    f"table {self._part.name!r} was saved with a row for id {padding}, which is "
+                    "the padding id of the model's: give it the padding_idx it was saved with"
+                )
+            if bool(own.all()):
+                self._chosen.append(_Chosen(source, ids, None))
+            else:
+                places = own.nonzero()[:, 0]
+                self._chosen.append(_Chosen(source, ids[places], places))
+        self.count = sum(chosen.ids.numel() for chosen in self._chosen)
+        self._read_scores()
+        bound = self._tables.config.capacity_bound(self._part.table)
+        if bound is not None and self.count > bound:
+            self._leave_out(bound)
+        self._read_counts()
+
+    def _open(self, part: SavedPart) -> SavedRows:
+        return SavedRows(self._stream.folder, part.rows, checked=self._stream.checked)
+
+    def _read_scores(self) -> None:
+        found: dict[str, list[Tensor]] = {word: [] for word in self._plan.scores}
+        for chosen in self._chosen:
+            if not found:
+                break
+            with self._open(chosen.source) as rows:
+                for word, values in found.items():
+                    whole = rows.whole(score_entry(word))
+                    self._stream.progress(whole.numel() * 8)
+                    values.append(whole if chosen.places is None else whole[chosen.places])
+                rows.finish()
+        none = torch.empty(0, dtype=torch.int64)
+        self._scores = {word: torch.cat([none, *values]) for word, values in found.items()}
+
+    def _leave_out(self, bound: int) -> None:
+        """Evicts what the policy would: the ids with the least scores."""
+        deciding = self._part.config.policy.scores[0]
+        if deciding not in self._scores or self._part.config.policy.full(
+            budget=self._tables.config.memory_budget is not None
+        ) in ("error", "default"):
+            raise ValueError(
+                f"table {self._part.name!r} was saved with {self.count} ids for this part, but has "
+                f"room for {bound} and no score to choose by: give it a larger capacity"
+            )
+        ids = torch.cat([chosen.ids for chosen in self._chosen])
+        order = torch.argsort(ids)  # of equal scores, the larger ids stay, as in an eviction
+        order = order[torch.argsort(self._scores[deciding][order], stable=True)]
+        kept = torch.zeros(self.count, dtype=torch.bool)
+        kept[order[self.count - bound :]] = True
+        self.evicted, begin = self.count - bound, 0
+        for k, chosen in enumerate(self._chosen):
+            end = begin + chosen.ids.numel()
+            here = kept[begin:end].nonzero()[:, 0]
+            places = here if chosen.places is None else chosen.places[here]
+            self._chosen[k] = chosen._replace(ids=chosen.ids[here], places=places)
+            begin = end
+        self._scores = {word: values[kept] for word, values in self._scores.items()}
+        self.count = bound
+
+    def _read_counts(self) -> None:
+        if not self._plan.counts:
+            return
+        if self._tables.config.layout.counters[self._part.table] is None:
+            rows = self._tables.config.layout.rows[self._part.table]
+            self._sketch = combined_sketch(
+                [
+                    self._sketch_of(part)
+                    for part in self._plan.id_sources
+                    if part.sketch is not None
+                ],
+                rows[PolicyColumn.SKETCH_WIDTH],
+            )
+            return
+        ids, counts = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+        for part in self._plan.id_sources:
+            if part.counts is None:
+                continue
+            with SavedRows(self._stream.folder, [part.counts], checked=self._stream.checked) as of:
+                found, values = of.whole(ID), of.whole(COUNT)
+                of.finish()
+            own = self._part.ids.owned(found)
+            ids.append(found[own])
+            counts.append(values[own])
+        self._counted = CountedIds(torch.cat(ids), torch.cat(counts))
+
+    def _sketch_of(self, part: SavedPart) -> Tensor:
+        assert part.sketch is not None
+        with SavedRows(self._stream.folder, [part.sketch], checked=self._stream.checked) as rows:
+            cells = rows.whole(SKETCH)
+            rows.finish()
+        return cells
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def stream(self, begin: int) -> None:
+        """Reads rows and optimizer state into unused rows.
+
+        Args:
+            begin: the first of them.
+
+        Raises:
+            DamagedFileError: a file is damaged.
+        """
+        self._begin = begin
+        for chosen in self._chosen:
+            sources = [
+                source for source in self._plan.sources if source.id_slots == chosen.source.id_slots
+            ]
+            with ExitStack() as stack:
+                opened = [(source, stack.enter_context(self._open(source))) for source in sources]
+                self._stream_weights(opened, chosen, begin)
+                for tensor in self._plan.state:
+                    self._stream_state(tensor, opened, chosen, begin)
+                for _, rows in opened:
+                    rows.finish()
+            begin += chosen.ids.numel()
+        if not self._plan.state:
+            self._reset_state(begin)
+
+    def _stream_weights(
+        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: _Chosen, begin: int
+    ) -> None:
+        weights = self._tables.rows.weights[self.slab]
+        own = self._part.columns
+        for source, rows in opened:
+            first = max(own.start, source.first_column)
+            last = min(own.stop, source.first_column + source.columns)
+            saved = slice(first - source.first_column, last - source.first_column)
+            target = slice(first - own.start, last - own.start)
+            self._copy(rows, WEIGHT, chosen, weights, begin, saved, target)
+
+    def _stream_state(
+        self,
+        tensor: StateTensor,
+        opened: Sequence[tuple[SavedPart, SavedRows]],
+        chosen: _Chosen,
+        begin: int,
+    ) -> None:
+        values = self._state_tensor(tensor)
+        name = state_entry(tensor.name)
+        if tensor.per_row:
+            self._combine(rows_of(opened, self._part.columns), name, chosen, values, begin)
+            return
+        own = self._part.columns
+        for source, rows in opened:
+            if tensor.dtype == torch.uint8:
+                whole = slice(0, values.shape[1])
+                self._copy(rows, name, chosen, values, begin, whole, whole)
+                continue
+            first = max(own.start, source.first_column)
+            last = min(own.stop, source.first_column + source.columns)
+            saved = slice(first - source.first_column, last - source.first_column)
+            target = slice(first - own.start, last - own.start)
+            self._copy(rows, name, chosen, values, begin, saved, target)
+
+    def _state_tensor(self, tensor: StateTensor) -> Tensor:
+        config = self._tables.config
+        assert config.optimizer is not None
+        number = [of.name for of in config.optimizer.state].index(tensor.name)
+        return self._tables.rows.state[number * len(config.slabs) + self.slab]
+
+    def _copy(
+        self,
+        rows: SavedRows,
+        name: str,
+        chosen: _Chosen,
+        target: Tensor,
+        begin: int,
+        saved_columns: slice,
+        target_columns: slice,
+    ) -> None:
+        """Some columns of the chosen rows, piece by piece."""
+        section = rows.section(name)
+        width = section.shape[1]
+        straight = (
+            chosen.places is None
+            and target.device.type == "cpu"
+            and section.dtype == target.dtype
+            and saved_columns == slice(0, width)
+            and target_columns == slice(0, target.shape[1])
+        )
+        buffer = torch.empty(0)
+        for low, high in rows.ranges(section.row_bytes):
+            if straight:
+                rows.read(name, low, target[begin + low : begin + high])
+            else:
+                if buffer.numel() == 0:
+                    buffer = torch.empty((high - low, width), dtype=section.dtype)
+                piece = buffer[: high - low]
+                rows.read(name, low, piece)
+                at, values = _picked(chosen, low, high, piece)
+                out = target[begin + at : begin + at + values.shape[0], target_columns]
+                out.copy_(values[:, saved_columns])
+            self._stream.progress((high - low) * section.row_bytes)
+
+    def _combine(
+        self,
+        opened: Sequence[tuple[int, SavedRows]],
+        name: str,
+        chosen: _Chosen,
+        target: Tensor,
+        begin: int,
+    ) -> None:
+        """One value for each row: of several column shards the mean by columns, of steps the most.
+
+        A value of a row is a mean over its columns, so that of all of them is the mean of the
+        shards', weighted by their columns.
+        """
+        section = opened[0][1].section(name)
+        columns = sum(width for width, _ in opened)
+        for low, high in opened[0][1].ranges(section.row_bytes):
+            pieces = []
+            for width, rows in opened:
+                piece = torch.empty(high - low, dtype=section.dtype)
+                rows.read(name, low, piece)
+                pieces.append((width, piece))
+            if len(pieces) == 1:
+                values = pieces[0][1]
+            elif section.dtype.is_floating_point:
+                total = sum(piece.double() * (width / columns) for width, piece in pieces)
+                assert isinstance(total, Tensor)
+                values = total.to(section.dtype)
+            else:
+                values = torch.stack([piece for _, piece in pieces]).amax(0)
+            at, picked = _picked(chosen, low, high, values)
+            target[begin + at : begin + at + picked.shape[0]].copy_(picked)
+            self._stream.progress((high - low) * section.row_bytes)
+
+    def _reset_state(self, end: int) -> None:
+        """Optimizer state of the rows as that of new ones."""
+        slabs = len(self._tables.config.slabs)
+        for k, tensor in enumerate(self._tables.rows.state[self.slab :: slabs]):
+            initial = self._tables.rows.hyper[self._part.table, Hyper.INITIAL_STATE]
+            tensor[self._begin : end] = initial.to(tensor.dtype) if k == 0 else 0
+
+    # -- publishing ------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Gives the rows to their ids; no row of the slab is free, and the table is empty."""
+        tables, table = self._tables, self._part.table
+        index, slab = tables.index, self.slab
+        index.meta[table, Meta.SEED] = self._plan.saved.seed
+        before = index.tables[table, _COUNTERS].clone()
+        ops.grow_(index, table, self.count)
+        if self._counted is not None and self._counted.ids.numel() > 0:
+            ids, counts = (values.to(tables.device) for values in self._counted)
+            write_counts(tables, table, CountedIds(ids, counts))
+        begin, done = self._begin, 0
+        assert int(index.slabs[slab, Slab.NEXT_ROW]) <= begin
+        index.slabs[slab, Slab.NEXT_ROW] = begin
+        tables.bind_memory()
+        rule = tables.config.layout.assign_rows[table : table + 1]
+        for chosen in self._chosen:
+            for ids in chosen.ids.split(_IDS_AT_ONCE):
+                self._publish(ids.to(tables.device), begin + done, done, rule)
+                done += ids.numel()
+        index.tables[table, _COUNTERS] = before
+        self._count_up()
+        if self._sketch is not None:
+            first = tables.config.layout.rows[table][PolicyColumn.SKETCH_BEGIN]
+            cells = self._sketch.to(tables.device).reshape(-1)
+            index.sketch[first : first + SKETCH_ROWS * self._sketch.shape[1]] = cells
+
+    def _publish(self, ids: Tensor, begin: int, done: int, rule: list[int]) -> None:
+        tables, table = self._tables, self._part.table
+        count = ids.numel()
+        if count == 0:
+            return
+        offsets = torch.tensor([0, count], device=tables.device)
+        handles = ops.find_or_insert_(tables.index, ids, offsets, None, [table], rule)
+        if bool((handles < 0).any()):
+            raise RuntimeError(
+                f"table {self._part.name!r} has no room for {self.count} ids: give it a larger "
+                "capacity or memory budget"
+            )
+        rows = torch.arange(begin, begin + count, device=tables.device)
+        generations = handles & ((1 << GENERATION_BITS) - 1)
+        expected = (rows << GENERATION_BITS) | generations
+        if not torch.equal(handles, expected):
+            if torch.unique(ids).numel() != count:
+                raise ValueError(f"table {self._part.name!r} was saved with an id twice")
+            ops.set_handles_(tables.index, ids, offsets, [table], expected)
+        tables.rows.generations[self.slab][begin : begin + count] = generations.to(torch.int32)
+        for word, values in self._scores.items():
+            ops.set_scores_(
+                tables.index,
+                ids,
+                offsets,
+                [table],
+                values[done : done + count].to(tables.device),
+                word=tables.config.layout.score_words.index(word),
+            )
+
+    def _count_up(self) -> None:
+        """What has happened to the table, if it is the part that goes on counting."""
+        parts = self._plan.saved.parts
+        own = next(
+            (
+                part.counters
+                for part in parts
+                if part.id_slots == self._part.ids
+                and range(part.first_column, part.first_column + part.columns) == self._part.columns
+            ),
+            None,
+        )
+        if own is None and self._part.ids.begin == 0:
+            first = [part.counters for part in self._plan.saved.first_parts]
+            own = [sum(values) for values in zip(*first, strict=True)]
+        counters = [0] * 16 if own is None else own
+        self._tables.index.tables[self._part.table, _COUNTERS] = torch.tensor(
+            counters[_COUNTERS], device=self._tables.device
+        )
+
+
+def rows_of(
+    opened: Sequence[tuple[SavedPart, SavedRows]], own: range
+) -> list[tuple[int, SavedRows]]:
+    """How many of some columns each source has."""
+    result = []
+    for source, rows in opened:
+        first = max(own.start, source.first_column)
+        result.append((min(own.stop, source.first_column + source.columns) - first, rows))
+    return result
+
+
+def _picked(chosen: _Chosen, low: int, high: int, piece: Tensor) -> tuple[int, Tensor]:
+    """The chosen ones of some rows, and how many chosen ones are before them."""
+    if chosen.places is None:
+        return low, piece
+    bounds = torch.tensor([low, high])
+    first, last = torch.searchsorted(chosen.places, bounds).tolist()
+    return first, piece[chosen.places[first:last] - low]
+
+
+__all__ = ["PIECE_BYTES", "PartLoad", "Stream"]

@@ -1,0 +1,179 @@
+"""Loads what a checkpoint has beside tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torch_dynemb.checkpoint.manifest import SavedEntry, SavedRest
+from torch_dynemb.checkpoint.rest import dense_state, filled, is_sharded, tensor_pieces
+from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.table.dense_state import dense_only
+
+
+class DenseLoad(NamedTuple):
+    """The dense part of a model as it was read, before the model has it.
+
+    Attributes:
+        state: what ``load_state_dict`` takes; shards are those of the model.
+        shards: what their values become.
+    """
+
+    state: dict[str, Any]
+    shards: list[tuple[Tensor, Tensor]]
+
+    def apply(self, model: nn.Module) -> None:
+        """Gives it to the model."""
+        with torch.no_grad():
+            for target, values in self.shards:
+                target.copy_(values)
+        with dense_only():
+            model.load_state_dict(self.state, strict=False)
+
+
+def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool) -> DenseLoad:
+    """Reads the dense part of a model.
+
+    Args:
+        folder: of the checkpoint.
+        saved: what it has.
+        model: that takes it.
+        strict: whether the names must be the model's.
+
+    Raises:
+        ValueError: names or shapes are not the model's.
+        DamagedFileError: a file is damaged.
+    """
+    own = dense_state(model)
+    values: Mapping[str, Any] = saved.values or {}
+    names = {*saved.entries, *values}
+    if strict and names != own.keys():
+        missing, unexpected = sorted(own.keys() - names), sorted(names - own.keys())
+        raise ValueError(
+            f"checkpoint.load: the model has {missing or 'nothing'} that was not saved, and "
+            f"{unexpected or 'nothing'} was saved that it has not: give strict=False to load what "
+            "both have"
+        )
+    for name in names & own.keys():
+        if (name in saved.entries) != isinstance(own[name], Tensor):
+            raise ValueError(f"checkpoint.load: entry {name!r} is a tensor on one side only")
+    files = _Files(folder, saved)
+    try:
+        state: dict[str, Any] = {name: values[name] for name in values if name in own}
+        shards: list[tuple[Tensor, Tensor]] = []
+        for name in sorted(saved.entries.keys() & own.keys()):
+            target = own[name]
+            for here, offsets, sizes in tensor_pieces(target):
+                loaded = files.piece(name, saved.entries[name], offsets, tuple(here.shape), sizes)
+                if is_sharded(target):
+                    shards.append((here, loaded))
+                else:
+                    state[name] = loaded
+            if is_sharded(target):
+                state[name] = target
+        files.finish()
+    finally:
+        files.close()
+    return DenseLoad(state, shards)
+
+
+def read_state(folder: Path, saved: SavedRest) -> Any:
+    """What the program had given to save.
+
+    Raises:
+        DamagedFileError: a file is damaged.
+    """
+    files = _Files(folder, saved)
+    try:
+        tensors = {name: files.whole(name, entries) for name, entries in saved.entries.items()}
+        files.finish()
+    finally:
+        files.close()
+    return None if saved.values is None else filled(saved.values, tensors)
+
+
+class _Files:
+    """The files of the rest."""
+
+    def __init__(self, folder: Path, saved: SavedRest) -> None:
+        self._readers: list[SummedReader] = []
+        try:
+            for file in saved.files:
+                self._readers.append(SummedReader(folder / file.path, file.sums))
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, entry: SavedEntry) -> Tensor:
+        reader = self._readers[entry.file]
+        if entry.tensor not in reader.tensors:
+            raise DamagedFileError(f"{reader.path}: the file lacks {entry.tensor!r}")
+        section = reader.tensors[entry.tensor]
+        out = torch.empty(section.shape, dtype=section.dtype)
+        if out.numel() > 0:
+            reader.read(entry.tensor, 0, out if out.dim() > 0 else out.reshape(1))
+        return out
+
+    def whole(self, name: str, entries: Iterable[SavedEntry]) -> Tensor:
+        """A tensor that may have been saved in pieces."""
+        entries = list(entries)
+        first = self._read(entries[0])
+        if not entries[0].offsets:
+            return first
+        sizes = tuple(entries[0].sizes)
+        return self.piece(name, entries, (0,) * len(sizes), sizes, sizes)
+
+    def piece(
+        self,
+        name: str,
+        entries: Iterable[SavedEntry],
+        offsets: tuple[int, ...],
+        shape: tuple[int, ...],
+        sizes: tuple[int, ...],
+    ) -> Tensor:
+        """A piece of a tensor, from whatever pieces it was saved in."""
+        out: Tensor | None = None
+        found = 0
+        for entry in entries:
+            begin = tuple(entry.offsets) or (0,) * len(sizes)
+            saved_sizes = tuple(entry.sizes)
+            values = self._read(entry)
+            saved_sizes = saved_sizes or tuple(values.shape)
+            if saved_sizes != sizes:
+                raise ValueError(
+                    f"checkpoint.load: entry {name!r} was saved with shape {saved_sizes}, but the "
+                    f"model's has {sizes}"
+                )
+            if out is None:
+                out = torch.empty(shape, dtype=values.dtype)
+            low = [max(a, b) for a, b in zip(offsets, begin, strict=True)]
+            high = [
+                min(a + n, b + m)
+                for a, n, b, m in zip(offsets, shape, begin, values.shape, strict=True)
+            ]
+            if any(a >= b for a, b in zip(low, high, strict=True)):
+                continue
+            target = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offsets, strict=True))
+            source = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))
+            out[target] = values[source]
+            found += values[source].numel()
+        if out is None or found < out.numel():
+            raise DamagedFileError(
+                f"checkpoint.load: of entry {name!r}, {found} elements of {shape} were saved"
+            )
+        return out
+
+    def finish(self) -> None:
+        for reader in self._readers:
+            reader.finish()
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+__all__ = ["DenseLoad", "read_dense", "read_state"]

@@ -1,0 +1,296 @@
+"""The manifest: which files a checkpoint has, and what they hold.
+
+It is written last, so a folder without one is no checkpoint. Its own checksum is in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, VERSION
+from torch_dynemb.checkpoint.parts import IdSlots
+from torch_dynemb.checkpoint.summed_files import DamagedFileError, FileSums, sums_of_bytes
+
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """A file of a checkpoint.
+
+    Attributes:
+        path: within the checkpoint.
+        rows: of its tensors, where all have as many.
+        bytes, block_bytes, crc32c: see :class:`FileSums`.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    block_bytes: int
+    crc32c: list[int]
+
+    @property
+    def sums(self) -> FileSums:
+        """What the file should be."""
+        return FileSums(self.bytes, self.block_bytes, tuple(self.crc32c))
+
+
+@dataclass(frozen=True)
+class SavedPart:
+    """A part of a table: what one rank had of it.
+
+    Attributes:
+        rank: that saved it.
+        first_column, columns: which columns of the table it has.
+        slots_begin, slots_end, slots: which ids; see :class:`IdSlots`.
+        ids: how many it has.
+        ids_crc32c: of all of them, in their order; 0 where columns are not split.
+        group: number of its group in the manifest.
+        number: of the table in that group.
+        counters: its row of ``tables``, int64 [16]: how often what has happened.
+        optimizer_steps: updates that its optimizer has made.
+        rows: files with its rows, one after another.
+        counts: file with the ids that wait for admission.
+        counted: how many there are.
+        sketch: file with its counting sketch.
+        sketch_width: cells of a row of the sketch.
+    """
+
+    rank: int
+    first_column: int
+    columns: int
+    slots_begin: int
+    slots_end: int
+    slots: int
+    ids: int
+    ids_crc32c: int
+    group: int
+    number: int
+    counters: list[int]
+    optimizer_steps: int
+    rows: list[SavedFile]
+    counts: SavedFile | None = None
+    counted: int = 0
+    sketch: SavedFile | None = None
+    sketch_width: int = 0
+
+    @property
+    def id_slots(self) -> IdSlots:
+        """Which ids it has."""
+        return IdSlots(self.slots_begin, self.slots_end, self.slots)
+
+    @property
+    def files(self) -> list[SavedFile]:
+        """All files of the part."""
+        return [*self.rows, *(file for file in (self.counts, self.sketch) if file is not None)]
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """A table.
+
+    Attributes:
+        embedding_dim, dtype: of its rows; the dtype as ``"float32"``.
+        seed: from which initial values are drawn.
+        optimizer: its name and state tensors, as ``OptimizerConfig.description`` gives them; None:
+            the table was not trained.
+        hyper: hyper-parameters of the optimizer when it was saved.
+        scores: names of what is kept of an id.
+        policy: what ``Policy.description`` gives.
+        step, now: clock of its group.
+        parts: what ranks had of it, by first column, then by ids.
+    """
+
+    embedding_dim: int
+    dtype: str
+    seed: int
+    optimizer: dict[str, Any] | None
+    hyper: dict[str, Any]
+    scores: list[str]
+    policy: dict[str, Any]
+    step: int
+    now: int
+    parts: list[SavedPart]
+
+    @property
+    def first_parts(self) -> list[SavedPart]:
+        """The parts that have the first column: each id is in one of them."""
+        return [part for part in self.parts if part.first_column == 0]
+
+    @property
+    def ids(self) -> int:
+        """How many ids the table has."""
+        return sum(part.ids for part in self.first_parts)
+
+
+@dataclass(frozen=True)
+class SavedGroup:
+    """Tables that were one group on a rank.
+
+    Attributes:
+        rank: that saved it.
+        tables: names of its tables that were saved.
+        score_words: what the group kept of ids, in order.
+        file: with the state of the group that is not portable.
+    """
+
+    rank: int
+    tables: list[str]
+    score_words: list[str]
+    file: SavedFile
+
+
+@dataclass(frozen=True)
+class SavedEntry:
+    """An entry of the rest of a model: a tensor, or a piece of one.
+
+    Attributes:
+        file: its number among the files of the rest.
+        offsets, sizes: where it lies in the tensor; empty: it is the whole tensor.
+    """
+
+    file: int
+    tensor: str
+    offsets: list[int]
+    sizes: list[int]
+
+
+@dataclass(frozen=True)
+class SavedRest:
+    """Tensors apart from the tables: the dense part of a model, or what a program gave.
+
+    Attributes:
+        files: of all ranks.
+        entries: pieces by name of the tensor.
+        values: what else there is, as JSON.
+    """
+
+    files: list[SavedFile] = field(default_factory=list)
+    entries: dict[str, list[SavedEntry]] = field(default_factory=dict)
+    values: Any = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Attributes:
+        uuid: of the checkpoint: no two have the same.
+        kind: ``"full"``.
+        parent: uuid of the checkpoint that it goes on from; None for a full one.
+        ranks: that saved it.
+        tables: by name.
+        groups: of all ranks.
+        dense: the rest of the model.
+        state: what the program gave to save with it.
+    """
+
+    uuid: str
+    kind: str
+    parent: str | None
+    ranks: int
+    tables: dict[str, SavedTable]
+    groups: list[SavedGroup]
+    dense: SavedRest
+    state: SavedRest
+
+    def files(self) -> list[SavedFile]:
+        """All files but the manifest."""
+        found = [file for t in self.tables.values() for part in t.parts for file in part.files]
+        found += [group.file for group in self.groups]
+        return [*found, *self.dense.files, *self.state.files]
+
+    def text(self) -> bytes:
+        """What its file holds."""
+        content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        return _canonical({**content, "crc32c": sums_of_bytes(_canonical(content))})
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFileError: it is damaged, or of another format.
+    """
+    path = folder / MANIFEST
+    try:
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise DamagedFileError(f"{path}: the file has {size} bytes, which no manifest has")
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(
+            f"{folder} is no checkpoint: it has no {MANIFEST}, which is written when everything "
+            "else is there"
+        ) from error
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
+    if content.get("version") != VERSION:
+        raise DamagedFileError(
+            f"{path}: the checkpoint has format version {content.get('version')!r}, but this "
+            f"torch_dynemb reads {VERSION}: load it with the version that wrote it"
+        )
+    expected = content.pop("crc32c", None)
+    if sums_of_bytes(_canonical(content)) != expected:
+        raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
+    del content["format"], content["version"]
+    try:
+        return _manifest_of(content)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise DamagedFileError(f"{path}: an entry is missing or wrong: {error!r}") from error
+
+
+def _manifest_of(content: dict[str, Any]) -> Manifest:
+    tables = {
+        name: SavedTable(**{**table, "parts": [_part_of(part) for part in table["parts"]]})
+        for name, table in content.pop("tables").items()
+    }
+    groups = [
+        SavedGroup(**{**group, "file": SavedFile(**group["file"])})
+        for group in content.pop("groups")
+    ]
+    dense, state = _rest_of(content.pop("dense")), _rest_of(content.pop("state"))
+    return Manifest(**content, tables=tables, groups=groups, dense=dense, state=state)
+
+
+def _part_of(part: dict[str, Any]) -> SavedPart:
+    files = {
+        name: None if part[name] is None else SavedFile(**part[name])
+        for name in ("counts", "sketch")
+    }
+    return SavedPart(**{**part, **files, "rows": [SavedFile(**file) for file in part["rows"]]})
+
+
+def _rest_of(rest: dict[str, Any]) -> SavedRest:
+    return SavedRest(
+        [SavedFile(**file) for file in rest["files"]],
+        {name: [SavedEntry(**e) for e in entries] for name, entries in rest["entries"].items()},
+        rest["values"],
+    )
+
+
+__all__ = [
+    "Manifest",
+    "SavedEntry",
+    "SavedFile",
+    "SavedGroup",
+    "SavedPart",
+    "SavedRest",
+    "SavedTable",
+    "read_manifest",
+]

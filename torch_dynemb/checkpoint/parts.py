@@ -1,0 +1,188 @@
+"""Which tables a model has, and which of their ids and columns: what its modules have registered.
+
+A package that has modules with tables says with :func:`tables_of` how to find the tables in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from torch_dynemb import ops
+from torch_dynemb.nn import DynamicEmbedding, DynamicEmbeddingBag
+from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.group import TableGroup
+
+Finder = TypeVar("Finder", bound=Callable[[Any, str], "Iterable[TablePart]"])
+
+_finders: dict[type[nn.Module], Callable[[Any, str], Iterable[TablePart]]] = {}
+
+
+class IdSlots(NamedTuple):
+    """Which ids a part has: those whose slot, of so many that ids are dealt to, is in a range.
+
+    See :func:`torch_dynemb.ops.id_owners`, which deals ids to slots.
+
+    Attributes:
+        begin, end: the range.
+        slots: how many there are.
+    """
+
+    begin: int = 0
+    end: int = 1
+    slots: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all ids."""
+        return self.begin == 0 and self.end == self.slots
+
+    def owned(self, ids: Tensor) -> Tensor:
+        """Which ids are its own.
+
+        Args:
+            ids: int64 [n], of the CPU.
+
+        Returns:
+            bool [n].
+        """
+        if self.whole:
+            return torch.ones_like(ids, dtype=torch.bool)
+        slots = ops.id_owners(ids.contiguous(), parts=self.slots, slots=self.slots)
+        return (slots >= self.begin) & (slots < self.end)
+
+    def shares(self, other: IdSlots) -> bool:
+        """Whether an id may be of both."""
+        if self.slots != other.slots:
+            return True
+        return self.begin < other.end and other.begin < self.end
+
+
+class TablePart(NamedTuple):
+    """A table of a model, or some of its ids and columns, on this rank.
+
+    Attributes:
+        name: of the whole table: the same on all ranks, and in whatever way the model is sharded.
+        group: the table group that it is in.
+        table: its number there.
+        embedding_dim: columns of the whole table.
+        first_column: its first column in rows of the whole table.
+        ids: which ids it has.
+    """
+
+    name: str
+    group: TableGroup
+    table: int
+    embedding_dim: int
+    first_column: int = 0
+    ids: IdSlots = IdSlots()
+
+    @property
+    def config(self) -> TableConfig:
+        """Of its own columns."""
+        return self.group.config.tables[self.table]
+
+    @property
+    def columns(self) -> range:
+        """Its columns of the whole table."""
+        return range(self.first_column, self.first_column + self.config.embedding_dim)
+
+
+def tables_of(kind: type[nn.Module]) -> Callable[[Finder], Finder]:
+    """Registers what finds the tables in a kind of modules, and in classes made from it.
+
+    Args:
+        kind: a class of modules.
+
+    Returns:
+        A decorator of a function that takes such a module and its path in the model, and gives the
+        :class:`TablePart` of each table on this rank. Modules inside are not looked at any more.
+
+    Raises:
+        ValueError: ``kind`` has been registered before.
+    """
+
+    def register(find: Finder) -> Finder:
+        if kind in _finders:
+            raise ValueError(
+                f"tables_of: kind is {kind.__name__}, whose tables {_finders[kind]!r} finds already"
+            )
+        _finders[kind] = find
+        return find
+
+    return register
+
+
+def table_name(path: str, name: str) -> str:
+    """The name of a table in a checkpoint.
+
+    Args:
+        path: of its module in the model; empty for the model itself.
+        name: in the module.
+    """
+    return f"{path}.{name}" if path else name
+
+
+@tables_of(TableModule)
+def _tables_of_module(module: TableModule, path: str) -> Iterable[TablePart]:
+    group = module.group
+    for number, config in enumerate(group.config.tables):
+        name = table_name(path, config.name)
+        if isinstance(module, DynamicEmbedding | DynamicEmbeddingBag):
+            # whose one table may have a name that another run numbers otherwise
+            name = path or "embedding"
+        yield TablePart(name, group, number, config.embedding_dim)
+
+
+def parts_of(model: nn.Module) -> list[TablePart]:
+    """The tables of a model on this rank, in the order of its modules.
+
+    Args:
+        model: any module.
+
+    Raises:
+        ValueError: two of them are the same part of a table.
+    """
+    parts: list[TablePart] = []
+    _collect(model, "", set(), parts)
+    seen: dict[tuple[str, int, int], TablePart] = {}
+    for part in parts:
+        key = (part.name, part.first_column, part.ids.begin)
+        if key in seen:
+            raise ValueError(
+                f"checkpoint: the model has two tables {part.name!r}: give one of them another name"
+            )
+        seen[key] = part
+    return parts
+
+
+def _collect(module: nn.Module, path: str, visited: set[int], parts: list[TablePart]) -> None:
+    if id(module) in visited:
+        return
+    visited.add(id(module))
+    finders = (_finders[kind] for kind in type(module).__mro__ if kind in _finders)
+    find = next(finders, None)
+    if find is not None:
+        parts.extend(find(module, path))
+        return
+    for name, child in module.named_children():
+        _collect(child, f"{path}.{name}" if path else name, visited, parts)
+
+
+def groups_of(parts: Sequence[TablePart]) -> list[TableGroup]:
+    """The table groups that the parts are in, each once."""
+    return list({id(part.group): part.group for part in parts}.values())
+
+
+__all__ = [
+    "IdSlots",
+    "TablePart",
+    "groups_of",
+    "parts_of",
+    "table_name",
+    "tables_of",
+]

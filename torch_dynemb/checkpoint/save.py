@@ -1,0 +1,335 @@
+"""Saves a model as a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import uuid as uuids
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.entries import DENSE, MANIFEST, STATE
+from torch_dynemb.checkpoint.handle import SaveHandle, check_none_running
+from torch_dynemb.checkpoint.manifest import (
+    Manifest,
+    SavedEntry,
+    SavedFile,
+    SavedGroup,
+    SavedPart,
+    SavedRest,
+    SavedTable,
+)
+from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.places import (
+    check_replaceable,
+    checked_path,
+    put_in_place,
+    settle,
+    unfinished,
+)
+from torch_dynemb.checkpoint.progress import progress_bar
+from torch_dynemb.checkpoint.rest import RestSource, dense_source, state_source, write_rest
+from torch_dynemb.checkpoint.source import GroupSource, source_of
+from torch_dynemb.checkpoint.staging import Staging
+from torch_dynemb.checkpoint.summed_files import SummedWriter
+from torch_dynemb.checkpoint.table_files import Folder, SourcePart, write_group
+from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
+from torch_dynemb.checkpoint.whole_tables import PartPlace, check_same_ids, check_whole
+from torch_dynemb.ops.columns import Clock
+from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.policy.layout import score_words_of
+from torch_dynemb.table.group import TableGroup
+
+_DISK = Disk()
+
+
+class _Source(NamedTuple):
+    """What a rank saves.
+
+    Attributes:
+        groups: of its tables.
+        parts: of each group.
+        rest: the dense part, and what the program gave.
+    """
+
+    groups: list[GroupSource]
+    parts: list[list[SourcePart]]
+    rest: tuple[RestSource, RestSource]
+
+
+class _Written(NamedTuple):
+    """What a rank has written."""
+
+    groups: list[SavedGroup]
+    tables: dict[str, SavedTable]
+    rest: list[tuple[SavedFile | None, dict[str, list[SavedEntry]], Any]]
+
+
+def save(
+    path: str | PathLike[str],
+    model: nn.Module,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    asynchronous: bool = False,
+    state: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> SaveHandle:
+    """Saves a model with its tables between two training steps; all ranks call it together.
+
+    Ids, rows, optimizer state and its steps, scores, counts of admission, clocks, and the rest of
+    the model. The checkpoint is a folder, which :func:`load` reads on any number of ranks. It is
+    there as a whole or not at all: who dies on the way leaves what was there before.
+
+    Args:
+        path: of the checkpoint; one that is there is replaced when the new one is whole. Ranks on
+            several machines give a path of a file system that they share.
+        model: any module with tables of this library; sharded ones too.
+        process_group: of the ranks that save together; default: all.
+        asynchronous: copy what is saved into memory, and write it in a thread while training goes
+            on. It takes as much memory as is saved.
+        state: what else the program needs to go on: nested dicts, lists and tuples of tensors,
+            numbers and texts; :func:`load` gives it back. That of the first rank is saved.
+        progress: show a progress bar; default: where the standard error is a terminal.
+
+    Returns:
+        A handle with ``wait()`` and ``done()``; without ``asynchronous``, it is done.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, tables that do not go together, or an entry that
+            cannot be saved without pickling it.
+        FileExistsError: ``path`` is there and no checkpoint.
+        RuntimeError: another save goes on in the background, gradients are pending for an
+            optimizer's ``step()``, or memory is short for the copy.
+        OSError: the disk is full, or fails. In all cases all ranks raise, and what was at ``path``
+            before is as it was. With ``asynchronous``, what the thread raises is raised by
+            ``wait()``, or by the next ``optimizer.step()``.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> bag(torch.tensor([[1, 2], [3, 1]])).sum().backward()
+        >>> bag.optimizer.step()
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> handle = td.checkpoint.save(folder.name + "/last", bag, state={"epoch": 1})
+        >>> other = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> td.checkpoint.load(folder.name + "/last", other).state
+        {'epoch': 1}
+        >>> other.sizes() == bag.sizes()
+        False
+        >>> folder.cleanup()
+    """
+    target = checked_path("checkpoint.save", path)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"checkpoint.save: model is {described(model)}, expected a torch.nn.Module")
+    flag("checkpoint.save: asynchronous", asynchronous)
+    ranks = ranks_of(process_group)
+    disk = _DISK
+
+    def prepare() -> list[TablePart]:
+        check_none_running()
+        check_replaceable(target)
+        parts = parts_of(model)
+        for group in groups_of(parts):
+            _check_saveable(group)
+        return parts
+
+    parts = ranks.run(prepare)
+    told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
+    check_whole([place for places, _ in told for place in places])
+    uuid = told[0][1]
+    staging = Staging() if asynchronous else None
+    if staging is not None:
+        ranks.run(lambda: staging.check_memory(groups_of(parts), model, state))
+    source = ranks.run(lambda: _source_of(parts, model, state, ranks, staging))
+    handle = SaveHandle(target, groups_of(parts))
+    if staging is None:
+        _write(ranks, disk, target, uuid, source, progress)
+    else:
+        behind = background_ranks(ranks)
+        handle._run(lambda: _write(behind, disk, target, uuid, source, progress))
+    return handle
+
+
+def _check_saveable(group: TableGroup) -> None:
+    """Raises RuntimeError for tables in the midst of a step, or of another process."""
+    group.tables.check_own()
+    if group.rows.pending and int(PendingGradients.of(group.rows.pending).counts[:, 0].sum()) > 0:
+        raise RuntimeError(
+            f"checkpoint.save: tables {group.names} have gradients pending, which are not saved: "
+            "call optimizer.step(), or zero_grad(), before"
+        )
+
+
+def _source_of(
+    parts: Sequence[TablePart],
+    model: nn.Module,
+    state: Mapping[str, Any] | None,
+    ranks: Ranks,
+    staging: Staging | None,
+) -> _Source:
+    copy = None if staging is None else staging.copy
+    groups = groups_of(parts)
+    sources = [source_of(group.tables, copy) for group in groups]
+    of_groups = [
+        [
+            SourcePart(part.name, part.table, part.columns, part.ids, part.embedding_dim)
+            for part in parts
+            if part.group is group
+        ]
+        for group in groups
+    ]
+    return _Source(
+        sources,
+        of_groups,
+        (
+            dense_source(DENSE, model, ranks.rank, copy),
+            state_source(STATE, state, ranks.rank, copy),
+        ),
+    )
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _write(
+    ranks: Ranks, disk: Disk, target: Path, uuid: str, source: _Source, progress: bool | None
+) -> None:
+    """Writes all files on all ranks, then the manifest on the first."""
+    folder = unfinished(target, uuid)
+
+    def begin() -> None:
+        disk.make_folder(target.parent)
+        settle(disk, target)
+        disk.make_folder(folder)
+
+    try:
+        ranks.on_first(begin)
+        written = ranks.run(lambda: _write_files(ranks, disk, folder, source, progress))
+        of_ranks = ranks.gather(written)
+        ranks.on_first(lambda: _finish(disk, folder, target, uuid, _manifest_of(uuid, of_ranks)))
+    except Exception:
+        if ranks.rank == 0:
+            disk.remove(folder)
+        raise
+
+
+def _write_files(
+    ranks: Ranks, disk: Disk, folder: Path, source: _Source, progress: bool | None
+) -> _Written:
+    total = sum(_bytes_of(group) for group in source.groups)
+    total += sum(p.values.numel() * p.values.element_size() for r in source.rest for p in r.pieces)
+    groups: list[SavedGroup] = []
+    tables: dict[str, SavedTable] = {}
+    with progress_bar(f"saving {folder.name.rpartition('.tmp-')[0]}", total, progress) as bar:
+        to = Folder(disk, folder, ranks.rank, ranks.size, bar.update)
+        for number, (group, parts) in enumerate(zip(source.groups, source.parts, strict=True)):
+            saved, of_parts = write_group(to, group, parts, number)
+            groups.append(saved)
+            for part, saved_part in zip(parts, of_parts, strict=True):
+                table = _table_of(group, part, saved_part)
+                known = tables.get(part.name)
+                tables[part.name] = (
+                    table if known is None else replace(known, parts=[*known.parts, saved_part])
+                )
+        rest = [(*write_rest(to, of_rest), of_rest.values) for of_rest in source.rest]
+    return _Written(groups, tables, rest)
+
+
+def _bytes_of(group: GroupSource) -> int:
+    tensors = [t for slab in group.slabs for t in (slab.weights, *slab.state.values())]
+    rows = sum(20 * slab.weights.shape[0] for slab in group.slabs)
+    return rows + sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTable:
+    config = group.config.tables[part.number]
+    optimizer = group.config.optimizer
+    return SavedTable(
+        embedding_dim=part.embedding_dim,
+        dtype=str(config.dtype).removeprefix("torch."),
+        seed=int(group.seeds[part.number]),
+        optimizer=None if optimizer is None else optimizer.description(),
+        hyper={} if optimizer is None else _hyper_of(group, part.number),
+        scores=list(score_words_of([config], group.config.memory_budget is not None)),
+        policy=config.policy.description(),
+        step=int(group.clock[Clock.STEP]),
+        now=int(group.clock[Clock.NOW]),
+        parts=[saved],
+    )
+
+
+def _hyper_of(group: GroupSource, table: int) -> dict[str, Any]:
+    """Hyper-parameters by name, as lists of numbers; None where there is no limit."""
+    assert group.config.optimizer is not None
+    row = group.hyper[table].tolist()
+    return {
+        name: [row[column] if math.isfinite(row[column]) else None for column in columns]
+        for name, columns in group.config.optimizer.hyper_columns.items()
+    }
+
+
+def _manifest_of(uuid: str, written: Sequence[_Written]) -> Manifest:
+    tables: dict[str, SavedTable] = {}
+    groups: list[SavedGroup] = []
+    first_group = 0
+    for of_rank in written:
+        for name, table in of_rank.tables.items():
+            parts = [replace(part, group=part.group + first_group) for part in table.parts]
+            known = tables.get(name)
+            parts = parts if known is None else [*known.parts, *parts]
+            tables[name] = replace(table if known is None else known, parts=parts)
+        groups += of_rank.groups
+        first_group = len(groups)
+    for name, table in tables.items():
+        check_same_ids(name, table)
+        ordered = sorted(table.parts, key=lambda part: (part.first_column, part.slots_begin))
+        tables[name] = replace(table, parts=ordered)
+    dense, state = (_rest_of([of_rank.rest[k] for of_rank in written]) for k in range(2))
+    return Manifest(uuid, "full", None, len(written), tables, groups, dense, state)
+
+
+def _rest_of(
+    written: Sequence[tuple[SavedFile | None, dict[str, list[SavedEntry]], Any]],
+) -> SavedRest:
+    rest = SavedRest(values=written[0][2])
+    for file, entries, _ in written:
+        if file is None:
+            continue
+        for name, pieces in entries.items():
+            here = [replace(piece, file=len(rest.files)) for piece in pieces]
+            rest.entries.setdefault(name, []).extend(here)
+        rest.files.append(file)
+    return rest
+
+
+def _finish(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifest) -> None:
+    """What makes a folder of files a checkpoint."""
+    for file in manifest.files():
+        size = (folder / file.path).stat().st_size
+        if size != file.bytes:
+            raise OSError(
+                f"checkpoint.save: {file.path} has {size} bytes, expected {file.bytes}: do all "
+                f"ranks write to the same {folder.parent}?"
+            )
+    for inner in sorted({(folder / file.path).parent for file in manifest.files()}):
+        disk.sync_folder(inner)
+    text = manifest.text()
+    writer = SummedWriter(disk, folder / MANIFEST)
+    try:
+        writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        writer.finish()
+    finally:
+        writer.close()
+    disk.sync_folder(folder)
+    put_in_place(disk, folder, target, uuid)
+
+
+__all__ = ["save"]

@@ -1,0 +1,287 @@
+"""Files with a checksum for every 8 MiB: written once from front to back, checked when read.
+
+The checksum is crc32c (Castagnoli; RFC 3720, appendix B.4).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.tensor_file import StoredTensor, header_bytes, raw, sections_of
+
+BLOCK_BYTES = 8 << 20
+
+
+class DamagedFileError(ValueError):
+    """A file of a checkpoint is not what was written; the message names it and says why."""
+
+
+class FileSums(NamedTuple):
+    """What is known of a whole file.
+
+    Attributes:
+        bytes: its size.
+        block_bytes: of a block; the last one may be shorter.
+        sums: crc32c of each block.
+    """
+
+    bytes: int
+    block_bytes: int
+    sums: tuple[int, ...]
+
+
+class SummedWriter:
+    """Writes a file and sums what it writes.
+
+    Args:
+        disk: the file system.
+        path: of a file that is not there yet.
+        block_bytes: of a block.
+    """
+
+    def __init__(self, disk: Disk, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
+        self._disk, self._path, self._block_bytes = disk, path, block_bytes
+        self._file = disk.create(path)
+        self._open = True
+        self._bytes = 0
+        self._sums: list[int] = []
+        self._sum = 0
+
+    def write(self, data: Tensor) -> None:
+        """Writes the values of a contiguous tensor of the CPU.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        values = data.detach().reshape(-1).view(torch.uint8) if data.numel() > 0 else None
+        begin, size = 0, 0 if values is None else values.numel()
+        while values is not None and begin < size:
+            room = self._block_bytes - self._bytes % self._block_bytes
+            piece = values[begin : begin + min(room, size - begin)]
+            self._write_all(raw(piece))
+            self._sum = ops.crc32c(piece, self._sum)
+            self._bytes += piece.numel()
+            begin += piece.numel()
+            if self._bytes % self._block_bytes == 0:
+                self._end_block()
+
+    def _write_all(self, data: memoryview) -> None:
+        begin = 0
+        while begin < len(data):
+            try:
+                begin += self._disk.write(self._file, data[begin:])
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise full_disk(error, self._path, self._bytes + begin) from error
+                raise
+
+    def _end_block(self) -> None:
+        self._sums.append(self._sum)
+        self._sum = 0
+
+    def finish(self) -> FileSums:
+        """Waits until the file is on the disk, and closes it."""
+        if self._bytes % self._block_bytes != 0:
+            self._end_block()
+        try:
+            self._disk.sync(self._file)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise full_disk(error, self._path, self._bytes) from error
+            raise
+        self.close()
+        return FileSums(self._bytes, self._block_bytes, tuple(self._sums))
+
+    def close(self) -> None:
+        """Closes the file, whole or not."""
+        if self._open:
+            self._open = False
+            self._disk.close(self._file)
+
+
+def full_disk(error: OSError, path: Path, written: int) -> OSError:
+    """The error of a disk without room, with what there is in bytes."""
+    free = shutil.disk_usage(path.parent).free
+    return OSError(
+        error.errno,
+        f"{os.strerror(error.errno or 0)} after {written} bytes of {path.name}, {free} bytes are "
+        "free: make room, or save elsewhere; the checkpoint that was there before is as it was",
+        str(path),
+    )
+
+
+class SummedReader:
+    """Reads tensors of a file and checks every block that it reads, or has been told not to.
+
+    Reading goes from front to back, so that a block is read once; going back begins anew. What has
+    been read may be used when :meth:`finish` has returned.
+
+    Args:
+        path: of the file.
+        sums: what it should be.
+        checked: False: the sums are not compared, as after :func:`check_file`.
+
+    Raises:
+        DamagedFileError: it is missing, or has another size, or its header is wrong.
+    """
+
+    def __init__(self, path: Path, sums: FileSums, *, checked: bool = True) -> None:
+        self.path, self._sums, self._checked = path, sums, checked
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise DamagedFileError(f"{path}: the file is missing") from None
+        self._open = True
+        self._at = 0  # in the file
+        self._sum = 0  # of the block from its beginning to there
+        self._scratch: Tensor | None = None
+        try:
+            size = os.fstat(self._file).st_size
+            if size != sums.bytes:
+                raise DamagedFileError(
+                    f"{path}: the file has {size} bytes, expected {sums.bytes}: it was cut off or "
+                    "written to"
+                )
+            self.tensors = self._read_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_header(self) -> dict[str, StoredTensor]:
+        """The tensors by name."""
+        try:
+            first = torch.empty(min(8, self._sums.bytes), dtype=torch.uint8)
+            self._read(0, first)
+            length = header_bytes(bytes(raw(first)))
+            if 8 + length > self._sums.bytes:
+                raise ValueError(f"its header would have {length} bytes")
+            text = torch.empty(length, dtype=torch.uint8)
+            self._read(8, text)
+            return sections_of(bytes(raw(text)), 8 + length, self._sums.bytes)
+        except DamagedFileError:
+            raise
+        except ValueError as error:
+            raise DamagedFileError(f"{self.path}: {error}") from error
+
+    def read(self, name: str, begin: int, out: Tensor) -> None:
+        """Fills a contiguous tensor of the CPU with rows of a tensor of the file.
+
+        Args:
+            name: of the tensor.
+            begin: the first row.
+            out: as many rows as there are, of its dtype and columns.
+
+        Raises:
+            DamagedFileError: a block is not what was written.
+        """
+        section = self.tensors[name]
+        assert out.dtype == section.dtype
+        assert out.numel() * out.element_size() == out.shape[0] * section.row_bytes
+        if out.numel() > 0:
+            self._read(section.begin + begin * section.row_bytes, out.reshape(-1).view(torch.uint8))
+
+    def _read(self, begin: int, out: Tensor) -> None:
+        """Bytes from there on, after those before them in the same block."""
+        if self._checked:
+            if begin < self._at or begin // self._block > self._at // self._block:
+                self.finish()
+                self._at, self._sum = begin // self._block * self._block, 0
+            self._skip_to(begin)
+        else:
+            self._at = begin
+        at = 0
+        while at < out.numel():
+            room = self._block - self._at % self._block if self._checked else out.numel()
+            self._take(out[at : at + min(room, out.numel() - at)])
+            at += min(room, out.numel() - at)
+
+    @property
+    def _block(self) -> int:
+        return self._sums.block_bytes
+
+    def _skip_to(self, end: int) -> None:
+        if self._at < end and self._scratch is None:
+            self._scratch = torch.empty(min(self._block, self._sums.bytes), dtype=torch.uint8)
+        while self._at < end:
+            assert self._scratch is not None
+            self._take(self._scratch[: min(end - self._at, self._scratch.numel())])
+
+    def _take(self, out: Tensor) -> None:
+        """Fills a piece that lies within a block."""
+        view = raw(out)
+        done = 0
+        while done < len(view):
+            count = os.preadv(self._file, [view[done:]], self._at + done)
+            if count == 0:
+                raise DamagedFileError(f"{self.path}: the file ends at byte {self._at + done}")
+            done += count
+        block = self._at // self._block
+        self._at += done
+        if not self._checked:
+            return
+        self._sum = ops.crc32c(out, self._sum)
+        if self._at % self._block == 0 or self._at == self._sums.bytes:
+            expected = self._sums.sums[block]
+            if self._sum != expected:
+                raise DamagedFileError(
+                    f"{self.path}: block {block} (bytes {block * self._block} to {self._at}) has "
+                    f"the checksum {self._sum:08x}, expected {expected:08x}: the file was damaged "
+                    "after it was written"
+                )
+            self._sum = 0
+
+    def finish(self) -> None:
+        """Checks the block that was read last to its end.
+
+        Raises:
+            DamagedFileError: it is not what was written.
+        """
+        if self._checked and self._at % self._block != 0 and self._at < self._sums.bytes:
+            end = min(self._sums.bytes, (self._at // self._block + 1) * self._block)
+            self._skip_to(end)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._open:
+            self._open = False
+            os.close(self._file)
+
+
+def check_file(path: Path, sums: FileSums) -> None:
+    """Reads a whole file.
+
+    Raises:
+        DamagedFileError: it is missing, or not what was written.
+    """
+    reader = SummedReader(path, sums)
+    try:
+        reader._skip_to(sums.bytes)
+    finally:
+        reader.close()
+
+
+def sums_of_bytes(data: bytes | Sequence[int]) -> int:
+    """crc32c of bytes."""
+    values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return ops.crc32c(values, 0)
+
+
+__all__ = [
+    "BLOCK_BYTES",
+    "DamagedFileError",
+    "FileSums",
+    "SummedReader",
+    "SummedWriter",
+    "check_file",
+    "sums_of_bytes",
+]

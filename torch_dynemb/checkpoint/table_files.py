@@ -1,0 +1,304 @@
+"""Writes the tables of a group as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.entries import (
+    COUNT,
+    GROUP_CLOCK,
+    GROUP_ROW_CLOCK,
+    GROUP_SEEDS,
+    GROUP_SKETCH,
+    GROUP_SLABS,
+    GROUP_TABLES,
+    HANDLE,
+    ID,
+    SKETCH,
+    SLOT,
+    WEIGHT,
+    counts_file,
+    free_rows_entry,
+    group_file,
+    rows_file,
+    score_entry,
+    sketch_file,
+    state_entry,
+    tombstones_entry,
+)
+from torch_dynemb.checkpoint.manifest import SavedFile, SavedGroup, SavedPart
+from torch_dynemb.checkpoint.parts import IdSlots
+from torch_dynemb.checkpoint.source import (
+    GroupSource,
+    RowOrder,
+    TableSource,
+    occupied_slots,
+    tombstones,
+)
+from torch_dynemb.checkpoint.summed_files import SummedWriter
+from torch_dynemb.checkpoint.tensor_file import TensorShape, header_of
+from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
+
+FILE_BYTES = 2 << 30
+Progress = Callable[[int], object]
+
+
+class SourcePart(NamedTuple):
+    """A part of a table that this rank saves.
+
+    Attributes:
+        name: of the table.
+        number: of the table in its group.
+        columns: its columns of the whole table.
+        ids: which ids it has.
+        embedding_dim: columns of the whole table.
+    """
+
+    name: str
+    number: int
+    columns: range
+    ids: IdSlots
+    embedding_dim: int
+
+    @property
+    def split(self) -> bool:
+        """Whether other parts have other columns of its ids."""
+        return len(self.columns) < self.embedding_dim
+
+
+class Section(NamedTuple):
+    """A tensor of a file, and what gives the values of a range of its rows."""
+
+    shape: TensorShape
+    pieces: Callable[[range], Iterator[Tensor]]
+
+    @property
+    def rows(self) -> int:
+        """Indices of the first dimension."""
+        return self.shape.shape[0] if self.shape.shape else 1
+
+
+class Folder(NamedTuple):
+    """Where a rank writes.
+
+    Attributes:
+        disk: the file system.
+        path: of the unfinished checkpoint.
+        rank, ranks: who writes, of how many.
+        progress: is told of bytes that were written.
+    """
+
+    disk: Disk
+    path: Path
+    rank: int
+    ranks: int
+    progress: Progress
+
+    def write(self, name: str, sections: Sequence[Section], rows: int) -> SavedFile:
+        """Writes a file.
+
+        Args:
+            name: its path in the checkpoint.
+            sections: its tensors, in order.
+            rows: what the manifest says of it.
+        """
+        path = self.path / name
+        self.disk.make_folder(path.parent)
+        writer = SummedWriter(self.disk, path)
+        try:
+            header = header_of([section.shape for section in sections])
+            writer.write(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+            for section in sections:
+                written = 0
+                for piece in section.pieces(range(section.rows)):
+                    writer.write(piece)
+                    written += piece.numel() * piece.element_size()
+                    self.progress(piece.numel() * piece.element_size())
+                if written != section.shape.bytes:
+                    raise RuntimeError(
+                        f"checkpoint: {section.shape.name!r} of {name} has {written} bytes, "
+                        f"expected {section.shape.bytes}: the tables changed while they were saved"
+                    )
+            sums = writer.finish()
+        finally:
+            writer.close()
+        return SavedFile(name, rows, sums.bytes, sums.block_bytes, list(sums.sums))
+
+
+def write_group(
+    folder: Folder, source: GroupSource, parts: Sequence[SourcePart], number: int
+) -> tuple[SavedGroup, list[SavedPart]]:
+    """Writes the tables of a group that are saved; returns what the manifest says of the parts.
+
+    Args:
+        folder: where to.
+        source: what the group holds.
+        parts: of it.
+        number: of the group on this rank.
+    """
+    saved: dict[int, SavedPart] = {}
+    for slab in range(len(source.slabs)):
+        here = [part for part in parts if source.config.slab_of(part.number) == slab]
+        if not here:
+            continue
+        order = RowOrder(source, slab)
+        for part in here:
+            saved[part.number] = _write_part(folder, source, part, order, number)
+    file = folder.write(group_file(folder.rank, folder.ranks, number), _group_sections(source), 0)
+    words = list(source.config.layout.score_words)
+    group = SavedGroup(folder.rank, [part.name for part in parts], words, file)
+    return group, [saved[part.number] for part in parts]
+
+
+def _write_part(
+    folder: Folder, source: GroupSource, part: SourcePart, order: RowOrder, group: int
+) -> SavedPart:
+    number = part.number
+    # Ranks that have other columns of the same ids must write them in one order.
+    table = TableSource(source, number, order, by_id=part.split)
+    sections = _row_sections(source, part, table)
+    row_bytes = sum(section.shape.bytes for section in sections) // max(1, table.count)
+    most = max(1, FILE_BYTES // max(1, row_bytes))
+    starts = range(0, max(1, table.count), most)
+    files = []
+    for k, begin in enumerate(starts):
+        rows = range(begin, min(begin + most, table.count))
+        name = rows_file(part.name, folder.rank, folder.ranks, part.columns, k)
+        of_file = [_rows_of(section, rows) for section in sections]
+        files.append(folder.write(name, of_file, len(rows)))
+    counts, counted = _write_counts(folder, source, part)
+    sketch, width = _write_sketch(folder, source, part)
+    return SavedPart(
+        rank=folder.rank,
+        first_column=part.columns.start,
+        columns=len(part.columns),
+        slots_begin=part.ids.begin,
+        slots_end=part.ids.end,
+        slots=part.ids.slots,
+        ids=table.count,
+        ids_crc32c=_ids_crc32c(table) if part.split else 0,
+        group=group,
+        number=number,
+        counters=source.tables[number].tolist(),
+        optimizer_steps=int(source.row_clock[number]),
+        rows=files,
+        counts=counts,
+        counted=counted,
+        sketch=sketch,
+        sketch_width=width,
+    )
+
+
+def _ids_crc32c(table: TableSource) -> int:
+    crc = 0
+    for piece in table.ids(range(table.count)):
+        crc = ops.crc32c(piece, crc)
+    return crc
+
+
+def _row_sections(source: GroupSource, part: SourcePart, table: TableSource) -> list[Section]:
+    """What a part's files have of its rows: ids and scores only once, where columns are split."""
+    count = table.count
+    slab = source.slabs[source.config.slab_of(part.number)]
+    slots = torch.int64 if table.wide_slots else torch.int32
+    sections = [
+        Section(TensorShape(SLOT, slots, (count,)), table.slots),
+        Section(TensorShape(HANDLE, torch.int64, (count,)), table.handles),
+    ]
+    if part.columns.start == 0:
+        sections.insert(0, Section(TensorShape(ID, torch.int64, (count,)), table.ids))
+        # also those that other tables of the group keep: a step writes them for all ids
+        for word, name in enumerate(source.config.layout.score_words):
+            shape = TensorShape(score_entry(name), torch.int64, (count,))
+            sections.append(Section(shape, _scores(table, word)))
+    weights = TensorShape(WEIGHT, slab.weights.dtype, (count, slab.weights.shape[1]))
+    sections.append(Section(weights, table.weights))
+    for name, tensor in slab.state.items():
+        shape = TensorShape(state_entry(name), tensor.dtype, (count, *tensor.shape[1:]))
+        sections.append(Section(shape, _state(table, name)))
+    return sections
+
+
+def _scores(table: TableSource, word: int) -> Callable[[range], Iterator[Tensor]]:
+    return lambda rows: table.scores(rows, word)
+
+
+def _state(table: TableSource, name: str) -> Callable[[range], Iterator[Tensor]]:
+    return lambda rows: table.state(rows, name)
+
+
+def _rows_of(section: Section, rows: range) -> Section:
+    """Some rows of a section."""
+    shape = section.shape._replace(shape=(len(rows), *section.shape.shape[1:]))
+    return Section(shape, lambda _: section.pieces(rows))
+
+
+def _write_counts(
+    folder: Folder, source: GroupSource, part: SourcePart
+) -> tuple[SavedFile | None, int]:
+    counters = source.config.layout.counters[part.number]
+    if counters is None or part.columns.start > 0:
+        return None, 0
+    buckets = source.buckets_of[counters].buckets
+    count = int(source.tables[counters, Table.SIZE])
+
+    def of(field: str) -> Callable[[range], Iterator[Tensor]]:
+        def pieces(_: range) -> Iterator[Tensor]:
+            for piece in occupied_slots(buckets):
+                yield getattr(piece, field).contiguous()
+
+        return pieces
+
+    sections = [
+        Section(TensorShape(ID, torch.int64, (count,)), of("ids")),
+        Section(TensorShape(COUNT, torch.int64, (count,)), of("stored")),
+        Section(TensorShape(SLOT, torch.int64, (count,)), of("slots")),
+    ]
+    name = counts_file(part.name, folder.rank, folder.ranks)
+    return folder.write(name, sections, count), count
+
+
+def _write_sketch(
+    folder: Folder, source: GroupSource, part: SourcePart
+) -> tuple[SavedFile | None, int]:
+    rows = source.config.layout.rows
+    width = rows[part.number].get(PolicyColumn.SKETCH_WIDTH, 0) if rows else 0
+    if width == 0 or part.columns.start > 0:
+        return None, 0
+    begin = rows[part.number][PolicyColumn.SKETCH_BEGIN]
+    cells = source.sketch[begin : begin + SKETCH_ROWS * width].cpu().reshape(SKETCH_ROWS, width)
+    name = sketch_file(part.name, folder.rank, folder.ranks)
+    return folder.write(name, [_whole(SKETCH, cells)], SKETCH_ROWS), width
+
+
+def _group_sections(source: GroupSource) -> list[Section]:
+    """What a group goes on from exactly as it was, with rows and ids where they were."""
+    sections = [
+        _whole(GROUP_TABLES, source.tables),
+        _whole(GROUP_SLABS, source.slab_counts),
+        _whole(GROUP_CLOCK, source.clock),
+        _whole(GROUP_ROW_CLOCK, source.row_clock),
+        _whole(GROUP_SKETCH, source.sketch.cpu()),
+        _whole(GROUP_SEEDS, source.seeds),
+    ]
+    for s, slab in enumerate(source.slabs):
+        sections.append(_whole(free_rows_entry(s), slab.free.cpu()))
+    for t, table in enumerate(source.buckets_of):
+        sections.append(_whole(tombstones_entry(t), tombstones(table.buckets)))
+    return sections
+
+
+def _whole(name: str, values: Tensor) -> Section:
+    values = values.contiguous()
+    shape = TensorShape(name, values.dtype, tuple(values.shape))
+    return Section(shape, lambda _: iter([values]))
+
+
+__all__ = ["Folder", "Progress", "Section", "SourcePart", "write_group"]

@@ -1,0 +1,142 @@
+"""What of a saved table a part of a model's table takes, and whether they go together."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from torch_dynemb.checkpoint.manifest import SavedPart, SavedTable
+from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.policy.layout import score_words_of
+
+OnMissingState = Literal["fresh", "error"]
+_CONVERTED = (torch.float32, torch.bfloat16)
+
+
+class TablePlan(NamedTuple):
+    """How a part is loaded.
+
+    Attributes:
+        part: of the model.
+        saved: the table.
+        state: the optimizer's state tensors that are loaded.
+        scores: the score words that are loaded.
+        counts: whether counts of admission are loaded, exact ones or a sketch.
+        fresh: what begins anew, because it was not saved or is not asked for.
+    """
+
+    part: TablePart
+    saved: SavedTable
+    state: tuple[StateTensor, ...]
+    scores: tuple[str, ...]
+    counts: bool
+    fresh: tuple[str, ...]
+
+    @property
+    def sources(self) -> list[SavedPart]:
+        """The saved parts with ids and columns that the part has."""
+        own = self.part.columns
+        return [
+            saved
+            for saved in self.saved.parts
+            if saved.id_slots.shares(self.part.ids)
+            and saved.first_column < own.stop
+            and own.start < saved.first_column + saved.columns
+        ]
+
+    @property
+    def id_sources(self) -> list[SavedPart]:
+        """The saved parts with its ids and the first column: their files have the ids."""
+        return [part for part in self.saved.first_parts if part.id_slots.shares(self.part.ids)]
+
+
+def plan_of(
+    part: TablePart,
+    saved: SavedTable,
+    *,
+    optimizer_state: bool,
+    on_missing_state: OnMissingState,
+) -> TablePlan:
+    """How a part is loaded.
+
+    Raises:
+        ValueError: the table does not fit, or lacks what must not begin anew.
+    """
+    config = part.config
+    where = f"table {part.name!r}"
+    if saved.embedding_dim != part.embedding_dim:
+        raise ValueError(
+            f"{where} was saved with {saved.embedding_dim} columns, but the model's has "
+            f"{part.embedding_dim}"
+        )
+    fresh: list[str] = []
+    missing: list[str] = []
+    state = _state_of(part, saved, optimizer_state, fresh, missing)
+    own_scores = score_words_of([config], part.group.config.memory_budget is not None)
+    scores = tuple(word for word in own_scores if word in saved.scores)
+    missing += [f"score {word}" for word in own_scores if word not in saved.scores]
+    rule = config.policy.admission
+    counts = False
+    if isinstance(rule, AdmitFrequent):
+        counts = any(of.counts is not None for of in saved.parts)
+    elif isinstance(rule, AdmitFrequentSketch):
+        counts = any(of.sketch is not None for of in saved.parts)
+    if isinstance(rule, AdmitFrequent | AdmitFrequentSketch) and not counts:
+        missing.append("counts of admission")
+    if missing and on_missing_state == "error":
+        raise ValueError(
+            f"{where} was saved without {', '.join(missing)}: give on_missing_state='fresh' to "
+            "begin anew with it"
+        )
+    return TablePlan(part, saved, state, scores, counts, (*fresh, *missing))
+
+
+def _state_of(
+    part: TablePart, saved: SavedTable, wanted: bool, fresh: list[str], missing: list[str]
+) -> tuple[StateTensor, ...]:
+    """The state tensors that are loaded: all of them, or none."""
+    optimizer = part.group.config.optimizer
+    if optimizer is None or not optimizer.state:
+        return ()
+    if not wanted:
+        fresh.append("optimizer state")
+        return ()
+    if saved.optimizer is None:
+        missing.append("optimizer state")
+        return ()
+    described = optimizer.description()
+    if _kinds(described) != _kinds(saved.optimizer):
+        raise ValueError(
+            f"table {part.name!r} was saved with the optimizer {_shown(saved.optimizer)}, but the "
+            f"model's is {_shown(described)}: give optimizer_state=False to load the rows alone"
+        )
+    blocks = [t.name for t in optimizer.state if t.dtype == torch.uint8]
+    columns = {(of.first_column, of.columns) for of in saved.parts}
+    if blocks and (part.first_column, len(part.columns)) not in columns:
+        raise ValueError(
+            f"table {part.name!r} was saved with 8-bit {blocks[0]} of columns {sorted(columns)}, "
+            f"but columns {part.columns.start} to {part.columns.stop} are wanted, which have other "
+            "blocks: shard columns as they were, or give optimizer_state=False"
+        )
+    return optimizer.state
+
+
+def _kinds(description: dict[str, Any]) -> Any:
+    """Name and state tensors; floats of 32 and 16 bits are one kind."""
+    floats = {str(dtype).removeprefix("torch.") for dtype in _CONVERTED}
+    state = [
+        [name, per_row, "float" if dtype in floats else dtype]
+        for name, per_row, dtype in description["state"]
+    ]
+    return [description["name"], state]
+
+
+def _shown(description: dict[str, Any]) -> str:
+    state = ", ".join(f"{name} of {dtype}" for name, _, dtype in description["state"])
+    return f"{description['name']} ({state or 'no state'})"
+
+
+__all__ = ["OnMissingState", "TablePlan", "plan_of"]
