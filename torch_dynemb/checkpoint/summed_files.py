@@ -17,7 +17,13 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.disk import Disk
-from torch_dynemb.checkpoint.tensor_file import StoredTensor, header_bytes, raw, sections_of
+from torch_dynemb.checkpoint.tensor_file import (
+    StoredTensor,
+    as_bytes,
+    header_bytes,
+    raw,
+    sections_of,
+)
 
 BLOCK_BYTES = 8 << 20
 
@@ -63,11 +69,12 @@ class SummedWriter:
         Raises:
             OSError: the disk is full, or fails.
         """
-        values = data.detach().reshape(-1).view(torch.uint8) if data.numel() > 0 else None
-        begin, size = 0, 0 if values is None else values.numel()
-        while values is not None and begin < size:
+        assert data.is_contiguous()
+        values = as_bytes(data)
+        begin = 0
+        while begin < values.numel():
             room = self._block_bytes - self._bytes % self._block_bytes
-            piece = values[begin : begin + min(room, size - begin)]
+            piece = values[begin : begin + room]
             self._write_all(raw(piece))
             self._sum = ops.crc32c(piece, self._sum)
             self._bytes += piece.numel()
@@ -187,8 +194,9 @@ class SummedReader:
         section = self.tensors[name]
         assert out.dtype == section.dtype
         assert out.numel() * out.element_size() == out.shape[0] * section.row_bytes
+        assert out.is_contiguous()
         if out.numel() > 0:
-            self._read(section.begin + begin * section.row_bytes, out.reshape(-1).view(torch.uint8))
+            self._read(section.begin + begin * section.row_bytes, as_bytes(out))
 
     def _read(self, begin: int, out: Tensor) -> None:
         """Bytes from there on, after those before them in the same block."""

@@ -125,6 +125,14 @@ def header_bytes(first: bytes) -> int:
     return length
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as uint8 [bytes]."""
+    if tensor.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    # the stride of a dimension of size 1 may be any, and then no view is taken of it
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def raw(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor of the CPU as bytes, while the tensor lives."""
     size = tensor.numel() * tensor.element_size()
@@ -136,6 +144,7 @@ def raw(tensor: Tensor) -> memoryview:
 __all__ = [
     "StoredTensor",
     "TensorShape",
+    "as_bytes",
     "header_bytes",
     "header_of",
     "raw",
