@@ -66,6 +66,7 @@ def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Mani
             or source.number != plan.part.table
             or plan.fresh
             or plan.saved.dtype != dtype
+            or plan.saved.padding_idx != plan.part.config.padding_idx
             or plan.saved.optimizer != optimizer
             or plan.saved.policy != plan.part.config.policy.description()
             or source.counters[Table.BUCKET_COUNT]

@@ -101,6 +101,7 @@ class SavedTable:
         optimizer: its name and state tensors, as ``OptimizerConfig.description`` gives them; None:
             the table was not trained.
         hyper: hyper-parameters of the optimizer when it was saved.
+        padding_idx: the id that has no row.
         scores: names of what is kept of an id.
         policy: what ``Policy.description`` gives.
         step, now: clock of its group.
@@ -112,6 +113,7 @@ class SavedTable:
     seed: int
     optimizer: dict[str, Any] | None
     hyper: dict[str, Any]
+    padding_idx: int | None
     scores: list[str]
     policy: dict[str, Any]
     step: int

@@ -258,6 +258,7 @@ def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTa
         seed=int(group.seeds[part.number]),
         optimizer=None if optimizer is None else optimizer.description(),
         hyper={} if optimizer is None else _hyper_of(group, part.number),
+        padding_idx=config.padding_idx,
         scores=list(score_words_of([config], group.config.memory_budget is not None)),
         policy=config.policy.description(),
         step=int(group.clock[Clock.STEP]),
