@@ -293,17 +293,16 @@ class TableSource:
             numbers = self._numbers(begin, end)
             if isinstance(numbers, slice):
                 yield values[numbers].cpu()
-            elif values.device.type == "cpu":
-                yield self._gathered(values, numbers)
             else:
-                yield values[numbers.to(values.device)].cpu()
+                yield self._gathered(values, numbers.to(values.device)).cpu()
 
     def _gathered(self, values: Tensor, rows: Tensor) -> Tensor:
         """Rows in a buffer that is used again and again: new memory costs more than the copy."""
         shape = (rows.shape[0], *values.shape[1:])
         size = values[:1].numel() * rows.shape[0] * values.element_size()
         if self._buffer.numel() < size:
-            self._buffer = torch.empty(max(size, PIECE_BYTES), dtype=torch.uint8)
+            room = max(size, PIECE_BYTES)
+            self._buffer = torch.empty(room, dtype=torch.uint8, device=values.device)
         out = self._buffer[:size].view(values.dtype).view(shape)
         return torch.index_select(values, 0, rows, out=out)
 
