@@ -124,7 +124,7 @@ def contents(model: Net) -> dict[str, TableContents]:
 def differences(one: Any, two: Any, path: str = "") -> list[str]:
     """Names what differs, tensors by value."""
     if isinstance(one, Tensor) and isinstance(two, Tensor):
-        same = one.dtype == two.dtype and torch.equal(one, two)
+        same = one.dtype == two.dtype and torch.equal(one.cpu(), two.cpu())
         return [] if same else [path]
     if isinstance(one, dict) and isinstance(two, dict):
         if one.keys() != two.keys():

@@ -96,7 +96,8 @@ def save(
         asynchronous: copy what is saved into memory, and write it in a thread while training goes
             on. It takes as much memory as is saved.
         state: what else the program needs to go on: nested dicts, lists and tuples of tensors,
-            numbers and texts; :func:`load` gives it back. That of the first rank is saved.
+            numbers and texts; :func:`load` gives it back, its tensors on the CPU. That of the first
+            rank is saved.
         progress: show a progress bar; default: where the standard error is a terminal.
 
     Returns:

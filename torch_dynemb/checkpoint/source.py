@@ -232,7 +232,7 @@ class TableSource:
             self._rows = places if self._rows is None else self._rows[places]
         self._ascends = not by_id
         self.count = order.ids.shape[0] if self._rows is None else self._rows.shape[0]
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer: Tensor | None = None
 
     @property
     def wide_slots(self) -> bool:
@@ -298,12 +298,14 @@ class TableSource:
 
     def _gathered(self, values: Tensor, rows: Tensor) -> Tensor:
         """Rows in a buffer that is used again and again: new memory costs more than the copy."""
-        shape = (rows.shape[0], *values.shape[1:])
-        size = values[:1].numel() * rows.shape[0] * values.element_size()
-        if self._buffer.numel() < size:
-            room = max(size, PIECE_BYTES)
-            self._buffer = torch.empty(room, dtype=torch.uint8, device=values.device)
-        out = self._buffer[:size].view(values.dtype).view(shape)
+        buffer = self._buffer
+        if (
+            buffer is None
+            or (buffer.dtype, buffer.shape[1:]) != (values.dtype, values.shape[1:])
+            or buffer.shape[0] < rows.shape[0]
+        ):
+            buffer = self._buffer = values.new_empty((rows.shape[0], *values.shape[1:]))
+        out = buffer[: rows.shape[0]]
         return torch.index_select(values, 0, rows, out=out)
 
 
