@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +333,14 @@ def test_pending_gradients_are_refused(path: Path) -> None:
         checkpoint.save(path, items)
     items.optimizer.step()
     checkpoint.save(path, items)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_DATA")
+def test_a_table_that_fills_most_of_the_memory(path: Path) -> None:
+    program = Path(__file__).with_name("bounded_memory.py")
+    ran = subprocess.run([sys.executable, program, path], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("saved and loaded")
 
 
 # -- the files -----------------------------------------------------------------------------------
