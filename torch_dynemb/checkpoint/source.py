@@ -19,6 +19,7 @@ from torch_dynemb.table.tables import Tables
 
 PIECE_BYTES = 8 << 20
 _BUCKETS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 16
 
 
 class SlabRows(NamedTuple):
@@ -164,7 +165,7 @@ def tombstones(buckets: Tensor) -> Tensor:
 
 
 class RowOrder:
-    """Whose the rows of a slab are: 13 bytes for every row.
+    """Whose the rows of a slab are: at most 17 bytes for every row.
 
     Args:
         source: the group.
@@ -172,7 +173,6 @@ class RowOrder:
     """
 
     def __init__(self, source: GroupSource, slab: int) -> None:
-        self._source = source
         used = source.slabs[slab].weights.shape[0]
         config = source.config
         tables = [t for t in range(len(config.tables)) if config.slab_of(t) == slab]
@@ -181,23 +181,40 @@ class RowOrder:
         owner_dtype = torch.uint8 if len(tables) < 255 else torch.int32
         self.ids = torch.zeros(used, dtype=torch.int64)
         self.slots = torch.zeros(used, dtype=slot_dtype)
-        self._owner = torch.zeros(used, dtype=owner_dtype)
-        self._number = {t: k + 1 for k, t in enumerate(tables)}
-        for t in tables:
+        owner = torch.zeros(used, dtype=owner_dtype)  # 0: nobody's
+        for k, t in enumerate(tables):
             for piece in occupied_slots(source.buckets_of[t].buckets):
                 rows = (piece.stored - 1) >> GENERATION_BITS
                 self.ids[rows] = piece.ids
                 self.slots[rows] = piece.slots.to(slot_dtype)
-                self._owner[rows] = self._number[t]
+                owner[rows] = k + 1
+        counts = [int(source.tables[t, Table.SIZE]) for t in tables]
+        rows_by_table = [None] if counts == [used] else _rows_by_owner(owner, counts)
+        self._rows = dict(zip(tables, rows_by_table, strict=True))
 
     def rows_of(self, table: int) -> Tensor | None:
         """The row numbers of a table, ascending; None: all rows of the slab are its own."""
-        count = int(self._source.tables[table, Table.SIZE])
-        if count == self.ids.shape[0]:
-            return None
-        owned = self._owner == self._number[table]
-        rows = owned.nonzero()[:, 0]
-        return rows.to(torch.int32) if self.ids.shape[0] < 1 << 31 else rows
+        return self._rows[table]
+
+
+def _rows_by_owner(owner: Tensor, counts: list[int]) -> list[Tensor]:
+    """Row numbers by owner, ascending.
+
+    Args:
+        owner: integer [rows], from 1; 0: nobody's.
+        counts: how many rows each has.
+    """
+    dtype = torch.int32 if owner.shape[0] < 1 << 31 else torch.int64
+    result = [torch.empty(count, dtype=dtype) for count in counts]
+    filled = [0] * len(counts)
+    for begin in range(0, owner.shape[0], _ROWS_AT_ONCE):
+        piece = owner[begin : begin + _ROWS_AT_ONCE]
+        order = torch.argsort(piece, stable=True).add_(begin)
+        first, *here = torch.bincount(piece, minlength=len(counts) + 1).tolist()
+        for k, rows in enumerate(order[first:].split(here)):
+            result[k][filled[k] : filled[k] + here[k]] = rows
+            filled[k] += here[k]
+    return result
 
 
 def _ranges(rows: range, row_bytes: int) -> Iterator[tuple[int, int]]:
