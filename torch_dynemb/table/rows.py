@@ -61,17 +61,18 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
         raise ValueError(
             f"insert_or_assign: ids has the padding id {config.padding_idx}, which has no row"
         )
-    there = contains(tables, table, ids)
     rule = tables.config.layout.assign_rows[table : table + 1]
+    # Handles tell later who was new, unless an id may get the row of another one that is evicted.
+    there = contains(tables, table, ids) if rule else None
     slab = tables.config.slab_of(table)
     values = rows.detach().to(tables.rows.weights[slab].dtype)
-    owned = tables.index.slabs[slab, Slab.NEXT_ROW].clone()
+    before = tables.index.slabs[slab].clone()
     with held_back():
         handles = find_or_insert(tables, ids, offsets, features, rule)
         if ids.numel() == 0:
             return
         try:
-            places = _places(handles, owned)
+            places = _places(handles, before)
             if places is None:
                 tables.memory.end_step(
                     tables.index, tables.rows
@@ -83,8 +84,20 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
             _write_rows(tables, table, places, values)
             _forget_counts(tables, table, ids)
         except BaseException:
-            erase(tables, table, ids[~there])
+            new = _had_no_owner(tables, slab, handles, before) if there is None else ~there
+            erase(tables, table, ids[new])
             raise
+
+
+def _had_no_owner(tables: Tables, slab: int, handles: Tensor, before: Tensor) -> Tensor:
+    """bool [n], of which handles nobody had the row, where nobody was evicted.
+
+    Args:
+        handles: int64 [n], which ids have now.
+        before: int64 [8], the slab's row of ``slabs`` before.
+    """
+    free = tables.index.free_rows[slab, : int(before[Slab.FREE_COUNT])]
+    return (handle_rows(handles) >= before[Slab.NEXT_ROW]) | torch.isin(handles, free)
 
 
 class _Places(NamedTuple):
@@ -104,22 +117,23 @@ class _Places(NamedTuple):
     first_owners: bool
 
 
-def _places(handles: Tensor, owned: Tensor) -> _Places | None:
+def _places(handles: Tensor, before: Tensor) -> _Places | None:
     """The places that handles name; None: some id has no row. Waits for a GPU once.
 
     Args:
         handles: int64 [n], n at least 1.
-        owned: int64 [], rows of the slab that had had an owner before ids got these handles.
+        before: int64 [8], the slab's row of ``slabs`` before ids got these handles.
     """
     numbers = handle_rows(handles)
     follows = (numbers[1:] - numbers[:-1] == 1).all()
-    facts = torch.stack([handles.amin(), numbers[0], owned, follows.to(torch.int64)])
-    least, first, before, one_run = facts.tolist()
+    used = before[Slab.NEXT_ROW]
+    facts = torch.stack([handles.amin(), numbers[0], used, follows.to(torch.int64)])
+    least, first, used_before, one_run = facts.tolist()
     if least < 0:
         return None
     run = slice(first, first + handles.numel()) if one_run else None
     generations = (handles & ((1 << GENERATION_BITS) - 1)).to(torch.int32)
-    return _Places(numbers, run, generations, run is not None and first >= before)
+    return _Places(numbers, run, generations, run is not None and first >= used_before)
 
 
 def _write_rows(tables: Tables, table: int, places: _Places, values: Tensor) -> None:
