@@ -25,6 +25,7 @@ BENCHMARKS = (
     "growth",
     "overhead",
     "lifecycle",
+    "assign",
     "optimizers",
     "torchrec_step",
     "feature_ops",

@@ -32,6 +32,7 @@ SMALL = {
     "growth": ["--ids", "200000", "--batch", "10000", "--memory-ids", "65536"],
     "overhead": ["--calls", "2", "--only", "eager: nn.Embedding"],
     "lifecycle": ["--capacity", "5000", "--batch", "400", "--stream", "20000"],
+    "assign": ["--ids", "4000"],
     "optimizers": [
         *("--rows", "500", "--batch", "16", "--dims", "16", "--memory-ids", "1000"),
         *("--only", "our Adam", "--only", "nn.EmbeddingBag"),
@@ -103,7 +104,7 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
-    expected += ", optimizers, torchrec_step, feature_ops, ragged"
+    expected += ", assign, optimizers, torchrec_step, feature_ops, ragged"
     assert expected in capsys.readouterr().err
 
 
