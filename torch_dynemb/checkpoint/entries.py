@@ -30,6 +30,9 @@ GROUP_ROW_CLOCK = "row_clock"
 GROUP_SKETCH = "sketch"
 GROUP_SEEDS = "seeds"
 
+# The dtype of a table whose float32 columns are rows of 8 bits with a scale.
+PACKED = "packed int8"
+
 _LONGEST_FOLDER = 120  # characters; file systems take 255 bytes
 
 
@@ -136,6 +139,7 @@ __all__ = [
     "HANDLE",
     "ID",
     "MANIFEST",
+    "PACKED",
     "SKETCH",
     "SLOT",
     "STATE",

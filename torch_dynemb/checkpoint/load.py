@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -16,12 +17,13 @@ from torch_dynemb.checkpoint.load_group import GroupLoad
 from torch_dynemb.checkpoint.load_part import Stream
 from torch_dynemb.checkpoint.load_rest import read_dense, read_state
 from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import checked_path, locate
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.summed_files import check_file
 from torch_dynemb.checkpoint.table_plan import OnMissingState, TablePlan, plan_of
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
 
 
 class LoadedTable(NamedTuple):
@@ -100,25 +102,39 @@ def load(
             all these cases all ranks raise, and the model is as it was, except where memory or the
             disk fails while rows are read into tables that had ids: these are empty then.
     """
-    target = checked_path("checkpoint.load", path)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"checkpoint.load: model is {described(model)}, expected a torch.nn.Module")
-    flag("checkpoint.load: strict", strict)
-    flag("checkpoint.load: optimizer_state", optimizer_state)
-    if on_missing_state not in ("fresh", "error"):
-        raise ValueError(
-            f"checkpoint.load: on_missing_state is {on_missing_state!r}, expected 'fresh' or "
-            "'error'"
-        )
     ranks = ranks_of(process_group)
 
     def prepare() -> tuple[Path, Manifest, list[TablePart]]:
+        target = checked_path("checkpoint.load", path)
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"checkpoint.load: model is {described(model)}, expected a torch.nn.Module"
+            )
+        flag("checkpoint.load: strict", strict)
+        flag("checkpoint.load: optimizer_state", optimizer_state)
+        if on_missing_state not in ("fresh", "error"):
+            raise ValueError(
+                f"checkpoint.load: on_missing_state is {on_missing_state!r}, expected 'fresh' or "
+                "'error'"
+            )
         check_none_running()
         folder = locate(target)
         return folder, read_manifest(folder), parts_of(model)
 
     folder, manifest, parts = ranks.run(prepare)
-    names = {name for of_rank in ranks.gather([p.name for p in parts]) for name in of_rank}
+    ranks.agree(
+        "checkpoint.load",
+        path=os.fspath(path),
+        uuid=manifest.uuid,
+        strict=strict,
+        optimizer_state=optimizer_state,
+        on_missing_state=on_missing_state,
+    )
+    told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+    places = [place for of_rank in told for place in of_rank]
+    if ranks.size > 1:  # a process on its own may have some ids of a table
+        check_whole(places)
+    names = {place.name for place in places}
     missing = tuple(sorted(names - manifest.tables.keys()))
     unexpected = tuple(sorted(manifest.tables.keys() - names))
     if strict and (missing or unexpected):
@@ -145,7 +161,7 @@ def load(
     dense = ranks.run(lambda: read_dense(folder, manifest.dense, model, strict=strict))
     state = ranks.run(lambda: read_state(folder, manifest.state))
     loads = _load_tables(ranks, folder, manifest, plans, progress)
-    dense.apply(model)
+    ranks.run(lambda: dense.apply(model))
     return LoadReport(manifest.uuid, _reported(ranks, plans, loads), state, missing, unexpected)
 
 
@@ -182,13 +198,18 @@ def _load_tables(
         loads = ranks.run(begin)
         try:
             # what a part streams replaces nothing yet; only where tables had ids they are gone
-            ranks.run(lambda: _each(loads, "clear"))
+            ranks.run(lambda: _clear(loads))
             ranks.run(lambda: _each(loads, "stream"))
             ranks.run(lambda: _each(loads, "publish"))
         except BaseException:
             _each(loads, "give_back")
             raise
     return loads
+
+
+def _clear(loads: Sequence[GroupLoad]) -> None:
+    end_steps([plan.part for load in loads for plan in load.plans])
+    _each(loads, "clear")
 
 
 def _each(loads: Sequence[GroupLoad], step: str) -> None:

@@ -168,11 +168,8 @@ class GroupLoad:
         if tables.config.keeps_time:
             self._group.set_now(now)
         for plan in self.plans:
-            sources = plan.sources if plan.state else []
+            sources = plan.sources if plan.keeps_steps else []
             steps = max((part.optimizer_steps for part in sources), default=0)
-            stateless = tables.config.optimizer is not None and not tables.config.optimizer.state
-            if stateless:
-                steps = max((part.optimizer_steps for part in plan.sources), default=0)
             content.set_optimizer_steps(tables, plan.part.table, steps)
         tables.bind_memory()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_dynemb.checkpoint.manifest import SavedEntry, SavedRest
 from torch_dynemb.checkpoint.rest import dense_state, filled, is_sharded, tensor_pieces
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.tensor_file import StoredTensor
 from torch_dynemb.table.dense_state import dense_only
 
 
@@ -108,11 +109,14 @@ class _Files:
             self.close()
             raise
 
-    def _read(self, entry: SavedEntry) -> Tensor:
+    def _section(self, entry: SavedEntry) -> StoredTensor:
         reader = self._readers[entry.file]
         if entry.tensor not in reader.tensors:
             raise DamagedFileError(f"{reader.path}: the file lacks {entry.tensor!r}")
-        section = reader.tensors[entry.tensor]
+        return reader.tensors[entry.tensor]
+
+    def _read(self, entry: SavedEntry) -> Tensor:
+        reader, section = self._readers[entry.file], self._section(entry)
         out = torch.empty(section.shape, dtype=section.dtype)
         if out.numel() > 0:
             reader.read(entry.tensor, 0, out if out.dim() > 0 else out.reshape(1))
@@ -139,24 +143,23 @@ class _Files:
         out: Tensor | None = None
         found = 0
         for entry in entries:
+            saved = self._section(entry)
             begin = tuple(entry.offsets) or (0,) * len(sizes)
-            saved_sizes = tuple(entry.sizes)
-            values = self._read(entry)
-            saved_sizes = saved_sizes or tuple(values.shape)
-            if saved_sizes != sizes:
+            if (tuple(entry.sizes) or saved.shape) != sizes:
                 raise ValueError(
-                    f"checkpoint.load: entry {name!r} was saved with shape {saved_sizes}, but the "
-                    f"model's has {sizes}"
+                    f"checkpoint.load: entry {name!r} was saved with shape "
+                    f"{tuple(entry.sizes) or saved.shape}, but the model's has {sizes}"
                 )
             if out is None:
-                out = torch.empty(shape, dtype=values.dtype)
+                out = torch.empty(shape, dtype=saved.dtype)
             low = [max(a, b) for a, b in zip(offsets, begin, strict=True)]
             high = [
                 min(a + n, b + m)
-                for a, n, b, m in zip(offsets, shape, begin, values.shape, strict=True)
+                for a, n, b, m in zip(offsets, shape, begin, saved.shape, strict=True)
             ]
             if any(a >= b for a, b in zip(low, high, strict=True)):
                 continue
+            values = self._read(entry)
             target = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offsets, strict=True))
             source = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))
             out[target] = values[source]

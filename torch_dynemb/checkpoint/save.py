@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import uuid as uuids
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from torch_dynemb.checkpoint.manifest import (
     SavedRest,
     SavedTable,
 )
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import (
     check_replaceable,
     checked_path,
@@ -127,22 +128,25 @@ def save(
         False
         >>> folder.cleanup()
     """
-    target = checked_path("checkpoint.save", path)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"checkpoint.save: model is {described(model)}, expected a torch.nn.Module")
-    flag("checkpoint.save: asynchronous", asynchronous)
     ranks = ranks_of(process_group)
     disk = _DISK
 
-    def prepare() -> list[TablePart]:
+    def prepare() -> tuple[Path, list[TablePart]]:
+        target = checked_path("checkpoint.save", path)
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"checkpoint.save: model is {described(model)}, expected a torch.nn.Module"
+            )
+        flag("checkpoint.save: asynchronous", asynchronous)
         check_none_running()
         check_replaceable(target)
         parts = parts_of(model)
         for group in groups_of(parts):
             _check_saveable(group)
-        return parts
+        return target, parts
 
-    parts = ranks.run(prepare)
+    target, parts = ranks.run(prepare)
+    ranks.agree("checkpoint.save", path=os.fspath(path), asynchronous=asynchronous)
     told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in told for place in places])
     uuid = told[0][1]
@@ -178,10 +182,19 @@ def _source_of(
 ) -> _Source:
     copy = None if staging is None else staging.copy
     groups = groups_of(parts)
+    end_steps(parts)
     sources = [source_of(group.tables, copy) for group in groups]
     of_groups = [
         [
-            SourcePart(part.name, part.table, part.columns, part.ids, part.embedding_dim)
+            SourcePart(
+                part.name,
+                part.table,
+                part.columns,
+                part.ids,
+                part.embedding_dim,
+                part.dtype,
+                part.optimizer is not None,
+            )
             for part in parts
             if part.group is group
         ]
@@ -217,8 +230,7 @@ def _write(
         of_ranks = ranks.gather(written)
         ranks.on_first(lambda: _finish(disk, folder, target, uuid, _manifest_of(uuid, of_ranks)))
     except Exception:
-        if ranks.rank == 0:
-            disk.remove(folder)
+        disk.remove(folder)  # also where ranks do not write to one disk, as they should
         raise
 
 
@@ -252,10 +264,10 @@ def _bytes_of(group: GroupSource) -> int:
 
 def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTable:
     config = group.config.tables[part.number]
-    optimizer = group.config.optimizer
+    optimizer = group.config.optimizer if part.optimized else None
     return SavedTable(
         embedding_dim=part.embedding_dim,
-        dtype=str(config.dtype).removeprefix("torch."),
+        dtype=part.dtype,
         seed=int(group.seeds[part.number]),
         optimizer=None if optimizer is None else optimizer.description(),
         hyper={} if optimizer is None else _hyper_of(group, part.number),
@@ -315,11 +327,12 @@ def _rest_of(
 def _finish(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifest) -> None:
     """What makes a folder of files a checkpoint."""
     for file in manifest.files():
-        size = (folder / file.path).stat().st_size
+        path = folder / file.path
+        size = path.stat().st_size if path.exists() else 0
         if size != file.bytes:
             raise OSError(
-                f"checkpoint.save: {file.path} has {size} bytes, expected {file.bytes}: do all "
-                f"ranks write to the same {folder.parent}?"
+                f"checkpoint.save: {file.path} has {size} bytes, expected {file.bytes}: all ranks "
+                f"must see the same {folder.parent}"
             )
     for inner in sorted({(folder / file.path).parent for file in manifest.files()}):
         disk.sync_folder(inner)

@@ -59,6 +59,8 @@ class SourcePart(NamedTuple):
         columns: its columns of the whole table.
         ids: which ids it has.
         embedding_dim: columns of the whole table.
+        dtype: of its rows, as the manifest names it.
+        optimized: it has an optimizer of its own.
     """
 
     name: str
@@ -66,6 +68,8 @@ class SourcePart(NamedTuple):
     columns: range
     ids: IdSlots
     embedding_dim: int
+    dtype: str
+    optimized: bool
 
     @property
     def split(self) -> bool:
