@@ -13,6 +13,7 @@ from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
 )
+from torch_dynemb.torchrec.state import saved_parts as _saved_parts  # noqa: F401 - registers tables
 from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
 from torch_dynemb.torchrec.state.load_planner import LoadPlanner
 

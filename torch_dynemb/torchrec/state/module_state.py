@@ -29,6 +29,7 @@ from torch_dynemb.table.content import (
     set_optimizer_steps,
     write_content,
 )
+from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.state import recount
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.planning.plans import ModulePlan
@@ -85,6 +86,11 @@ class ModuleState:
             config.name: _shape_of(config, plan, places_of(shardings[config.name]))
             for config in configs
         }
+
+    @property
+    def shown(self) -> list[str]:
+        """Names, in the module's state dict, of the parameters without rows."""
+        return [f"{self._prefix}{name}.weight" for name in self._shapes]
 
     # -- saving ---------------------------------------------------------------------------------
 
@@ -167,10 +173,14 @@ class ModuleState:
     ) -> None:
         """Takes the tables' entries out of a state dict and replaces the tables by them.
 
-        Tables stay as they are where an entry is wrong, or missing and ``strict``. Where a table's
-        ``weight`` has nothing beside it, its rows are those of ids 0, 1, ...: the state of a static
-        table.
+        Tables stay as they are where an entry is wrong, or missing and ``strict``, and where tables
+        are left out of state dicts. Where a table's ``weight`` has nothing beside it, its rows are
+        those of ids 0, 1, ...: the state of a static table.
         """
+        if leaves_tables_out():
+            for name, parameter in self._parameters.items():
+                state_dict[f"{prefix}{self._prefix}{name}.weight"] = parameter.detach()
+            return
         given: dict[str, dict[str, Any]] = {}
         for name in self._shapes:
             start = f"{prefix}{self._prefix}{name}."
