@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
+
+from torch_dynemb.checkpoint.entries import MANIFEST
 
 
 class Disk:
     """The file system. Every change that a save makes goes through one of these methods."""
 
     def make_folder(self, path: Path) -> None:
-        """Makes a folder, and those above it; it may be there already."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Makes a folder; it may be there already."""
+        path.mkdir(exist_ok=True)
 
     def create(self, path: Path) -> int:
         """Makes an empty file; returns its descriptor."""
@@ -43,7 +46,12 @@ class Disk:
         source.rename(target)
 
     def remove(self, path: Path) -> None:
-        """Removes a folder with all that is in it; it may be gone already."""
+        """Removes a folder with all that is in it; it may be gone already.
+
+        The manifest goes first, so that nobody takes what is left on the way for a checkpoint.
+        """
+        with suppress(OSError):
+            (path / MANIFEST).unlink()
         shutil.rmtree(path, ignore_errors=True)
 
 

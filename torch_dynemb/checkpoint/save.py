@@ -32,6 +32,7 @@ from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts
 from torch_dynemb.checkpoint.places import (
     check_replaceable,
     checked_path,
+    make_parents,
     put_in_place,
     settle,
     unfinished,
@@ -40,7 +41,7 @@ from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.rest import RestSource, dense_source, state_source, write_rest
 from torch_dynemb.checkpoint.source import GroupSource, source_of
 from torch_dynemb.checkpoint.staging import Staging
-from torch_dynemb.checkpoint.summed_files import SummedWriter
+from torch_dynemb.checkpoint.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.table_files import Folder, SourcePart, write_group
 from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
 from torch_dynemb.checkpoint.whole_tables import PartPlace, check_same_ids, check_whole
@@ -220,16 +221,17 @@ def _write(
     folder = unfinished(target, uuid)
 
     def begin() -> None:
-        disk.make_folder(target.parent)
-        settle(disk, target)
-        disk.make_folder(folder)
+        with room_told(folder):
+            make_parents(disk, target)
+            settle(disk, target)
+            disk.make_folder(folder)
 
     try:
         ranks.on_first(begin)
         written = ranks.run(lambda: _write_files(ranks, disk, folder, source, progress))
         of_ranks = ranks.gather(written)
         ranks.on_first(lambda: _finish(disk, folder, target, uuid, _manifest_of(uuid, of_ranks)))
-    except Exception:
+    except BaseException:
         disk.remove(folder)  # also where ranks do not write to one disk, as they should
         raise
 
@@ -335,7 +337,8 @@ def _finish(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifes
                 f"must see the same {folder.parent}"
             )
     for inner in sorted({(folder / file.path).parent for file in manifest.files()}):
-        disk.sync_folder(inner)
+        with room_told(inner):
+            disk.sync_folder(inner)
     text = manifest.text()
     writer = SummedWriter(disk, folder / MANIFEST)
     try:
@@ -343,8 +346,9 @@ def _finish(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifes
         writer.finish()
     finally:
         writer.close()
-    disk.sync_folder(folder)
-    put_in_place(disk, folder, target, uuid)
+    with room_told(folder):
+        disk.sync_folder(folder)
+        put_in_place(disk, folder, target, uuid)
 
 
 __all__ = ["save"]

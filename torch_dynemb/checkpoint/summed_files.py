@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,12 +53,12 @@ class SummedWriter:
     Args:
         disk: the file system.
         path: of a file that is not there yet.
-        block_bytes: of a block.
     """
 
-    def __init__(self, disk: Disk, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
-        self._disk, self._path, self._block_bytes = disk, path, block_bytes
-        self._file = disk.create(path)
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk, self._path, self._block_bytes = disk, path, BLOCK_BYTES
+        with room_told(path):
+            self._file = disk.create(path)
         self._open = True
         self._bytes = 0
         self._sums: list[int] = []
@@ -85,12 +86,8 @@ class SummedWriter:
     def _write_all(self, data: memoryview) -> None:
         begin = 0
         while begin < len(data):
-            try:
+            with room_told(self._path, self._bytes + begin):
                 begin += self._disk.write(self._file, data[begin:])
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise full_disk(error, self._path, self._bytes + begin) from error
-                raise
 
     def _end_block(self) -> None:
         self._sums.append(self._sum)
@@ -100,12 +97,8 @@ class SummedWriter:
         """Waits until the file is on the disk, and closes it."""
         if self._bytes % self._block_bytes != 0:
             self._end_block()
-        try:
+        with room_told(self._path, self._bytes):
             self._disk.sync(self._file)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise full_disk(error, self._path, self._bytes) from error
-            raise
         self.close()
         return FileSums(self._bytes, self._block_bytes, tuple(self._sums))
 
@@ -116,15 +109,37 @@ class SummedWriter:
             self._disk.close(self._file)
 
 
-def full_disk(error: OSError, path: Path, written: int) -> OSError:
-    """The error of a disk without room, with what there is in bytes."""
-    free = shutil.disk_usage(path.parent).free
-    return OSError(
-        error.errno,
-        f"{os.strerror(error.errno or 0)} after {written} bytes of {path.name}, {free} bytes are "
-        "free: make room, or save elsewhere; the checkpoint that was there before is as it was",
-        str(path),
-    )
+_REMEDIES = {
+    errno.ENOSPC: "make room, or save elsewhere",
+    errno.EDQUOT: "make room within your quota, or save elsewhere",
+    errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
+}
+
+
+@contextmanager
+def room_told(path: Path, written: int = 0) -> Iterator[None]:
+    """Has errors of a disk without room say what there is in bytes, and what to do.
+
+    Args:
+        path: of the file or folder that is written.
+        written: bytes of it that are on the disk.
+
+    Raises:
+        OSError: what is raised inside, with a message of its own where there is no room.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REMEDIES:
+            raise
+        place = next(folder for folder in path.parents if folder.is_dir())
+        raise OSError(
+            error.errno,
+            f"{os.strerror(error.errno)} after {written} bytes of {path.name}, "
+            f"{shutil.disk_usage(place).free} bytes are free: {_REMEDIES[error.errno]}; the "
+            "checkpoint that was there before is as it was",
+            str(path),
+        ) from error
 
 
 class SummedReader:
@@ -291,5 +306,6 @@ __all__ = [
     "SummedReader",
     "SummedWriter",
     "check_file",
+    "room_told",
     "sums_of_bytes",
 ]

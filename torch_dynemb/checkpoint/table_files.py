@@ -42,7 +42,7 @@ from torch_dynemb.checkpoint.source import (
     occupied_slots,
     tombstones,
 )
-from torch_dynemb.checkpoint.summed_files import SummedWriter
+from torch_dynemb.checkpoint.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.tensor_file import TensorShape, header_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
 
@@ -114,7 +114,8 @@ class Folder(NamedTuple):
             rows: what the manifest says of it.
         """
         path = self.path / name
-        self.disk.make_folder(path.parent)
+        with room_told(path.parent):
+            self.disk.make_folder(path.parent)
         writer = SummedWriter(self.disk, path)
         try:
             header = header_of([section.shape for section in sections])
