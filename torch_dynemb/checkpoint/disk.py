@@ -25,6 +25,15 @@ class Disk:
         """Writes some bytes at the end; returns how many."""
         return os.write(file, data)
 
+    def begin_sync(self, file: int, begin: int, size: int) -> None:
+        """Begins to bring some bytes of a file to the disk, and does not wait.
+
+        So the disk works while the next bytes are made, and :meth:`sync` has little left to do.
+        That is what Linux does when it is told that nobody needs the pages any more; those that
+        are not on the disk yet stay in memory.
+        """
+        os.posix_fadvise(file, begin, size, os.POSIX_FADV_DONTNEED)
+
     def sync(self, file: int) -> None:
         """Waits until a file is on the disk."""
         os.fsync(file)

@@ -243,8 +243,11 @@ def _write_files(
     total += sum(p.values.numel() * p.values.element_size() for r in source.rest for p in r.pieces)
     groups: list[SavedGroup] = []
     tables: dict[str, SavedTable] = {}
-    with progress_bar(f"saving {folder.name.rpartition('.tmp-')[0]}", total, progress) as bar:
-        to = Folder(disk, folder, ranks.rank, ranks.size, bar.update)
+    name = folder.name.rpartition(".tmp-")[0]
+    with (
+        progress_bar(f"saving {name}", total, progress) as bar,
+        Folder(disk, folder, ranks.rank, ranks.size, bar.update) as to,
+    ):
         for number, (group, parts) in enumerate(zip(source.groups, source.parts, strict=True)):
             saved, of_parts = write_group(to, group, parts, number)
             groups.append(saved)

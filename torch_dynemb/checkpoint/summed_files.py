@@ -81,7 +81,7 @@ class SummedWriter:
             self._bytes += piece.numel()
             begin += piece.numel()
             if self._bytes % self._block_bytes == 0:
-                self._end_block()
+                self._end_block(self._block_bytes)
 
     def _write_all(self, data: memoryview) -> None:
         begin = 0
@@ -89,18 +89,29 @@ class SummedWriter:
             with room_told(self._path, self._bytes + begin):
                 begin += self._disk.write(self._file, data[begin:])
 
-    def _end_block(self) -> None:
+    def _end_block(self, size: int) -> None:
         self._sums.append(self._sum)
         self._sum = 0
+        self._disk.begin_sync(self._file, self._bytes - size, size)
 
-    def finish(self) -> FileSums:
+    def end(self) -> FileSums:
+        """After the last byte; the file is not on the disk yet."""
+        rest = self._bytes % self._block_bytes
+        if rest != 0:
+            self._end_block(rest)
+        return FileSums(self._bytes, self._block_bytes, tuple(self._sums))
+
+    def sync(self) -> None:
         """Waits until the file is on the disk, and closes it."""
-        if self._bytes % self._block_bytes != 0:
-            self._end_block()
         with room_told(self._path, self._bytes):
             self._disk.sync(self._file)
         self.close()
-        return FileSums(self._bytes, self._block_bytes, tuple(self._sums))
+
+    def finish(self) -> FileSums:
+        """:meth:`end` and :meth:`sync`."""
+        sums = self.end()
+        self.sync()
+        return sums
 
     def close(self) -> None:
         """Closes the file, whole or not."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -47,6 +49,7 @@ from torch_dynemb.checkpoint.tensor_file import TensorShape, header_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
 
 FILE_BYTES = 2 << 30
+_MOST_ENDED = 32  # files that are open at once
 Progress = Callable[[int], object]
 
 
@@ -89,8 +92,9 @@ class Section(NamedTuple):
         return self.shape.shape[0] if self.shape.shape else 1
 
 
-class Folder(NamedTuple):
-    """Where a rank writes.
+@dataclass(frozen=True)
+class Folder:
+    """Where a rank writes; as a context, its files are on the disk at the end.
 
     Attributes:
         disk: the file system.
@@ -104,6 +108,7 @@ class Folder(NamedTuple):
     rank: int
     ranks: int
     progress: Progress
+    _ended: list[SummedWriter] = field(default_factory=list)  # on their way to the disk
 
     def write(self, name: str, sections: Sequence[Section], rows: int) -> SavedFile:
         """Writes a file.
@@ -131,10 +136,31 @@ class Folder(NamedTuple):
                         f"checkpoint: {section.shape.name!r} of {name} has {written} bytes, "
                         f"expected {section.shape.bytes}: the tables changed while they were saved"
                     )
-            sums = writer.finish()
-        finally:
+            sums = writer.end()
+        except BaseException:
             writer.close()
+            raise
+        self._ended.append(writer)
+        if len(self._ended) > _MOST_ENDED:
+            self._ended.pop(0).sync()
         return SavedFile(name, rows, sums.bytes, sums.block_bytes, list(sums.sums))
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            while error is None and self._ended:
+                self._ended[0].sync()
+                del self._ended[0]
+        finally:
+            for writer in self._ended:
+                writer.close()
 
 
 def write_group(
