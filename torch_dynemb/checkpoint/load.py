@@ -22,6 +22,7 @@ from torch_dynemb.checkpoint.places import checked_path, locate
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.summed_files import check_file
 from torch_dynemb.checkpoint.table_plan import OnMissingState, TablePlan, plan_of
+from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
 
@@ -199,7 +200,8 @@ def _load_tables(
         try:
             # what a part streams replaces nothing yet; only where tables had ids they are gone
             ranks.run(lambda: _clear(loads))
-            ranks.run(lambda: _each(loads, "stream"))
+            with one_thread():
+                ranks.run(lambda: _each(loads, "stream"))
             ranks.run(lambda: _each(loads, "publish"))
         except BaseException:
             _each(loads, "give_back")

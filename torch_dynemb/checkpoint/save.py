@@ -43,6 +43,7 @@ from torch_dynemb.checkpoint.source import GroupSource, source_of
 from torch_dynemb.checkpoint.staging import Staging
 from torch_dynemb.checkpoint.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.table_files import Folder, SourcePart, write_group
+from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
 from torch_dynemb.checkpoint.whole_tables import PartPlace, check_same_ids, check_whole
 from torch_dynemb.ops.columns import Clock
@@ -245,6 +246,7 @@ def _write_files(
     tables: dict[str, SavedTable] = {}
     name = folder.name.rpartition(".tmp-")[0]
     with (
+        one_thread(),
         progress_bar(f"saving {name}", total, progress) as bar,
         Folder(disk, folder, ranks.rank, ranks.size, bar.update) as to,
     ):
