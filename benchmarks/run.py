@@ -30,6 +30,7 @@ BENCHMARKS = (
     "torchrec_step",
     "feature_ops",
     "ragged",
+    "dcp_load",
 )
 
 
