@@ -16,7 +16,7 @@ import torch
 
 import torch_dynemb as td
 
-ROWS, DIM = 200_000, 64
+ROWS, DIM = 400_000, 64
 SHARE = 0.7
 
 
@@ -33,13 +33,13 @@ def table(seed: int, policy: td.Policy | None = None) -> td.DynamicEmbedding:
 
 def check(items: td.DynamicEmbedding) -> None:
     """Whether all rows are there."""
-    for begin in range(0, ROWS, 10_000):
+    for begin in range(0, ROWS, 20_000):
         rows = items.group.read(0, ids_of(begin))
         assert torch.equal(rows, ids_of(begin)[:, None].expand(-1, DIM).float())
 
 
 def ids_of(begin: int) -> torch.Tensor:
-    return torch.arange(begin, min(begin + 10_000, ROWS)) * 7919
+    return torch.arange(begin, min(begin + 20_000, ROWS)) * 7919
 
 
 def main(path: str) -> None:
@@ -49,7 +49,7 @@ def main(path: str) -> None:
     td.checkpoint.save(path + "-warm", warm)  # what is imported late is there before the limit
     before = data_bytes()
     items = table(0)
-    for begin in range(0, ROWS, 10_000):
+    for begin in range(0, ROWS, 20_000):
         rows = ids_of(begin)[:, None].expand(-1, DIM).float()
         items.group.insert_or_assign(0, ids_of(begin), rows)
     held = items.group.memory()["total"]

@@ -180,7 +180,8 @@ class ExactLoad:
                     buffer = torch.empty((high - low, *section.shape[1:]), dtype=section.dtype)
                 piece = buffer[: high - low]
                 rows.read(name, low, piece)
-                target.index_copy_(0, places.to(target.device), piece.to(target.device))
+                here, values = places.to(target.device), piece.to(target.device)
+                _widened(target).index_copy_(0, here, _widened(values))
             self._stream.progress((high - low) * section.row_bytes)
 
     def publish(self) -> None:
@@ -277,6 +278,13 @@ class ExactLoad:
         """After a failure: the tables are empty."""
         empty(self._group.tables)
         self._group.tables.bind_memory()
+
+
+def _widened(rows: Tensor) -> Tensor:
+    """Rows as elements of 16 bytes, of which a copy moves fewer, where they are made of such."""
+    if rows.dim() == 2 and rows.shape[1] * rows.element_size() % 16 == 0:
+        return rows.view(torch.complex128)
+    return rows
 
 
 __all__ = ["ExactLoad", "saved_group_of", "source_of"]
