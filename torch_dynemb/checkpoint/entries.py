@@ -82,9 +82,12 @@ def rows_file(table: str, rank: int, ranks: int, columns: range, part: int) -> s
     )
 
 
-def counts_file(table: str, rank: int, ranks: int) -> str:
-    """The path of a file of ids that wait for admission."""
-    return f"{table_folder(table)}/counts-r{rank:03}-of-{ranks:03}.safetensors"
+def counts_file(table: str, rank: int, ranks: int, columns: range) -> str:
+    """The path of a file of ids that wait for admission; see :func:`rows_file`."""
+    return (
+        f"{table_folder(table)}/counts-r{rank:03}-of-{ranks:03}."
+        f"c{columns.start:03}-{columns.stop:03}.safetensors"
+    )
 
 
 def sketch_file(table: str, rank: int, ranks: int) -> str:

@@ -34,7 +34,6 @@ from torch_dynemb.checkpoint.table_plan import TablePlan
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
-    Clock,
     Meta,
     Slab,
     Table,
@@ -192,7 +191,7 @@ class ExactLoad:
         index.meta[:, Meta.SEED] = self._state[GROUP_SEEDS].to(tables.device)
         for plan, source, first in zip(self._plans, self._sources, self._first, strict=True):
             self._place_ids(plan, source, first)
-            self._place_counts(plan, first)
+            self._place_counts(plan, source, first)
         for t in range(index.tables.shape[0]):
             left = self._state[tombstones_entry(t)].to(tables.device)
             begin = int(index.meta[t, Meta.REGION_BEGIN])
@@ -212,7 +211,7 @@ class ExactLoad:
         rows.row_clock.copy_(self._state[GROUP_ROW_CLOCK])
         index.tables.copy_(self._state[GROUP_TABLES])
         if tables.host.proposed_now is not None:
-            tables.host.proposed_now.fill_(index.clock[Clock.NOW])
+            tables.host.proposed_now.fill_(max(plan.saved.now for plan in self._plans))
         tables.bind_memory()
         self._check_found()
 
@@ -246,15 +245,18 @@ class ExactLoad:
                     ids_of.read(score_entry(word), low, values)
                     scores[bucket, number * BUCKET_WIDTH + slot] = values.to(tables.device)
 
-    def _place_counts(self, plan: TablePlan, first: SavedPart) -> None:
+    def _place_counts(self, plan: TablePlan, source: SavedPart, first: SavedPart) -> None:
         tables = self._group.tables
         number = tables.config.layout.counters[plan.part.table]
-        if number is None or first.counts is None:
+        if number is None or first.counts is None or source.counts is None:
             return
         begin = int(tables.index.meta[number, Meta.REGION_BEGIN])
         buckets = tables.index.buckets[begin:]
+        with SavedRows(self._stream.folder, [source.counts], checked=self._stream.checked) as own:
+            slots = own.whole(SLOT).to(tables.device)
+            own.finish()
         with SavedRows(self._stream.folder, [first.counts], checked=self._stream.checked) as rows:
-            ids, counts, slots = (rows.whole(n).to(tables.device) for n in (ID, COUNT, SLOT))
+            ids, counts = (rows.whole(name).to(tables.device) for name in (ID, COUNT))
             rows.finish()
         buckets[slots // BUCKET_WIDTH, slots % BUCKET_WIDTH] = ids
         buckets[slots // BUCKET_WIDTH, BUCKET_WIDTH + slots % BUCKET_WIDTH] = counts

@@ -56,7 +56,8 @@ class SavedPart:
         counters: its row of ``tables``, int64 [16]: how often what has happened.
         optimizer_steps: updates that its optimizer has made.
         rows: files with its rows, one after another.
-        counts: file with the ids that wait for admission.
+        counts: file with the ids that wait for admission, and their counts: that of the first
+            columns; those of other columns have where these ids stand in their own index.
         counted: how many there are.
         sketch: file with its counting sketch.
         sketch_width: cells of a row of the sketch.
@@ -104,7 +105,7 @@ class SavedTable:
         padding_idx: the id that has no row.
         scores: names of what is kept of an id.
         policy: what ``Policy.description`` gives.
-        step, now: clock of its group.
+        step, now: clock of its group: training steps, and seconds of the lookups that follow.
         parts: what ranks had of it, by first column, then by ids.
     """
 

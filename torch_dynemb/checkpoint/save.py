@@ -282,7 +282,7 @@ def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTa
         scores=list(score_words_of([config], group.config.memory_budget is not None)),
         policy=config.policy.description(),
         step=int(group.clock[Clock.STEP]),
-        now=int(group.clock[Clock.NOW]),
+        now=group.now,
         parts=[saved],
     )
 
@@ -304,9 +304,13 @@ def _manifest_of(uuid: str, written: Sequence[_Written]) -> Manifest:
     for of_rank in written:
         for name, table in of_rank.tables.items():
             parts = [replace(part, group=part.group + first_group) for part in table.parts]
-            known = tables.get(name)
-            parts = parts if known is None else [*known.parts, *parts]
-            tables[name] = replace(table if known is None else known, parts=parts)
+            known = tables.get(name, replace(table, parts=[]))
+            tables[name] = replace(
+                known,
+                step=max(known.step, table.step),
+                now=max(known.now, table.now),  # on which ranks agree with their next lookup
+                parts=[*known.parts, *parts],
+            )
         groups += of_rank.groups
         first_group = len(groups)
     for name, table in tables.items():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Slab, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Slab, Table
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.tables import Tables
 
@@ -61,6 +61,7 @@ class GroupSource(NamedTuple):
         seeds: int64 [tables], of the CPU.
         hyper: float64 [tables, 24], of the CPU.
         sketch: int32 [cells].
+        now: seconds of the lookups that follow, as far as this rank knows.
     """
 
     config: GroupConfig
@@ -73,6 +74,7 @@ class GroupSource(NamedTuple):
     seeds: Tensor
     hyper: Tensor
     sketch: Tensor
+    now: int
 
 
 def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) -> GroupSource:
@@ -110,6 +112,8 @@ def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) ->
         )
     small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)
     counts, slab_counts, clock, row_clock, seeds, hyper = (t.detach().cpu().clone() for t in small)
+    proposed = tables.host.proposed_now
+    now = max(int(clock[Clock.NOW]), 0 if proposed is None else int(proposed))
     return GroupSource(
         config,
         parts,
@@ -121,6 +125,7 @@ def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) ->
         seeds,
         hyper,
         taken(index.sketch),
+        now,
     )
 
 

@@ -39,6 +39,7 @@ from torch_dynemb.checkpoint.manifest import SavedFile, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.source import (
     GroupSource,
+    OccupiedSlots,
     RowOrder,
     TableSource,
     occupied_slots,
@@ -274,26 +275,33 @@ def _rows_of(section: Section, rows: range) -> Section:
 def _write_counts(
     folder: Folder, source: GroupSource, part: SourcePart
 ) -> tuple[SavedFile | None, int]:
+    """Ids and counts only once, where columns are split; slots, which are each part's own."""
     counters = source.config.layout.counters[part.number]
-    if counters is None or part.columns.start > 0:
+    if counters is None:
         return None, 0
     buckets = source.buckets_of[counters].buckets
     count = int(source.tables[counters, Table.SIZE])
+    found = [_by_id(occupied_slots(buckets))] if part.split else None
 
     def of(field: str) -> Callable[[range], Iterator[Tensor]]:
         def pieces(_: range) -> Iterator[Tensor]:
-            for piece in occupied_slots(buckets):
+            for piece in occupied_slots(buckets) if found is None else found:
                 yield getattr(piece, field).contiguous()
 
         return pieces
 
-    sections = [
-        Section(TensorShape(ID, torch.int64, (count,)), of("ids")),
-        Section(TensorShape(COUNT, torch.int64, (count,)), of("stored")),
-        Section(TensorShape(SLOT, torch.int64, (count,)), of("slots")),
-    ]
-    name = counts_file(part.name, folder.rank, folder.ranks)
+    sections = [Section(TensorShape(SLOT, torch.int64, (count,)), of("slots"))]
+    if part.columns.start == 0:
+        sections.append(Section(TensorShape(ID, torch.int64, (count,)), of("ids")))
+        sections.append(Section(TensorShape(COUNT, torch.int64, (count,)), of("stored")))
+    name = counts_file(part.name, folder.rank, folder.ranks, part.columns)
     return folder.write(name, sections, count), count
+
+
+def _by_id(pieces: Iterator[OccupiedSlots]) -> OccupiedSlots:
+    whole = OccupiedSlots(*(torch.cat(of) for of in zip(*pieces, strict=True)))
+    order = torch.argsort(whole.ids)
+    return OccupiedSlots(*(of[order] for of in whole))
 
 
 def _write_sketch(
