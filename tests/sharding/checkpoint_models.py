@@ -34,6 +34,7 @@ POLICIES = {
 OPTIMIZERS = {
     "adam": td.Adam(lr=0.05, row_steps=True),
     "rowwise": td.RowWiseAdagrad(lr=0.05),
+    "adam of 16 bits": td.Adam(lr=0.05, row_steps=True, state_dtype=torch.bfloat16),
     "8 bits": td.Adam(lr=0.05, state_dtype=torch.uint8),
     "sgd": td.SGD(lr=0.05),
 }
@@ -47,6 +48,8 @@ class Kind:
         policy: of ``POLICIES``.
         dtypes: of its rows here and there.
         capacity: where it is loaded; None: that of the policy.
+        trainable: here and there.
+        dynamic: False: a table of TorchRec's.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Kind:
     pooling: str = "sum"
     dtypes: tuple[str, str] = ("FP32", "FP32")
     capacity: int | None = None
-    trainable: bool = True
+    trainable: tuple[bool, bool] = (True, True)
     dynamic: bool = True
 
 
@@ -102,7 +105,9 @@ def sharded_model(kinds: Sequence[Kind], side: int, optimizer: str, seed: int = 
             [_table(kind, side) for kind in kinds],
             options={
                 kind.name: TableOptions(
-                    initializer=td.Normal(), policy=_policy(kind, side), trainable=kind.trainable
+                    initializer=td.Normal(),
+                    policy=_policy(kind, side),
+                    trainable=kind.trainable[side],
                 )
                 for kind in kinds
                 if kind.dynamic
@@ -225,6 +230,7 @@ class Shard(NamedTuple):
         sketch: int32 [rows, width], or None.
         steps: of its optimizer.
         clock: step and time.
+        proposed: the time that this rank proposes, or None.
     """
 
     table: str
@@ -236,6 +242,25 @@ class Shard(NamedTuple):
     sketch: Tensor | None
     steps: int
     clock: tuple[int, int]
+    proposed: int | None
+
+
+def equal_shards(one: Shard, other: Shard) -> bool:
+    """Whether they hold the same, bit for bit."""
+    if (one.table, one.first_column, one.columns) != (
+        other.table,
+        other.first_column,
+        other.columns,
+    ):
+        return False
+    if (one.counts, one.steps, one.clock) != (other.counts, other.steps, other.clock):
+        return False
+    if (one.sketch is None) != (other.sketch is None):
+        return False
+    pairs = [(one.ids, other.ids), *((of, other.values[name]) for name, of in one.values.items())]
+    if one.sketch is not None and other.sketch is not None:
+        pairs.append((one.sketch, other.sketch))
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
 def shard_of(group: TableGroup, table: int, name: str, first_column: int = 0) -> Shard:
@@ -266,6 +291,7 @@ def shard_of(group: TableGroup, table: int, name: str, first_column: int = 0) ->
         sketch,
         int(group.rows.row_clock[table]),
         (int(group.index.clock[Clock.STEP]), int(group.index.clock[Clock.NOW])),
+        None if group.proposed_now is None else int(group.proposed_now),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from checkpoint_models import Kind, Shard, sharded_model, shards_of, train
 from sharded_models import kernels
 from torch import Tensor
@@ -95,3 +96,37 @@ def load_model(
         td.checkpoint.save(how.back, model)
     train(model, rank, names_of(kinds), how.more, how.ahead[rank % 2])
     return Found(shards, dense, shards_of(model), report, _raw(model))
+
+
+def same(one: Sequence[dict[str, Tensor]], other: Sequence[dict[str, Tensor]]) -> bool:
+    """Whether tables hold the same, bit for bit."""
+    return all(
+        torch.equal(value, theirs[name])
+        for mine, theirs in zip(one, other, strict=True)
+        for name, value in mine.items()
+    )
+
+
+def raised_by(call: Callable[[], object]) -> str:
+    """Type and message of what it raises."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def refused_load(
+    rank: int,
+    kinds: Sequence[Kind],
+    side: int,
+    optimizer: str,
+    path: str,
+    options: dict[str, Any] | None = None,
+) -> tuple[str, bool]:
+    """What a load raises, and whether it has left the model as it was."""
+    model = sharded_model(kinds, side, optimizer, seed=1)
+    train(model, rank, names_of(kinds), range(8, 9))
+    before = _raw(model)
+    raised = raised_by(lambda: td.checkpoint.load(path, model, **(options or {})))
+    return raised, same(before, _raw(model))
