@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from checkpoint_models import Kind, Shard, sharded_model, shards_of, train
 from sharded_models import kernels
-from torch import Tensor
+from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import LoadReport
@@ -130,3 +134,70 @@ def refused_load(
     before = _raw(model)
     raised = raised_by(lambda: td.checkpoint.load(path, model, **(options or {})))
     return raised, same(before, _raw(model))
+
+
+@contextmanager
+def failing(rank: int, target: str, error: Exception) -> Iterator[None]:
+    """On rank 1, a function of the checkpoint package raises when it is called a second time."""
+    module, _, name = target.rpartition(".")
+    owner = pkgutil.resolve_name(module)
+    real, calls = getattr(owner, name), itertools.count()
+
+    def failing_call(*arguments: Any, **more: Any) -> Any:
+        if next(calls) >= 1:
+            raise error
+        return real(*arguments, **more)
+
+    if rank != 1:
+        yield
+        return
+    with mock.patch.object(owner, name, failing_call):
+        yield
+
+
+def failed_save(
+    rank: int, kinds: Sequence[Kind], path: str, target: str, error: Exception
+) -> tuple[str, bool]:
+    """What a save raises in which rank 1 fails, and whether the model goes on as it was."""
+    model = sharded_model(kinds, 0, "adam")
+    train(model, rank, names_of(kinds), range(8, 9))
+    before = _raw(model)
+    with failing(rank, target, error):
+        raised = raised_by(lambda: td.checkpoint.save(path, model))
+    return raised, same(before, _raw(model))
+
+
+def failed_load(
+    rank: int, kinds: Sequence[Kind], path: str, target: str, error: Exception, filled: bool
+) -> tuple[str, bool, list[int]]:
+    """The same of a load, and how many ids there are after it."""
+    model = sharded_model(kinds, 1, "adam", seed=1)
+    train(model, rank, names_of(kinds), range(8, 9) if filled else range(0))
+    before = _raw(model)
+    with failing(rank, target, error):
+        raised = raised_by(lambda: td.checkpoint.load(path, model))
+    unchanged = same(before, _raw(model)) if filled else True
+    sizes = [shard.ids.numel() for shard in shards_of(model)]
+    td.checkpoint.load(path, model)  # and the next one does what it should
+    return raised, unchanged, sizes
+
+
+def given_differently(rank: int, kinds: Sequence[Kind], path: str) -> dict[str, str]:
+    """What is raised where rank 1 is given something else."""
+    model = sharded_model(kinds, 0, "adam")
+    train(model, rank, names_of(kinds), range(1))
+    plain = nn.Linear(2, 2)
+    save, load = td.checkpoint.save, td.checkpoint.load
+    save(path, model)
+    calls: dict[str, Callable[[], object]] = {
+        "path": lambda: save(f"{path} of {rank}", model),
+        "asynchronous": lambda: save(path, model, asynchronous=rank == 1),
+        "no path": lambda: save(path if rank == 0 else 5, model),  # type: ignore[arg-type]
+        "no model": lambda: save(path, model if rank == 0 else {}),  # type: ignore[arg-type]
+        "no tables": lambda: save(path, model if rank == 0 else plain),
+        "path of load": lambda: load(path if rank == 0 else f"{path}-", model),
+        "strict": lambda: load(path, model, strict=rank == 0),
+        "no tables of load": lambda: load(path, model if rank == 0 else plain, strict=False),
+        "optimizer_state": lambda: load(path, model, optimizer_state=rank == 0),
+    }
+    return {name: raised_by(call) for name, call in calls.items()}
