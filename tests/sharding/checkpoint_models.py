@@ -23,6 +23,7 @@ from torch_dynemb.torchrec import TableOptions
 
 DIM = 16
 SAMPLES = 8
+VOCABULARY = 32  # of tables of TorchRec's, whose names begin with "static"
 START = 1_000_000  # what clocks say first
 POLICIES = {
     "plain": td.Policy(),
@@ -82,7 +83,7 @@ def _table(kind: Kind, side: int) -> Table:
         kind.shardings[side],
         dynamic=kind.dynamic,
         data_type=kind.dtypes[side],
-        num_embeddings=32,
+        num_embeddings=VOCABULARY,
     )
 
 
@@ -165,15 +166,15 @@ class Unsharded(nn.Module):
 
 
 def bags_of(names: Iterable[str], step: int, vocabulary: int = 60) -> dict[str, list[Tensor]]:
-    """The bags of all samples of a step; any ids, of any sign."""
+    """The bags of all samples of a step; any ids, of any sign, but for tables with a vocabulary."""
     generator = seeded(step)
-    return {
-        name: [
-            torch.randint(0, vocabulary, (int(length),), generator=generator) * 2**57 - 11
-            for length in torch.randint(0, 5, (SAMPLES,), generator=generator)
-        ]
-        for name in names
-    }
+    result: dict[str, list[Tensor]] = {}
+    for name in names:
+        lengths = torch.randint(0, 5, (SAMPLES,), generator=generator).tolist()
+        ids = [torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths]
+        static = name.startswith("static")
+        result[name] = [of % VOCABULARY if static else of * 2**57 - 11 for of in ids]
+    return result
 
 
 @contextmanager

@@ -126,7 +126,7 @@ def _pieces_of(name: str, value: Tensor, rank: int) -> list[Piece]:
             for shard in value.local_shards()
         ]
     if isinstance(value, DTensor):
-        if _is_replica(value):
+        if not _holds_shards(value.to_local()) and _is_replica(value):
             return []
         return [
             Piece(name, tensor, offsets, sizes)
@@ -244,8 +244,9 @@ def tensor_pieces(value: Any) -> Iterator[tuple[Tensor, tuple[int, ...], tuple[i
             yield shard.tensor.detach(), tuple(begin), tuple(sizes)
     elif isinstance(value, DTensor):
         local: Any = value.to_local()
-        if hasattr(local, "local_shards"):  # TorchRec's LocalShardsWrapper, which knows its places
-            for tensor, begin in zip(local.local_shards(), local.local_offsets(), strict=True):
+        if _holds_shards(local):
+            # without any, there is an offset nevertheless
+            for tensor, begin in zip(local.local_shards(), local.local_offsets(), strict=False):
                 yield tensor.detach(), tuple(begin), tuple(value.shape)
             return
         _, offsets = compute_local_shape_and_global_offset(
@@ -254,6 +255,14 @@ def tensor_pieces(value: Any) -> Iterator[tuple[Tensor, tuple[int, ...], tuple[i
         yield local.detach(), tuple(offsets), tuple(value.shape)
     else:
         yield value, (0,) * value.dim(), tuple(value.shape)
+
+
+def _holds_shards(local: Any) -> bool:
+    """Whether the local tensor of a DTensor is TorchRec's LocalShardsWrapper.
+
+    It has several shards, and knows where they lie; placements of the DTensor do not say it.
+    """
+    return hasattr(local, "local_shards")
 
 
 def is_sharded(value: Any) -> bool:
