@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, VERSION
+from torch_dynemb.checkpoint.manifest_check import check_manifest
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, FileSums, sums_of_bytes
 
@@ -227,35 +228,41 @@ def read_manifest(folder: Path) -> Manifest:
         DamagedFileError: it is damaged, or of another format.
     """
     path = folder / MANIFEST
-    try:
-        size = path.stat().st_size
-        if size > _MOST_BYTES:
-            raise DamagedFileError(f"{path}: the file has {size} bytes, which no manifest has")
-        text = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if not path.is_file():
         raise FileNotFoundError(
             f"{folder} is no checkpoint: it has no {MANIFEST}, which is written when everything "
             "else is there"
-        ) from error
+        )
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise DamagedFileError(f"{path}: the file has {size} bytes, which no manifest has")
     try:
-        content = json.loads(text)
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
     if content.get("version") != VERSION:
         raise DamagedFileError(
-            f"{path}: the checkpoint has format version {content.get('version')!r}, but this "
-            f"torch_dynemb reads {VERSION}: load it with the version that wrote it"
+            f"{path}: the checkpoint has format version {str(content.get('version'))[:100]!r}, but "
+            f"this torch_dynemb reads {VERSION}: load it with the version that wrote it"
         )
     expected = content.pop("crc32c", None)
-    if sums_of_bytes(_canonical(content)) != expected:
+    try:
+        found = sums_of_bytes(_canonical(content))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+    if found != expected:
         raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
     del content["format"], content["version"]
     try:
-        return _manifest_of(content)
+        manifest = _manifest_of(content)
+        check_manifest(manifest)
     except (TypeError, KeyError, AttributeError) as error:
         raise DamagedFileError(f"{path}: an entry is missing or wrong: {error!r}") from error
+    except ValueError as error:
+        raise DamagedFileError(f"{path}: {error}") from error
+    return manifest
 
 
 def _manifest_of(content: dict[str, Any]) -> Manifest:

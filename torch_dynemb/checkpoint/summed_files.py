@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,15 +172,19 @@ class SummedReader:
     def __init__(self, path: Path, sums: FileSums, *, checked: bool = True) -> None:
         self.path, self._sums, self._checked = path, sums, checked
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            # at once also where something else has its name that nobody writes to
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
             raise DamagedFileError(f"{path}: the file is missing") from None
         self._open = True
         self._at = 0  # in the file
         self._sum = 0  # of the block from its beginning to there
         self._scratch: Tensor | None = None
         try:
-            size = os.fstat(self._file).st_size
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedFileError(f"{path}: it is no file")
+            size = status.st_size
             if size != sums.bytes:
                 raise DamagedFileError(
                     f"{path}: the file has {size} bytes, expected {sums.bytes}: it was cut off or "
@@ -255,7 +260,10 @@ class SummedReader:
         view = raw(out)
         done = 0
         while done < len(view):
-            count = os.preadv(self._file, [view[done:]], self._at + done)
+            try:
+                count = os.preadv(self._file, [view[done:]], self._at + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
             if count == 0:
                 raise DamagedFileError(f"{self.path}: the file ends at byte {self._at + done}")
             done += count
