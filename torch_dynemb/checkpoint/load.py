@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.handle import check_none_running
-from torch_dynemb.checkpoint.load_group import GroupLoad
+from torch_dynemb.checkpoint.load_group import GroupLoad, is_filled
 from torch_dynemb.checkpoint.load_part import Stream
 from torch_dynemb.checkpoint.load_rest import read_dense, read_state
 from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
@@ -25,6 +25,7 @@ from torch_dynemb.checkpoint.table_plan import OnMissingState, TablePlan, plan_o
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
+from torch_dynemb.process.interrupts import held_back
 
 
 class LoadedTable(NamedTuple):
@@ -161,8 +162,7 @@ def load(
     plans = ranks.run(planned)
     dense = ranks.run(lambda: read_dense(folder, manifest.dense, model, strict=strict))
     state = ranks.run(lambda: read_state(folder, manifest.state))
-    loads = _load_tables(ranks, folder, manifest, plans, progress)
-    ranks.run(lambda: dense.apply(model))
+    loads = _load_tables(ranks, folder, manifest, plans, lambda: dense.apply(model), progress)
     return LoadReport(manifest.uuid, _reported(ranks, plans, loads), state, missing, unexpected)
 
 
@@ -171,9 +171,10 @@ def _load_tables(
     folder: Path,
     manifest: Manifest,
     plans: Sequence[TablePlan],
+    finish: Callable[[], None],
     progress: bool | None,
 ) -> list[GroupLoad]:
-    """Loads the tables of this rank."""
+    """Loads the tables of this rank, and then the rest; where that fails, the tables are empty."""
     groups = groups_of([plan.part for plan in plans])
     total = sum(
         file.bytes
@@ -184,16 +185,16 @@ def _load_tables(
     with progress_bar(f"loading {folder.name}", total, progress) as bar:
 
         def begin() -> list[GroupLoad]:
-            filled = any(int(plan.part.group.size(plan.part.table)) > 0 for plan in plans)
+            of_groups = [(g, [p for p in plans if p.part.group is g]) for g in groups]
+            filled = any(is_filled(group, of, manifest) for group, of in of_groups)
             if filled:
                 _check_files(folder, plans)
             stream = Stream(folder, not filled, bar.update)
-            loads = [
-                GroupLoad(group, [p for p in plans if p.part.group is group], manifest, stream)
-                for group in groups
-            ]
+            loads = [GroupLoad(group, of, manifest, stream) for group, of in of_groups]
             for load in loads:
                 load.choose()
+                if filled:
+                    load.check()
             return loads
 
         loads = ranks.run(begin)
@@ -203,8 +204,10 @@ def _load_tables(
             with one_thread():
                 ranks.run(lambda: _each(loads, "stream"))
             ranks.run(lambda: _each(loads, "publish"))
+            ranks.run(finish)
         except BaseException:
-            _each(loads, "give_back")
+            with held_back():
+                _each(loads, "give_back")
             raise
     return loads
 

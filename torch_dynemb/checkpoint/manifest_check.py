@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # whose module calls this one
 
 _MOST_CRC = (1 << 32) - 1
 _DTYPES = ("float32", "bfloat16", "float16")
+_STATE_DTYPES = (*_DTYPES, "int32", "uint8")
 _SCORES = ("step", "timestamp", "frequency", "custom", "expiry")
 
 
@@ -107,6 +108,8 @@ def _check_table(where: str, table: SavedTable, groups: int) -> None:
     _number(f"{where}: seed", table.seed, least=-(1 << 63), most=(1 << 63) - 1)
     if table.optimizer is not None:
         _check_optimizer(f"{where}: optimizer", table.optimizer)
+    if table.padding_idx is not None:
+        _number(f"{where}: padding_idx", table.padding_idx, least=-(1 << 63), most=(1 << 63) - 1)
     for name, value in (("hyper", table.hyper), ("policy", table.policy)):
         if not isinstance(value, dict):
             raise _wrong(f"{where}: {name}", value, "a dict")
@@ -125,7 +128,8 @@ def _check_optimizer(where: str, optimizer: Any) -> None:
     if not isinstance(optimizer["state"], list):
         raise _wrong(f"{where}.state", optimizer["state"], "a list")
     for entry in optimizer["state"]:
-        if not isinstance(entry, list) or [type(of) for of in entry] != [str, bool, str]:
+        kinds = [type(of) for of in entry] if isinstance(entry, list) else []
+        if kinds != [str, bool, str] or entry[2] not in _STATE_DTYPES:
             raise _wrong(f"{where}.state", entry, "name, whether it is of rows, and dtype")
 
 
