@@ -25,6 +25,10 @@ class Disk:
         """Writes some bytes at the end; returns how many."""
         return os.write(file, data)
 
+    def write_at(self, file: int, data: memoryview, begin: int) -> int:
+        """Writes some bytes from ``begin`` on; returns how many."""
+        return os.pwrite(file, data, begin)
+
     def begin_sync(self, file: int, begin: int, size: int) -> None:
         """Begins to bring some bytes of a file to the disk, and does not wait.
 

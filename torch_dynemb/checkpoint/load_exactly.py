@@ -28,7 +28,7 @@ from torch_dynemb.checkpoint.entries import (
 )
 from torch_dynemb.checkpoint.group_state import check_handles, read_group_state
 from torch_dynemb.checkpoint.load_part import Stream
-from torch_dynemb.checkpoint.manifest import Manifest, SavedGroup, SavedPart
+from torch_dynemb.checkpoint.manifest import NO_GROUP, Manifest, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.saved_rows import COUNTED, SavedRows, kinds_of
 from torch_dynemb.checkpoint.score_check import check_score, check_waiting
@@ -68,6 +68,7 @@ def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Mani
         optimizer = None if config.optimizer is None else config.optimizer.description()
         if (
             source is None
+            or source.group == NO_GROUP
             or source.number != plan.part.table
             or plan.fresh
             or plan.saved.dtype != dtype
