@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,6 +114,20 @@ def read_all(folder: Path, saved: SavedRest) -> dict[str, Any]:
     return {**_tensors(folder, saved), **(saved.values or {})}
 
 
+def dense_shapes(folder: Path, saved: SavedRest) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtypes and shapes of the whole tensors of the dense part; only headers are read.
+
+    Raises:
+        DamagedFileError: a file is damaged.
+    """
+    files = _Files(folder, saved)
+    try:
+        files.finish()  # the blocks with the headers
+        return {name: files.shape(entries) for name, entries in saved.entries.items()}
+    finally:
+        files.close()
+
+
 def read_state(folder: Path, saved: SavedRest) -> Any:
     """What the program had given to save.
 
@@ -165,6 +179,11 @@ class _Files:
         if out.numel() > 0:
             reader.read(entry.tensor, 0, out if out.dim() > 0 else out.reshape(1))
         return out
+
+    def shape(self, entries: Sequence[SavedEntry]) -> tuple[torch.dtype, tuple[int, ...]]:
+        """What a whole tensor is like."""
+        section = self._section(entries[0])
+        return section.dtype, tuple(entries[0].sizes) or section.shape
 
     def whole(self, name: str, entries: Iterable[SavedEntry]) -> Tensor:
         """A tensor that may have been saved in pieces."""
@@ -248,4 +267,4 @@ class _Files:
             reader.close()
 
 
-__all__ = ["DenseLoad", "read_all", "read_dense", "read_state"]
+__all__ = ["DenseLoad", "dense_shapes", "read_all", "read_dense", "read_state"]

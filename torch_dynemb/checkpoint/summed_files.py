@@ -54,10 +54,12 @@ class SummedWriter:
     Args:
         disk: the file system.
         path: of a file that is not there yet.
+        block_bytes: of a block; default: 8 MiB.
     """
 
-    def __init__(self, disk: Disk, path: Path) -> None:
-        self._disk, self._path, self._block_bytes = disk, path, BLOCK_BYTES
+    def __init__(self, disk: Disk, path: Path, block_bytes: int | None = None) -> None:
+        self._disk, self._path = disk, path
+        self._block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
         with room_told(path):
             self._file = disk.create(path)
         self._open = True
