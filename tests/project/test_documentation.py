@@ -19,6 +19,7 @@ pytestmark = pytest.mark.cpu_only("reads docstrings")
 PACKAGES = (
     "torch_dynemb",
     "torch_dynemb.ops",
+    "torch_dynemb.checkpoint",
     "torch_dynemb.serving",
     "torch_dynemb.recis",
     "torch_dynemb.recis.functional",

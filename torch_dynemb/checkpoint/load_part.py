@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.column_shards import combined_by_row
 from torch_dynemb.checkpoint.entries import (
     COUNT,
     ID,
@@ -186,12 +187,10 @@ class PartLoad:
             return
         if self._tables.config.layout.counters[self._part.table] is None:
             rows = self._tables.config.layout.rows[self._part.table]
+            sources = self._plan.id_sources
+            sketched = {of.sketch.path: of for of in sources if of.sketch is not None}
             self._sketch = combined_sketch(
-                [
-                    self._sketch_of(part)
-                    for part in self._plan.id_sources
-                    if part.sketch is not None
-                ],
+                [self._sketch_of(part) for part in sketched.values()],
                 rows[PolicyColumn.SKETCH_WIDTH],
             )
             return
@@ -325,27 +324,15 @@ class PartLoad:
         target: Tensor,
         begin: int,
     ) -> None:
-        """One value for each row: of several column shards the mean by columns, of steps the most.
-
-        A value of a row is a mean over its columns, so that of all of them is the mean of the
-        shards', weighted by their columns.
-        """
+        """One value for each row of the chosen ones, piece by piece."""
         section = opened[0][1].section(name)
-        columns = sum(width for width, _ in opened)
         for low, high in opened[0][1].ranges(section.row_bytes):
             pieces = []
             for width, rows in opened:
                 piece = torch.empty(high - low, dtype=section.dtype)
                 rows.read(name, low, piece)
                 pieces.append((width, piece))
-            if len(pieces) == 1:
-                values = pieces[0][1]
-            elif section.dtype.is_floating_point:
-                total = sum(piece.double() * (width / columns) for width, piece in pieces)
-                assert isinstance(total, Tensor)
-                values = total.to(section.dtype)
-            else:
-                values = torch.stack([piece for _, piece in pieces]).amax(0)
+            values = combined_by_row(pieces)
             at, picked = _picked(chosen, low, high, values)
             target[begin + at : begin + at + picked.shape[0]].copy_(picked)
             self._stream.progress((high - low) * section.row_bytes)

@@ -81,19 +81,34 @@ def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool
     return DenseLoad(state, shards)
 
 
+def read_all(folder: Path, saved: SavedRest) -> dict[str, Any]:
+    """The dense part of whatever model was saved, whole tensors of the CPU.
+
+    Raises:
+        DamagedFileError: a file is damaged.
+    """
+    return {**_tensors(folder, saved), **(saved.values or {})}
+
+
 def read_state(folder: Path, saved: SavedRest) -> Any:
     """What the program had given to save.
 
     Raises:
         DamagedFileError: a file is damaged.
     """
+    tensors = _tensors(folder, saved)
+    return None if saved.values is None else filled(saved.values, tensors)
+
+
+def _tensors(folder: Path, saved: SavedRest) -> dict[str, Tensor]:
+    """All tensors by name."""
     files = _Files(folder, saved)
     try:
         tensors = {name: files.whole(name, entries) for name, entries in saved.entries.items()}
         files.finish()
     finally:
         files.close()
-    return None if saved.values is None else filled(saved.values, tensors)
+    return tensors
 
 
 class _Files:
@@ -176,4 +191,4 @@ class _Files:
             reader.close()
 
 
-__all__ = ["DenseLoad", "read_dense", "read_state"]
+__all__ = ["DenseLoad", "read_all", "read_dense", "read_state"]

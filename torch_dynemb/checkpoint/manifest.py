@@ -16,6 +16,8 @@ from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, VERSION
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, FileSums, sums_of_bytes
 
+NO_GROUP = -1  # of a part: see SavedPart.group
+
 _MOST_BYTES = 1 << 30
 
 
@@ -51,14 +53,15 @@ class SavedPart:
         slots_begin, slots_end, slots: which ids; see :class:`IdSlots`.
         ids: how many it has.
         ids_crc32c: of all of them, in their order; 0 where columns are not split.
-        group: number of its group in the manifest.
+        group: number of its group in the manifest; NO_GROUP: it has none, and its files say nothing
+            of where ids and rows stood, so that only ids and values are loaded.
         number: of the table in that group.
         counters: its row of ``tables``, int64 [16]: how often what has happened.
         optimizer_steps: updates that its optimizer has made.
         rows: files with its rows, one after another.
         counts: file with the ids that wait for admission.
         counted: how many there are.
-        sketch: file with its counting sketch.
+        sketch: file with its counting sketch, which parts may share.
         sketch_width: cells of a row of the sketch.
     """
 
@@ -201,10 +204,11 @@ class Manifest:
     state: SavedRest
 
     def files(self) -> list[SavedFile]:
-        """All files but the manifest."""
+        """All files but the manifest, each once."""
         found = [file for t in self.tables.values() for part in t.parts for file in part.files]
         found += [group.file for group in self.groups]
-        return [*found, *self.dense.files, *self.state.files]
+        found += [*self.dense.files, *self.state.files]
+        return list({file.path: file for file in found}.values())
 
     def text(self) -> bytes:
         """What its file holds."""
@@ -285,6 +289,7 @@ def _rest_of(rest: dict[str, Any]) -> SavedRest:
 
 
 __all__ = [
+    "NO_GROUP",
     "Manifest",
     "SavedEntry",
     "SavedFile",

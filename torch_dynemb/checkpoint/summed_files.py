@@ -198,6 +198,18 @@ class SummedReader:
         if out.numel() > 0:
             self._read(section.begin + begin * section.row_bytes, as_bytes(out))
 
+    def read_block(self, number: int, out: Tensor) -> None:
+        """Fills uint8 of the CPU with a whole block, which is what was written when this returns.
+
+        Args:
+            number: of the block.
+            out: as many bytes as it has.
+
+        Raises:
+            DamagedFileError: it is not what was written.
+        """
+        self._read(number * self._block, out)
+
     def _read(self, begin: int, out: Tensor) -> None:
         """Bytes from there on, after those before them in the same block."""
         if self._checked:

@@ -1,0 +1,166 @@
+"""Reads a checkpoint without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import torch
+
+from torch_dynemb.checkpoint.checked_rows import CheckedRows
+from torch_dynemb.checkpoint.load_rest import read_all, read_state
+from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
+from torch_dynemb.checkpoint.places import checked_path, locate
+from torch_dynemb.checkpoint.progress import progress_bar
+from torch_dynemb.checkpoint.saved_table import CheckpointFiles, CheckpointTable
+from torch_dynemb.checkpoint.summed_files import SummedReader
+
+
+class Checkpoint:
+    """What a checkpoint holds; :func:`torch_dynemb.checkpoint.open` makes it.
+
+    It is a context manager, which closes the files at its end.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: of it.
+
+    Attributes:
+        folder: of the checkpoint.
+        manifest: what the checkpoint says of its files.
+        uuid: of the checkpoint: no two have the same.
+        kind: ``"full"``.
+        ranks: how many have saved it.
+        tables: by name.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.uuid, self.kind, self.ranks = manifest.uuid, manifest.kind, manifest.ranks
+        files = CheckpointFiles(folder, self._opened)
+        self.tables: Mapping[str, CheckpointTable] = MappingProxyType(
+            {name: CheckpointTable(name, table, files) for name, table in manifest.tables.items()}
+        )
+        self._readers: list[CheckedRows] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.folder)!r}, tables={list(self.tables)})"
+
+    @contextmanager
+    def _opened(self, rows: CheckedRows) -> Iterator[CheckedRows]:
+        self._check_open()
+        self._readers.append(rows)
+        try:
+            yield rows
+        finally:
+            self._readers = [of for of in self._readers if of is not rows]
+            rows.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"checkpoint {self.folder} is closed: open it again to read of it")
+
+    def dense(self) -> dict[str, Any]:
+        """What the model has beside tables, put together from the shards of all ranks.
+
+        Returns:
+            Tensors of the CPU by their names in the model's state dict, and its entries that are no
+            tensors.
+
+        Raises:
+            DamagedFileError: a file is damaged or missing.
+            ValueError: the checkpoint is closed.
+        """
+        self._check_open()
+        return read_all(self.folder, self.manifest.dense)
+
+    @property
+    def state(self) -> Any:
+        """What the program gave as ``state`` to :func:`torch_dynemb.checkpoint.save`.
+
+        It is read anew each time. A damaged file raises DamagedFileError.
+        """
+        self._check_open()
+        return read_state(self.folder, self.manifest.state)
+
+    def verify(self, *, progress: bool | None = None) -> None:
+        """Reads every file once and compares it with what was written.
+
+        Args:
+            progress: show a progress bar; default: where the standard error is a terminal.
+
+        Raises:
+            DamagedFileError: a file is damaged or missing; the message names it and says why.
+            ValueError: the checkpoint is closed.
+        """
+        self._check_open()
+        files = {file.path: file for file in self.manifest.files()}.values()
+        buffer = torch.empty(max((of.block_bytes for of in files), default=0), dtype=torch.uint8)
+        total = sum(file.bytes for file in files)
+        with progress_bar(f"verifying {self.folder.name}", total, progress) as bar:
+            for file in files:
+                reader = SummedReader(self.folder / file.path, file.sums)
+                try:
+                    for number in range(len(file.crc32c)):
+                        size = min(file.block_bytes, file.bytes - number * file.block_bytes)
+                        reader.read_block(number, buffer[:size])
+                        bar.update(size)
+                finally:
+                    reader.close()
+
+    def close(self) -> None:
+        """Closes all files; iterators of batches end with an error."""
+        self._closed = True
+        for rows in self._readers:
+            rows.close()
+        self._readers = []
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
+    """Opens a checkpoint to read it without a model, on any machine, a batch at a time.
+
+    Args:
+        path: of the checkpoint; see :func:`torch_dynemb.checkpoint.save`.
+
+    Returns:
+        What it holds. Only its manifest has been read by then.
+
+    Raises:
+        TypeError: path is no path.
+        FileNotFoundError: ``path`` is no checkpoint.
+        DamagedFileError: the manifest is damaged, or of another format version.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> bags = td.DynamicEmbeddingBag(4, optimizer=td.Adam(lr=0.1))
+        >>> bags(torch.tensor([[1, 2], [3, 1]])).sum().backward()
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> handle = td.checkpoint.save(folder.name + "/last", bags, state={"epoch": 1})
+        >>> with td.checkpoint.open(folder.name + "/last") as saved:
+        ...     print(saved.tables["embedding"], saved.state)
+        ...     print(sum(batch.ids.numel() for batch in saved.tables["embedding"].batches(2)))
+        CheckpointTable('embedding', ids=3, embedding_dim=4, dtype=torch.float32) {'epoch': 1}
+        3
+        >>> folder.cleanup()
+    """
+    folder = locate(checked_path("checkpoint.open", path))
+    return Checkpoint(folder, read_manifest(folder))
+
+
+__all__ = ["Checkpoint", "open"]
