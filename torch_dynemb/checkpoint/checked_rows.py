@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.manifest import SavedFile
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
-from torch_dynemb.checkpoint.tensor_file import StoredTensor
+from torch_dynemb.checkpoint.tensor_file import StoredTensor, as_bytes
 
 
 class _CheckedFile:
@@ -53,7 +53,8 @@ class _CheckedFile:
         if out.numel() == 0:
             return
         section = self.section(name)
-        target = out.reshape(-1).view(torch.uint8)
+        assert out.is_contiguous()
+        target = as_bytes(out)
         first, done = section.begin + begin * section.row_bytes, 0
         while done < target.numel():
             number, inside = divmod(first + done, self._block_bytes)

@@ -22,6 +22,10 @@ class Disk:
         """Writes some bytes at the end; returns how many."""
         return os.write(file, data)
 
+    def write_at(self, file: int, data: memoryview, begin: int) -> int:
+        """Writes some bytes from ``begin`` on; returns how many."""
+        return os.pwrite(file, data, begin)
+
     def sync(self, file: int) -> None:
         """Waits until a file is on the disk."""
         os.fsync(file)

@@ -26,7 +26,7 @@ from torch_dynemb.checkpoint.entries import (
     tombstones_entry,
 )
 from torch_dynemb.checkpoint.load_part import Stream
-from torch_dynemb.checkpoint.manifest import Manifest, SavedGroup, SavedPart
+from torch_dynemb.checkpoint.manifest import NO_GROUP, Manifest, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.saved_rows import SavedRows
 from torch_dynemb.checkpoint.summed_files import SummedReader
@@ -63,6 +63,7 @@ def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Mani
         optimizer = None if config.optimizer is None else config.optimizer.description()
         if (
             source is None
+            or source.group == NO_GROUP
             or source.number != plan.part.table
             or plan.fresh
             or plan.saved.dtype != dtype

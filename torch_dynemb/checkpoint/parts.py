@@ -56,7 +56,11 @@ class IdSlots(NamedTuple):
         return (slots >= self.begin) & (slots < self.end)
 
     def shares(self, other: IdSlots) -> bool:
-        """Whether an id may be of both."""
+        """Whether an id may be of both.
+
+        Args:
+            other: of another part, whose ids may be dealt to another number of slots.
+        """
         if self.slots != other.slots:
             return True
         return self.begin < other.end and other.begin < self.end

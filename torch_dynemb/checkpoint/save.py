@@ -214,7 +214,9 @@ def _write(
         ranks.on_first(begin)
         written = ranks.run(lambda: _write_files(ranks, disk, folder, source, progress))
         of_ranks = ranks.gather(written)
-        ranks.on_first(lambda: _finish(disk, folder, target, uuid, _manifest_of(uuid, of_ranks)))
+        ranks.on_first(
+            lambda: finish_folder(disk, folder, target, uuid, _manifest_of(uuid, of_ranks))
+        )
     except Exception:
         if ranks.rank == 0:
             disk.remove(folder)
@@ -310,7 +312,7 @@ def _rest_of(
     return rest
 
 
-def _finish(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifest) -> None:
+def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifest) -> None:
     """What makes a folder of files a checkpoint."""
     for file in manifest.files():
         size = (folder / file.path).stat().st_size
@@ -332,4 +334,4 @@ def _finish(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifes
     put_in_place(disk, folder, target, uuid)
 
 
-__all__ = ["save"]
+__all__ = ["finish_folder", "save"]

@@ -1,0 +1,180 @@
+"""Writes parts of a table whose rows come batch by batch, mixed with those of other parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.entries import ID, WEIGHT, rows_file, score_entry, state_entry
+from torch_dynemb.checkpoint.manifest import SavedFile
+from torch_dynemb.checkpoint.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.scattered_file import ScatteredFile
+from torch_dynemb.checkpoint.table_files import FILE_BYTES
+from torch_dynemb.checkpoint.tensor_file import TensorShape
+
+
+class TensorFiles(NamedTuple):
+    """Where files are written.
+
+    Attributes:
+        disk: the file system.
+        path: of the unfinished checkpoint.
+    """
+
+    disk: Disk
+    path: Path
+
+    def create(self, name: str, tensors: Sequence[TensorShape]) -> ScatteredFile:
+        """Begins a file, whose name is within the checkpoint."""
+        path = self.path / name
+        self.disk.make_folder(path.parent)
+        return ScatteredFile(self.disk, path, tensors)
+
+    def write(self, name: str, tensors: Sequence[tuple[str, Tensor]], rows: int) -> SavedFile:
+        """Writes a file of tensors that are there as a whole."""
+        shapes = [TensorShape(of, values.dtype, tuple(values.shape)) for of, values in tensors]
+        file = self.create(name, shapes)
+        try:
+            for of, values in tensors:
+                file.append(of, values.contiguous())
+            return saved_file(name, file, rows)
+        finally:
+            file.close()
+
+
+def saved_file(name: str, file: ScatteredFile, rows: int) -> SavedFile:
+    """Ends a file; returns what the manifest says of it."""
+    sums = file.finish()
+    return SavedFile(name, rows, sums.bytes, sums.block_bytes, list(sums.sums))
+
+
+class PartOfTable(NamedTuple):
+    """A part that is written.
+
+    Attributes:
+        number: of the part.
+        parts: how many there are.
+        ids: how many ids it has.
+        columns: of the whole table.
+        state_columns: by state tensor: which elements of what whole rows keep of it are the part's;
+            None: it has one value for a row.
+    """
+
+    number: int
+    parts: int
+    ids: int
+    columns: range
+    state_columns: dict[str, slice | None]
+
+
+class PartWriter:
+    """Writes the rows of a part into files of at most 2 GiB.
+
+    Args:
+        files: where to.
+        table: of whose rows some are written.
+        part: which.
+
+    Attributes:
+        part: as given.
+        files: what the manifest says of the files that are whole.
+        ids_crc32c: of the ids that were written.
+    """
+
+    def __init__(self, files: TensorFiles, table: CheckpointTable, part: PartOfTable) -> None:
+        self._to, self._table, self.part = files, table, part
+        self.files: list[SavedFile] = []
+        self.ids_crc32c = 0
+        self._most = max(1, FILE_BYTES // max(1, sum(of.bytes for of in self._tensors(1))))
+        self._file: ScatteredFile | None = None
+        self._name = ""
+        self._rows = self._written = 0  # of the file: that it will have, and has
+        self._done = 0  # rows in files that are whole
+
+    def _tensors(self, count: int) -> list[TensorShape]:
+        """What a file of so many rows has."""
+        columns = self.part.columns
+        tensors = []
+        if columns.start == 0:
+            tensors.append(TensorShape(ID, torch.int64, (count,)))
+            for word in self._table.scores:
+                tensors.append(TensorShape(score_entry(word), torch.int64, (count,)))
+        tensors.append(TensorShape(WEIGHT, self._table.dtype, (count, len(columns))))
+        for of in self._table.state_tensors:
+            at = self.part.state_columns[of.name]
+            shape = (count,) if at is None else (count, at.stop - at.start)
+            tensors.append(TensorShape(state_entry(of.name), of.dtype, shape))
+        return tensors
+
+    def append(self, batch: SavedBatch) -> None:
+        """Writes the next rows.
+
+        Args:
+            batch: ids of the part, with whole rows, all scores and all state.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        begin, count = 0, batch.ids.numel()
+        while begin < count:
+            file = self._file or self._next_file()
+            end = min(count, begin + self._rows - self._written)
+            self._append(file, batch, slice(begin, end))
+            self._written += end - begin
+            if self._written == self._rows:
+                self._end_file()
+            begin = end
+
+    def _next_file(self) -> ScatteredFile:
+        part = self.part
+        self._rows, self._written = min(self._most, part.ids - self._done), 0
+        self._name = rows_file(
+            self._table.name, part.number, part.parts, part.columns, len(self.files)
+        )
+        self._file = self._to.create(self._name, self._tensors(self._rows))
+        return self._file
+
+    def _append(self, file: ScatteredFile, batch: SavedBatch, rows: slice) -> None:
+        columns = self.part.columns
+        ids = batch.ids[rows].contiguous()
+        self.ids_crc32c = ops.crc32c(ids, self.ids_crc32c)
+        if columns.start == 0:
+            file.append(ID, ids)
+            for k, word in enumerate(batch.score_names):
+                file.append(score_entry(word), batch.scores[rows, k].contiguous())
+        file.append(WEIGHT, batch.rows[rows, columns.start : columns.stop].contiguous())
+        for name, values in batch.state.items():
+            at = self.part.state_columns[name]
+            own = values[rows] if at is None else values[rows, at]
+            file.append(state_entry(name), own.contiguous())
+
+    def _end_file(self) -> None:
+        assert self._file is not None
+        self.files.append(saved_file(self._name, self._file, self._rows))
+        self._file = None
+        self._done += self._rows
+
+    def finish(self) -> None:
+        """Ends the part; one without ids has a file without rows."""
+        if not self.files and self.part.ids == 0:
+            self._next_file()
+            self._end_file()
+        if self._done != self.part.ids:
+            raise RuntimeError(
+                f"checkpoint: part {self.part.number} of table {self._table.name!r} has "
+                f"{self._done} rows, expected {self.part.ids}"
+            )
+
+    def close(self) -> None:
+        """Closes the file that is open, whole or not."""
+        if self._file is not None:
+            self._file.close()
+
+
+__all__ = ["PartOfTable", "PartWriter", "TensorFiles", "saved_file"]

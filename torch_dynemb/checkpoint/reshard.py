@@ -1,0 +1,406 @@
+"""Writes a checkpoint as another number of ranks would have saved it."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import integer
+from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, counts_file, sketch_file
+from torch_dynemb.checkpoint.manifest import (
+    NO_GROUP,
+    Manifest,
+    SavedFile,
+    SavedPart,
+    SavedTable,
+)
+from torch_dynemb.checkpoint.part_writer import (
+    PartOfTable,
+    PartWriter,
+    TensorFiles,
+    saved_file,
+)
+from torch_dynemb.checkpoint.parts import IdSlots
+from torch_dynemb.checkpoint.places import checked_path, left_behind, settle, unfinished
+from torch_dynemb.checkpoint.progress import progress_bar
+from torch_dynemb.checkpoint.reader import Checkpoint
+from torch_dynemb.checkpoint.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.save import finish_folder
+from torch_dynemb.checkpoint.saved_rows import PIECE_BYTES
+from torch_dynemb.checkpoint.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.sketches import combined_sketch
+from torch_dynemb.checkpoint.summed_files import SummedReader, SummedWriter
+from torch_dynemb.checkpoint.tensor_file import TensorShape
+from torch_dynemb.distributed.owners import slots_of
+from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
+from torch_dynemb.process.interrupts import held_back
+
+_DISK = Disk()
+_FILES_AT_ONCE = 256  # that are open; more parts take several passes
+_IDS_AT_ONCE = 1 << 18
+_COLUMNS_TOGETHER = 4  # a shard has a multiple of so many columns
+_COUNTERS = slice(Table.INSERTED, Table.DEFAULT_SERVED + 1)
+
+Batch = TypeVar("Batch")
+Progress = Callable[[int], object]
+
+
+class _Split(NamedTuple):
+    """How a table is dealt out.
+
+    Attributes:
+        table: what is read.
+        saved: what the manifest says of it.
+        ids: which ids the parts have.
+        columns: which columns the shards of each part have.
+    """
+
+    table: CheckpointTable
+    saved: SavedTable
+    ids: list[IdSlots]
+    columns: list[range]
+
+    @property
+    def slots(self) -> int:
+        """To how many slots ids are dealt."""
+        return self.ids[0].slots
+
+    def owners(self, ids: Tensor) -> Tensor:
+        """The part of each id."""
+        return ops.id_owners(ids, parts=len(self.ids), slots=self.slots)
+
+
+def reshard(
+    path: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    parts: int,
+    columns: int | None = None,
+    slots: int | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Writes a checkpoint with the same content as so many ranks would have saved it.
+
+    As many ranks that shard their tables by rows then read only their own files. Where ids and rows
+    stood in the tables is lost: a load gives every id its row, but not its place. It takes some
+    blocks of memory, whatever the size of the tables, and needs no ranks.
+
+    Counts of admission go to the part of their id. Sketches cannot be taken apart: parts share one
+    where they had ids of the same one before, and it is the sum of theirs.
+
+    Args:
+        path: of the checkpoint.
+        out: where the new one goes; nothing may be there. It is there as a whole or not at all.
+        parts: how many ranks it is for: ids are dealt out among as many parts, by
+            :func:`torch_dynemb.ops.id_owners`.
+        columns: the most column shards of each part, with multiples of 4 columns; 1: rows are put
+            together; default: as they are. 8-bit state has to stay as it is.
+        slots: to how many slots ids are dealt, at least ``parts``; default: ``parts``, or as before
+            where the parts shared a larger number of slots, as RecIS's engine does.
+        progress: show a progress bar; default: where the standard error is a terminal.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+        FileNotFoundError: ``path`` is no checkpoint.
+        FileExistsError: something is at ``out``.
+        DamagedFileError: a file is damaged or missing.
+        OSError: the disk is full, or fails. In all cases nothing is left at ``out``.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> items = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+        >>> items(torch.arange(100)).sum().backward()
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> handle = td.checkpoint.save(folder.name + "/last", items)
+        >>> td.checkpoint.reshard(folder.name + "/last", folder.name + "/four", parts=4)
+        >>> td.checkpoint.open(folder.name + "/four").tables["embedding"].ids
+        100
+        >>> folder.cleanup()
+    """
+    parts = integer("reshard: parts", parts, least=1)
+    columns = None if columns is None else integer("reshard: columns", columns, least=1)
+    slots = None if slots is None else integer("reshard: slots", slots, least=parts)
+    target = checked_path("reshard", out)
+    with open_checkpoint(path) as source:
+        splits = {
+            name: _split_of(table, source.manifest.tables[name], parts, columns, slots)
+            for name, table in source.tables.items()
+        }
+        if left_behind(target):
+            settle(_DISK, target)
+        if target.exists():
+            raise FileExistsError(f"reshard: {target} is there already: give another path")
+        _write(source, target, splits, parts, progress)
+
+
+# -- what goes where -----------------------------------------------------------------------------
+
+
+def _split_of(
+    table: CheckpointTable, saved: SavedTable, parts: int, columns: int | None, slots: int | None
+) -> _Split:
+    """How a table is dealt out.
+
+    Raises:
+        ValueError: its 8-bit state cannot have these columns.
+    """
+    if slots is None:
+        before = saved.parts[0].slots
+        # ranks that share out a number of slots go on with it, whatever the number of ranks
+        shared = before > len(saved.first_parts) and before >= parts
+        slots = before if shared else parts
+    ranges = [slots_of(part, parts, slots) for part in range(parts)]
+    ids = [IdSlots(of.start, of.stop, slots) for of in ranges]
+    as_saved = sorted({(part.first_column, part.columns) for part in saved.parts})
+    kept = [range(first, first + count) for first, count in as_saved]
+    wanted = kept if columns is None else _column_shards(table.embedding_dim, columns)
+    blocks = [of.name for of in table.state_tensors if of.dtype == torch.uint8]
+    if blocks and wanted != kept:
+        raise ValueError(
+            f"reshard: columns is {columns}, but table {table.name!r} was saved with 8-bit "
+            f"{blocks[0]} of columns {[(of.start, of.stop) for of in kept]}, whose blocks cannot "
+            "be split or put together: leave columns out"
+        )
+    return _Split(table, saved, ids, wanted)
+
+
+def _column_shards(dim: int, most: int) -> list[range]:
+    """Ranges of columns, nearly equal, of multiples of 4 where there are as many."""
+    groups = -(-dim // _COLUMNS_TOGETHER)
+    shards = [slots_of(k, min(most, groups), groups) for k in range(min(most, groups))]
+    return [
+        range(of.start * _COLUMNS_TOGETHER, min(dim, of.stop * _COLUMNS_TOGETHER)) for of in shards
+    ]
+
+
+def _state_columns(
+    table: CheckpointTable, shards: Sequence[range]
+) -> list[dict[str, slice | None]]:
+    """By shard and state tensor: where the shard's elements are in that of whole rows."""
+    result: list[dict[str, slice | None]] = [{} for _ in shards]
+    for tensor in table.state_tensors:
+        begin = 0
+        for shard, of_shard in zip(shards, result, strict=True):
+            end = begin + tensor.columns(len(shard))
+            of_shard[tensor.name] = None if tensor.per_row else slice(begin, end)
+            begin = end
+    return result
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _write(
+    source: Checkpoint,
+    target: Path,
+    splits: dict[str, _Split],
+    parts: int,
+    progress: bool | None,
+) -> None:
+    uuid = uuids.uuid4().hex
+    folder = unfinished(target, uuid)
+    rest = [*source.manifest.dense.files, *source.manifest.state.files]
+    total = sum(split.table.ids * split.table.row_bytes for split in splits.values())
+    total += sum(file.bytes for file in rest)
+    try:
+        _DISK.make_folder(folder)
+        files = TensorFiles(_DISK, folder)
+        with progress_bar(f"resharding {source.folder.name}", total, progress) as bar:
+            tables = {
+                name: _write_table(files, split, bar.update) for name, split in splits.items()
+            }
+            for file in rest:
+                _copy(source.folder, files, file, bar.update)
+        before = source.manifest
+        manifest = Manifest(
+            uuid, before.kind, before.parent, parts, tables, [], before.dense, before.state
+        )
+        finish_folder(_DISK, folder, target, uuid, manifest)
+    except BaseException:
+        with held_back():
+            _DISK.remove(folder)
+        raise
+
+
+def _copy(folder: Path, files: TensorFiles, file: SavedFile, progress: Progress) -> None:
+    """Copies a file, block by block."""
+    path = files.path / file.path
+    files.disk.make_folder(path.parent)
+    reader = SummedReader(folder / file.path, file.sums)
+    try:
+        writer = SummedWriter(files.disk, path, file.block_bytes)
+        try:
+            for number in range(len(file.crc32c)):
+                size = min(file.block_bytes, file.bytes - number * file.block_bytes)
+                block = torch.empty(size, dtype=torch.uint8)
+                reader.read_block(number, block)
+                writer.write(block)
+                progress(size)
+            writer.finish()
+        finally:
+            writer.close()
+    finally:
+        reader.close()
+
+
+def _write_table(files: TensorFiles, split: _Split, progress: Progress) -> SavedTable:
+    saved, parts = split.saved, len(split.ids)
+    rows = _write_rows(files, split, progress)
+    counts = _write_counts(files, split)
+    sketches = _write_sketches(files, split)
+    # what has happened to the table is not divided by ids
+    happened = torch.tensor([part.counters for part in saved.first_parts]).sum(0)[_COUNTERS]
+    written = []
+    for writer in rows:
+        part, ids = writer.part, split.ids[writer.part.number]
+        counters = torch.zeros(TABLE_COLUMNS, dtype=torch.int64)
+        if part.number == 0:
+            counters[_COUNTERS] = happened
+        first = part.columns.start == 0
+        sketch = sketches.get(part.number) if first else None
+        written.append(
+            SavedPart(
+                rank=part.number,
+                first_column=part.columns.start,
+                columns=len(part.columns),
+                slots_begin=ids.begin,
+                slots_end=ids.end,
+                slots=ids.slots,
+                ids=part.ids,
+                ids_crc32c=writer.ids_crc32c if len(split.columns) > 1 else 0,
+                group=NO_GROUP,
+                number=0,
+                counters=counters.tolist(),
+                optimizer_steps=max(of.optimizer_steps for of in saved.parts),
+                rows=writer.files,
+                counts=counts[part.number] if counts and first else None,
+                counted=counts[part.number].rows if counts and first else 0,
+                sketch=None if sketch is None else sketch[0],
+                sketch_width=0 if sketch is None else sketch[1],
+            )
+        )
+    written.sort(key=lambda part: (part.first_column, part.slots_begin))
+    assert len(written) == parts * len(split.columns)
+    return replace(saved, parts=written)
+
+
+def _write_rows(files: TensorFiles, split: _Split, progress: Progress) -> list[PartWriter]:
+    """Writes all rows: in one pass, or in several where there are many parts."""
+    table, parts = split.table, len(split.ids)
+    sizes = _sizes(split, table.id_batches(_IDS_AT_ONCE))
+    of_state = _state_columns(table, split.columns)
+    shards = list(zip(split.columns, of_state, strict=True))
+    at_once = max(1, _FILES_AT_ONCE // len(shards))
+    done: list[PartWriter] = []
+    for begin in range(0, parts, at_once):
+        numbers = range(begin, min(begin + at_once, parts))
+        with ExitStack() as stack:
+            writers: dict[int, list[PartWriter]] = {}
+            for number in numbers:
+                writers[number] = []
+                for columns, state in shards:
+                    part = PartOfTable(number, parts, sizes[number], columns, state)
+                    writers[number].append(PartWriter(files, table, part))
+                    stack.callback(writers[number][-1].close)
+            size = max(1, PIECE_BYTES // table.row_bytes)
+            for batch in table.batches(size):
+                for number, places in _dealt(split.owners(batch.ids), numbers):
+                    of_part = _taken(batch, places)
+                    for writer in writers[number]:
+                        writer.append(of_part)
+                    progress(places.numel() * table.row_bytes)
+            for writer in (of for number in numbers for of in writers[number]):
+                writer.finish()
+                done.append(writer)
+    return done
+
+
+def _sizes(split: _Split, batches: Iterable[Tensor]) -> list[int]:
+    """How many of the ids each part has."""
+    counts = torch.zeros(len(split.ids), dtype=torch.int64)
+    for ids in batches:
+        counts += torch.bincount(split.owners(ids), minlength=len(split.ids))
+    return [int(count) for count in counts]
+
+
+def _dealt(owners: Tensor, numbers: range) -> Iterator[tuple[int, Tensor]]:
+    """By part: where its ids are in a batch."""
+    order = torch.argsort(owners, stable=True)
+    bounds = torch.searchsorted(owners[order], torch.arange(numbers.start, numbers.stop + 1))
+    for number, (begin, end) in zip(
+        numbers, zip(bounds.tolist(), bounds[1:].tolist(), strict=False), strict=True
+    ):
+        if begin < end:
+            yield number, order[begin:end]
+
+
+def _taken(batch: SavedBatch, places: Tensor) -> SavedBatch:
+    """Some ids of a batch."""
+    return batch._replace(
+        ids=batch.ids[places],
+        rows=batch.rows[places],
+        state={name: values[places] for name, values in batch.state.items()},
+        scores=batch.scores[places],
+    )
+
+
+def _write_counts(files: TensorFiles, split: _Split) -> list[SavedFile]:
+    """Writes the ids that wait for admission, a file for each part; none where none are counted."""
+    table, parts = split.table, len(split.ids)
+    if all(part.counts is None for part in split.saved.first_parts):
+        return []
+    sizes = _sizes(split, (of.ids for of in table.counts(_IDS_AT_ONCE)))
+    names = [counts_file(table.name, number, parts) for number in range(parts)]
+    written: list[SavedFile] = []
+    for begin in range(0, parts, _FILES_AT_ONCE):
+        numbers = range(begin, min(begin + _FILES_AT_ONCE, parts))
+        with ExitStack() as stack:
+            opened = {}
+            for number in numbers:
+                tensors = [TensorShape(of, torch.int64, (sizes[number],)) for of in (ID, COUNT)]
+                opened[number] = files.create(names[number], tensors)
+                stack.callback(opened[number].close)
+            for batch in table.counts(_IDS_AT_ONCE):
+                for number, places in _dealt(split.owners(batch.ids), numbers):
+                    opened[number].append(ID, batch.ids[places])
+                    opened[number].append(COUNT, batch.counts[places])
+            for number, file in opened.items():
+                written.append(saved_file(names[number], file, sizes[number]))
+    return written
+
+
+def _write_sketches(files: TensorFiles, split: _Split) -> dict[int, tuple[SavedFile, int]]:
+    """Writes the sketches; returns the file of each part, which others may share, and its width."""
+    sources = [part for part in split.saved.first_parts if part.sketch is not None]
+    together: list[tuple[set[int], set[int]]] = []  # new parts, and sources that they have ids of
+    for number, ids in enumerate(split.ids):
+        parts = {number}
+        needed = {k for k, part in enumerate(sources) if part.id_slots.shares(ids)}
+        for other in [of for of in together if of[1] & needed]:
+            together.remove(other)
+            parts |= other[0]
+            needed |= other[1]
+        together.append((parts, needed))
+    result = {}
+    for parts, needed in together:
+        found = split.table.sketches([sources[k] for k in sorted(needed)])
+        if not found:
+            continue
+        cells = combined_sketch(found, max(of.shape[1] for of in found))
+        name = sketch_file(split.table.name, min(parts), len(split.ids))
+        file = files.write(name, [(SKETCH, cells)], SKETCH_ROWS)
+        result.update(dict.fromkeys(parts, (file, cells.shape[1])))
+    return result
+
+
+__all__ = ["reshard"]

@@ -1,0 +1,154 @@
+"""Writes a file of tensors whose rows come piece by piece, for all tensors side by side.
+
+Tensors lie one after another in a file, so pieces are written where they belong, and each block's
+checksum is put together from those of its pieces. What has been written is not read again.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.summed_files import BLOCK_BYTES, FileSums, full_disk
+from torch_dynemb.checkpoint.tensor_file import TensorShape, as_bytes, header_of, raw
+
+
+def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
+    """The sum of two pieces, one after the other, from the sum of each.
+
+    The sum is affine over bits: that of ``a`` followed by ``b`` differs from that of ``a`` followed
+    by zeros in what distinguishes the sum of ``b`` from that of as many zeros.
+
+    Args:
+        first: the sum of the first piece.
+        second, second_bytes: that of the second, and its length.
+    """
+    zeros = torch.zeros(second_bytes, dtype=torch.uint8)
+    return ops.crc32c(zeros, first) ^ ops.crc32c(zeros) ^ second
+
+
+class _Piece:
+    """Bytes of a block that were written one after another."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin, self.bytes, self.sum = begin, 0, 0
+
+
+class _Tail:
+    """How far a tensor has been written."""
+
+    def __init__(self, begin: int, size: int) -> None:
+        self.at, self.end = begin, begin + size
+
+
+class ScatteredFile:
+    """Writes a file whose tensors grow side by side.
+
+    Args:
+        disk: the file system.
+        path: of a file that is not there yet.
+        tensors: of the file, in order.
+    """
+
+    def __init__(self, disk: Disk, path: Path, tensors: Sequence[TensorShape]) -> None:
+        header = header_of(tensors)
+        self._disk, self._path = disk, path
+        self._tails: dict[str, _Tail] = {}
+        self._pieces: dict[int, list[_Piece]] = {}  # by block
+        self._bytes = len(header)
+        for tensor in tensors:
+            self._tails[tensor.name] = _Tail(self._bytes, tensor.bytes)
+            self._bytes += tensor.bytes
+        self._file = disk.create(path)
+        self._open = True
+        try:
+            self._write(
+                _Tail(0, len(header)), torch.frombuffer(bytearray(header), dtype=torch.uint8)
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, name: str, values: Tensor) -> None:
+        """Writes the next rows of a tensor.
+
+        Args:
+            name: of the tensor.
+            values: contiguous, of the CPU, with its dtype and columns.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        assert values.is_contiguous()
+        self._write(self._tails[name], as_bytes(values))
+
+    def _write(self, tail: _Tail, data: Tensor) -> None:
+        if tail.at + data.numel() > tail.end:
+            raise RuntimeError(f"checkpoint: {self._path.name} has less room than is written")
+        done = 0
+        while done < data.numel():
+            block, inside = divmod(tail.at, BLOCK_BYTES)
+            part = data[done : done + BLOCK_BYTES - inside]
+            pieces = self._pieces.setdefault(block, [])
+            piece = next((of for of in pieces if of.begin + of.bytes == tail.at), None)
+            if piece is None:
+                piece = _Piece(tail.at)
+                pieces.append(piece)
+            self._write_all(raw(part), tail.at)
+            piece.sum = ops.crc32c(part, piece.sum)
+            piece.bytes += part.numel()
+            tail.at += part.numel()
+            done += part.numel()
+
+    def _write_all(self, data: memoryview, begin: int) -> None:
+        done = 0
+        while done < len(data):
+            try:
+                done += self._disk.write_at(self._file, data[done:], begin + done)
+            except OSError as error:
+                self._explain(error, begin + done)
+                raise
+
+    def _explain(self, error: OSError, written: int) -> None:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise full_disk(error, self._path, written) from error
+
+    def finish(self) -> FileSums:
+        """Waits until the file is on the disk, and closes it.
+
+        Raises:
+            OSError: the disk is full, or fails.
+            RuntimeError: rows are missing.
+        """
+        short = [name for name, tail in self._tails.items() if tail.at < tail.end]
+        if short:
+            raise RuntimeError(f"checkpoint: {self._path.name} lacks rows of {short}")
+        try:
+            self._disk.sync(self._file)
+        except OSError as error:
+            self._explain(error, self._bytes)
+            raise
+        self.close()
+        sums = []
+        for block in sorted(self._pieces):
+            first, *others = sorted(self._pieces[block], key=lambda piece: piece.begin)
+            total = first.sum
+            for piece in others:
+                total = joined_crc32c(total, piece.sum, piece.bytes)
+            sums.append(total)
+        return FileSums(self._bytes, BLOCK_BYTES, tuple(sums))
+
+    def close(self) -> None:
+        """Closes the file, whole or not."""
+        if self._open:
+            self._open = False
+            self._disk.close(self._file)
+
+
+__all__ = ["ScatteredFile", "joined_crc32c"]
