@@ -1,9 +1,11 @@
 """Checkpoints: saved tables as files, and what these hold.
 
 :func:`save` and :func:`load` write and read a model with its tables on any number of ranks;
-:func:`open` reads a checkpoint without a model, and :func:`reshard` writes it for other ranks.
+:func:`open` reads a checkpoint without a model, :func:`reshard` writes it for other ranks, and
+:func:`export` for other programs. ``python -m torch_dynemb checkpoint`` does so as well.
 """
 
+from torch_dynemb.checkpoint.export import export
 from torch_dynemb.checkpoint.handle import SaveHandle
 from torch_dynemb.checkpoint.load import LoadedTable, LoadReport, load
 from torch_dynemb.checkpoint.parts import IdSlots, TablePart, table_name, tables_of
@@ -23,6 +25,7 @@ __all__ = [
     "SaveHandle",
     "SavedBatch",
     "TablePart",
+    "export",
     "load",
     "open",
     "reshard",

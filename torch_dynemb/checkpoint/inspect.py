@@ -1,4 +1,4 @@
-"""What a checkpoint holds: sizes and policies of its tables, and how old their ids are."""
+"""What a file of ``torch.save`` holds: sizes and policies of its tables, and how old ids are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dynemb.checkpoint.lines import aligned, in_bytes, optimizer_name
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
 from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.state_entries import read_format
@@ -91,26 +92,6 @@ def load(path: Path) -> list[SavedGroup]:
     return groups
 
 
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Lines with columns of equal width: the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if column > 0 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def histogram(scores: Tensor) -> list[str]:
     """Lines of a histogram of int64 [n]."""
     if scores.numel() == 0:
@@ -126,15 +107,7 @@ def histogram(scores: Tensor) -> list[str]:
         last = min(first + width - 1, high)
         ranges.append([str(first) if last == first else f"{first} - {last}", str(count)])
     bars = ["#" * round(BAR_WIDTH * count / max(counts)) for count in counts]
-    return [f"{line}  {bar}".rstrip() for line, bar in zip(_aligned(ranges), bars, strict=True)]
-
-
-def _optimizer(saved: dict[str, Any] | None) -> str:
-    """Its name, and the dtypes of its state where they are not float32."""
-    if saved is None:
-        return "none"
-    small = sorted({dtype for _, per_row, dtype in saved["state"] if not per_row} - {"float32"})
-    return " ".join([saved["name"], *(f"({dtype} state)" for dtype in small)])
+    return [f"{line}  {bar}".rstrip() for line, bar in zip(aligned(ranges), bars, strict=True)]
 
 
 def describe(group: SavedGroup) -> str:
@@ -154,7 +127,7 @@ def describe(group: SavedGroup) -> str:
 def _described(group: SavedGroup) -> str:
     about, tensors = group.description, group.tensors
     lines = [
-        f"{group.prefix or 'tables'}: optimizer {_optimizer(about['optimizer'])}, "
+        f"{group.prefix or 'tables'}: optimizer {optimizer_name(about['optimizer'])}, "
         f"step {int(tensors['clock'][0])}, format {about['version']}"
     ]
     rows = [
@@ -190,17 +163,17 @@ def _described(group: SavedGroup) -> str:
                 str(counts[Table.EVICTED]),
                 str(counts[Table.ERASED]),
                 str(counts[Table.GROWTHS]),
-                _bytes(sum(t.numel() * t.element_size() for t in index if t is not None)),
+                in_bytes(sum(t.numel() * t.element_size() for t in index if t is not None)),
                 policy["score"],
                 str(policy["capacity"] or "-"),
                 policy["admission"] or "-",
             ]
         )
-    lines += _aligned(rows)
+    lines += aligned(rows)
     row_bytes = sum(
         tensors[name].numel() * tensors[name].element_size() for name in _row_entries(about)
     )
-    lines.append(f"rows and optimizer state: {_bytes(row_bytes)}")
+    lines.append(f"rows and optimizer state: {in_bytes(row_bytes)}")
     for table in about["tables"]:
         occupied = tensors[f"{table['name']}.buckets"][:, BUCKET_WIDTH:] > 0
         for number, word in enumerate(about["scores"]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_dynemb.checkpoint.manifest import SavedEntry, SavedRest
 from torch_dynemb.checkpoint.rest import dense_state, filled, is_sharded, tensor_pieces
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.tensor_file import StoredTensor
 from torch_dynemb.table.dense_state import dense_only
 
 
@@ -90,6 +91,20 @@ def read_all(folder: Path, saved: SavedRest) -> dict[str, Any]:
     return {**_tensors(folder, saved), **(saved.values or {})}
 
 
+def dense_shapes(folder: Path, saved: SavedRest) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtypes and shapes of the whole tensors of the dense part; only headers are read.
+
+    Raises:
+        DamagedFileError: a file is damaged.
+    """
+    files = _Files(folder, saved)
+    try:
+        files.finish()  # the blocks with the headers
+        return {name: files.shape(entries) for name, entries in saved.entries.items()}
+    finally:
+        files.close()
+
+
 def read_state(folder: Path, saved: SavedRest) -> Any:
     """What the program had given to save.
 
@@ -123,15 +138,23 @@ class _Files:
             self.close()
             raise
 
-    def _read(self, entry: SavedEntry) -> Tensor:
+    def _section(self, entry: SavedEntry) -> StoredTensor:
         reader = self._readers[entry.file]
         if entry.tensor not in reader.tensors:
             raise DamagedFileError(f"{reader.path}: the file lacks {entry.tensor!r}")
-        section = reader.tensors[entry.tensor]
+        return reader.tensors[entry.tensor]
+
+    def _read(self, entry: SavedEntry) -> Tensor:
+        reader, section = self._readers[entry.file], self._section(entry)
         out = torch.empty(section.shape, dtype=section.dtype)
         if out.numel() > 0:
             reader.read(entry.tensor, 0, out if out.dim() > 0 else out.reshape(1))
         return out
+
+    def shape(self, entries: Sequence[SavedEntry]) -> tuple[torch.dtype, tuple[int, ...]]:
+        """What a whole tensor is like."""
+        section = self._section(entries[0])
+        return section.dtype, tuple(entries[0].sizes) or section.shape
 
     def whole(self, name: str, entries: Iterable[SavedEntry]) -> Tensor:
         """A tensor that may have been saved in pieces."""
@@ -191,4 +214,4 @@ class _Files:
             reader.close()
 
 
-__all__ = ["DenseLoad", "read_all", "read_dense", "read_state"]
+__all__ = ["DenseLoad", "dense_shapes", "read_all", "read_dense", "read_state"]

@@ -159,19 +159,29 @@ class CheckpointTable:
                     for part in self._shards_of(first)
                 ]
                 for begin in range(0, first.ids, size):
-                    count = min(size, first.ids - begin)
-                    ids = shards[0].read(ID, torch.int64, begin, count)
-                    scores = torch.empty(count, len(words), dtype=torch.int64)
-                    for k, word in enumerate(words):
-                        scores[:, k] = shards[0].read(score_entry(word), torch.int64, begin, count)
-                    values = {
-                        of.name: _state(shards, of, begin, count, self.embedding_dim)
-                        for of in state
-                    }
-                    rows = _together([shard.weights(begin, count) for shard in shards])
+                    # no name here keeps a batch alive while the next one is read
+                    yield self._batch(
+                        shards, range(begin, min(begin + size, first.ids)), state, words
+                    )
                     for shard in shards:
-                        shard.rows.pass_by(begin + count)
-                    yield SavedBatch(ids, rows, values, scores, words)
+                        shard.rows.pass_by(begin + size)
+
+    def _batch(
+        self,
+        shards: Sequence[_Shard],
+        places: range,
+        state: Sequence[StateTensor],
+        words: tuple[str, ...],
+    ) -> SavedBatch:
+        """The ids of some places of a part."""
+        begin, count = places.start, len(places)
+        ids = shards[0].read(ID, torch.int64, begin, count)
+        scores = torch.empty(count, len(words), dtype=torch.int64)
+        for k, word in enumerate(words):
+            scores[:, k] = shards[0].read(score_entry(word), torch.int64, begin, count)
+        values = {of.name: _state(shards, of, begin, count) for of in state}
+        rows = _together([shard.weights(begin, count) for shard in shards])
+        return SavedBatch(ids, rows, values, scores, words)
 
     def _shards_of(self, first: SavedPart) -> list[SavedPart]:
         """The column shards of the ids of a part, by column."""
@@ -297,9 +307,7 @@ class _Shard(NamedTuple):
         return self.read(WEIGHT, self.dtype, begin, count, self.part.columns)
 
 
-def _state(
-    shards: Sequence[_Shard], tensor: StateTensor, begin: int, count: int, dim: int
-) -> Tensor:
+def _state(shards: Sequence[_Shard], tensor: StateTensor, begin: int, count: int) -> Tensor:
     """A tensor of optimizer state of whole rows."""
     name = state_entry(tensor.name)
     if tensor.per_row:

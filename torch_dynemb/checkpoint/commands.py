@@ -1,0 +1,184 @@
+"""The commands of ``python -m torch_dynemb``: they look at checkpoints and write them anew."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from torch_dynemb.checkpoint import inspect as inspection
+from torch_dynemb.checkpoint.account import account, described
+from torch_dynemb.checkpoint.export import export
+from torch_dynemb.checkpoint.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.reshard import reshard
+
+_FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
+_EXPECTED = (OSError, ValueError, TypeError, RuntimeError, ImportError)
+
+Command = Callable[[argparse.Namespace], None]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE, f"error: {message} ({self.prog} --help says what there is)\n")
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: of the command line; default: those of this process.
+
+    Returns:
+        The exit status: 0, 1 where it has failed, 130 where it was interrupted.
+
+    Raises:
+        SystemExit: the arguments are wrong (2), or ask for help (0).
+    """
+    chosen = _parser().parse_args(arguments)
+    command: Command = chosen.run
+    try:
+        command(chosen)
+    except _EXPECTED as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m torch_dynemb", description="Commands for saved tables, on any CPU machine."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    inspect = commands.add_parser(
+        "inspect",
+        help="sizes and policies of the tables in a file of torch.save, histograms of scores",
+        description="Describes the tables in a file of torch.save, or in a checkpoint.",
+    )
+    inspect.add_argument(
+        "path", type=Path, metavar="FILE", help="a file that torch.save wrote, or a checkpoint"
+    )
+    inspect.set_defaults(run=_inspect_file)
+    checkpoint = commands.add_parser(
+        "checkpoint",
+        help="inspect, verify, reshard or export what torch_dynemb.checkpoint.save wrote",
+        description="Commands for what torch_dynemb.checkpoint.save wrote. They take bounded "
+        "memory, and need neither the model nor its ranks.",
+    )
+    _add_checkpoint_commands(checkpoint)
+    return parser
+
+
+def _add_checkpoint_commands(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Command, what: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=what, description=f"{what}.")
+        command.add_argument("path", type=Path, metavar="PATH", help="of the checkpoint")
+        command.set_defaults(run=run)
+        return command
+
+    inspect = add("inspect", _inspect, "Say what a checkpoint holds")
+    inspect.add_argument("--json", action="store_true", help="as JSON, with more detail")
+    add("verify", _verify, "Read all files and compare them with their checksums")
+    to = add("reshard", _reshard, "Write it as another number of ranks would have saved it")
+    to.add_argument("out", type=Path, metavar="OUT", help="where the new checkpoint goes")
+    to.add_argument(
+        "--parts", type=_positive, required=True, metavar="N", help="ranks that it is for"
+    )
+    to.add_argument(
+        "--columns",
+        type=_positive,
+        metavar="N",
+        help="the most column shards of a table, with multiples of 4 columns (default: as saved)",
+    )
+    to.add_argument(
+        "--slots",
+        type=_positive,
+        metavar="N",
+        help="slots that ids are dealt to (default: as many as parts, or as saved where ranks "
+        "shared out a larger number, as RecIS's engine does)",
+    )
+    to = add("export", _export, "Write ids, rows and scores for other programs")
+    to.add_argument("out", type=Path, metavar="OUT", help="where the folders of the tables go")
+    to.add_argument(
+        "--format",
+        choices=("npz", "parquet"),
+        required=True,
+        help="npz needs numpy, parquet needs pyarrow",
+    )
+    to.add_argument(
+        "--table",
+        action="append",
+        metavar="NAME",
+        help="a table, may be given several times (default: all)",
+    )
+    to.add_argument("--state", action="store_true", help="write optimizer state, too")
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return number
+
+
+def _inspect_file(arguments: argparse.Namespace) -> None:
+    path: Path = arguments.path
+    if path.is_dir():
+        with open_checkpoint(path) as saved:
+            print(described(account(saved)))
+        return
+    print("\n\n".join(inspection.describe(group) for group in inspection.load(path)))
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    with open_checkpoint(arguments.path) as saved:
+        about = account(saved)
+    print(json.dumps(about, indent=2) if arguments.json else described(about))
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    with open_checkpoint(arguments.path) as saved:
+        saved.verify()
+        files = saved.manifest.files()
+    total = sum(file.bytes for file in files)
+    print(f"{saved.folder}: all {len(files)} files are whole, {total} bytes")
+
+
+def _reshard(arguments: argparse.Namespace) -> None:
+    if arguments.slots is not None and arguments.slots < arguments.parts:
+        raise ValueError(
+            f"--slots is {arguments.slots}, expected at least --parts, {arguments.parts}"
+        )
+    reshard(
+        arguments.path,
+        arguments.out,
+        parts=arguments.parts,
+        columns=arguments.columns,
+        slots=arguments.slots,
+    )
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    export(
+        arguments.path,
+        arguments.out,
+        file_format=arguments.format,
+        tables=arguments.table,
+        state=arguments.state,
+    )
+
+
+__all__ = ["run"]

@@ -1,0 +1,289 @@
+"""Writes the tables of a checkpoint as files that other programs read: npz or Parquet."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import uuid as uuids
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import flag
+from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.entries import score_entry, state_entry, table_folder
+from torch_dynemb.checkpoint.places import checked_path, unfinished
+from torch_dynemb.checkpoint.progress import progress_bar
+from torch_dynemb.checkpoint.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.process.interrupts import held_back
+
+ExportFormat = Literal["npz", "parquet"]
+SUMMARY = "tables.json"
+
+_DISK = Disk()
+_NPZ_BYTES = 64 << 20  # a file is one batch
+_GROUP_BYTES = 32 << 20  # of a row group of Parquet
+_GROUPS = 32  # of a file
+
+Columns = dict[str, Tensor]  # [n] or [n, k] each
+
+
+class _Appends(Protocol):
+    """A file that is being written."""
+
+    def append(self, columns: Columns) -> None: ...
+
+
+class _Format(Protocol):
+    """How files are written: ``batches`` of about ``batch_bytes`` each."""
+
+    suffix: str
+    batch_bytes: int
+    batches: int
+
+    def create(self, path: Path) -> AbstractContextManager[_Appends]: ...
+
+
+class _NpzFile:
+    def __init__(self, numpy: Any, file: Any) -> None:
+        self._numpy, self._file = numpy, file
+
+    def append(self, columns: Columns) -> None:
+        self._numpy.savez(self._file, **{name: of.numpy() for name, of in columns.items()})
+
+
+class _Npz:
+    def __init__(self) -> None:
+        self._numpy = _needed("numpy", "npz")
+        self.suffix, self.batch_bytes, self.batches = ".npz", _NPZ_BYTES, 1
+
+    @contextmanager
+    def create(self, path: Path) -> Iterator[_NpzFile]:
+        with path.open("xb") as file:
+            yield _NpzFile(self._numpy, file)
+
+
+class _ParquetFile:
+    def __init__(self, arrow: Any, parquet: Any, path: Path) -> None:
+        self._arrow, self._parquet, self._path = arrow, parquet, path
+        self._writer: Any = None
+
+    def append(self, columns: Columns) -> None:
+        table = self._arrow.table({name: self._array(of) for name, of in columns.items()})
+        if self._writer is None:
+            # values of rows seldom repeat
+            self._writer = self._parquet.ParquetWriter(
+                str(self._path), table.schema, use_dictionary=False
+            )
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def _array(self, values: Tensor) -> Any:
+        """An array over the memory of a tensor; one of lists where it has columns."""
+        values = values.contiguous()
+        size = values.numel() * values.element_size()
+        memory = self._arrow.py_buffer(b"")
+        if size > 0:
+            memory = self._arrow.foreign_buffer(values.data_ptr(), size, base=values)
+        kind = getattr(self._arrow, _ARROW[values.dtype])()
+        flat = self._arrow.Array.from_buffers(kind, values.numel(), [None, memory])
+        if values.dim() == 1:
+            return flat
+        return self._arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+_ARROW = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.uint8: "uint8",
+}
+
+
+class _Parquet:
+    def __init__(self) -> None:
+        self._arrow = _needed("pyarrow", "parquet")
+        self._parquet = _needed("pyarrow.parquet", "parquet")
+        self.suffix, self.batch_bytes, self.batches = ".parquet", _GROUP_BYTES, _GROUPS
+
+    def create(self, path: Path) -> AbstractContextManager[_ParquetFile]:
+        return closing(_ParquetFile(self._arrow, self._parquet, path))
+
+
+def _needed(module: str, file_format: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ModuleNotFoundError(
+            f"export: file_format {file_format!r} needs {package}, which cannot be imported "
+            f"({error}): pip install {package}"
+        ) from error
+
+
+def export(
+    path: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    file_format: ExportFormat,
+    tables: Sequence[str] | None = None,
+    state: bool = False,
+    progress: bool | None = None,
+) -> None:
+    """Writes the tables of a checkpoint for other programs, a folder for each.
+
+    Files are numbered, ``part-00000.npz`` and so on, and have columns ``id`` (int64 [n]), ``row``
+    ([n, dim]), ``score.NAME`` (int64 [n]) and, where asked for, ``state.NAME`` ([n] or [n, dim]).
+    In Parquet, what has columns is a list of fixed size. bfloat16 becomes float32, which loses
+    nothing; 8-bit state stays uint8 as it was saved. ``tables.json`` has the folder of each table
+    and what is known of it. An npz file takes about 64 MiB, a Parquet file about 1 GiB; that much,
+    or 32 MiB for Parquet, is in memory at once.
+
+    Args:
+        path: of the checkpoint.
+        out: where the folders go; nothing may be there. It is there as a whole or not at all.
+        file_format: ``"npz"``, which numpy is needed for, or ``"parquet"``, which needs pyarrow.
+        tables: names of those that are written; default: all.
+        state: write optimizer state, too.
+        progress: show a progress bar; default: where the standard error is a terminal.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or a name that no table has.
+        ModuleNotFoundError: numpy or pyarrow is missing.
+        FileNotFoundError: ``path`` is no checkpoint.
+        FileExistsError: something is at ``out``.
+        DamagedFileError: a file is damaged or missing.
+        OSError: the disk is full, or fails. In all cases nothing is left at ``out``.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> items = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+        >>> items(torch.arange(100)).sum().backward()
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> handle = td.checkpoint.save(folder.name + "/last", items)
+        >>> td.checkpoint.export(folder.name + "/last", folder.name + "/npz", file_format="npz")
+        >>> import numpy
+        >>> numpy.load(folder.name + "/npz/embedding/part-00000.npz")["row"].shape
+        (100, 4)
+        >>> folder.cleanup()
+    """
+    if file_format not in ("npz", "parquet"):
+        raise ValueError(f"export: file_format is {file_format!r}, expected 'npz' or 'parquet'")
+    flag("export: state", state)
+    target = checked_path("export", out)
+    writer: _Format = _Npz() if file_format == "npz" else _Parquet()
+    with open_checkpoint(path) as source:
+        names = list(dict.fromkeys(source.tables if tables is None else tables))
+        unknown = [name for name in names if name not in source.tables]
+        if unknown:
+            raise ValueError(
+                f"export: tables has {unknown[0]!r}, but the checkpoint has {list(source.tables)}"
+            )
+        if target.exists():
+            raise FileExistsError(f"export: {target} is there already: give another path")
+        folder = unfinished(target, uuids.uuid4().hex)
+        chosen = [source.tables[name] for name in names]
+        total = sum(table.ids * _id_bytes(table, state) for table in chosen)
+        try:
+            _DISK.make_folder(folder)
+            with progress_bar(f"exporting {source.folder.name}", total, progress) as bar:
+                summary = {}
+                for table in chosen:
+                    files = _write_table(folder, table, writer, state, bar.update)
+                    summary[table.name] = {**_summary(table, state), "files": files}
+            text = json.dumps({"checkpoint": source.uuid, "tables": summary}, indent=2)
+            (folder / SUMMARY).write_text(text + "\n")
+            _sync(folder / SUMMARY)
+            for inner in {folder, *(folder / table_folder(name) for name in names)}:
+                _DISK.sync_folder(inner)
+            _DISK.rename(folder, target)
+            _DISK.sync_folder(target.parent)
+        except BaseException:
+            with held_back():
+                _DISK.remove(folder)
+            raise
+
+
+def _id_bytes(table: CheckpointTable, state: bool) -> int:
+    without = () if state else table.state_tensors
+    return table.row_bytes - sum(of.row_bytes(table.embedding_dim) for of in without)
+
+
+def _write_table(
+    folder: Path, table: CheckpointTable, writer: _Format, state: bool, progress: Any
+) -> int:
+    """Writes the files of a table; returns how many."""
+    size = max(1, writer.batch_bytes // _id_bytes(table, state))
+    batches = table.batches(size, state=state)
+    inner = folder / table_folder(table.name)
+    _DISK.make_folder(inner)
+    batch: SavedBatch | None = next(batches, None) or _empty(table, state)
+    files = 0
+    while batch is not None:
+        path = inner / f"part-{files:05}{writer.suffix}"
+        with writer.create(path) as file:
+            for _ in range(writer.batches):
+                if batch is None:
+                    break
+                file.append(_columns(batch))
+                progress(batch.ids.numel() * _id_bytes(table, state))
+                batch = None  # its memory is that of the next one
+                batch = next(batches, None)
+        _sync(path)
+        files += 1
+    return files
+
+
+def _columns(batch: SavedBatch) -> Columns:
+    columns = {"id": batch.ids, "row": batch.rows}
+    for k, word in enumerate(batch.score_names):
+        columns[score_entry(word)] = batch.scores[:, k].contiguous()
+    columns.update({state_entry(name): of for name, of in batch.state.items()})
+    return {name: of.float() if of.dtype == torch.bfloat16 else of for name, of in columns.items()}
+
+
+def _empty(table: CheckpointTable, state: bool) -> SavedBatch:
+    """A batch of a table without ids, whose file says at least which columns there are."""
+    dim = table.embedding_dim
+    tensors = {
+        of.name: torch.empty((0,) if of.per_row else (0, of.columns(dim)), dtype=of.dtype)
+        for of in (table.state_tensors if state else ())
+    }
+    scores = torch.empty(0, len(table.scores), dtype=torch.int64)
+    ids = torch.empty(0, dtype=torch.int64)
+    return SavedBatch(ids, torch.empty(0, dim, dtype=table.dtype), tensors, scores, table.scores)
+
+
+def _summary(table: CheckpointTable, state: bool) -> dict[str, Any]:
+    return {
+        "folder": table_folder(table.name),
+        "ids": table.ids,
+        "embedding_dim": table.embedding_dim,
+        "dtype": str(table.dtype).removeprefix("torch."),
+        "scores": list(table.scores),
+        "state": [of.name for of in table.state_tensors] if state else [],
+        "optimizer": table.optimizer,
+    }
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file that others have written is on the disk."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _DISK.sync(file)
+    finally:
+        _DISK.close(file)
+
+
+__all__ = ["ExportFormat", "export"]
