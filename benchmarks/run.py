@@ -25,10 +25,12 @@ BENCHMARKS = (
     "growth",
     "overhead",
     "lifecycle",
+    "assign",
     "optimizers",
     "torchrec_step",
     "feature_ops",
     "ragged",
+    "dcp_load",
 )
 
 

@@ -32,6 +32,7 @@ SMALL = {
     "growth": ["--ids", "200000", "--batch", "10000", "--memory-ids", "65536"],
     "overhead": ["--calls", "2", "--only", "eager: nn.Embedding"],
     "lifecycle": ["--capacity", "5000", "--batch", "400", "--stream", "20000"],
+    "assign": ["--ids", "4000"],
     "optimizers": [
         *("--rows", "500", "--batch", "16", "--dims", "16", "--memory-ids", "1000"),
         *("--only", "our Adam", "--only", "nn.EmbeddingBag"),
@@ -43,8 +44,9 @@ SMALL = {
     ],
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
+    "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
-SLOW = ("feature_ops", "lifecycle", "optimizers")  # 9 seconds each
+SLOW = ("dcp_load", "feature_ops", "lifecycle", "optimizers")  # 9 seconds each
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,10 @@ def test_prints_one_json_line_per_case(
 ) -> None:
     if name == "index" and not HAS_ABSL:
         pytest.skip("libabsl-dev, whose hash map index.py compares with, is not installed")
-    if name in ("lifecycle", "torchrec_step") and importlib.util.find_spec("torchrec") is None:
+    if (
+        name in ("dcp_load", "lifecycle", "torchrec_step")
+        and importlib.util.find_spec("torchrec") is None
+    ):
         pytest.skip(f"torchrec, which {name}.py compares with, is missing")
     run(monkeypatch, name, "--json", "--quick", "--rounds", "1", *SMALL[name])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -103,7 +108,7 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
-    expected += ", optimizers, torchrec_step, feature_ops, ragged"
+    expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
     assert expected in capsys.readouterr().err
 
 

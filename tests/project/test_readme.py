@@ -15,7 +15,8 @@ pytestmark = pytest.mark.cpu_only("examples, which name no device")
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
-WITH_EXAMPLES = [TEXT, (ROOT / "torch_dynemb/recis/README.md").read_text()]
+ROOMS = ("recis", "checkpoint")
+WITH_EXAMPLES = [TEXT, *((ROOT / f"torch_dynemb/{room}/README.md").read_text() for room in ROOMS)]
 
 
 def python_blocks() -> list[str]:

@@ -84,6 +84,9 @@ def test_a_shard_is_the_one_that_was_saved() -> None:
     assert shard.group.size(shard.number) > 0
 
 
+NEVER_SAVED = {"Stager"}  # made for one save, of what another process cannot have
+
+
 @needs_1_8
 @pytest.mark.parametrize(
     "package", [torch_dynemb.torchrec, dynamicemb], ids=lambda package: package.__name__
@@ -96,4 +99,5 @@ def test_a_file_has_every_public_class(package: Any) -> None:
         and getattr(package, name).__module__.startswith("torch_dynemb")
     }
     files = ("torchrec_values.pickle.gz", "torchrec_shard.pt.gz")
-    assert classes <= {name for file in files for _, name in recorded(file)[1]}
+    saved = {name for file in files for _, name in recorded(file)[1]}
+    assert classes - NEVER_SAVED <= saved

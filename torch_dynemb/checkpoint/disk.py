@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
+
+from torch_dynemb.checkpoint.entries import MANIFEST
 
 
 class Disk:
     """The file system. Every change that a save makes goes through one of these methods."""
 
     def make_folder(self, path: Path) -> None:
-        """Makes a folder, and those above it; it may be there already."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Makes a folder; it may be there already."""
+        path.mkdir(exist_ok=True)
 
     def create(self, path: Path) -> int:
         """Makes an empty file; returns its descriptor."""
@@ -25,6 +28,15 @@ class Disk:
     def write_at(self, file: int, data: memoryview, begin: int) -> int:
         """Writes some bytes from ``begin`` on; returns how many."""
         return os.pwrite(file, data, begin)
+
+    def begin_sync(self, file: int, begin: int, size: int) -> None:
+        """Begins to bring some bytes of a file to the disk, and does not wait.
+
+        So the disk works while the next bytes are made, and :meth:`sync` has little left to do.
+        That is what Linux does when it is told that nobody needs the pages any more; those that
+        are not on the disk yet stay in memory.
+        """
+        os.posix_fadvise(file, begin, size, os.POSIX_FADV_DONTNEED)
 
     def sync(self, file: int) -> None:
         """Waits until a file is on the disk."""
@@ -47,7 +59,12 @@ class Disk:
         source.rename(target)
 
     def remove(self, path: Path) -> None:
-        """Removes a folder with all that is in it; it may be gone already."""
+        """Removes a folder with all that is in it; it may be gone already.
+
+        The manifest goes first, so that nobody takes what is left on the way for a checkpoint.
+        """
+        with suppress(OSError):
+            (path / MANIFEST).unlink()
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -30,6 +30,9 @@ GROUP_ROW_CLOCK = "row_clock"
 GROUP_SKETCH = "sketch"
 GROUP_SEEDS = "seeds"
 
+# The dtype of a table whose float32 columns are rows of 8 bits with a scale.
+PACKED = "packed int8"
+
 _LONGEST_FOLDER = 120  # characters; file systems take 255 bytes
 
 
@@ -79,9 +82,12 @@ def rows_file(table: str, rank: int, ranks: int, columns: range, part: int) -> s
     )
 
 
-def counts_file(table: str, rank: int, ranks: int) -> str:
-    """The path of a file of ids that wait for admission."""
-    return f"{table_folder(table)}/counts-r{rank:03}-of-{ranks:03}.safetensors"
+def counts_file(table: str, rank: int, ranks: int, columns: range) -> str:
+    """The path of a file of ids that wait for admission; see :func:`rows_file`."""
+    return (
+        f"{table_folder(table)}/counts-r{rank:03}-of-{ranks:03}."
+        f"c{columns.start:03}-{columns.stop:03}.safetensors"
+    )
 
 
 def sketch_file(table: str, rank: int, ranks: int) -> str:
@@ -136,6 +142,7 @@ __all__ = [
     "HANDLE",
     "ID",
     "MANIFEST",
+    "PACKED",
     "SKETCH",
     "SLOT",
     "STATE",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,16 +13,19 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.handle import check_none_running
-from torch_dynemb.checkpoint.load_group import GroupLoad
+from torch_dynemb.checkpoint.load_group import GroupLoad, is_filled
 from torch_dynemb.checkpoint.load_part import Stream
 from torch_dynemb.checkpoint.load_rest import read_dense, read_state
 from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import checked_path, locate
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.summed_files import check_file
 from torch_dynemb.checkpoint.table_plan import OnMissingState, TablePlan, plan_of
+from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
+from torch_dynemb.process.interrupts import held_back
 
 
 class LoadedTable(NamedTuple):
@@ -100,25 +104,39 @@ def load(
             all these cases all ranks raise, and the model is as it was, except where memory or the
             disk fails while rows are read into tables that had ids: these are empty then.
     """
-    target = checked_path("checkpoint.load", path)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"checkpoint.load: model is {described(model)}, expected a torch.nn.Module")
-    flag("checkpoint.load: strict", strict)
-    flag("checkpoint.load: optimizer_state", optimizer_state)
-    if on_missing_state not in ("fresh", "error"):
-        raise ValueError(
-            f"checkpoint.load: on_missing_state is {on_missing_state!r}, expected 'fresh' or "
-            "'error'"
-        )
     ranks = ranks_of(process_group)
 
     def prepare() -> tuple[Path, Manifest, list[TablePart]]:
+        target = checked_path("checkpoint.load", path)
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"checkpoint.load: model is {described(model)}, expected a torch.nn.Module"
+            )
+        flag("checkpoint.load: strict", strict)
+        flag("checkpoint.load: optimizer_state", optimizer_state)
+        if on_missing_state not in ("fresh", "error"):
+            raise ValueError(
+                f"checkpoint.load: on_missing_state is {on_missing_state!r}, expected 'fresh' or "
+                "'error'"
+            )
         check_none_running()
         folder = locate(target)
         return folder, read_manifest(folder), parts_of(model)
 
     folder, manifest, parts = ranks.run(prepare)
-    names = {name for of_rank in ranks.gather([p.name for p in parts]) for name in of_rank}
+    ranks.agree(
+        "checkpoint.load",
+        path=os.fspath(path),
+        uuid=manifest.uuid,
+        strict=strict,
+        optimizer_state=optimizer_state,
+        on_missing_state=on_missing_state,
+    )
+    told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+    places = [place for of_rank in told for place in of_rank]
+    if ranks.size > 1:  # a process on its own may have some ids of a table
+        check_whole(places)
+    names = {place.name for place in places}
     missing = tuple(sorted(names - manifest.tables.keys()))
     unexpected = tuple(sorted(manifest.tables.keys() - names))
     if strict and (missing or unexpected):
@@ -144,8 +162,7 @@ def load(
     plans = ranks.run(planned)
     dense = ranks.run(lambda: read_dense(folder, manifest.dense, model, strict=strict))
     state = ranks.run(lambda: read_state(folder, manifest.state))
-    loads = _load_tables(ranks, folder, manifest, plans, progress)
-    dense.apply(model)
+    loads = _load_tables(ranks, folder, manifest, plans, lambda: dense.apply(model), progress)
     return LoadReport(manifest.uuid, _reported(ranks, plans, loads), state, missing, unexpected)
 
 
@@ -154,9 +171,10 @@ def _load_tables(
     folder: Path,
     manifest: Manifest,
     plans: Sequence[TablePlan],
+    finish: Callable[[], None],
     progress: bool | None,
 ) -> list[GroupLoad]:
-    """Loads the tables of this rank."""
+    """Loads the tables of this rank, and then the rest; where that fails, the tables are empty."""
     groups = groups_of([plan.part for plan in plans])
     total = sum(
         file.bytes
@@ -167,28 +185,36 @@ def _load_tables(
     with progress_bar(f"loading {folder.name}", total, progress) as bar:
 
         def begin() -> list[GroupLoad]:
-            filled = any(int(plan.part.group.size(plan.part.table)) > 0 for plan in plans)
+            of_groups = [(g, [p for p in plans if p.part.group is g]) for g in groups]
+            filled = any(is_filled(group, of, manifest) for group, of in of_groups)
             if filled:
                 _check_files(folder, plans)
             stream = Stream(folder, not filled, bar.update)
-            loads = [
-                GroupLoad(group, [p for p in plans if p.part.group is group], manifest, stream)
-                for group in groups
-            ]
+            loads = [GroupLoad(group, of, manifest, stream) for group, of in of_groups]
             for load in loads:
                 load.choose()
+                if filled:
+                    load.check()
             return loads
 
         loads = ranks.run(begin)
         try:
             # what a part streams replaces nothing yet; only where tables had ids they are gone
-            ranks.run(lambda: _each(loads, "clear"))
-            ranks.run(lambda: _each(loads, "stream"))
+            ranks.run(lambda: _clear(loads))
+            with one_thread():
+                ranks.run(lambda: _each(loads, "stream"))
             ranks.run(lambda: _each(loads, "publish"))
+            ranks.run(finish)
         except BaseException:
-            _each(loads, "give_back")
+            with held_back():
+                _each(loads, "give_back")
             raise
     return loads
+
+
+def _clear(loads: Sequence[GroupLoad]) -> None:
+    end_steps([plan.part for load in loads for plan in load.plans])
+    _each(loads, "clear")
 
 
 def _each(loads: Sequence[GroupLoad], step: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,14 +26,16 @@ from torch_dynemb.checkpoint.entries import (
     state_entry,
     tombstones_entry,
 )
+from torch_dynemb.checkpoint.group_state import check_handles, read_group_state
 from torch_dynemb.checkpoint.load_part import Stream
 from torch_dynemb.checkpoint.manifest import NO_GROUP, Manifest, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import TablePart
-from torch_dynemb.checkpoint.saved_rows import SavedRows
-from torch_dynemb.checkpoint.summed_files import SummedReader
+from torch_dynemb.checkpoint.saved_rows import COUNTED, SavedRows, kinds_of
+from torch_dynemb.checkpoint.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.table_plan import TablePlan
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
+    BUCKET_WORDS,
     GENERATION_BITS,
     Clock,
     Meta,
@@ -41,7 +44,9 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.state import empty
+from torch_dynemb.table.state_check import check_counts
 
+_GENERATION_MASK = (1 << GENERATION_BITS) - 1
 _IDS_AT_ONCE = 1 << 20
 
 
@@ -67,6 +72,7 @@ def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Mani
             or source.number != plan.part.table
             or plan.fresh
             or plan.saved.dtype != dtype
+            or plan.saved.padding_idx != plan.part.config.padding_idx
             or plan.saved.optimizer != optimizer
             or plan.saved.policy != plan.part.config.policy.description()
             or source.counters[Table.BUCKET_COUNT]
@@ -91,6 +97,30 @@ def source_of(part: TablePart, saved: Sequence[SavedPart]) -> SavedPart | None:
     return None
 
 
+class _Saved(NamedTuple):
+    """Where a table comes from.
+
+    Attributes:
+        plan: of the table.
+        source: the saved part with the same columns and ids.
+        first: of column shards, the one whose files have ids and scores.
+    """
+
+    plan: TablePlan
+    source: SavedPart
+    first: SavedPart
+
+    @property
+    def table(self) -> int:
+        """Its number in the group."""
+        return self.plan.part.table
+
+    @property
+    def where(self) -> str:
+        """Of whom errors tell."""
+        return f"table {self.plan.part.name!r} was saved"
+
+
 class ExactLoad:
     """Loads all tables of a group.
 
@@ -99,46 +129,37 @@ class ExactLoad:
         plans: of all its tables.
         saved: the group that was saved.
         stream: where from.
+
+    Raises:
+        DamagedFileError: the file of the group is damaged, or says what cannot be.
     """
 
     def __init__(
         self, group: TableGroup, plans: Sequence[TablePlan], saved: SavedGroup, stream: Stream
     ) -> None:
-        self._group, self._plans, self._stream = group, plans, stream
-        sources = [source_of(plan.part, plan.saved.parts) for plan in plans]
-        self._sources = [source for source in sources if source is not None]
-        # of column shards, the files of the first one have ids and scores
-        self._first = [
-            next(of for of in plan.saved.first_parts if of.id_slots == source.id_slots)
-            for plan, source in zip(plans, self._sources, strict=True)
-        ]
-        self._saved = saved
-        self._state = self._read_state()
+        self._tables, self._stream = group.tables, stream
+        self._words = group.config.layout.score_words
+        self._saved = [_saved_of(plan) for plan in plans]
+        in_order = sorted(self._saved, key=lambda of: of.table)
+        counted = [in_order[t].first.counted for t in group.config.layout.counter_tables]
+        sizes = [*(of.source.ids for of in in_order), *counted]
+        self._state = read_group_state(stream.folder, saved.file, self._tables, sizes)
 
     @property
     def counts(self) -> list[int]:
         """Ids by plan."""
-        return [source.ids for source in self._sources]
+        return [of.source.ids for of in self._saved]
 
-    def _read_state(self) -> dict[str, Tensor]:
-        """What the group's own file has."""
-        file = self._saved.file
-        reader = SummedReader(
-            self._stream.folder / file.path, file.sums, checked=self._stream.checked
-        )
-        try:
-            found = {}
-            for name, section in reader.tensors.items():
-                found[name] = torch.empty(section.shape, dtype=section.dtype)
-                reader.read(name, 0, found[name])
-            reader.finish()
-        finally:
-            reader.close()
-        return found
+    # -- rows ------------------------------------------------------------------------------------
 
     def stream(self) -> None:
-        """Reads rows into their places."""
-        tables = self._group.tables
+        """Reads rows into their places.
+
+        Raises:
+            DamagedFileError: a file is damaged.
+            ValueError: rows or state of them are such as nobody has saved.
+        """
+        tables = self._tables
         slabs = len(tables.config.slabs)
         tables.memory.bind(
             tables.index,
@@ -148,23 +169,26 @@ class ExactLoad:
         )
         optimizer = tables.config.optimizer
         names = [] if optimizer is None else [tensor.name for tensor in optimizer.state]
-        for plan, source in zip(self._plans, self._sources, strict=True):
-            slab = tables.config.slab_of(plan.part.table)
+        for saved in self._saved:
+            slab = tables.config.slab_of(saved.table)
             targets = {WEIGHT: tables.rows.weights[slab]}
             for k, name in enumerate(names):
                 targets[state_entry(name)] = tables.rows.state[k * slabs + slab]
-            with self._open(source) as rows:
-                numbers = rows.whole(HANDLE) >> GENERATION_BITS
-                if numbers.numel() > 0 and not (
-                    int(numbers.min()) >= 0 and int(numbers.max()) < targets[WEIGHT].shape[0]
-                ):
-                    raise ValueError(f"table {plan.part.name!r} was saved with wrong row numbers")
+            with self._open(saved, saved.source) as rows:
+                handles = rows.whole(HANDLE)
+                check_handles(f"{saved.where} with rows that", handles, self._rows_of(slab))
+                numbers = handles >> GENERATION_BITS
                 for name, target in targets.items():
                     self._scatter(rows, name, numbers, target)
                 rows.finish()
 
-    def _open(self, part: SavedPart) -> SavedRows:
-        return SavedRows(self._stream.folder, part.rows, checked=self._stream.checked)
+    def _rows_of(self, slab: int) -> int:
+        return int(self._state[GROUP_SLABS][slab, Slab.NEXT_ROW])
+
+    def _open(self, saved: _Saved, part: SavedPart) -> SavedRows:
+        kinds = kinds_of(saved.plan.saved, part, self._words)
+        folder, checked = self._stream.folder, self._stream.checked
+        return SavedRows(folder, part.rows, checked=checked, kinds=kinds)
 
     def _scatter(self, rows: SavedRows, name: str, numbers: Tensor, target: Tensor) -> None:
         section = rows.section(name)
@@ -174,109 +198,208 @@ class ExactLoad:
             first, last = int(places[0]), int(places[-1])
             follow = last - first == high - low - 1 and bool((places[1:] > places[:-1]).all())
             if follow and target.device.type == "cpu":
-                rows.read(name, low, target[first : last + 1])
+                piece = target[first : last + 1]
+                rows.read(name, low, piece)
             else:
                 if buffer.numel() == 0:
                     buffer = torch.empty((high - low, *section.shape[1:]), dtype=section.dtype)
                 piece = buffer[: high - low]
                 rows.read(name, low, piece)
-                target.index_copy_(0, places.to(target.device), piece.to(target.device))
+                here, values = places.to(target.device), piece.to(target.device)
+                _widened(target).index_copy_(0, here, _widened(values))
+            if section.dtype == torch.int32:
+                check_counts(name, piece)
             self._stream.progress((high - low) * section.row_bytes)
 
+    # -- ids -------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Whether ids and rows go together, before anything is replaced.
+
+        It takes the memory of the index of one table.
+
+        Raises:
+            ValueError: they do not.
+        """
+        self._place_all(publish=False)
+
     def publish(self) -> None:
-        """Puts the ids into their slots, and takes over clocks and counts."""
-        tables = self._group.tables
+        """Puts the ids into their slots, and takes over clocks and counts.
+
+        Raises:
+            DamagedFileError: a file is damaged.
+            ValueError: ids and rows do not go together. What is there then can be taken away by
+                the counts.
+        """
+        tables = self._tables
         index, rows = tables.index, tables.rows
         empty(tables)
-        index.meta[:, Meta.SEED] = self._state[GROUP_SEEDS].to(tables.device)
-        for plan, source, first in zip(self._plans, self._sources, self._first, strict=True):
-            self._place_ids(plan, source, first)
-            self._place_counts(plan, first)
-        for t in range(index.tables.shape[0]):
-            left = self._state[tombstones_entry(t)].to(tables.device)
-            begin = int(index.meta[t, Meta.REGION_BEGIN])
-            buckets = index.buckets[begin:]
-            buckets[left[:, 0] // BUCKET_WIDTH, left[:, 0] % BUCKET_WIDTH] = left[:, 1]
-        for s in range(len(tables.config.slabs)):
-            free = self._state[free_rows_entry(s)]
-            index.free_rows[s, : free.shape[0]] = free.to(tables.device)
-        row_bytes = index.slabs[:, Slab.ROW_BYTES].clone()
         generation = index.slabs[:, Slab.GENERATION].clone()
+        row_bytes = index.slabs[:, Slab.ROW_BYTES].clone()
+        # counts first: whatever fails below, they say what must be taken away
+        index.tables.copy_(self._state[GROUP_TABLES])
         index.slabs.copy_(self._state[GROUP_SLABS])
         index.slabs[:, Slab.ROW_BYTES] = row_bytes
         index.slabs[:, Slab.GENERATION].clamp_(min=generation)
         index.slabs[:, Slab.COMMITTED_ROWS].clamp_(max=index.free_rows.shape[1])
+        index.meta[:, Meta.SEED] = self._state[GROUP_SEEDS].to(tables.device)
+        for s in range(len(tables.config.slabs)):
+            free = self._state[free_rows_entry(s)]
+            index.free_rows[s, : free.shape[0]] = free.to(tables.device)
+        self._place_all(publish=True)
         index.clock.copy_(self._state[GROUP_CLOCK])
         index.sketch.copy_(self._state[GROUP_SKETCH])
         rows.row_clock.copy_(self._state[GROUP_ROW_CLOCK])
-        index.tables.copy_(self._state[GROUP_TABLES])
         if tables.host.proposed_now is not None:
-            tables.host.proposed_now.fill_(index.clock[Clock.NOW])
+            tables.host.proposed_now.fill_(max(saved.plan.saved.now for saved in self._saved))
         tables.bind_memory()
-        self._check_found()
 
-    def _place_ids(self, plan: TablePlan, source: SavedPart, first: SavedPart) -> None:
-        tables, table = self._group.tables, plan.part.table
-        index = tables.index
-        begin = int(index.meta[table, Meta.REGION_BEGIN])
+    def _place_all(self, *, publish: bool) -> None:
+        """Ids into their slots, or into those of an index that nobody sees; and all checks."""
+        tables = self._tables
+        owned = []
+        for s in range(len(tables.config.slabs)):
+            owned.append(torch.zeros(self._rows_of(s), dtype=torch.bool))
+            owned[s][self._state[free_rows_entry(s)] >> GENERATION_BITS] = True
+        for saved in self._saved:
+            buckets = self._buckets(saved.table, publish)
+            handles = self._place_ids(saved, buckets, publish)
+            owned[tables.config.slab_of(saved.table)][handles >> GENERATION_BITS] = True
+            del buckets, handles
+            self._place_counts(saved, publish)
+        for slab, of_slab in zip(tables.config.slabs, owned, strict=True):
+            # as many as ids and free rows together: one that two have would leave one over
+            if not bool(of_slab.all()):
+                raise ValueError(f"rows {slab.name!r} were saved, some of them with two owners")
+
+    def _buckets(self, table: int, publish: bool) -> Tensor:
+        """The buckets of a table that is empty."""
         count = int(self._state[GROUP_TABLES][table, Table.BUCKET_COUNT])
-        buckets, scores = index.buckets[begin : begin + count], index.scores[begin : begin + count]
-        generations = tables.rows.generations[tables.config.slab_of(table)]
-        with self._open(source) as own, self._open(first) as ids_of:
-            ids = ids_of.whole(ID)
-            for low in range(0, source.ids, _IDS_AT_ONCE):
-                high = min(low + _IDS_AT_ONCE, source.ids)
-                slots, handles = (
-                    torch.empty(high - low, dtype=own.section(name).dtype)
-                    for name in (SLOT, HANDLE)
-                )
+        if not publish:
+            size = (count, BUCKET_WORDS)
+            return torch.zeros(size, dtype=torch.int64, device=self._tables.device)
+        begin = int(self._tables.index.meta[table, Meta.REGION_BEGIN])
+        return self._tables.index.buckets[begin : begin + count]
+
+    def _place_ids(self, saved: _Saved, buckets: Tensor, publish: bool) -> Tensor:
+        """Returns the handles, int64 [n], of the CPU."""
+        tables, count = self._tables, saved.source.ids
+        begin = int(tables.index.meta[saved.table, Meta.REGION_BEGIN])
+        generations = tables.rows.generations[tables.config.slab_of(saved.table)]
+        step = int(self._state[GROUP_CLOCK][Clock.STEP])
+        with (
+            self._open(saved, saved.source) as own,
+            self._open(saved, saved.first) as ids_of,
+        ):
+            ids, handles = ids_of.whole(ID), own.whole(HANDLE)
+            rows = self._rows_of(tables.config.slab_of(saved.table))
+            check_handles(f"{saved.where} with rows that", handles, rows)
+            for low in range(0, count, _IDS_AT_ONCE):
+                high = min(low + _IDS_AT_ONCE, count)
+                slots = torch.empty(high - low, dtype=own.section(SLOT).dtype)
                 own.read(SLOT, low, slots)
-                own.read(HANDLE, low, handles)
-                bucket, slot = slots.long() // BUCKET_WIDTH, slots.long() % BUCKET_WIDTH
-                bucket, slot = bucket.to(tables.device), slot.to(tables.device)
-                handles = handles.to(tables.device)
+                bucket, slot = _places(saved.where, slots, buckets)
+                part = handles[low:high].to(tables.device)
                 buckets[bucket, slot] = ids[low:high].to(tables.device)
-                buckets[bucket, BUCKET_WIDTH + slot] = handles + 1
-                generations[handles >> GENERATION_BITS] = (
-                    handles & ((1 << GENERATION_BITS) - 1)
-                ).to(torch.int32)
-                for number, word in enumerate(tables.config.layout.score_words):
+                buckets[bucket, BUCKET_WIDTH + slot] = part + 1
+                if publish:
+                    generations[part >> GENERATION_BITS] = (part & _GENERATION_MASK).to(torch.int32)
+                for number, word in enumerate(self._words):
                     values = torch.empty(high - low, dtype=torch.int64)
                     ids_of.read(score_entry(word), low, values)
-                    scores[bucket, number * BUCKET_WIDTH + slot] = values.to(tables.device)
+                    check_score(saved.where, word, values, step)
+                    if publish:
+                        at = begin + bucket, number * BUCKET_WIDTH + slot
+                        tables.index.scores[at] = values.to(tables.device)
+            own.finish()
+            ids_of.finish()
+        self._place_tombstones(saved.table, buckets)
+        self._check_index(saved.where, saved.table, buckets, ids, handles)
+        return handles
 
-    def _place_counts(self, plan: TablePlan, first: SavedPart) -> None:
-        tables = self._group.tables
-        number = tables.config.layout.counters[plan.part.table]
-        if number is None or first.counts is None:
+    def _place_tombstones(self, table: int, buckets: Tensor) -> None:
+        left = self._state[tombstones_entry(table)].to(self._tables.device)
+        buckets[left[:, 0] // BUCKET_WIDTH, left[:, 0] % BUCKET_WIDTH] = left[:, 1]
+
+    def _place_counts(self, saved: _Saved, publish: bool) -> None:
+        tables, file, own = self._tables, saved.first.counts, saved.source.counts
+        number = tables.config.layout.counters[saved.table]
+        if number is None:
             return
-        begin = int(tables.index.meta[number, Meta.REGION_BEGIN])
-        buckets = tables.index.buckets[begin:]
-        with SavedRows(self._stream.folder, [first.counts], checked=self._stream.checked) as rows:
-            ids, counts, slots = (rows.whole(n).to(tables.device) for n in (ID, COUNT, SLOT))
-            rows.finish()
-        buckets[slots // BUCKET_WIDTH, slots % BUCKET_WIDTH] = ids
-        buckets[slots // BUCKET_WIDTH, BUCKET_WIDTH + slots % BUCKET_WIDTH] = counts
+        buckets = self._buckets(number, publish)
+        ids = counts = torch.empty(0, dtype=torch.int64)
+        where = f"{saved.where} with counts of admission: it"
+        if file is not None and own is not None:
+            folder, checked = self._stream.folder, self._stream.checked
+            with SavedRows(folder, [file], checked=checked, kinds=COUNTED) as rows:
+                ids, counts = (rows.whole(name) for name in (ID, COUNT))
+                rows.finish()
+            # of column shards, each lays out its index on its own
+            with SavedRows(folder, [own], checked=checked, kinds={SLOT: COUNTED[SLOT]}) as rows:
+                slots = rows.whole(SLOT)
+                rows.finish()
+            check_waiting(where, ids, counts)
+            bucket, slot = _places(where, slots, buckets)
+            buckets[bucket, slot] = ids.to(tables.device)
+            buckets[bucket, BUCKET_WIDTH + slot] = counts.to(tables.device)
+        self._place_tombstones(number, buckets)
+        self._check_index(where, number, buckets, ids, counts - 1)
 
-    def _check_found(self) -> None:
-        """Raises ValueError unless every id is found where it was put."""
-        tables = self._group.tables
-        for plan, source, first in zip(self._plans, self._sources, self._first, strict=True):
-            with self._open(source) as own, self._open(first) as ids_of:
-                ids, handles = ids_of.whole(ID), own.whole(HANDLE)
-            offsets = torch.tensor([0, source.ids], device=tables.device)
-            found = ops.find(
-                tables.index, ids.to(tables.device), offsets, [plan.part.table]
-            ).handles
-            if not torch.equal(found.cpu(), handles):
-                raise ValueError(
-                    f"table {plan.part.name!r} was saved with ids where no lookup finds them"
-                )
+    def _check_index(
+        self, where: str, table: int, buckets: Tensor, ids: Tensor, handles: Tensor
+    ) -> None:
+        """Raises ValueError unless every id is found where it was put, and nothing else is."""
+        meta = self._tables.index.meta[table : table + 1].clone()
+        meta[0, Meta.SEED] = self._state[GROUP_SEEDS][table]
+        meta[0, Meta.REGION_BEGIN] = 0
+        meta[0, Meta.REGION_BUCKETS] = buckets.shape[0]
+        row = self._state[GROUP_TABLES][table : table + 1].to(self._tables.device)
+        index = ops.IndexTensors.read_only(buckets, row, meta)
+        for low in range(0, ids.numel(), _IDS_AT_ONCE):
+            part = ids[low : low + _IDS_AT_ONCE].to(self._tables.device)
+            offsets = torch.tensor([0, part.numel()], device=self._tables.device)
+            found = ops.find(index, part, offsets, [0]).handles
+            if not torch.equal(found.cpu(), handles[low : low + _IDS_AT_ONCE]):
+                raise ValueError(f"{where} with ids where no lookup finds them, or with one twice")
+        occupied = left = 0
+        for low in range(0, buckets.shape[0], _IDS_AT_ONCE):
+            piece = buckets[low : low + _IDS_AT_ONCE]
+            taken = piece[:, BUCKET_WIDTH:] != 0
+            occupied += int(taken.sum())
+            left += int(((piece[:, :BUCKET_WIDTH] != 0) & ~taken).sum())
+        if (occupied, left) != (ids.numel(), int(row[0, Table.TOMBSTONES])):
+            raise ValueError(
+                f"{where} with {occupied} ids and {left} tombstones in its slots, expected "
+                f"{ids.numel()} and {int(row[0, Table.TOMBSTONES])}"
+            )
 
-    def give_back(self) -> None:
-        """After a failure: the tables are empty."""
-        empty(self._group.tables)
-        self._group.tables.bind_memory()
+
+def _saved_of(plan: TablePlan) -> _Saved:
+    source = source_of(plan.part, plan.saved.parts)
+    assert source is not None
+    first = next(of for of in plan.saved.first_parts if of.id_slots == source.id_slots)
+    return _Saved(plan, source, first)
+
+
+def _places(where: str, slots: Tensor, buckets: Tensor) -> tuple[Tensor, Tensor]:
+    """Buckets and slots in them, int64 [n] each, on the device of the buckets.
+
+    Raises:
+        ValueError: a slot is beyond the buckets.
+    """
+    most = buckets.shape[0] * BUCKET_WIDTH
+    if slots.numel() > 0 and not 0 <= int(slots.min()) <= int(slots.max()) < most:
+        wrong = int(slots.min()) if int(slots.min()) < 0 else int(slots.max())
+        raise ValueError(f"{where} with an id in slot {wrong}, expected 0 to {most - 1}")
+    slots = slots.to(device=buckets.device, dtype=torch.int64)
+    return slots // BUCKET_WIDTH, slots % BUCKET_WIDTH
+
+
+def _widened(rows: Tensor) -> Tensor:
+    """Rows as elements of 16 bytes, of which a copy moves fewer, where they are made of such."""
+    if rows.dim() == 2 and rows.shape[1] * rows.element_size() % 16 == 0:
+        return rows.view(torch.complex128)
+    return rows
 
 
 __all__ = ["ExactLoad", "saved_group_of", "source_of"]

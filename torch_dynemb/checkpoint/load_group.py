@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.before import Before
 from torch_dynemb.checkpoint.load_exactly import ExactLoad, saved_group_of
 from torch_dynemb.checkpoint.load_part import PartLoad, Stream
 from torch_dynemb.checkpoint.manifest import Manifest
 from torch_dynemb.checkpoint.table_plan import TablePlan
-from torch_dynemb.ops.columns import Clock, Slab, Table
+from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, PolicyColumn, Slab, Table
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import compaction, content
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.state import recount
+from torch_dynemb.table.state import empty, recount
 
 
 class GroupLoad:
@@ -33,6 +34,7 @@ class GroupLoad:
     Attributes:
         plans: as given.
         exact: whether every id and row gets its place back.
+        cleared: whether something has been taken away.
     """
 
     def __init__(
@@ -45,6 +47,9 @@ class GroupLoad:
             None if saved is None else ExactLoad(group, plans, manifest.groups[saved], stream)
         )
         self.exact = self._exact is not None
+        self._filled = is_filled(group, plans, manifest)
+        self._before: Before | None = None
+        self.cleared = False
 
     @property
     def evicted(self) -> list[int]:
@@ -100,15 +105,27 @@ class GroupLoad:
                     "are free"
                 )
 
+    def check(self) -> None:
+        """Whether what is read goes together, before anything is replaced.
+
+        Raises:
+            ValueError, DamagedFileError: it does not.
+        """
+        if self._exact is not None:
+            self._exact.check()
+        else:
+            for part in self._parts:
+                part.check()
+
     def clear(self) -> None:
         """Takes away what the tables have."""
+        if not self._filled:
+            return
+        self.cleared = True
         tables = self._group.tables
-        cleared = False
         for plan in self.plans:
-            cleared = cleared or int(tables.index.tables[plan.part.table, Table.SIZE]) > 0
             content.clear(tables, plan.part.table)
-        if cleared:
-            compaction.compact(tables)
+        compaction.compact(tables)
 
     def stream(self) -> None:
         """Reads rows into unused rows.
@@ -133,10 +150,14 @@ class GroupLoad:
         """Gives the rows to their ids, while signals wait; it fails as a whole.
 
         Raises:
-            RuntimeError: there is no room for all, or memory is short; the tables are empty.
+            ValueError, DamagedFileError: what was saved does not go together.
+            RuntimeError: there is no room for all, or memory is short.
         """
         tables = self._group.tables
         with held_back():
+            if self._exact is not None and self.cleared:
+                empty(tables)
+            self._before = Before(tables, [plan.part.table for plan in self.plans])
             try:
                 if self._exact is not None:
                     self._exact.publish()
@@ -168,32 +189,42 @@ class GroupLoad:
         if tables.config.keeps_time:
             self._group.set_now(now)
         for plan in self.plans:
-            sources = plan.sources if plan.state else []
+            sources = plan.sources if plan.keeps_steps else []
             steps = max((part.optimizer_steps for part in sources), default=0)
-            stateless = tables.config.optimizer is not None and not tables.config.optimizer.state
-            if stateless:
-                steps = max((part.optimizer_steps for part in plan.sources), default=0)
             content.set_optimizer_steps(tables, plan.part.table, steps)
         tables.bind_memory()
 
     def give_back(self) -> None:
-        """After a failure: the tables are empty, and their rows unused."""
+        """After a failure: the tables have no ids, and their rows are unused."""
         tables = self._group.tables
-        if self._exact is not None:
-            self._exact.give_back()
-            return
-        for plan in self.plans:
-            content.clear(tables, plan.part.table)
-        tables.bind_memory()
-
-    @property
-    def filled(self) -> bool:
-        """Whether a table that is to be loaded has ids, or counts some."""
-        tables = self._group.tables
-        counters = tables.config.layout.counters
-        numbers = [plan.part.table for plan in self.plans]
-        numbers += [of for of in (counters[n] for n in numbers) if of is not None]
-        return any(int(tables.index.tables[number, Table.SIZE]) > 0 for number in numbers)
+        if self._before is not None:
+            self._before.put_back()
+            self._before = None
+        tables.memory.release(tables.index, tables.rows)
 
 
-__all__ = ["GroupLoad"]
+def is_filled(group: TableGroup, plans: Sequence[TablePlan], manifest: Manifest) -> bool:
+    """Whether there is something in tables that a load replaces, or that ids have left.
+
+    Args:
+        group: of the tables.
+        plans: of its tables that are loaded.
+        manifest: of the checkpoint.
+    """
+    index, layout = group.index, group.config.layout
+    own = [plan.part.table for plan in plans]
+    numbers = [*own, *(of for of in (layout.counters[n] for n in own) if of is not None)]
+    columns = [Table.SIZE, Table.TOMBSTONES]
+    if any(int(index.tables[number, columns].sum()) > 0 for number in numbers):
+        return True
+    if saved_group_of(group, plans, manifest) is not None:
+        return int(index.slabs[:, Slab.NEXT_ROW].sum()) > 0 or bool(index.sketch.any())
+    for number in own if layout.rows else []:
+        begin = layout.rows[number].get(PolicyColumn.SKETCH_BEGIN, 0)
+        width = layout.rows[number].get(PolicyColumn.SKETCH_WIDTH, 0)
+        if bool(index.sketch[begin : begin + SKETCH_ROWS * width].any()):
+            return True
+    return False
+
+
+__all__ = ["GroupLoad", "is_filled"]

@@ -25,7 +25,8 @@ from torch_dynemb.checkpoint.entries import (
     state_entry,
 )
 from torch_dynemb.checkpoint.manifest import SavedPart
-from torch_dynemb.checkpoint.saved_rows import PIECE_BYTES, SavedRows
+from torch_dynemb.checkpoint.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
+from torch_dynemb.checkpoint.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.sketches import combined_sketch
 from torch_dynemb.checkpoint.table_files import Progress
 from torch_dynemb.checkpoint.table_plan import TablePlan
@@ -40,6 +41,7 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.content import CountedIds, write_counts
+from torch_dynemb.table.state_check import check_counts
 from torch_dynemb.table.tables import Tables
 
 _IDS_AT_ONCE = 1 << 20
@@ -102,6 +104,11 @@ class PartLoad:
         return self._part.group.tables
 
     @property
+    def _where(self) -> str:
+        """Of whom errors tell."""
+        return f"table {self._part.name!r}"
+
+    @property
     def slab(self) -> int:
         """The slab of its rows."""
         return self._tables.config.slab_of(self._part.table)
@@ -141,7 +148,9 @@ class PartLoad:
         self._read_counts()
 
     def _open(self, part: SavedPart) -> SavedRows:
-        return SavedRows(self._stream.folder, part.rows, checked=self._stream.checked)
+        kinds = kinds_of(self._plan.saved, part, self._plan.scores)
+        folder, checked = self._stream.folder, self._stream.checked
+        return SavedRows(folder, part.rows, checked=checked, kinds=kinds)
 
     def _read_scores(self) -> None:
         found: dict[str, list[Tensor]] = {word: [] for word in self._plan.scores}
@@ -156,6 +165,8 @@ class PartLoad:
                 rows.finish()
         none = torch.empty(0, dtype=torch.int64)
         self._scores = {word: torch.cat([none, *values]) for word, values in found.items()}
+        for word, scores in self._scores.items():
+            check_score(f"{self._where} was saved", word, scores, self._plan.saved.step)
 
     def _leave_out(self, bound: int) -> None:
         """Evicts what the policy would: the ids with the least scores."""
@@ -198,20 +209,41 @@ class PartLoad:
         for part in self._plan.id_sources:
             if part.counts is None:
                 continue
-            with SavedRows(self._stream.folder, [part.counts], checked=self._stream.checked) as of:
+            folder, checked = self._stream.folder, self._stream.checked
+            with SavedRows(folder, [part.counts], checked=checked, kinds=COUNTED) as of:
                 found, values = of.whole(ID), of.whole(COUNT)
                 of.finish()
             own = self._part.ids.owned(found)
             ids.append(found[own])
             counts.append(values[own])
         self._counted = CountedIds(torch.cat(ids), torch.cat(counts))
+        check_waiting(f"{self._where} was saved: it", *self._counted)
 
     def _sketch_of(self, part: SavedPart) -> Tensor:
         assert part.sketch is not None
-        with SavedRows(self._stream.folder, [part.sketch], checked=self._stream.checked) as rows:
+        folder, checked = self._stream.folder, self._stream.checked
+        kinds = {SKETCH: TensorKind((torch.int32,), (part.sketch_width,))}
+        with SavedRows(folder, [part.sketch], checked=checked, kinds=kinds) as rows:
             cells = rows.whole(SKETCH)
             rows.finish()
+        check_counts(SKETCH, cells)
         return cells
+
+    def check(self) -> None:
+        """Whether what :meth:`publish` finds wrong is right, before anything is replaced.
+
+        Raises:
+            ValueError: an id was saved twice, or a row has made less than no steps.
+        """
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(of.ids for of in self._chosen)])
+        if ids.unique().numel() != ids.numel():
+            raise ValueError(f"{self._where} was saved with an id twice")
+        for tensor in self._plan.state:
+            if tensor.dtype != torch.int32:
+                continue
+            for source in self._plan.sources:
+                with self._open(source) as rows:
+                    check_counts(state_entry(tensor.name), rows.whole(state_entry(tensor.name)))
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -333,6 +365,8 @@ class PartLoad:
                 rows.read(name, low, piece)
                 pieces.append((width, piece))
             values = combined_by_row(pieces)
+            if values.dtype == torch.int32:
+                check_counts(name, values)
             at, picked = _picked(chosen, low, high, values)
             target[begin + at : begin + at + picked.shape[0]].copy_(picked)
             self._stream.progress((high - low) * section.row_bytes)
@@ -365,6 +399,8 @@ class PartLoad:
             for ids in chosen.ids.split(_IDS_AT_ONCE):
                 self._publish(ids.to(tables.device), begin + done, done, rule)
                 done += ids.numel()
+        if int(index.tables[table, Table.SIZE]) != self.count:
+            raise ValueError(f"{self._where} was saved with an id twice")
         index.tables[table, _COUNTERS] = before
         self._count_up()
         if self._sketch is not None:
@@ -443,4 +479,4 @@ def _picked(chosen: _Chosen, low: int, high: int, piece: Tensor) -> tuple[int, T
     return first, piece[chosen.places[first:last] - low]
 
 
-__all__ = ["PIECE_BYTES", "PartLoad", "Stream"]
+__all__ = ["PartLoad", "Stream"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torch_dynemb.checkpoint.entries import MANIFEST
 from torch_dynemb.checkpoint.manifest import SavedEntry, SavedRest
 from torch_dynemb.checkpoint.rest import dense_state, filled, is_sharded, tensor_pieces
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
 from torch_dynemb.checkpoint.tensor_file import StoredTensor
+from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.dense_state import dense_only
 
 
@@ -28,12 +31,32 @@ class DenseLoad(NamedTuple):
     shards: list[tuple[Tensor, Tensor]]
 
     def apply(self, model: nn.Module) -> None:
-        """Gives it to the model."""
-        with torch.no_grad():
-            for target, values in self.shards:
-                target.copy_(values)
-        with dense_only():
-            model.load_state_dict(self.state, strict=False)
+        """Gives it to the model, as a whole, while signals wait.
+
+        Raises:
+            RuntimeError: the model does not take it, and has what it had.
+        """
+        with held_back():
+            shards = [(target, target.clone()) for target, _ in self.shards]
+            before = {
+                name: value.clone()
+                if isinstance(value, Tensor) and not is_sharded(value)
+                else value
+                for name, value in dense_state(model).items()
+            }
+            try:
+                _give(model, self.state, self.shards)
+            except BaseException:
+                _give(model, before, shards)
+                raise
+
+
+def _give(model: nn.Module, state: dict[str, Any], shards: list[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for target, values in shards:
+            target.copy_(values)
+    with dense_only():
+        model.load_state_dict(state, strict=False)
 
 
 def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool) -> DenseLoad:
@@ -112,7 +135,12 @@ def read_state(folder: Path, saved: SavedRest) -> Any:
         DamagedFileError: a file is damaged.
     """
     tensors = _tensors(folder, saved)
-    return None if saved.values is None else filled(saved.values, tensors)
+    try:
+        return None if saved.values is None else filled(saved.values, tensors)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise DamagedFileError(
+            f"{folder / MANIFEST}: what was given as state cannot be made again: {error!r}"
+        ) from error
 
 
 def _tensors(folder: Path, saved: SavedRest) -> dict[str, Tensor]:
@@ -130,6 +158,7 @@ class _Files:
     """The files of the rest."""
 
     def __init__(self, folder: Path, saved: SavedRest) -> None:
+        self._folder = folder
         self._readers: list[SummedReader] = []
         try:
             for file in saved.files:
@@ -159,11 +188,24 @@ class _Files:
     def whole(self, name: str, entries: Iterable[SavedEntry]) -> Tensor:
         """A tensor that may have been saved in pieces."""
         entries = list(entries)
-        first = self._read(entries[0])
         if not entries[0].offsets:
-            return first
+            return self._read(entries[0])
         sizes = tuple(entries[0].sizes)
+        self._check_size(name, entries, sizes)
         return self.piece(name, entries, (0,) * len(sizes), sizes, sizes)
+
+    def _check_size(self, name: str, entries: list[SavedEntry], sizes: tuple[int, ...]) -> None:
+        """Raises DamagedFileError where the pieces cannot be all of a tensor: it may be huge."""
+        readers = [(self._readers[entry.file], entry.tensor) for entry in entries]
+        found = sum(
+            math.prod(reader.tensors[tensor].shape)
+            for reader, tensor in readers
+            if tensor in reader.tensors
+        )
+        if math.prod(sizes) > found:
+            raise DamagedFileError(
+                f"{self._folder}: of entry {name!r}, {found} elements of {sizes} were saved"
+            )
 
     def piece(
         self,
@@ -174,34 +216,45 @@ class _Files:
         sizes: tuple[int, ...],
     ) -> Tensor:
         """A piece of a tensor, from whatever pieces it was saved in."""
+        entries = list(entries)
         out: Tensor | None = None
+        # pieces may cover each other, so that their sizes do not tell whether all is there
+        given = torch.zeros(shape if len(entries) > 1 else 0, dtype=torch.bool)
         found = 0
         for entry in entries:
+            saved = self._section(entry)
             begin = tuple(entry.offsets) or (0,) * len(sizes)
-            saved_sizes = tuple(entry.sizes)
-            values = self._read(entry)
-            saved_sizes = saved_sizes or tuple(values.shape)
+            saved_sizes = tuple(entry.sizes) or saved.shape
+            if len(saved.shape) != len(saved_sizes):
+                raise DamagedFileError(
+                    f"{self._folder}: entry {name!r} has a piece of shape {saved.shape} of a "
+                    f"tensor of sizes {saved_sizes}"
+                )
             if saved_sizes != sizes:
                 raise ValueError(
                     f"checkpoint.load: entry {name!r} was saved with shape {saved_sizes}, but the "
                     f"model's has {sizes}"
                 )
             if out is None:
-                out = torch.empty(shape, dtype=values.dtype)
+                out = torch.empty(shape, dtype=saved.dtype)
             low = [max(a, b) for a, b in zip(offsets, begin, strict=True)]
             high = [
                 min(a + n, b + m)
-                for a, n, b, m in zip(offsets, shape, begin, values.shape, strict=True)
+                for a, n, b, m in zip(offsets, shape, begin, saved.shape, strict=True)
             ]
             if any(a >= b for a, b in zip(low, high, strict=True)):
                 continue
+            values = self._read(entry)
             target = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offsets, strict=True))
             source = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))
             out[target] = values[source]
-            found += values[source].numel()
+            found = values[source].numel()
+            if len(entries) > 1:
+                given[target] = True
+        found = int(given.sum()) if len(entries) > 1 else found
         if out is None or found < out.numel():
             raise DamagedFileError(
-                f"checkpoint.load: of entry {name!r}, {found} elements of {shape} were saved"
+                f"{self._folder}: of entry {name!r}, {found} elements of {shape} were saved"
             )
         return out
 

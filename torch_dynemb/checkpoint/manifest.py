@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, VERSION
+from torch_dynemb.checkpoint.manifest_check import check_manifest
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, FileSums, sums_of_bytes
 
@@ -59,7 +60,8 @@ class SavedPart:
         counters: its row of ``tables``, int64 [16]: how often what has happened.
         optimizer_steps: updates that its optimizer has made.
         rows: files with its rows, one after another.
-        counts: file with the ids that wait for admission.
+        counts: file with the ids that wait for admission, and their counts: that of the first
+            columns; those of other columns have where these ids stand in their own index.
         counted: how many there are.
         sketch: file with its counting sketch, which parts may share.
         sketch_width: cells of a row of the sketch.
@@ -104,9 +106,10 @@ class SavedTable:
         optimizer: its name and state tensors, as ``OptimizerConfig.description`` gives them; None:
             the table was not trained.
         hyper: hyper-parameters of the optimizer when it was saved.
+        padding_idx: the id that has no row.
         scores: names of what is kept of an id.
         policy: what ``Policy.description`` gives.
-        step, now: clock of its group.
+        step, now: clock of its group: training steps, and seconds of the lookups that follow.
         parts: what ranks had of it, by first column, then by ids.
     """
 
@@ -115,6 +118,7 @@ class SavedTable:
     seed: int
     optimizer: dict[str, Any] | None
     hyper: dict[str, Any]
+    padding_idx: int | None
     scores: list[str]
     policy: dict[str, Any]
     step: int
@@ -228,35 +232,41 @@ def read_manifest(folder: Path) -> Manifest:
         DamagedFileError: it is damaged, or of another format.
     """
     path = folder / MANIFEST
-    try:
-        size = path.stat().st_size
-        if size > _MOST_BYTES:
-            raise DamagedFileError(f"{path}: the file has {size} bytes, which no manifest has")
-        text = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if not path.is_file():
         raise FileNotFoundError(
             f"{folder} is no checkpoint: it has no {MANIFEST}, which is written when everything "
             "else is there"
-        ) from error
+        )
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise DamagedFileError(f"{path}: the file has {size} bytes, which no manifest has")
     try:
-        content = json.loads(text)
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
     if content.get("version") != VERSION:
         raise DamagedFileError(
-            f"{path}: the checkpoint has format version {content.get('version')!r}, but this "
-            f"torch_dynemb reads {VERSION}: load it with the version that wrote it"
+            f"{path}: the checkpoint has format version {str(content.get('version'))[:100]!r}, but "
+            f"this torch_dynemb reads {VERSION}: load it with the version that wrote it"
         )
     expected = content.pop("crc32c", None)
-    if sums_of_bytes(_canonical(content)) != expected:
+    try:
+        found = sums_of_bytes(_canonical(content))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+    if found != expected:
         raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
     del content["format"], content["version"]
     try:
-        return _manifest_of(content)
+        manifest = _manifest_of(content)
+        check_manifest(manifest)
     except (TypeError, KeyError, AttributeError) as error:
         raise DamagedFileError(f"{path}: an entry is missing or wrong: {error!r}") from error
+    except ValueError as error:
+        raise DamagedFileError(f"{path}: {error}") from error
+    return manifest
 
 
 def _manifest_of(content: dict[str, Any]) -> Manifest:

@@ -5,19 +5,24 @@ A package that has modules with tables says with :func:`tables_of` how to find t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.nn import DynamicEmbedding, DynamicEmbeddingBag
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 
 Finder = TypeVar("Finder", bound=Callable[[Any, str], "Iterable[TablePart]"])
+
+Trained = Literal["now", "later", "never"]
 
 _finders: dict[type[nn.Module], Callable[[Any, str], Iterable[TablePart]]] = {}
 
@@ -59,11 +64,16 @@ class IdSlots(NamedTuple):
         """Whether an id may be of both.
 
         Args:
-            other: of another part, whose ids may be dealt to another number of slots.
+            other: slots of another part.
         """
-        if self.slots != other.slots:
-            return True
-        return self.begin < other.end and other.begin < self.end
+        # An id of slot m modulo a and of slot n modulo b exists where m and n are equal modulo
+        # what divides both a and b.
+        common = math.gcd(self.slots, other.slots)
+        return not self._modulo(common).isdisjoint(other._modulo(common))
+
+    def _modulo(self, slots: int) -> set[int]:
+        """Its slots, of fewer ones that divide theirs."""
+        return {slot % slots for slot in range(self.begin, min(self.end, self.begin + slots))}
 
 
 class TablePart(NamedTuple):
@@ -76,6 +86,11 @@ class TablePart(NamedTuple):
         embedding_dim: columns of the whole table.
         first_column: its first column in rows of the whole table.
         ids: which ids it has.
+        packed: its float32 columns are bits of something else, such as rows of 8 bits.
+        trained: ``"now"``, by the group's optimizer; ``"later"``, by one that it has not got yet;
+            or ``"never"``.
+        end_step: ends a training step that has begun and that nobody has ended; None: who trains
+            the table ends all steps.
     """
 
     name: str
@@ -84,11 +99,24 @@ class TablePart(NamedTuple):
     embedding_dim: int
     first_column: int = 0
     ids: IdSlots = IdSlots()
+    packed: bool = False
+    trained: Trained = "now"
+    end_step: Callable[[], None] | None = None
 
     @property
     def config(self) -> TableConfig:
         """Of its own columns."""
         return self.group.config.tables[self.table]
+
+    @property
+    def optimizer(self) -> OptimizerConfig | None:
+        """Of its rows; None: they are not trained, or not yet."""
+        return self.group.config.optimizer if self.trained == "now" else None
+
+    @property
+    def dtype(self) -> str:
+        """Of its rows, as a checkpoint names it."""
+        return PACKED if self.packed else str(self.config.dtype).removeprefix("torch.")
 
     @property
     def columns(self) -> range:
@@ -151,8 +179,7 @@ def parts_of(model: nn.Module) -> list[TablePart]:
     Raises:
         ValueError: two of them are the same part of a table.
     """
-    parts: list[TablePart] = []
-    _collect(model, "", set(), parts)
+    parts = list(parts_in(model, ""))
     seen: dict[tuple[str, int, int], TablePart] = {}
     for part in parts:
         key = (part.name, part.first_column, part.ids.begin)
@@ -164,17 +191,28 @@ def parts_of(model: nn.Module) -> list[TablePart]:
     return parts
 
 
-def _collect(module: nn.Module, path: str, visited: set[int], parts: list[TablePart]) -> None:
+def parts_in(module: nn.Module, path: str) -> Iterator[TablePart]:
+    """The tables of a module on this rank, as if it stood at some path: what finders of wrappers
+    give for what is in them.
+
+    Args:
+        module: any module.
+        path: in the model; empty for the model itself.
+    """
+    yield from _collect(module, path, set())
+
+
+def _collect(module: nn.Module, path: str, visited: set[int]) -> Iterator[TablePart]:
     if id(module) in visited:
         return
     visited.add(id(module))
     finders = (_finders[kind] for kind in type(module).__mro__ if kind in _finders)
     find = next(finders, None)
     if find is not None:
-        parts.extend(find(module, path))
+        yield from find(module, path)
         return
     for name, child in module.named_children():
-        _collect(child, f"{path}.{name}" if path else name, visited, parts)
+        yield from _collect(child, table_name(path, name), visited)
 
 
 def groups_of(parts: Sequence[TablePart]) -> list[TableGroup]:
@@ -182,10 +220,20 @@ def groups_of(parts: Sequence[TablePart]) -> list[TableGroup]:
     return list({id(part.group): part.group for part in parts}.values())
 
 
+def end_steps(parts: Sequence[TablePart]) -> None:
+    """Ends the training steps that have begun and that nobody has ended."""
+    for part in {id(part.group): part for part in parts}.values():
+        if part.end_step is not None:
+            part.end_step()
+
+
 __all__ = [
     "IdSlots",
     "TablePart",
+    "Trained",
+    "end_steps",
     "groups_of",
+    "parts_in",
     "parts_of",
     "table_name",
     "tables_of",

@@ -14,6 +14,7 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import MANIFEST
 from torch_dynemb.checkpoint.manifest import read_manifest
+from torch_dynemb.process.interrupts import held_back
 
 
 def checked_path(owner: str, path: object) -> Path:
@@ -34,7 +35,7 @@ def unfinished(path: Path, uuid: str) -> Path:
 
 def check_replaceable(path: Path) -> None:
     """Raises FileExistsError where something lies that is no checkpoint."""
-    if path.exists() and not (path / MANIFEST).exists():
+    if os.path.lexists(path) and not (path / MANIFEST).is_file():
         raise FileExistsError(
             f"checkpoint.save: {path} is there and no checkpoint, which a save would replace: "
             "choose another path, or remove it"
@@ -47,7 +48,7 @@ def locate(path: Path) -> Path:
     Raises:
         FileNotFoundError: there is none.
     """
-    if (path / MANIFEST).exists():
+    if (path / MANIFEST).is_file():
         return path
     for left in left_behind(path):
         if _is_whole(left):
@@ -75,6 +76,18 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
+def make_parents(disk: Disk, path: Path) -> None:
+    """Makes the folders above a checkpoint, and waits until they are on the disk."""
+    missing = []
+    parent = path.parent
+    while not parent.is_dir():
+        missing.append(parent)
+        parent = parent.parent
+    for folder in reversed(missing):
+        disk.make_folder(folder)
+        disk.sync_folder(folder.parent)
+
+
 def settle(disk: Disk, path: Path) -> None:
     """Puts a checkpoint that a dead save has left in its place, and removes the rest."""
     left = left_behind(path)
@@ -88,16 +101,26 @@ def settle(disk: Disk, path: Path) -> None:
 
 
 def put_in_place(disk: Disk, whole: Path, path: Path, uuid: str) -> None:
-    """Gives a checkpoint that is on the disk its name, in place of the one before."""
-    if not path.exists():
-        disk.rename(whole, path)
-        disk.sync_folder(path.parent)
-        return
-    old = path.with_name(f"{path.name}.old-{uuid}")
-    disk.rename(path, old)
-    disk.rename(whole, path)
-    disk.sync_folder(path.parent)
-    disk.remove(old)
+    """Gives a checkpoint that is on the disk its name, in place of the one before.
+
+    Raises:
+        OSError: the disk fails; the one before has its name.
+    """
+    old = path.with_name(f"{path.name}.old-{uuid}") if path.exists() else None
+    moves = [(whole, path)] if old is None else [(path, old), (whole, path)]
+    done: list[tuple[Path, Path]] = []
+    with held_back():
+        try:
+            for source, target in moves:
+                disk.rename(source, target)
+                done.append((source, target))
+            disk.sync_folder(path.parent)
+        except OSError:
+            for source, target in reversed(done):
+                disk.rename(target, source)
+            raise
+    if old is not None:
+        disk.remove(old)
 
 
 __all__ = [
@@ -105,6 +128,7 @@ __all__ = [
     "checked_path",
     "left_behind",
     "locate",
+    "make_parents",
     "put_in_place",
     "settle",
     "unfinished",

@@ -349,7 +349,8 @@ def _write_counts(files: TensorFiles, split: _Split) -> list[SavedFile]:
     if all(part.counts is None for part in split.saved.first_parts):
         return []
     sizes = _sizes(split, (of.ids for of in table.counts(_IDS_AT_ONCE)))
-    names = [counts_file(table.name, number, parts) for number in range(parts)]
+    first = range(table.embedding_dim)
+    names = [counts_file(table.name, number, parts, first) for number in range(parts)]
     written: list[SavedFile] = []
     for begin in range(0, parts, _FILES_AT_ONCE):
         numbers = range(begin, min(begin + _FILES_AT_ONCE, parts))

@@ -126,12 +126,13 @@ def _pieces_of(name: str, value: Tensor, rank: int) -> list[Piece]:
             for shard in value.local_shards()
         ]
     if isinstance(value, DTensor):
-        shape, offsets = compute_local_shape_and_global_offset(
-            value.shape, value.device_mesh, value.placements
-        )
-        if math.prod(shape) == 0 or _is_replica(value):
+        if not _holds_shards(value.to_local()) and _is_replica(value):
             return []
-        return [Piece(name, value.to_local().detach(), tuple(offsets), tuple(value.shape))]
+        return [
+            Piece(name, tensor, offsets, sizes)
+            for tensor, offsets, sizes in tensor_pieces(value)
+            if tensor.numel() > 0
+        ]
     if value.is_meta or value.layout != torch.strided:
         what = "on the meta device" if value.is_meta else f"of layout {value.layout}"
         raise TypeError(f"checkpoint: {name!r} is {what}, expected a dense tensor with values")
@@ -242,12 +243,26 @@ def tensor_pieces(value: Any) -> Iterator[tuple[Tensor, tuple[int, ...], tuple[i
             begin, sizes = shard.metadata.shard_offsets, value.metadata().size
             yield shard.tensor.detach(), tuple(begin), tuple(sizes)
     elif isinstance(value, DTensor):
+        local: Any = value.to_local()
+        if _holds_shards(local):
+            # without any, there is an offset nevertheless
+            for tensor, begin in zip(local.local_shards(), local.local_offsets(), strict=False):
+                yield tensor.detach(), tuple(begin), tuple(value.shape)
+            return
         _, offsets = compute_local_shape_and_global_offset(
             value.shape, value.device_mesh, value.placements
         )
-        yield value.to_local().detach(), tuple(offsets), tuple(value.shape)
+        yield local.detach(), tuple(offsets), tuple(value.shape)
     else:
         yield value, (0,) * value.dim(), tuple(value.shape)
+
+
+def _holds_shards(local: Any) -> bool:
+    """Whether the local tensor of a DTensor is TorchRec's LocalShardsWrapper.
+
+    It has several shards, and knows where they lie; placements of the DTensor do not say it.
+    """
+    return hasattr(local, "local_shards")
 
 
 def is_sharded(value: Any) -> bool:

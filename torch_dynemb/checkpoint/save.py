@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import uuid as uuids
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +28,11 @@ from torch_dynemb.checkpoint.manifest import (
     SavedRest,
     SavedTable,
 )
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import (
     check_replaceable,
     checked_path,
+    make_parents,
     put_in_place,
     settle,
     unfinished,
@@ -39,8 +41,9 @@ from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.rest import RestSource, dense_source, state_source, write_rest
 from torch_dynemb.checkpoint.source import GroupSource, source_of
 from torch_dynemb.checkpoint.staging import Staging
-from torch_dynemb.checkpoint.summed_files import SummedWriter
+from torch_dynemb.checkpoint.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.table_files import Folder, SourcePart, write_group
+from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
 from torch_dynemb.checkpoint.whole_tables import PartPlace, check_same_ids, check_whole
 from torch_dynemb.ops.columns import Clock
@@ -96,7 +99,8 @@ def save(
         asynchronous: copy what is saved into memory, and write it in a thread while training goes
             on. It takes as much memory as is saved.
         state: what else the program needs to go on: nested dicts, lists and tuples of tensors,
-            numbers and texts; :func:`load` gives it back. That of the first rank is saved.
+            numbers and texts; :func:`load` gives it back, its tensors on the CPU. That of the first
+            rank is saved.
         progress: show a progress bar; default: where the standard error is a terminal.
 
     Returns:
@@ -126,22 +130,25 @@ def save(
         False
         >>> folder.cleanup()
     """
-    target = checked_path("checkpoint.save", path)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"checkpoint.save: model is {described(model)}, expected a torch.nn.Module")
-    flag("checkpoint.save: asynchronous", asynchronous)
     ranks = ranks_of(process_group)
     disk = _DISK
 
-    def prepare() -> list[TablePart]:
+    def prepare() -> tuple[Path, list[TablePart]]:
+        target = checked_path("checkpoint.save", path)
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"checkpoint.save: model is {described(model)}, expected a torch.nn.Module"
+            )
+        flag("checkpoint.save: asynchronous", asynchronous)
         check_none_running()
         check_replaceable(target)
         parts = parts_of(model)
         for group in groups_of(parts):
             _check_saveable(group)
-        return parts
+        return target, parts
 
-    parts = ranks.run(prepare)
+    target, parts = ranks.run(prepare)
+    ranks.agree("checkpoint.save", path=os.fspath(path), asynchronous=asynchronous)
     told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in told for place in places])
     uuid = told[0][1]
@@ -177,10 +184,19 @@ def _source_of(
 ) -> _Source:
     copy = None if staging is None else staging.copy
     groups = groups_of(parts)
+    end_steps(parts)
     sources = [source_of(group.tables, copy) for group in groups]
     of_groups = [
         [
-            SourcePart(part.name, part.table, part.columns, part.ids, part.embedding_dim)
+            SourcePart(
+                part.name,
+                part.table,
+                part.columns,
+                part.ids,
+                part.embedding_dim,
+                part.dtype,
+                part.optimizer is not None,
+            )
             for part in parts
             if part.group is group
         ]
@@ -206,9 +222,10 @@ def _write(
     folder = unfinished(target, uuid)
 
     def begin() -> None:
-        disk.make_folder(target.parent)
-        settle(disk, target)
-        disk.make_folder(folder)
+        with room_told(folder):
+            make_parents(disk, target)
+            settle(disk, target)
+            disk.make_folder(folder)
 
     try:
         ranks.on_first(begin)
@@ -217,9 +234,8 @@ def _write(
         ranks.on_first(
             lambda: finish_folder(disk, folder, target, uuid, _manifest_of(uuid, of_ranks))
         )
-    except Exception:
-        if ranks.rank == 0:
-            disk.remove(folder)
+    except BaseException:
+        disk.remove(folder)  # also where ranks do not write to one disk, as they should
         raise
 
 
@@ -230,8 +246,12 @@ def _write_files(
     total += sum(p.values.numel() * p.values.element_size() for r in source.rest for p in r.pieces)
     groups: list[SavedGroup] = []
     tables: dict[str, SavedTable] = {}
-    with progress_bar(f"saving {folder.name.rpartition('.tmp-')[0]}", total, progress) as bar:
-        to = Folder(disk, folder, ranks.rank, ranks.size, bar.update)
+    name = folder.name.rpartition(".tmp-")[0]
+    with (
+        one_thread(),
+        progress_bar(f"saving {name}", total, progress) as bar,
+        Folder(disk, folder, ranks.rank, ranks.size, bar.update) as to,
+    ):
         for number, (group, parts) in enumerate(zip(source.groups, source.parts, strict=True)):
             saved, of_parts = write_group(to, group, parts, number)
             groups.append(saved)
@@ -253,17 +273,18 @@ def _bytes_of(group: GroupSource) -> int:
 
 def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTable:
     config = group.config.tables[part.number]
-    optimizer = group.config.optimizer
+    optimizer = group.config.optimizer if part.optimized else None
     return SavedTable(
         embedding_dim=part.embedding_dim,
-        dtype=str(config.dtype).removeprefix("torch."),
+        dtype=part.dtype,
         seed=int(group.seeds[part.number]),
         optimizer=None if optimizer is None else optimizer.description(),
         hyper={} if optimizer is None else _hyper_of(group, part.number),
+        padding_idx=config.padding_idx,
         scores=list(score_words_of([config], group.config.memory_budget is not None)),
         policy=config.policy.description(),
         step=int(group.clock[Clock.STEP]),
-        now=int(group.clock[Clock.NOW]),
+        now=group.now,
         parts=[saved],
     )
 
@@ -285,9 +306,13 @@ def _manifest_of(uuid: str, written: Sequence[_Written]) -> Manifest:
     for of_rank in written:
         for name, table in of_rank.tables.items():
             parts = [replace(part, group=part.group + first_group) for part in table.parts]
-            known = tables.get(name)
-            parts = parts if known is None else [*known.parts, *parts]
-            tables[name] = replace(table if known is None else known, parts=parts)
+            known = tables.get(name, replace(table, parts=[]))
+            tables[name] = replace(
+                known,
+                step=max(known.step, table.step),
+                now=max(known.now, table.now),  # on which ranks agree with their next lookup
+                parts=[*known.parts, *parts],
+            )
         groups += of_rank.groups
         first_group = len(groups)
     for name, table in tables.items():
@@ -315,14 +340,16 @@ def _rest_of(
 def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifest) -> None:
     """What makes a folder of files a checkpoint."""
     for file in manifest.files():
-        size = (folder / file.path).stat().st_size
+        path = folder / file.path
+        size = path.stat().st_size if path.exists() else 0
         if size != file.bytes:
             raise OSError(
-                f"checkpoint.save: {file.path} has {size} bytes, expected {file.bytes}: do all "
-                f"ranks write to the same {folder.parent}?"
+                f"checkpoint.save: {file.path} has {size} bytes, expected {file.bytes}: all ranks "
+                f"must see the same {folder.parent}"
             )
     for inner in sorted({(folder / file.path).parent for file in manifest.files()}):
-        disk.sync_folder(inner)
+        with room_told(inner):
+            disk.sync_folder(inner)
     text = manifest.text()
     writer = SummedWriter(disk, folder / MANIFEST)
     try:
@@ -330,8 +357,9 @@ def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: M
         writer.finish()
     finally:
         writer.close()
-    disk.sync_folder(folder)
-    put_in_place(disk, folder, target, uuid)
+    with room_told(folder):
+        disk.sync_folder(folder)
+        put_in_place(disk, folder, target, uuid)
 
 
 __all__ = ["finish_folder", "save"]

@@ -2,18 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.manifest import SavedFile
+from torch_dynemb.checkpoint.entries import (
+    COUNT,
+    HANDLE,
+    ID,
+    SLOT,
+    WEIGHT,
+    score_entry,
+    state_entry,
+)
+from torch_dynemb.checkpoint.manifest import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
 from torch_dynemb.checkpoint.tensor_file import StoredTensor
 
 PIECE_BYTES = 8 << 20
+
+
+class TensorKind(NamedTuple):
+    """What a tensor of a file must be like.
+
+    Attributes:
+        dtypes: one of them.
+        columns: sizes after the first dimension; -1: any.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    columns: tuple[int, ...] = ()
+
+    def fits(self, section: StoredTensor) -> bool:
+        """Whether a tensor is like this."""
+        columns = section.shape[1:]
+        return (
+            section.dtype in self.dtypes
+            and len(columns) == len(self.columns)
+            and all(own in (-1, size) for own, size in zip(self.columns, columns, strict=True))
+        )
+
+
+_NOTHING: Mapping[str, TensorKind] = MappingProxyType({})
+_INT64 = TensorKind((torch.int64,))
+COUNTED: Mapping[str, TensorKind] = MappingProxyType({ID: _INT64, COUNT: _INT64, SLOT: _INT64})
+
+
+def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[str, TensorKind]:
+    """The tensors that files of a part must have.
+
+    Args:
+        table: that it is of.
+        part: of the table.
+        words: scores that are wanted.
+    """
+    dtype = getattr(torch, table.dtype)
+    kinds = {
+        SLOT: TensorKind((torch.int32, torch.int64)),
+        HANDLE: _INT64,
+        WEIGHT: TensorKind((dtype,), (part.columns,)),
+    }
+    if part.first_column == 0:
+        kinds[ID] = _INT64
+        kinds.update((score_entry(word), _INT64) for word in words)
+    for name, per_row, dtype_name in () if table.optimizer is None else table.optimizer["state"]:
+        dtype = getattr(torch, dtype_name)
+        # 8-bit state has scales of its own between the columns
+        columns = () if per_row else (-1,) if dtype == torch.uint8 else (part.columns,)
+        kinds[state_entry(name)] = TensorKind((dtype,), columns)
+    return kinds
 
 
 class SavedRows:
@@ -23,13 +84,20 @@ class SavedRows:
         folder: of the checkpoint.
         files: of the part.
         checked: whether sums are compared; see :class:`SummedReader`.
+        kinds: tensors that every file must have.
 
     Raises:
-        DamagedFileError: a file is missing or damaged.
+        DamagedFileError: a file is missing or damaged, or has other tensors.
     """
 
-    def __init__(self, folder: Path, files: Sequence[SavedFile], *, checked: bool) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        files: Sequence[SavedFile],
+        *,
+        checked: bool,
+        kinds: Mapping[str, TensorKind] = _NOTHING,
+    ) -> None:
         self._readers: list[SummedReader] = []
         self._begins: list[int] = []
         self.count = 0
@@ -39,12 +107,7 @@ class SavedRows:
                 self._readers.append(reader)
                 self._begins.append(self.count)
                 self.count += file.rows
-                for name, section in reader.tensors.items():
-                    if section.shape[:1] != (file.rows,):
-                        raise DamagedFileError(
-                            f"{folder / file.path}: {name!r} has shape {section.shape}, expected "
-                            f"{file.rows} rows"
-                        )
+                _check_tensors(reader, file.rows, self._readers[0], kinds)
         except BaseException:
             self.close()
             raise
@@ -106,4 +169,25 @@ class SavedRows:
         self.close()
 
 
-__all__ = ["PIECE_BYTES", "SavedRows"]
+def _check_tensors(
+    reader: SummedReader, rows: int, first: SummedReader, kinds: Mapping[str, TensorKind]
+) -> None:
+    """Raises DamagedFileError unless a file has tensors of so many rows, and of these kinds."""
+    for name, section in reader.tensors.items():
+        if section.shape[:1] != (rows,):
+            raise DamagedFileError(
+                f"{reader.path}: {name!r} has shape {section.shape}, expected {rows} rows"
+            )
+    for name, kind in kinds.items():
+        own = reader.tensors.get(name)
+        if own is None:
+            raise DamagedFileError(f"{reader.path}: the file lacks {name!r}")
+        other = first.tensors[name]
+        if not kind.fits(own) or (own.dtype, own.shape[1:]) != (other.dtype, other.shape[1:]):
+            raise DamagedFileError(
+                f"{reader.path}: {name!r} is {own.dtype} {own.shape}, expected "
+                f"{' or '.join(map(str, kind.dtypes))} {(rows, *kind.columns)}, as in all files"
+            )
+
+
+__all__ = ["COUNTED", "PIECE_BYTES", "SavedRows", "TensorKind", "kinds_of"]

@@ -6,7 +6,6 @@ checksum is put together from those of its pieces. What has been written is not 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.disk import Disk
-from torch_dynemb.checkpoint.summed_files import BLOCK_BYTES, FileSums, full_disk
+from torch_dynemb.checkpoint.summed_files import BLOCK_BYTES, FileSums, room_told
 from torch_dynemb.checkpoint.tensor_file import TensorShape, as_bytes, header_of, raw
 
 
@@ -65,7 +64,8 @@ class ScatteredFile:
         for tensor in tensors:
             self._tails[tensor.name] = _Tail(self._bytes, tensor.bytes)
             self._bytes += tensor.bytes
-        self._file = disk.create(path)
+        with room_told(path):
+            self._file = disk.create(path)
         self._open = True
         try:
             self._write(
@@ -109,15 +109,8 @@ class ScatteredFile:
     def _write_all(self, data: memoryview, begin: int) -> None:
         done = 0
         while done < len(data):
-            try:
+            with room_told(self._path, begin + done):
                 done += self._disk.write_at(self._file, data[done:], begin + done)
-            except OSError as error:
-                self._explain(error, begin + done)
-                raise
-
-    def _explain(self, error: OSError, written: int) -> None:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise full_disk(error, self._path, written) from error
 
     def finish(self) -> FileSums:
         """Waits until the file is on the disk, and closes it.
@@ -129,11 +122,8 @@ class ScatteredFile:
         short = [name for name, tail in self._tails.items() if tail.at < tail.end]
         if short:
             raise RuntimeError(f"checkpoint: {self._path.name} lacks rows of {short}")
-        try:
+        with room_told(self._path, self._bytes):
             self._disk.sync(self._file)
-        except OSError as error:
-            self._explain(error, self._bytes)
-            raise
         self.close()
         sums = []
         for block in sorted(self._pieces):

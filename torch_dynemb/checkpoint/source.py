@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Slab, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Slab, Table
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.tables import Tables
 
 PIECE_BYTES = 8 << 20
 _BUCKETS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 16
 
 
 class SlabRows(NamedTuple):
@@ -60,6 +61,7 @@ class GroupSource(NamedTuple):
         seeds: int64 [tables], of the CPU.
         hyper: float64 [tables, 24], of the CPU.
         sketch: int32 [cells].
+        now: seconds of the lookups that follow, as far as this rank knows.
     """
 
     config: GroupConfig
@@ -72,6 +74,7 @@ class GroupSource(NamedTuple):
     seeds: Tensor
     hyper: Tensor
     sketch: Tensor
+    now: int
 
 
 def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) -> GroupSource:
@@ -109,6 +112,8 @@ def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) ->
         )
     small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)
     counts, slab_counts, clock, row_clock, seeds, hyper = (t.detach().cpu().clone() for t in small)
+    proposed = tables.host.proposed_now
+    now = max(int(clock[Clock.NOW]), 0 if proposed is None else int(proposed))
     return GroupSource(
         config,
         parts,
@@ -120,6 +125,7 @@ def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) ->
         seeds,
         hyper,
         taken(index.sketch),
+        now,
     )
 
 
@@ -164,7 +170,7 @@ def tombstones(buckets: Tensor) -> Tensor:
 
 
 class RowOrder:
-    """Whose the rows of a slab are: 13 bytes for every row.
+    """Whose the rows of a slab are: at most 17 bytes for every row.
 
     Args:
         source: the group.
@@ -172,7 +178,6 @@ class RowOrder:
     """
 
     def __init__(self, source: GroupSource, slab: int) -> None:
-        self._source = source
         used = source.slabs[slab].weights.shape[0]
         config = source.config
         tables = [t for t in range(len(config.tables)) if config.slab_of(t) == slab]
@@ -181,23 +186,40 @@ class RowOrder:
         owner_dtype = torch.uint8 if len(tables) < 255 else torch.int32
         self.ids = torch.zeros(used, dtype=torch.int64)
         self.slots = torch.zeros(used, dtype=slot_dtype)
-        self._owner = torch.zeros(used, dtype=owner_dtype)
-        self._number = {t: k + 1 for k, t in enumerate(tables)}
-        for t in tables:
+        owner = torch.zeros(used, dtype=owner_dtype)  # 0: nobody's
+        for k, t in enumerate(tables):
             for piece in occupied_slots(source.buckets_of[t].buckets):
                 rows = (piece.stored - 1) >> GENERATION_BITS
                 self.ids[rows] = piece.ids
                 self.slots[rows] = piece.slots.to(slot_dtype)
-                self._owner[rows] = self._number[t]
+                owner[rows] = k + 1
+        counts = [int(source.tables[t, Table.SIZE]) for t in tables]
+        rows_by_table = [None] if counts == [used] else _rows_by_owner(owner, counts)
+        self._rows = dict(zip(tables, rows_by_table, strict=True))
 
     def rows_of(self, table: int) -> Tensor | None:
         """The row numbers of a table, ascending; None: all rows of the slab are its own."""
-        count = int(self._source.tables[table, Table.SIZE])
-        if count == self.ids.shape[0]:
-            return None
-        owned = self._owner == self._number[table]
-        rows = owned.nonzero()[:, 0]
-        return rows.to(torch.int32) if self.ids.shape[0] < 1 << 31 else rows
+        return self._rows[table]
+
+
+def _rows_by_owner(owner: Tensor, counts: list[int]) -> list[Tensor]:
+    """Row numbers by owner, ascending.
+
+    Args:
+        owner: integer [rows], from 1; 0: nobody's.
+        counts: how many rows each has.
+    """
+    dtype = torch.int32 if owner.shape[0] < 1 << 31 else torch.int64
+    result = [torch.empty(count, dtype=dtype) for count in counts]
+    filled = [0] * len(counts)
+    for begin in range(0, owner.shape[0], _ROWS_AT_ONCE):
+        piece = owner[begin : begin + _ROWS_AT_ONCE]
+        order = torch.argsort(piece, stable=True).add_(begin)
+        first, *here = torch.bincount(piece, minlength=len(counts) + 1).tolist()
+        for k, rows in enumerate(order[first:].split(here)):
+            result[k][filled[k] : filled[k] + here[k]] = rows
+            filled[k] += here[k]
+    return result
 
 
 def _ranges(rows: range, row_bytes: int) -> Iterator[tuple[int, int]]:
@@ -232,7 +254,7 @@ class TableSource:
             self._rows = places if self._rows is None else self._rows[places]
         self._ascends = not by_id
         self.count = order.ids.shape[0] if self._rows is None else self._rows.shape[0]
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer: Tensor | None = None
 
     @property
     def wide_slots(self) -> bool:
@@ -293,18 +315,19 @@ class TableSource:
             numbers = self._numbers(begin, end)
             if isinstance(numbers, slice):
                 yield values[numbers].cpu()
-            elif values.device.type == "cpu":
-                yield self._gathered(values, numbers)
             else:
-                yield values[numbers.to(values.device)].cpu()
+                yield self._gathered(values, numbers.to(values.device)).cpu()
 
     def _gathered(self, values: Tensor, rows: Tensor) -> Tensor:
         """Rows in a buffer that is used again and again: new memory costs more than the copy."""
-        shape = (rows.shape[0], *values.shape[1:])
-        size = values[:1].numel() * rows.shape[0] * values.element_size()
-        if self._buffer.numel() < size:
-            self._buffer = torch.empty(max(size, PIECE_BYTES), dtype=torch.uint8)
-        out = self._buffer[:size].view(values.dtype).view(shape)
+        buffer = self._buffer
+        if (
+            buffer is None
+            or (buffer.dtype, buffer.shape[1:]) != (values.dtype, values.shape[1:])
+            or buffer.shape[0] < rows.shape[0]
+        ):
+            buffer = self._buffer = values.new_empty((rows.shape[0], *values.shape[1:]))
+        out = buffer[: rows.shape[0]]
         return torch.index_select(values, 0, rows, out=out)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.rest import dense_state
+from torch_dynemb.checkpoint.rest import dense_state, tensor_pieces
 from torch_dynemb.storage.address_space import what_ran_out
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.state import used_tensors
@@ -23,8 +23,10 @@ class Staging:
     def check_memory(self, groups: Sequence[TableGroup], model: nn.Module, state: Any) -> None:
         """Raises RuntimeError where there is too little memory for copies of all."""
         tensors = [tensor for group in groups for _, tensor in used_tensors(group.tables)]
-        tensors += [v for v in dense_state(model).values() if isinstance(v, Tensor)]
-        tensors += [v for v in pytree.tree_leaves(state) if isinstance(v, Tensor)]
+        rest = [*dense_state(model).values(), *pytree.tree_leaves(state)]
+        tensors += [
+            piece for v in rest if isinstance(v, Tensor) for piece, _, _ in tensor_pieces(v)
+        ]
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         free = ops.available_memory()
         if needed > free:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,12 +54,14 @@ class SummedWriter:
     Args:
         disk: the file system.
         path: of a file that is not there yet.
-        block_bytes: of a block.
+        block_bytes: of a block; default: 8 MiB.
     """
 
-    def __init__(self, disk: Disk, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
-        self._disk, self._path, self._block_bytes = disk, path, block_bytes
-        self._file = disk.create(path)
+    def __init__(self, disk: Disk, path: Path, block_bytes: int | None = None) -> None:
+        self._disk, self._path = disk, path
+        self._block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
+        with room_told(path):
+            self._file = disk.create(path)
         self._open = True
         self._bytes = 0
         self._sums: list[int] = []
@@ -80,34 +84,37 @@ class SummedWriter:
             self._bytes += piece.numel()
             begin += piece.numel()
             if self._bytes % self._block_bytes == 0:
-                self._end_block()
+                self._end_block(self._block_bytes)
 
     def _write_all(self, data: memoryview) -> None:
         begin = 0
         while begin < len(data):
-            try:
+            with room_told(self._path, self._bytes + begin):
                 begin += self._disk.write(self._file, data[begin:])
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise full_disk(error, self._path, self._bytes + begin) from error
-                raise
 
-    def _end_block(self) -> None:
+    def _end_block(self, size: int) -> None:
         self._sums.append(self._sum)
         self._sum = 0
+        self._disk.begin_sync(self._file, self._bytes - size, size)
+
+    def end(self) -> FileSums:
+        """After the last byte; the file is not on the disk yet."""
+        rest = self._bytes % self._block_bytes
+        if rest != 0:
+            self._end_block(rest)
+        return FileSums(self._bytes, self._block_bytes, tuple(self._sums))
+
+    def sync(self) -> None:
+        """Waits until the file is on the disk, and closes it."""
+        with room_told(self._path, self._bytes):
+            self._disk.sync(self._file)
+        self.close()
 
     def finish(self) -> FileSums:
-        """Waits until the file is on the disk, and closes it."""
-        if self._bytes % self._block_bytes != 0:
-            self._end_block()
-        try:
-            self._disk.sync(self._file)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise full_disk(error, self._path, self._bytes) from error
-            raise
-        self.close()
-        return FileSums(self._bytes, self._block_bytes, tuple(self._sums))
+        """:meth:`end` and :meth:`sync`."""
+        sums = self.end()
+        self.sync()
+        return sums
 
     def close(self) -> None:
         """Closes the file, whole or not."""
@@ -116,15 +123,37 @@ class SummedWriter:
             self._disk.close(self._file)
 
 
-def full_disk(error: OSError, path: Path, written: int) -> OSError:
-    """The error of a disk without room, with what there is in bytes."""
-    free = shutil.disk_usage(path.parent).free
-    return OSError(
-        error.errno,
-        f"{os.strerror(error.errno or 0)} after {written} bytes of {path.name}, {free} bytes are "
-        "free: make room, or save elsewhere; the checkpoint that was there before is as it was",
-        str(path),
-    )
+_REMEDIES = {
+    errno.ENOSPC: "make room, or save elsewhere",
+    errno.EDQUOT: "make room within your quota, or save elsewhere",
+    errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
+}
+
+
+@contextmanager
+def room_told(path: Path, written: int = 0) -> Iterator[None]:
+    """Has errors of a disk without room say what there is in bytes, and what to do.
+
+    Args:
+        path: of the file or folder that is written.
+        written: bytes of it that are on the disk.
+
+    Raises:
+        OSError: what is raised inside, with a message of its own where there is no room.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REMEDIES:
+            raise
+        place = next(folder for folder in path.parents if folder.is_dir())
+        raise OSError(
+            error.errno,
+            f"{os.strerror(error.errno)} after {written} bytes of {path.name}, "
+            f"{shutil.disk_usage(place).free} bytes are free: {_REMEDIES[error.errno]}; the "
+            "checkpoint that was there before is as it was",
+            str(path),
+        ) from error
 
 
 class SummedReader:
@@ -145,15 +174,19 @@ class SummedReader:
     def __init__(self, path: Path, sums: FileSums, *, checked: bool = True) -> None:
         self.path, self._sums, self._checked = path, sums, checked
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            # at once also where something else has its name that nobody writes to
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
             raise DamagedFileError(f"{path}: the file is missing") from None
         self._open = True
         self._at = 0  # in the file
         self._sum = 0  # of the block from its beginning to there
         self._scratch: Tensor | None = None
         try:
-            size = os.fstat(self._file).st_size
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedFileError(f"{path}: it is no file")
+            size = status.st_size
             if size != sums.bytes:
                 raise DamagedFileError(
                     f"{path}: the file has {size} bytes, expected {sums.bytes}: it was cut off or "
@@ -241,7 +274,10 @@ class SummedReader:
         view = raw(out)
         done = 0
         while done < len(view):
-            count = os.preadv(self._file, [view[done:]], self._at + done)
+            try:
+                count = os.preadv(self._file, [view[done:]], self._at + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
             if count == 0:
                 raise DamagedFileError(f"{self.path}: the file ends at byte {self._at + done}")
             done += count
@@ -303,5 +339,6 @@ __all__ = [
     "SummedReader",
     "SummedWriter",
     "check_file",
+    "room_told",
     "sums_of_bytes",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -37,16 +39,18 @@ from torch_dynemb.checkpoint.manifest import SavedFile, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.source import (
     GroupSource,
+    OccupiedSlots,
     RowOrder,
     TableSource,
     occupied_slots,
     tombstones,
 )
-from torch_dynemb.checkpoint.summed_files import SummedWriter
+from torch_dynemb.checkpoint.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.tensor_file import TensorShape, header_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
 
 FILE_BYTES = 2 << 30
+_MOST_ENDED = 32  # files that are open at once
 Progress = Callable[[int], object]
 
 
@@ -59,6 +63,8 @@ class SourcePart(NamedTuple):
         columns: its columns of the whole table.
         ids: which ids it has.
         embedding_dim: columns of the whole table.
+        dtype: of its rows, as the manifest names it.
+        optimized: it has an optimizer of its own.
     """
 
     name: str
@@ -66,6 +72,8 @@ class SourcePart(NamedTuple):
     columns: range
     ids: IdSlots
     embedding_dim: int
+    dtype: str
+    optimized: bool
 
     @property
     def split(self) -> bool:
@@ -85,8 +93,9 @@ class Section(NamedTuple):
         return self.shape.shape[0] if self.shape.shape else 1
 
 
-class Folder(NamedTuple):
-    """Where a rank writes.
+@dataclass(frozen=True)
+class Folder:
+    """Where a rank writes; as a context, its files are on the disk at the end.
 
     Attributes:
         disk: the file system.
@@ -100,6 +109,7 @@ class Folder(NamedTuple):
     rank: int
     ranks: int
     progress: Progress
+    _ended: list[SummedWriter] = field(default_factory=list)  # on their way to the disk
 
     def write(self, name: str, sections: Sequence[Section], rows: int) -> SavedFile:
         """Writes a file.
@@ -110,7 +120,8 @@ class Folder(NamedTuple):
             rows: what the manifest says of it.
         """
         path = self.path / name
-        self.disk.make_folder(path.parent)
+        with room_told(path.parent):
+            self.disk.make_folder(path.parent)
         writer = SummedWriter(self.disk, path)
         try:
             header = header_of([section.shape for section in sections])
@@ -126,10 +137,31 @@ class Folder(NamedTuple):
                         f"checkpoint: {section.shape.name!r} of {name} has {written} bytes, "
                         f"expected {section.shape.bytes}: the tables changed while they were saved"
                     )
-            sums = writer.finish()
-        finally:
+            sums = writer.end()
+        except BaseException:
             writer.close()
+            raise
+        self._ended.append(writer)
+        if len(self._ended) > _MOST_ENDED:
+            self._ended.pop(0).sync()
         return SavedFile(name, rows, sums.bytes, sums.block_bytes, list(sums.sums))
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            while error is None and self._ended:
+                self._ended[0].sync()
+                del self._ended[0]
+        finally:
+            for writer in self._ended:
+                writer.close()
 
 
 def write_group(
@@ -243,26 +275,33 @@ def _rows_of(section: Section, rows: range) -> Section:
 def _write_counts(
     folder: Folder, source: GroupSource, part: SourcePart
 ) -> tuple[SavedFile | None, int]:
+    """Ids and counts only once, where columns are split; slots, which are each part's own."""
     counters = source.config.layout.counters[part.number]
-    if counters is None or part.columns.start > 0:
+    if counters is None:
         return None, 0
     buckets = source.buckets_of[counters].buckets
     count = int(source.tables[counters, Table.SIZE])
+    found = [_by_id(occupied_slots(buckets))] if part.split else None
 
     def of(field: str) -> Callable[[range], Iterator[Tensor]]:
         def pieces(_: range) -> Iterator[Tensor]:
-            for piece in occupied_slots(buckets):
+            for piece in occupied_slots(buckets) if found is None else found:
                 yield getattr(piece, field).contiguous()
 
         return pieces
 
-    sections = [
-        Section(TensorShape(ID, torch.int64, (count,)), of("ids")),
-        Section(TensorShape(COUNT, torch.int64, (count,)), of("stored")),
-        Section(TensorShape(SLOT, torch.int64, (count,)), of("slots")),
-    ]
-    name = counts_file(part.name, folder.rank, folder.ranks)
+    sections = [Section(TensorShape(SLOT, torch.int64, (count,)), of("slots"))]
+    if part.columns.start == 0:
+        sections.append(Section(TensorShape(ID, torch.int64, (count,)), of("ids")))
+        sections.append(Section(TensorShape(COUNT, torch.int64, (count,)), of("stored")))
+    name = counts_file(part.name, folder.rank, folder.ranks, part.columns)
     return folder.write(name, sections, count), count
+
+
+def _by_id(pieces: Iterator[OccupiedSlots]) -> OccupiedSlots:
+    whole = OccupiedSlots(*(torch.cat(of) for of in zip(*pieces, strict=True)))
+    order = torch.argsort(whole.ids)
+    return OccupiedSlots(*(of[order] for of in whole))
 
 
 def _write_sketch(

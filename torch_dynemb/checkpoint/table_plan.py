@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.checkpoint.manifest import SavedPart, SavedTable
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.optim.base import StateTensor
@@ -34,6 +35,14 @@ class TablePlan(NamedTuple):
     scores: tuple[str, ...]
     counts: bool
     fresh: tuple[str, ...]
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether the optimizer's steps go on: with its state, or where it has none."""
+        optimizer, saved = self.part.optimizer, self.saved.optimizer
+        if optimizer is None or saved is None:
+            return False
+        return bool(self.state) or not (optimizer.state or saved["state"])
 
     @property
     def sources(self) -> list[SavedPart]:
@@ -72,6 +81,11 @@ def plan_of(
             f"{where} was saved with {saved.embedding_dim} columns, but the model's has "
             f"{part.embedding_dim}"
         )
+    if (saved.dtype == PACKED) != part.packed:
+        raise ValueError(
+            f"{where} was saved with rows of {saved.dtype}, but the model's are of {part.dtype}, "
+            "which no load converts: give it the dtype it was saved with"
+        )
     fresh: list[str] = []
     missing: list[str] = []
     state = _state_of(part, saved, optimizer_state, fresh, missing)
@@ -98,16 +112,27 @@ def _state_of(
     part: TablePart, saved: SavedTable, wanted: bool, fresh: list[str], missing: list[str]
 ) -> tuple[StateTensor, ...]:
     """The state tensors that are loaded: all of them, or none."""
-    optimizer = part.group.config.optimizer
-    if optimizer is None or not optimizer.state:
+    has_state = saved.optimizer is not None and bool(saved.optimizer["state"])
+    if part.trained == "later" and has_state and wanted:
+        assert saved.optimizer is not None
+        raise ValueError(
+            f"table {part.name!r} was saved with the optimizer {_shown(saved.optimizer)}, but the "
+            "model's has none yet: give it to one, such as SparseAdam, before it is loaded, or "
+            "give optimizer_state=False to load the rows alone"
+        )
+    optimizer = part.optimizer
+    if optimizer is None:
+        return ()
+    described = optimizer.description()
+    if not optimizer.state and not has_state:
         return ()
     if not wanted:
-        fresh.append("optimizer state")
+        if optimizer.state:
+            fresh.append("optimizer state")
         return ()
     if saved.optimizer is None:
         missing.append("optimizer state")
         return ()
-    described = optimizer.description()
     if _kinds(described) != _kinds(saved.optimizer):
         raise ValueError(
             f"table {part.name!r} was saved with the optimizer {_shown(saved.optimizer)}, but the "

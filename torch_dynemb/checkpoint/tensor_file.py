@@ -20,6 +20,8 @@ from torch_dynemb.checkpoint.entries import DTYPE_NAMES, DTYPES
 
 _ALIGNMENT = 4096
 _MOST_HEADER_BYTES = 1 << 28
+# what reading of JSON raises that is not as expected
+_MALFORMED = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 
 
 class StoredTensor(NamedTuple):
@@ -104,11 +106,12 @@ def sections_of(text: bytes, data_begin: int, file_bytes: int) -> dict[str, Stor
             shape = tuple(int(size) for size in entry["shape"])
             begin, end = (int(offset) for offset in entry["data_offsets"])
             result[name] = StoredTensor(dtype, shape, data_begin + begin)
-            if min(shape, default=0) < 0 or begin < 0 or end - begin != result[name].bytes:
+            possible = min(shape, default=0) >= 0 and math.prod(max(1, n) for n in shape) < 1 << 62
+            if not possible or begin < 0 or end - begin != result[name].bytes:
                 raise ValueError(f"{name!r} of shape {shape} would have bytes {begin} to {end}")
             if data_begin + end > file_bytes:
                 raise ValueError(f"{name!r} would end at byte {data_begin + end} of {file_bytes}")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except _MALFORMED as error:
         raise ValueError(f"its header cannot be read: {error!r}") from error
     return result
 

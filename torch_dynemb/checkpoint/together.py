@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
 
+from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import default_group, from_all_ranks
 
 T = TypeVar("T")
@@ -54,6 +55,19 @@ class Ranks(NamedTuple):
             if told is not None:
                 raise told from RuntimeError(f"raised on rank {rank}")
         return result  # type: ignore[return-value]
+
+    def agree(self, owner: str, **arguments: object) -> None:
+        """Checks that all ranks were given the same; all of them call it.
+
+        Args:
+            owner: what errors begin with.
+            **arguments: by name, of types whose values have one text.
+
+        Raises:
+            ValueError: they differ; on all ranks.
+        """
+        given = {Option("", name): comparable(value) for name, value in arguments.items()}
+        check_agreement(owner, given, self.group)
 
     def on_first(self, work: Callable[[], object]) -> None:
         """Does work on the first rank, while the others wait; all of them call it.

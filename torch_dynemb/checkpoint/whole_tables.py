@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch_dynemb.checkpoint.manifest import SavedTable
 from torch_dynemb.checkpoint.parts import IdSlots, TablePart
+
+if TYPE_CHECKING:  # which has its content checked here
+    from torch_dynemb.checkpoint.manifest import SavedTable
 
 
 class PartPlace(NamedTuple):
@@ -85,7 +87,7 @@ def check_same_ids(name: str, table: SavedTable) -> None:
     first = {(part.slots_begin, part.slots): part for part in table.first_parts}
     for part in table.parts:
         same = first[part.slots_begin, part.slots]
-        if (part.ids, part.ids_crc32c) != (same.ids, same.ids_crc32c):
+        if (part.ids, part.ids_crc32c, part.counted) != (same.ids, same.ids_crc32c, same.counted):
             raise RuntimeError(
                 f"checkpoint: table {name!r}: its column shards on ranks {same.rank} and "
                 f"{part.rank} have {same.ids} and {part.ids} ids, not the same ones: evictions "

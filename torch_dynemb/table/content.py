@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Meta, PolicyColumn, RowClock, Table
+from torch_dynemb.ops.columns import (
+    GENERATION_BITS,
+    Hyper,
+    Meta,
+    PolicyColumn,
+    RowClock,
+    Table,
+)
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import removal
 from torch_dynemb.table.lookup import find
-from torch_dynemb.table.rows import handle_rows, insert_or_assign
+from torch_dynemb.table.rows import handle_rows
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 _BATCH = 1 << 20
+_IDS_OF_A_CALL = 1 << 18  # whose scratch is then a few megabytes
 _LOOKUPS = [Table.FOUND, Table.MISSED, Table.REJECTED, Table.NOT_ADMITTED, Table.DEFAULT_SERVED]
 
 
@@ -100,7 +108,8 @@ def read_counts(tables: Tables, table: int) -> CountedIds | None:
 
 def clear(tables: Tables, table: int) -> None:
     """Removes all ids of a table, and those that wait for admission."""
-    removal.clear(tables, table)
+    for batch in exported(tables, table, _BATCH):
+        removal.erase(tables, table, batch.ids)
     if isinstance(
         tables.config.tables[table].policy.admission, AdmitFrequent | AdmitFrequentSketch
     ):
@@ -125,38 +134,133 @@ def write_content(
     """
     with held_back():
         try:
-            _replace(tables, table, content, counted, names)
+            replace_ids(tables, table, content.ids, counted, content.state)
+            write_rows(tables, table, RowBlock(content.ids, 0, *content[1:]), names)
         except BaseException:
             clear(tables, table)
             raise
 
 
-def _replace(
+# -- writing in pieces ---------------------------------------------------------------------------
+
+
+class RowBlock(NamedTuple):
+    """Some columns of some rows of a table, and what else is kept of their ids.
+
+    Attributes:
+        ids: int64 [n], every id once.
+        first_column: which column of the table the first one is.
+        rows: [n, columns].
+        state: optimizer state by name: [n, columns], or [n, 1] where a row has one value.
+        scores: int64 [n, words]; None: they stay as they are.
+    """
+
+    ids: Tensor
+    first_column: int
+    rows: Tensor
+    state: Mapping[str, Tensor]
+    scores: Tensor | None
+
+
+def check_ids(tables: Tables, table: int, ids: Tensor) -> None:
+    """Finds what would make :func:`replace_ids` fail, memory apart, before anything changes.
+
+    Args:
+        ids: int64 [n].
+
+    Raises:
+        ValueError: the table has too small a capacity, or ids has its padding id.
+    """
+    config = tables.config.tables[table]
+    bound = tables.config.capacity_bound(table)
+    if bound is not None and ids.numel() > bound:
+        raise ValueError(
+            f"table {config.name!r} has no room for {ids.numel()} ids, only for {bound}: give it "
+            "a larger capacity"
+        )
+    if config.padding_idx is not None and bool((ids == config.padding_idx).any()):
+        raise ValueError(
+            f"table {config.name!r} has the padding id {config.padding_idx}, which has no row, but "
+            "there is a row for it: give the table the padding_idx it was saved with"
+        )
+
+
+def replace_ids(
     tables: Tables,
     table: int,
-    content: TableContent,
+    ids: Tensor,
     counted: CountedIds | None,
-    names: Sequence[str],
+    given_state: Container[str],
 ) -> None:
+    """Gives a table other ids; :func:`write_rows` has to follow for all columns of all of them.
+
+    Nothing is undone after an error: the caller calls :func:`clear`.
+
+    Args:
+        ids: int64 [n], every id once.
+        counted: ids that wait for a row; None: none do.
+        given_state: names of the optimizer state that :func:`write_rows` will be given. What it
+            will not be given is that of new rows.
+
+    Raises:
+        RuntimeError: the table is full, or memory is short.
+    """
     clear(tables, table)
-    ops.grow_(tables.index, table, content.ids.numel())
+    ops.grow_(tables.index, table, ids.numel())
     if counted is not None and counted.ids.numel() > 0:
         write_counts(tables, table, counted)
-    if content.ids.numel() == 0:
+    slab = int(tables.index.meta[table, Meta.SLAB])
+    tensors = list(_state_tensors(tables, table).items())
+    fresh = [(k, tensor) for k, (name, tensor) in enumerate(tensors) if name not in given_state]
+    initial = float(tables.rows.hyper[table, Hyper.INITIAL_STATE]) if fresh else 0.0
+    rule = tables.config.layout.assign_rows[table : table + 1]
+    counters = tables.config.layout.counters[table]
+    # all ids before their scores, which could make them old enough for an eviction
+    for some in ids.split(_IDS_OF_A_CALL) if ids.numel() > 0 else ():
+        flat, offsets, features = one_table(tables, table, some)
+        handles = ops.find_or_insert_(tables.index, flat, offsets, None, features, rule)
+        if bool((handles < 0).any()):
+            # if a GPU has refused the ids, it says why here
+            tables.memory.end_step(tables.index, tables.rows)
+            raise RuntimeError(
+                f"table {tables.config.tables[table].name!r} has no room for {ids.numel()} "
+                "ids: give it a larger capacity"
+            )
+        numbers = handle_rows(handles)
+        generations = (handles & ((1 << GENERATION_BITS) - 1)).to(torch.int32)
+        _put(tables.rows.generations[slab], _run_of(numbers), generations)
+        for k, tensor in fresh:
+            tensor.index_fill_(0, numbers, initial if k == 0 else 0)
+        if counters is not None:  # ids that have a row wait no longer
+            ops.erase_(tables.index, flat, offsets, [counters])
+
+
+def write_rows(tables: Tables, table: int, block: RowBlock, names: Sequence[str]) -> None:
+    """Writes what belongs to ids that :func:`replace_ids` has given the table.
+
+    Args:
+        names: of the columns of ``block.scores``; see :func:`write_content`.
+    """
+    if block.ids.numel() == 0:
         return
-    insert_or_assign(tables, table, content.ids, content.rows)
-    flat, offsets, features = one_table(tables, table, content.ids)
-    handles = find(tables, flat, offsets, features).handles
-    if bool((handles < 0).any()):
-        raise RuntimeError(
-            f"table {tables.config.tables[table].name!r} has no room for {content.ids.numel()} "
-            "ids: give it a larger capacity"
-        )
-    numbers = handle_rows(handles)
+    flat, offsets, features = one_table(tables, table, block.ids)
+    numbers = handle_rows(find(tables, flat, offsets, features).handles)
+    slab = int(tables.index.meta[table, Meta.SLAB])
+    first = block.first_column
+    places = _run_of(numbers)
+    columns = slice(first, first + block.rows.shape[1])
+    _put(tables.rows.weights[slab][:, columns], places, block.rows)
     tensors = _state_tensors(tables, table)
-    for name, values in content.state.items():
+    for name, values in block.state.items():
         tensor = tensors[name]
-        tensor[numbers] = values.reshape(numbers.shape[0], *tensor.shape[1:])
+        if tensor.dim() == 1:
+            _put(tensor, places, values[:, 0])
+        elif tensor.shape[1] == values.shape[1]:
+            _put(tensor, places, values)
+        else:
+            _put(tensor[:, first : first + values.shape[1]], places, values)
+    if block.scores is None:
+        return
     for column, name in enumerate(names):
         if name not in score_names(tables, table):
             continue
@@ -165,9 +269,25 @@ def _replace(
             flat,
             offsets,
             features,
-            content.scores[:, column].contiguous(),
+            block.scores[:, column].contiguous(),
             word=tables.config.layout.score_words.index(name),
         )
+
+
+def _run_of(numbers: Tensor) -> Tensor | slice:
+    """Row numbers as a slice where they are consecutive, as those of new ids are."""
+    first, last = numbers[[0, -1]].tolist()
+    if last - first + 1 == numbers.numel() and bool((numbers[1:] > numbers[:-1]).all()):
+        return slice(first, last + 1)
+    return numbers
+
+
+def _put(target: Tensor, places: Tensor | slice, values: Tensor) -> None:
+    """Writes rows of a tensor."""
+    if isinstance(places, slice):
+        target[places] = values
+    else:
+        target.index_copy_(0, places, values.to(target.dtype))
 
 
 def write_counts(tables: Tables, table: int, counted: CountedIds) -> None:
@@ -215,13 +335,18 @@ def begin_step(tables: Tables) -> None:
 
 __all__ = [
     "CountedIds",
+    "RowBlock",
     "TableContent",
     "begin_step",
+    "check_ids",
+    "clear",
     "optimizer_steps",
     "read_content",
     "read_counts",
+    "replace_ids",
     "score_names",
     "set_optimizer_steps",
     "write_content",
     "write_counts",
+    "write_rows",
 ]

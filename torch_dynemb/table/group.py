@@ -374,7 +374,8 @@ class TableGroup:
         """Sets rows of ids, inserting those that are new; optimizer state of a new row is fresh.
 
         Admission does not apply, and exact counts of these ids are forgotten (a sketch cannot
-        forget one id); other ids are evicted where there is no room.
+        forget one id); other ids are evicted where there is no room. Where many batches of new ids
+        are to come, :meth:`reserve` grows the index for them once.
 
         Args:
             table: its number.

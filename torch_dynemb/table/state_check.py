@@ -42,12 +42,12 @@ def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> None:
     Args:
         entries: all, as :func:`torch_dynemb.table.state_entries.plain_entries` gives them.
     """
-    _check_counts("clock", entries["clock"][:CLOCK_HEAD])  # behind it are custom scores: any number
-    _check_counts("row_clock", entries["row_clock"])
-    _check_counts("sketch", entries["sketch"])
+    check_counts("clock", entries["clock"][:CLOCK_HEAD])  # behind it are custom scores: any number
+    check_counts("row_clock", entries["row_clock"])
+    check_counts("sketch", entries["sketch"])
     counters = [f"counts of {tables.config.names[t]}" for t in tables.config.layout.counter_tables]
-    _check_columns("tables", entries["tables"], Table, [*tables.config.names, *counters])
-    _check_columns("slabs", entries["slabs"], Slab, [slab.name for slab in tables.config.slabs])
+    check_columns("tables", entries["tables"], Table, [*tables.config.names, *counters])
+    check_columns("slabs", entries["slabs"], Slab, [slab.name for slab in tables.config.slabs])
     rows: list[list[Tensor]] = [[] for _ in tables.config.slabs]
     for t, table in enumerate(tables.config.tables):
         rows[tables.config.slab_of(t)].append(
@@ -60,7 +60,7 @@ def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> None:
         _check_rows(tables, entries, s, rows[s])
 
 
-def _check_counts(name: str, counts: Tensor) -> None:
+def check_counts(name: str, counts: Tensor) -> None:
     """0 to 2^62: far from overflow, whatever is added."""
     if counts.numel() == 0:
         return
@@ -82,7 +82,7 @@ def _most(values: Tensor) -> int:
     return int(values.max())
 
 
-def _check_columns(
+def check_columns(
     name: str, rows: Tensor, columns: Iterable[IntEnum], owners: Iterable[str]
 ) -> None:
     """Counts in the columns that mean something, 0 in the others."""
@@ -119,7 +119,7 @@ def _check_counters(tables: Tables, entries: Mapping[str, Tensor], t: int, entry
     keys, stored = _slots(tables, entries, t, entry)
     ids, counts = keys[stored > 0], stored[stored > 0]
     _check_found(tables, entries, t, entry, ids, counts)
-    _check_counts(entry, counts)
+    check_counts(entry, counts)
     if ids.unique().numel() != ids.numel():  # of rows, their handles would tell
         raise _index_damage(entry, "counts an id twice")
 
@@ -252,10 +252,10 @@ def _check_rows(
             f"{tables.rows.weights[s].shape[0]} that this module reserves: construct it with a "
             "larger max_rows, capacity or budget"
         )
-    _check_slab(tables, s, slab)
+    check_slab(tables, s, slab)
     for tensor in state:
         if tensor.dtype == torch.int32:
-            _check_counts(f"{prefix}.{tensor.name}", entries[f"{prefix}.{tensor.name}"])
+            check_counts(f"{prefix}.{tensor.name}", entries[f"{prefix}.{tensor.name}"])
     owned = torch.cat(handles)
     both = torch.cat([owned, free])
     rows = both >> GENERATION_BITS
@@ -274,7 +274,7 @@ def _check_rows(
     _check_generations(entry, entries[entry], rows, both, owned.numel(), damage)
 
 
-def _check_slab(tables: Tables, s: int, slab: list[int]) -> None:
+def check_slab(tables: Tables, s: int, slab: list[int]) -> None:
     """Rows whose memory has been checked, and the generation of rows given out next."""
     config = tables.config.slabs[s]
     used, committed = slab[Slab.NEXT_ROW], slab[Slab.COMMITTED_ROWS]
@@ -333,4 +333,4 @@ def _check_generations(
         raise damage(entry, "says that a free row is newer than its next owner")
 
 
-__all__ = ["check_content"]
+__all__ = ["check_columns", "check_content", "check_counts", "check_slab"]

@@ -13,8 +13,10 @@ from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
 )
+from torch_dynemb.torchrec.state import saved_parts as _saved_parts  # noqa: F401 - registers tables
 from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
 from torch_dynemb.torchrec.state.load_planner import LoadPlanner
+from torch_dynemb.torchrec.state.stager import Stager
 
 resolve_moved_modules(__name__)
 
@@ -28,6 +30,7 @@ __all__ = [
     "DynamicTableConstraints",
     "LoadPlanner",
     "LocalShard",
+    "Stager",
     "TableOptions",
     "collective_plan",
     "dynamic_enumerator",

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "cpu/index/one_writer.h"
@@ -17,6 +16,10 @@ constexpr int64_t kLineBytes = kBucketWords * static_cast<int64_t>(sizeof(int64_
 constexpr int64_t kHugePageBytes = int64_t{4} << 20;
 
 constexpr int64_t kSpreadBuckets = 16;  // taken out of the index together
+
+// One in so many slots holds, at the maximum load, an id that a growth by a quarter finds no place
+// for in its first bucket, or a few more.
+constexpr int64_t kRestShare = 8;
 
 // Moves the entries of buckets [begin, end) to their first buckets among `bucket_count`. The
 // address of a first bucket grows with the hash and with the number of buckets, so targets lie at
@@ -128,7 +131,7 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
   }
   std::sort(rest.begin(), rest.end(),
             [](const Entry& a, const Entry& b) { return a.order < b.order; });
-  place_entries(index, std::move(rest));
+  place_entries(index, entry_list(rest));
 }
 
 }  // namespace
@@ -164,8 +167,9 @@ void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
     const auto spread_parts = [&](int64_t part_begin, int64_t part_end) {
       for (int64_t p = first + part_begin; p < first + part_end; ++p) {
         const int64_t begin = view.bucket_count * p / parts;
-        for (int64_t end = view.bucket_count * (p + 1) / parts; end > begin;
-             end -= kSpreadBuckets) {
+        int64_t end = view.bucket_count * (p + 1) / parts;
+        rest[p].reserve(static_cast<size_t>((end - begin) * kBucketWidth / kRestShare));
+        for (; end > begin; end -= kSpreadBuckets) {
           spread_buckets(view, table, std::max(end - kSpreadBuckets, begin), end, bucket_count,
                          &rest[p]);
         }
@@ -175,18 +179,18 @@ void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
                    spread_parts);
     last = first;
   }
-  std::vector<Entry> entries;
+  EntryList entries;
   size_t count = 0;
   for (const auto& part : rest) count += part.size();
   entries.reserve(count);
   // in the order of moving: from the last bucket down
   for (auto part = rest.rbegin(); part != rest.rend(); ++part) {
-    entries.insert(entries.end(), part->begin(), part->end());
+    for (const Entry& entry : *part) entries.push_back(&entry);
   }
   row[kTableBucketCount] = bucket_count;
   row[kTableTombstones] = 0;
   ++row[kTableGrowths];
-  place_entries(index, std::move(entries));
+  place_entries(index, entries);
 }
 
 }  // namespace dynemb::cpu

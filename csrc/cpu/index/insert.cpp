@@ -263,7 +263,7 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
       ++index.table_row(counters)[kTableInserted];
     }
   }
-  place_entries(index, std::move(entries));
+  place_entries(index, entry_list(entries));
 }
 
 // Handles of the ids that were not found, and how often ids were found, missed and refused.

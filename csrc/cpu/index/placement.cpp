@@ -10,19 +10,18 @@ namespace {
 constexpr int64_t kLookahead = 16;
 
 // Runs one round over the entries and returns those that found no place, in order. `hash_of` gives
-// the hash whose high bits address the round's bucket; orders are less than `orders`.
+// the hash whose high bits address the round's bucket.
 template <class HashOf>
-std::vector<Entry> place_round(const std::vector<TableView>& tables, int64_t* reused,
-                               const std::vector<Entry>& entries, int64_t orders,
-                               const HashOf& hash_of) {
+EntryList place_round(const std::vector<TableView>& tables, int64_t* reused,
+                      const EntryList& entries, const HashOf& hash_of) {
   const int64_t count = static_cast<int64_t>(entries.size());
   const auto bucket_for = [&](const Entry& entry) {
     return bucket_of(hash_of(entry), tables[entry.table].bucket_count);
   };
+  EntryList rest;
   if (count < kParallelWork) {
-    std::vector<Entry> rest;
-    for (const Entry& entry : entries) {
-      if (!put_entry(tables[entry.table], bucket_for(entry), entry, &reused[entry.table])) {
+    for (const Entry* entry : entries) {
+      if (!put_entry(tables[entry->table], bucket_for(*entry), *entry, &reused[entry->table])) {
         rest.push_back(entry);
       }
     }
@@ -36,25 +35,30 @@ std::vector<Entry> place_round(const std::vector<TableView>& tables, int64_t* re
                : entry.table % kPartitions;
   };
   std::vector<int64_t> begin(kPartitions + 1, 0);
-  for (const Entry& entry : entries) ++begin[partition_of(entry) + 1];
+  for (const Entry* entry : entries) ++begin[partition_of(*entry) + 1];
   for (int64_t p = 0; p < kPartitions; ++p) begin[p + 1] += begin[p];
-  std::vector<Entry> sorted(count);
+  std::vector<int32_t> sorted(count);  // positions in `entries`
   std::vector<int64_t> next(begin.begin(), begin.end() - 1);
-  for (const Entry& entry : entries) sorted[next[partition_of(entry)]++] = entry;
+  for (int64_t i = 0; i < count; ++i) {
+    sorted[next[partition_of(*entries[i])]++] = static_cast<int32_t>(i);
+  }
   const int64_t table_count = static_cast<int64_t>(tables.size());
-  std::vector<std::vector<Entry>> rest(kPartitions);
+  std::vector<uint8_t> left(count, 0);  // by position: the entry has found no place
   std::vector<int64_t> reused_by(kPartitions * table_count, 0);
   parallel_units(kPartitions, count, [&](int64_t part_begin, int64_t part_end) {
     for (int64_t p = part_begin; p < part_end; ++p) {
       for (int64_t i = begin[p]; i < begin[p + 1]; ++i) {
+        if (i + 2 * kLookahead < begin[p + 1]) {
+          __builtin_prefetch(entries[sorted[i + 2 * kLookahead]]);
+        }
         if (i + kLookahead < begin[p + 1]) {
-          const Entry& ahead = sorted[i + kLookahead];
+          const Entry& ahead = *entries[sorted[i + kLookahead]];
           prefetch_line(tables[ahead.table].line(bucket_for(ahead)));
         }
-        const Entry& entry = sorted[i];
+        const Entry& entry = *entries[sorted[i]];
         if (!put_entry(tables[entry.table], bucket_for(entry), entry,
                        &reused_by[p * table_count + entry.table])) {
-          rest[p].push_back(entry);
+          left[sorted[i]] = 1;
         }
       }
     }
@@ -62,24 +66,28 @@ std::vector<Entry> place_round(const std::vector<TableView>& tables, int64_t* re
   for (int64_t p = 0; p < kPartitions; ++p) {
     for (int64_t t = 0; t < table_count; ++t) reused[t] += reused_by[p * table_count + t];
   }
-  return merge_by_order(rest, orders);
+  for (int64_t i = 0; i < count; ++i) {
+    if (left[i] != 0) rest.push_back(entries[i]);
+  }
+  return rest;
 }
 
 }  // namespace
 
-std::vector<Entry> merge_by_order(const std::vector<std::vector<Entry>>& lists, int64_t orders) {
-  std::vector<const Entry*> by_order(orders, nullptr);
-  size_t count = 0;
+EntryList merge_by_order(const std::vector<std::vector<Entry>>& lists, int64_t orders) {
+  EntryList merged(orders, nullptr);
   for (const auto& list : lists) {
-    for (const Entry& entry : list) by_order[entry.order] = &entry;
-    count += list.size();
+    for (const Entry& entry : list) merged[entry.order] = &entry;
   }
-  std::vector<Entry> merged;
-  merged.reserve(count);
-  for (const Entry* entry : by_order) {
-    if (entry != nullptr) merged.push_back(*entry);
-  }
+  merged.erase(std::remove(merged.begin(), merged.end(), nullptr), merged.end());
   return merged;
+}
+
+EntryList entry_list(const std::vector<Entry>& entries) {
+  EntryList list;
+  list.reserve(entries.size());
+  for (const Entry& entry : entries) list.push_back(&entry);
+  return list;
 }
 
 bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
@@ -99,24 +107,22 @@ bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
   return false;
 }
 
-void place_entries(const IndexArgs& index, std::vector<Entry> entries) {
+void place_entries(const IndexArgs& index, const EntryList& entries) {
   std::vector<TableView> tables;
   tables.reserve(index.table_count);
   for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
   std::vector<int64_t> reused(index.table_count, 0);
-  const int64_t orders = static_cast<int64_t>(entries.size());
-  for (int64_t i = 0; i < orders; ++i) entries[i].order = static_cast<int32_t>(i);
-  entries =
-      place_round(tables, reused.data(), entries, orders, [](const Entry& e) { return e.hash; });
-  entries = place_round(tables, reused.data(), entries, orders,
-                        [](const Entry& e) { return second_hash(e.hash); });
-  for (size_t i = 0; i < entries.size(); ++i) {
-    if (i + kLookahead < entries.size()) {
-      const Entry& ahead = entries[i + kLookahead];
+  EntryList rest =
+      place_round(tables, reused.data(), entries, [](const Entry& e) { return e.hash; });
+  rest =
+      place_round(tables, reused.data(), rest, [](const Entry& e) { return second_hash(e.hash); });
+  for (size_t i = 0; i < rest.size(); ++i) {
+    if (i + kLookahead < rest.size()) {
+      const Entry& ahead = *rest[i + kLookahead];
       const TableView& table = tables[ahead.table];
       prefetch_line(table.line(ProbeSequence(ahead.hash, table.bucket_count).at(2)));
     }
-    const Entry& entry = entries[i];
+    const Entry& entry = *rest[i];
     const TableView& table = tables[entry.table];
     const ProbeSequence sequence(entry.hash, table.bucket_count);
     int64_t probe = 2;

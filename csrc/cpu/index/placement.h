@@ -19,8 +19,14 @@ struct Entry {
   int64_t score[kMaxScoreWords];
 };
 
-// The entries of all lists in ascending order; orders are less than `orders`.
-std::vector<Entry> merge_by_order(const std::vector<std::vector<Entry>>& lists, int64_t orders);
+// Entries in the order of their placement. They stay where they are: one takes more than a line.
+using EntryList = std::vector<const Entry*>;
+
+// The entries of all lists in ascending order; orders are distinct and less than `orders`.
+EntryList merge_by_order(const std::vector<std::vector<Entry>>& lists, int64_t orders);
+
+// The entries in the order in which they lie.
+EntryList entry_list(const std::vector<Entry>& entries);
 
 // Puts the entry into the bucket's first free slot, empty or tombstone, and counts the latter;
 // false if there is none.
@@ -30,7 +36,7 @@ bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
 // Puts every entry into a free slot of its table: first candidate buckets, then second candidates
 // for the rest, then the buckets after them. Within a round a bucket takes its entries in the order
 // given, so the result does not depend on the number of threads. Keys must be distinct, absent, and
-// few enough to fit. Orders are set to positions in `entries`.
-void place_entries(const IndexArgs& index, std::vector<Entry> entries);
+// few enough to fit. Orders are not read.
+void place_entries(const IndexArgs& index, const EntryList& entries);
 
 }  // namespace dynemb::cpu

@@ -443,7 +443,8 @@ class HashTable(OptimizedLater):
         if saved != self.slice:
             error_msgs.append(
                 f"{prefix.rstrip('.') or 'HashTable'}: the state is of {saved}, but the table has "
-                f"{self.slice}: load each rank's own state, on as many ranks as have saved it"
+                f"{self.slice}: load each rank's own state, on as many ranks as have saved it, or "
+                "save and load with torch_dynemb.checkpoint, on any number of ranks"
             )
             return
         others = {name: t for name, t in state_dict.items() if name != prefix + SLICE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -65,6 +66,13 @@ class OptimizedLater(TableModule):
                 "SparseAdam(filter_out_sparse_param(model))"
             )
         return super().optimizer
+
+    @property
+    def trained(self) -> Literal["now", "later", "never"]:
+        """When its rows are trained: it may have no optimizer yet, or at all."""
+        if not self.trainable:
+            return "never"
+        return "now" if self._has_optimizer else "later"
 
     def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
         """Gives the rows an optimizer; pending gradients stay.

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import PLAN, ModulePlan, TablePlan
 from torch_dynemb.torchrec.sharding.batches import copied
@@ -106,6 +107,10 @@ class DynamicPart:
         )
 
         def save(module: Any, destination: dict[str, Any], start: str, _: Any) -> None:
+            if leaves_tables_out():
+                for name in state.shown:
+                    destination.pop(start + name, None)
+                return
             if env.output_dtensor:
                 raise NotImplementedError(
                     "state_dict: dynamic tables are saved as ShardedTensor, not as DTensor: leave "

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.distributed.types import (
+    ParameterSharding,
+    ShardingEnv,
+    ShardingEnv2D,
+    ShardingType,
+)
 
 from torch_dynemb.distributed.agreement import (
     Described,
@@ -52,6 +57,20 @@ def check_where(owner: str, env: ShardingEnv | None, device: torch.device | None
         raise ValueError(
             f"{owner}: device is 'meta', which has no memory for rows: the module may be on meta, "
             "but give DistributedModelParallel device=torch.device('cpu') or a CUDA device"
+        )
+
+
+def check_one_world(
+    owner: str, env: ShardingEnv, shardings: Mapping[str, ParameterSharding]
+) -> None:
+    """Raises ValueError for dynamic tables of several groups of ranks, as in DMPCollection."""
+    dynamic = [name for name, sharding in shardings.items() if is_dynamic(sharding)]
+    if dynamic and isinstance(env, ShardingEnv2D):
+        raise ValueError(
+            f"{owner}: env is a ShardingEnv2D, but tables {dynamic} are dynamic, of which every "
+            "group of ranks would train its own diverging copy: give DistributedModelParallel "
+            "ShardingEnv.from_process_group(torch.distributed.group.WORLD), or make the tables "
+            "static"
         )
 
 
@@ -145,4 +164,4 @@ def _in_backward(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-__all__ = ["check_plan", "check_ranks_agree", "check_where"]
+__all__ = ["check_one_world", "check_plan", "check_ranks_agree", "check_where"]

@@ -14,7 +14,12 @@ from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
-from torch_dynemb.torchrec.planning.plan_checks import check_plan, check_ranks_agree, check_where
+from torch_dynemb.torchrec.planning.plan_checks import (
+    check_one_world,
+    check_plan,
+    check_ranks_agree,
+    check_where,
+)
 
 # Where the sharded module puts a TablePlan in the fused_params of a table.
 PLAN = "dynamic"
@@ -153,6 +158,7 @@ def module_plan(
     )
     names = [config.name for config in configs]
     check_plan(owner, names, shardings)
+    check_one_world(owner, env, shardings)
     pooled_after = use_index_dedup and owner == "EmbeddingBagCollection"
     return ModulePlan(
         options_by_table(

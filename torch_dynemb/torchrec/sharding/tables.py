@@ -208,9 +208,8 @@ class ShardTables(TableModule):
             pooled: (B, sum of dims); with a batch size per feature, flat: rank after rank, feature
             after feature. Not pooled: (N, dim), feature after feature, or rank after rank.
         """
-        # in split mode, it may be the next micro-batch of a step
-        if self._in_step and not self._group.config.split and self.learns():
-            self.end_step()
+        if self.learns():
+            self.end_begun_step()
         ids = features.values().to(torch.int64).contiguous()
         if self.routing.parts > 1:
             ids = ops.unmix_ids(ids, parts=self.routing.parts, part=self.routing.part)
@@ -241,6 +240,11 @@ class ShardTables(TableModule):
         """
         self._in_step = False
         self.optimizer.step(now=now)
+
+    def end_begun_step(self) -> None:
+        """Ends the step of a backward before this, unless it may go on with a micro-batch."""
+        if self._in_step and not self._group.config.split:
+            self.end_step()
 
     def _bags_of(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         return self._lookup(

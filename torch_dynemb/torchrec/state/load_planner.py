@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from torch_dynemb.torchrec.state.shard_places import placement_of
 class LoadPlanner(DefaultLoadPlanner):
     """Loads the entries of dynamic tables with as many rows as the checkpoint has.
 
-    Every rank reads an equal part of the rows, whoever owns them; ``model.load_state_dict`` sends
-    them to their owners. Other entries are loaded as by DefaultLoadPlanner.
+    Where as many ranks share the rows of a table as did when it was saved, each reads what it owns.
+    Otherwise every rank reads about an equal part of the rows, whoever owns them, and
+    ``model.load_state_dict`` sends them to their owners. Other entries are loaded as by
+    DefaultLoadPlanner.
 
     Args:
         process_group: of the ranks that load; default: all.
@@ -49,17 +52,19 @@ class LoadPlanner(DefaultLoadPlanner):
         assert metadata is not None
         # in the nested dicts themselves: the base class flattens them, more than once
         flat, mappings = flatten_state_dict(state_dict)
-        found = (key.removesuffix("weight_id") for key in flat)
-        tables = [start for start in found if f"{start}layout" in flat]
-        for key, value in flat.items():
+        tables = table_prefixes(flat)
+        owners = {table: _owners_of(flat, table) for table in tables}
+        for key in list(flat):
+            value = flat.pop(key)  # so that the memory of what is replaced is free at once
             entry = metadata.state_dict_metadata.get(key)
-            if not any(key.startswith(table) for table in tables):
-                continue
-            if isinstance(entry, TensorStorageMetadata):  # else the base class says what is missing
-                set_element(state_dict, mappings[key], self._resized(value, entry))
+            table = next((start for start in tables if key.startswith(start)), None)
+            # what is missing, the base class says
+            if table is not None and isinstance(entry, TensorStorageMetadata):
+                resized = self._resized(value, entry, owners[table])
+                set_element(state_dict, mappings[key], resized)
         super().set_up_planner(state_dict, metadata, is_coordinator)
 
-    def _resized(self, value: Any, entry: TensorStorageMetadata) -> Any:
+    def _resized(self, value: Any, entry: TensorStorageMetadata, owners: list[int]) -> Any:
         """An empty entry of the saved size; its rows are spread over the ranks."""
         dtype = entry.properties.dtype
         if not isinstance(value, ShardedTensor):
@@ -68,14 +73,15 @@ class LoadPlanner(DefaultLoadPlanner):
         ranks, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
         rows, columns = entry.size
         device = _device_of(value, process_group)
+        members = dist.get_process_group_ranks(process_group)
+        known = set(owners) <= set(members)  # else the table is sharded over other ranks
+        parts = rows_by_rank(entry, [members.index(of) for of in owners] if known else [], ranks)
         shards, local = [], []
-        for r in range(ranks):
-            of_rank = rows_of(r, ranks, rows)
+        for r, of_rank in enumerate(parts):
             if not of_rank and (rows > 0 or r > 0):
                 continue  # a ShardedTensor has at least one shard, also of no rows
-            holder = r if process_group is None else dist.get_global_rank(process_group, r)
             size = [len(of_rank), columns]
-            metadata = ShardMetadata([of_rank.start, 0], size, placement_of(holder, device))
+            metadata = ShardMetadata([of_rank.start, 0], size, placement_of(members[r], device))
             shards.append(metadata)
             if r == rank:
                 empty = torch.empty(size, dtype=dtype, device=device)
@@ -85,6 +91,59 @@ class LoadPlanner(DefaultLoadPlanner):
             ShardedTensorMetadata(shards, torch.Size([rows, columns]), TensorProperties(dtype)),
             process_group=process_group,
         )
+
+
+def table_prefixes(flat: dict[str, Any]) -> list[str]:
+    """What the names of the entries of each dynamic table begin with.
+
+    Args:
+        flat: a state dict without nested dicts.
+    """
+    found = (key.removesuffix("weight_id") for key in flat)
+    return [start for start in found if f"{start}layout" in flat]
+
+
+def _owners_of(flat: dict[str, Any], table: str) -> list[int]:
+    """The ranks that have the parts of a table's rows; empty where its columns are sharded, too.
+
+    Args:
+        flat: the entries of the model that loads, which may have no rows.
+        table: what the names of its entries begin with.
+    """
+    bucket, weight = flat.get(f"{table}bucket"), flat.get(f"{table}weight")
+    if not isinstance(bucket, ShardedTensor) or not isinstance(weight, ShardedTensor):
+        return []
+    if len({shard.shard_offsets[1] for shard in weight.metadata().shards_metadata}) > 1:
+        return []
+    parts = sorted(bucket.metadata().shards_metadata, key=lambda shard: shard.shard_offsets[0])
+    ranks = [shard.placement.rank() for shard in parts if shard.placement is not None]
+    return [rank for rank in ranks if rank is not None]
+
+
+def rows_by_rank(entry: TensorStorageMetadata, owners: list[int], ranks: int) -> list[range]:
+    """The rows of an entry that each rank reads.
+
+    A rank that reads a part of a saved piece reads the whole file of it, so cuts are made where
+    pieces end if that is near.
+
+    Args:
+        entry: of a checkpoint; its chunks are what one rank has saved.
+        owners: the ranks of the parts of the table now; empty: of no use.
+    """
+    rows = entry.size[0]
+    ends = sorted({chunk.offsets[0] + chunk.sizes[0] for chunk in entry.chunks})
+    if len(owners) == 1 or (owners and len(set(owners)) == len(owners) == len(ends)):
+        pieces = [rows] if len(owners) == 1 else ends
+        result = [range(0)] * ranks
+        for owner, begin, end in zip(owners, [0, *pieces], pieces, strict=False):
+            result[owner] = range(begin, end)
+        return result
+    cuts = [0]
+    for rank in range(ranks):
+        cut = rows_of(rank, ranks, rows).stop
+        nearest = min(ends, key=lambda end: abs(end - cut), default=cut)
+        cuts.append(nearest if 4 * ranks * abs(nearest - cut) <= rows else cut)
+    return [range(begin, end) for begin, end in itertools.pairwise(cuts)]
 
 
 def _device_of(value: ShardedTensor, process_group: dist.ProcessGroup | None) -> torch.device:
@@ -97,4 +156,4 @@ def _device_of(value: ShardedTensor, process_group: dist.ProcessGroup | None) ->
     return torch.device(kind, torch.accelerator.current_device_index())
 
 
-__all__ = ["LoadPlanner"]
+__all__ = ["LoadPlanner", "rows_by_rank", "table_prefixes"]

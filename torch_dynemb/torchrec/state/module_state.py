@@ -23,25 +23,24 @@ from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import (
     begin_step,
+    check_ids,
+    clear,
     optimizer_steps,
     read_content,
     read_counts,
+    replace_ids,
     set_optimizer_steps,
-    write_content,
+    write_rows,
 )
+from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.state import recount
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.tables import row_dtype_of
+from torch_dynemb.torchrec.state.entry_checks import check_entries, is_entry, missing_entries
 from torch_dynemb.torchrec.state.shard_places import Place, places_of
-from torch_dynemb.torchrec.state.table_load import (
-    Loaded,
-    TableLoad,
-    check_entries,
-    is_entry,
-    missing_entries,
-)
+from torch_dynemb.torchrec.state.table_load import TableLoad
 from torch_dynemb.torchrec.state.table_state import (
     Layout,
     LocalTable,
@@ -85,6 +84,11 @@ class ModuleState:
             config.name: _shape_of(config, plan, places_of(shardings[config.name]))
             for config in configs
         }
+
+    @property
+    def shown(self) -> list[str]:
+        """Names, in the module's state dict, of the parameters without rows."""
+        return [f"{self._prefix}{name}.weight" for name in self._shapes]
 
     # -- saving ---------------------------------------------------------------------------------
 
@@ -167,10 +171,14 @@ class ModuleState:
     ) -> None:
         """Takes the tables' entries out of a state dict and replaces the tables by them.
 
-        Tables stay as they are where an entry is wrong, or missing and ``strict``. Where a table's
-        ``weight`` has nothing beside it, its rows are those of ids 0, 1, ...: the state of a static
-        table.
+        Tables stay as they are where an entry is wrong, or missing and ``strict``, and where tables
+        are left out of state dicts. Where a table's ``weight`` has nothing beside it, its rows are
+        those of ids 0, 1, ...: the state of a static table.
         """
+        if leaves_tables_out():
+            for name, parameter in self._parameters.items():
+                state_dict[f"{prefix}{self._prefix}{name}.weight"] = parameter.detach()
+            return
         given: dict[str, dict[str, Any]] = {}
         for name in self._shapes:
             start = f"{prefix}{self._prefix}{name}."
@@ -216,23 +224,29 @@ class ModuleState:
             error_msgs += errors
             return
         given = {name: found for name, found in given.items() if "weight" in found}
-        moved = {}
+        loads: dict[str, TableLoad] = {}
         try:
             for name, found in given.items():
-                load = TableLoad(
+                loads[name] = TableLoad(
                     self._shapes[name],
                     found,
                     layouts[name],
                     process_group=self._process_group,
                     device=self._device,
                 )
-                moved[name] = load.run()
+                loads[name].check()
+            self._raise_together(self._unfit(loads))
         except ValueError as error:
             error_msgs.append(str(error))
             return
         with held_back():  # all tables together: what was read and sent by now can be interrupted
-            for name, loaded in moved.items():
-                self._write(self._shapes[name], loaded, layouts[name])
+            try:
+                self._replace(loads, layouts)
+            except BaseException:
+                for name in loads:
+                    for local in self._local(self._shapes[name]):
+                        clear(local.group.tables, local.table)
+                raise
 
     def _differences_of_ranks(self, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """What ranks were given differently; they would wait for each other."""
@@ -243,22 +257,65 @@ class ModuleState:
             return [str(error)]
         return []
 
-    def _write(self, shape: TableShape, loaded: dict[Place, Loaded], layout: Layout | None) -> None:
-        for local in self._local(shape):
-            group, table = local.group, local.table
-            content, counted = loaded[local.place]
-            saved_scores = layout is not None and content.scores.shape[1] > 0
-            names = layout.scores if layout is not None and saved_scores else ()
-            write_content(group.tables, table, content, counted, names)
-            fresh = layout is None or (shape.optimizer.state and not content.state)
-            steps = 0 if layout is None or fresh else layout.optimizer_steps
-            set_optimizer_steps(group.tables, table, steps)
-            if layout is not None:
-                group.index.clock[Clock.STEP] = max(
-                    int(group.index.clock[Clock.STEP]), layout.clock
-                )
-            begin_step(group.tables)
-            recount(group.tables)
+    def _unfit(self, loads: Mapping[str, TableLoad]) -> str:
+        """Why ids cannot be those of the tables of this rank; empty: they can."""
+        try:
+            for name, load in loads.items():
+                for local in self._local(self._shapes[name]):
+                    check_ids(local.group.tables, local.table, load.arriving[local.place].ids)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _raise_together(self, error: str) -> None:
+        """Raises ValueError on all ranks if one has an error."""
+        errors = from_all_ranks(error, self._process_group)
+        found = [f"{text} (rank {rank})" for rank, text in enumerate(errors) if text]
+        if found:
+            raise ValueError("; ".join(found))
+
+    def _replace(
+        self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
+    ) -> None:
+        """Writes all tables. After an error they are not whole; it is raised on all ranks."""
+        error = ""
+        try:
+            for name, load in loads.items():
+                for local in self._local(self._shapes[name]):
+                    ids, counted = load.arriving[local.place]
+                    tables, table = local.group.tables, local.table
+                    replace_ids(tables, table, ids, counted, load.state_names)
+        except RuntimeError as raised:
+            error = str(raised)
+        try:
+            self._raise_together(error)
+        except ValueError as raised:
+            raise RuntimeError(f"{raised}; the tables are empty now") from None
+        for name, load in loads.items():
+            shape, layout = self._shapes[name], layouts[name]
+            local_tables = {local.place: local for local in self._local(shape)}
+            for place, block in load.blocks():
+                local = local_tables[place]
+                names = layout.scores if layout is not None else ()
+                write_rows(local.group.tables, local.table, block, names)
+            for local in local_tables.values():
+                _set_clocks(local, shape, layout, load)
+
+
+def _set_clocks(
+    local: LocalTable, shape: TableShape, layout: Layout | None, load: TableLoad
+) -> None:
+    """After the rows of a table were replaced: what it counts goes on where the saved one was."""
+    tables = local.group.tables
+    fresh = layout is None or (shape.optimizer.state and not load.state_names)
+    set_optimizer_steps(
+        tables, local.table, 0 if layout is None or fresh else layout.optimizer_steps
+    )
+    if layout is not None:
+        clock = local.group.index.clock
+        clock[Clock.STEP] = max(int(clock[Clock.STEP]), layout.clock)
+    begin_step(tables)
+    recount(tables)
 
 
 def _shape_of(config: Any, plan: ModulePlan, places: list[Place]) -> TableShape:

@@ -1,0 +1,86 @@
+"""A model with everything that a checkpoint has, and what it holds as tensors by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from seeding import seeded
+from torch import Tensor, nn
+
+import torch_dynemb as td
+from torch_dynemb.ops.columns import GENERATION_BITS
+from torch_dynemb.table import state as table_state
+
+
+class WholeModel(nn.Module):
+    """Two groups of tables with every score, counts, a sketch and state, and a dense part.
+
+    Args:
+        optimizer: of the tables; default: Adam with steps by row.
+        capacity: of the first table.
+    """
+
+    def __init__(
+        self, optimizer: td.optim.OptimizerConfig | None = None, *, capacity: int = 40
+    ) -> None:
+        super().__init__()
+        optimizer = td.Adam(lr=0.1, row_steps=True) if optimizer is None else optimizer
+        torch.manual_seed(5)
+        scored = td.Policy(score=("frequency", "timestamp", "custom"), capacity=capacity, ttl=100)
+        self.tables = td.DynamicEmbeddingBagCollection(
+            [
+                td.TableConfig("scored", 4, policy=scored),
+                td.TableConfig("counted", 4, policy=td.Policy(admission=td.AdmitFrequent(2))),
+                td.TableConfig(
+                    "sketched", 8, policy=td.Policy(admission=td.AdmitFrequentSketch(2, 64))
+                ),
+            ],
+            optimizer=optimizer,
+            max_rows=200,
+        )
+        self.tables.group.set_batch_score(0, 5)
+        self.bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), max_rows=200, name="bag")
+        self.dense = nn.Linear(20, 2)
+
+    def train_steps(self, steps: range) -> None:
+        """Steps whose batches depend on their numbers alone."""
+        for step in steps:
+            generator = seeded(step)
+            ids = {
+                name: torch.randint(0, 60, (10, 2), generator=generator)
+                for name in self.tables.feature_names
+            }
+            more = self.bag(torch.randint(0, 60, (10, 2), generator=generator))
+            (self.dense(torch.cat([self.tables(ids), more], 1)).sum()).backward()
+            self.tables.optimizer.step(now=1000 + step)
+            self.bag.optimizer.step()
+            with torch.no_grad():
+                for parameter in self.dense.parameters():
+                    parameter -= 0.01 * parameter.grad
+                    parameter.grad = None
+        self.tables.group.erase(0, torch.arange(0, 60, 7))
+
+
+def content(model: WholeModel) -> dict[str, Any]:
+    """Copies of all that a model holds, but for rows that no id has."""
+    result = dict(model.dense.state_dict(prefix="dense."))
+    result = {name: value.clone() for name, value in result.items()}
+    for kind, group in (("tables", model.tables.group), ("bag", model.bag.group)):
+        state = table_state.save(group.tables)
+        slabs = [slab.name for slab in group.config.slabs]
+        for slab in slabs:
+            free = state[f"{slab}.free_rows"] >> GENERATION_BITS
+            for name in state:
+                if name.startswith(f"{slab}.") and name != f"{slab}.free_rows":
+                    state[name][free] = 0
+        result.update((f"{kind}.{name}", value) for name, value in state.items())
+    return result
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two contents are the same, bit for bit."""
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
+        for name, value in one.items()
+    )

@@ -1,0 +1,101 @@
+"""Where one rank fails or is given something else, all ranks raise, and nothing is half done."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from checkpoint_models import Kind, whole_tables
+from checkpoint_steps import (
+    How,
+    failed_load,
+    failed_save,
+    given_differently,
+    load_model,
+    save_model,
+)
+from ranks import Ranks
+
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
+KINDS = (
+    Kind("by_rows", ("row_wise", "row_wise"), "counted"),
+    Kind("by_columns", ("column_wise", "column_wise"), "times"),
+    Kind("moved", ("row_wise", "table_wise")),
+)
+ROOM = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch_dynemb.checkpoint.disk.Disk.create",
+        "torch_dynemb.checkpoint.disk.Disk.write",
+        "torch_dynemb.checkpoint.disk.Disk.sync",
+        "torch_dynemb.checkpoint.save.write_group",
+    ],
+)
+def test_a_rank_that_cannot_write(two_ranks: Ranks, tmp_path: Path, target: str) -> None:
+    path = tmp_path / "saved"
+    saved = two_ranks.run(save_model, KINDS, 0, "adam", str(path), range(2))
+    content = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    for raised, unchanged in two_ranks.run(failed_save, KINDS, str(path), target, ROOM):
+        assert raised.startswith("OSError: [Errno 28] No space left on device")
+        assert unchanged
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == content
+    assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]
+    loaded = two_ranks.run(load_model, KINDS, 1, "adam", str(path), How())
+    before, after = (whole_tables([of.shards for of in found]) for found in (saved, loaded))
+    for name, table in before.items():
+        assert (table.ids == after[name].ids).all()
+        assert (table.values["rows"] == after[name].values["rows"]).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "before_changes"),
+    [
+        ("torch_dynemb.checkpoint.load.check_file", True),
+        ("torch_dynemb.checkpoint.load.plan_of", True),
+        ("torch_dynemb.checkpoint.load_part.SavedRows.whole", True),
+        ("torch_dynemb.checkpoint.saved_rows.SavedRows.ranges", False),
+        ("torch_dynemb.checkpoint.load_group.recount", False),
+    ],
+)
+def test_a_rank_that_cannot_read(
+    two_ranks: Ranks, tmp_path: Path, target: str, before_changes: bool
+) -> None:
+    path = str(tmp_path / "saved")
+    two_ranks.run(save_model, KINDS, 0, "adam", path, range(2))
+    error = OSError(errno.EIO, "Input/output error")
+    for filled in (True, False) if "check_file" not in target else (True,):
+        found = two_ranks.run(failed_load, KINDS, path, target, error, filled)
+        for raised, unchanged, sizes in found:
+            assert raised == "OSError: [Errno 5] Input/output error"
+            assert unchanged == (before_changes or not filled)
+            if not before_changes or not filled:
+                assert set(sizes) == {0}
+
+
+def test_ranks_that_are_given_different_things(two_ranks: Ranks, tmp_path: Path) -> None:
+    path = str(tmp_path / "saved")
+    first, second = two_ranks.run(given_differently, KINDS, path)
+    assert first == second
+    same = "the ranks share the tables, so give all of them the same"
+    assert first == {
+        "path": f"ValueError: checkpoint.save: path differs between ranks: '{path} of 0' on rank "
+        f"0; '{path} of 1' on rank 1: {same}",
+        "asynchronous": "ValueError: checkpoint.save: asynchronous differs between ranks: False on "
+        f"rank 0; True on rank 1: {same}",
+        "no path": "TypeError: checkpoint.save: path is 5, expected a str or a Path",
+        "no model": "TypeError: checkpoint.save: model is {}, expected a torch.nn.Module",
+        "no tables": "ValueError: checkpoint: table 'bags.by_rows' has no ids of slots 1 to 2 on "
+        "ranks [0]: all ranks that share the table call it, together",
+        "path of load": f"FileNotFoundError: {path}- is no checkpoint: there is nothing",
+        "strict": "ValueError: checkpoint.load: strict differs between ranks: True on rank 0; "
+        f"False on rank 1: {same}",
+        "no tables of load": first["no tables"],
+        "optimizer_state": "ValueError: checkpoint.load: optimizer_state differs between ranks: "
+        f"True on rank 0; False on rank 1: {same}",
+    }
+    assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]

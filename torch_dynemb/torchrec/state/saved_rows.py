@@ -1,0 +1,244 @@
+"""What a rank brings of the saved rows of a dynamic table: views of its entries, and their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from torch_dynemb.distributed.owners import rows_of
+from torch_dynemb.distributed.ranks import RankGroup
+from torch_dynemb.ops.columns import MAX_COUNT, STEP_AGES
+from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.torchrec.state.shard_places import Place
+from torch_dynemb.torchrec.state.table_state import (
+    Layout,
+    TableShape,
+    splits_by_column,
+    state_bounds,
+    state_key,
+)
+
+
+class Columns(NamedTuple):
+    """Columns [begin, end) of rows."""
+
+    begin: int
+    end: int
+
+
+class Rows(NamedTuple):
+    """Ids and, by entry, what belongs to them.
+
+    Attributes:
+        ids: int64 [n].
+        values: by entry: [n, columns].
+    """
+
+    ids: Tensor
+    values: dict[str, Tensor]
+
+    def blocks(self, size: int) -> Iterator[Rows]:
+        """Views of at most ``size`` rows each."""
+        for begin in range(0, self.ids.shape[0], size):
+            end = begin + size
+            values = {name: value[begin:end] for name, value in self.values.items()}
+            yield Rows(self.ids[begin:end], values)
+
+
+class _Tile(NamedTuple):
+    """Part of an entry: its values, and where they begin."""
+
+    first_row: int
+    first_column: int
+    values: Tensor
+
+    def columns(self, columns: Columns) -> Tensor | None:
+        """Some columns; None: the tile lacks them."""
+        begin, end = columns.begin - self.first_column, columns.end - self.first_column
+        return self.values[:, begin:end] if begin >= 0 and end <= self.values.shape[1] else None
+
+
+def _tiles(value: Tensor | ShardedTensor, ranks: RankGroup) -> list[_Tile]:
+    """What this rank brings of an entry."""
+    if isinstance(value, ShardedTensor):
+        return [
+            _Tile(
+                shard.metadata.shard_offsets[0],
+                shard.metadata.shard_offsets[1],
+                shard.tensor.detach(),
+            )
+            for shard in value.local_shards()
+        ]
+    # a whole tensor, which all ranks have: each brings an equal part
+    rows = rows_of(ranks.rank, ranks.size, value.shape[0])
+    return [_Tile(rows.start, 0, value.detach()[rows.start : rows.stop])]
+
+
+class SavedRows:
+    """The saved rows of a table that this rank has, by saved column shard.
+
+    Args:
+        shape: of the table now.
+        entries: as :func:`save_table` made them, sharded by rows in any way; or ``weight`` alone,
+            rows of ids 0, 1, ...
+        layout: what was saved with them; None: ``weight`` alone.
+
+    Attributes:
+        columns: of the saved column shards.
+        state: the optimizer state that was saved: all that the table has, or none.
+    """
+
+    def __init__(
+        self,
+        shape: TableShape,
+        entries: Mapping[str, Any],
+        layout: Layout | None,
+        ranks: RankGroup,
+    ) -> None:
+        self._shape = shape
+        self._layout = layout
+        self._tiles = {
+            name: _tiles(value, ranks) for name, value in entries.items() if name != "layout"
+        }
+        # all of it or nothing, says check_entries
+        self.state: list[StateTensor] = [
+            tensor
+            for tensor in shape.optimizer.state
+            if layout is not None and state_key(tensor.name) in entries
+        ]
+        first = (0,) if layout is None else layout.first_columns
+        ends = (*first[1:], shape.embedding_dim)
+        self.columns = [Columns(*bounds) for bounds in zip(first, ends, strict=True)]
+        self._split = {"weight"} | {
+            state_key(tensor.name) for tensor in self.state if splits_by_column(tensor)
+        }
+
+    def rows(self) -> list[list[Rows]]:
+        """Rows by saved column shard.
+
+        Raises:
+            ValueError: entries lack rows, or hold what no training leaves.
+        """
+        return [self._rows("weight_id", k, self._entries(k)) for k in range(len(self.columns))]
+
+    def counted(self) -> list[list[Rows]]:
+        """Ids without a row, by saved column shard, with the entry ``count``; empty: none saved.
+
+        Raises:
+            ValueError: as :meth:`rows`.
+        """
+        if not self._shape.counted or "count_id" not in self._tiles:
+            return []
+        return [
+            self._rows("count_id", k, {"count": Columns(k, k + 1)})
+            for k in range(len(self.columns))
+        ]
+
+    def none(self, k: int) -> Rows:
+        """No rows, of the columns and dtypes that a saved column shard has."""
+        dtypes = {"weight": self._shape.dtype, "metadata": torch.int64}
+        dtypes |= {state_key(tensor.name): tensor.dtype for tensor in self.state}
+        values = {
+            name: torch.empty((0, columns.end - columns.begin), dtype=dtypes[name])
+            for name, columns in self._entries(k).items()
+        }
+        return Rows(torch.empty(0, dtype=torch.int64), values)
+
+    def cut(self, rows: Rows, begin: int, end: int) -> Rows:
+        """Some columns of the rows of a saved column shard."""
+        values = {
+            name: value[:, begin:end] if name in self._split else value
+            for name, value in rows.values.items()
+        }
+        return rows._replace(values=values)
+
+    def _entries(self, k: int) -> dict[str, Columns]:
+        """The entries of a saved column shard, with its columns in them."""
+        entries = {"weight": self.columns[k]}
+        if self._layout is None:
+            return entries
+        for tensor in self.state:
+            entries[state_key(tensor.name)] = self._state_columns(tensor, k)
+        words = len(self._layout.scores)
+        if words > 0 and "metadata" in self._tiles:
+            entries["metadata"] = Columns(k * words, (k + 1) * words)
+        return entries
+
+    def _state_columns(self, tensor: StateTensor, k: int) -> Columns:
+        saved = [
+            Place(number, columns.begin, columns.end - columns.begin, 0, 0)
+            for number, columns in enumerate(self.columns)
+        ]
+        begin, width = state_bounds(tensor, saved)[k]
+        return Columns(begin, begin + width)
+
+    def _rows(self, id_entry: str, k: int, entries: Mapping[str, Columns]) -> list[Rows]:
+        found = []
+        named = next(iter(entries))
+        for tile in self._tiles[named]:
+            if tile.columns(entries[named]) is None:
+                continue
+            count = tile.values.shape[0]
+            if self._layout is None:
+                ids = torch.arange(
+                    tile.first_row, tile.first_row + count, device=tile.values.device
+                )
+            else:
+                ids = self._rows_of(id_entry, tile, Columns(k, k + 1))[:, 0]
+            values = {}
+            for name, columns in entries.items():
+                values[name] = self._rows_of(name, tile, columns)
+                self._check_values(name, values[name])
+            found.append(Rows(ids, values))
+        return found
+
+    def _check_values(self, name: str, values: Tensor) -> None:
+        """Raises ValueError for what no training leaves, and training could not go on from.
+
+        Args:
+            values: [n, columns] of an entry.
+        """
+        ranges = []
+        if name == "count":
+            ranges = [("counts", values, 1)]
+        elif name == "metadata" and self._layout is not None:
+            words = dict(zip(self._layout.scores, values.unbind(1), strict=True))
+            # an eviction takes a negative step for a claim; other scores may be any numbers
+            oldest = max(0, self._layout.clock - STEP_AGES + 1)
+            counted = {"step": ("steps", oldest), "frequency": ("frequencies", 0)}
+            ranges = [
+                (what, words[word], least)
+                for word, (what, least) in counted.items()
+                if word in words
+            ]
+        elif name != "weight" and values.dtype == torch.int32:
+            ranges = [("steps of rows", values, 0)]
+        for what, numbers, least in ranges:
+            if numbers.numel() == 0:
+                continue
+            low, high = int(numbers.min()), int(numbers.max())
+            most = {"counts": (1 << 31) - 1, "steps": (1 << 63) - 1}.get(what, MAX_COUNT)
+            if low < least or high > most:
+                raise ValueError(
+                    f"{name} has {low if low < least else high}, expected {what} from {least} to "
+                    f"{most}"
+                )
+
+    def _rows_of(self, name: str, like: _Tile, columns: Columns) -> Tensor:
+        """The rows of a tile in another entry."""
+        for tile in self._tiles.get(name, []):
+            same = (tile.first_row, tile.values.shape[0]) == (like.first_row, like.values.shape[0])
+            found = tile.columns(columns) if same else None
+            if found is not None:
+                return found
+        raise ValueError(
+            f"{name} lacks rows {like.first_row} to {like.first_row + like.values.shape[0]} and "
+            f"columns {columns.begin} to {columns.end}"
+        )
+
+
+__all__ = ["Columns", "Rows", "SavedRows"]
