@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch_dynemb.checkpoint.entries import NO_GROUP
 from torch_dynemb.checkpoint.lines import aligned, in_bytes, optimizer_name
 from torch_dynemb.checkpoint.load_rest import dense_shapes
-from torch_dynemb.checkpoint.manifest import NO_GROUP, SavedFile, SavedPart, SavedTable
+from torch_dynemb.checkpoint.manifest import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.reader import Checkpoint
 
 

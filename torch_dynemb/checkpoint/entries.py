@@ -22,6 +22,8 @@ WEIGHT = "weight"  # [n, columns]
 COUNT = "count"  # int64 [n], of an id that waits for admission
 SKETCH = "sketch"  # int32 [rows, width]
 
+NO_GROUP = -1  # the number of the group of a part whose ids and rows have no places
+
 # Entries of a group's file: the state of tables that were one group, apart from ids and rows.
 GROUP_TABLES = "tables"
 GROUP_SLABS = "slabs"
@@ -142,6 +144,7 @@ __all__ = [
     "HANDLE",
     "ID",
     "MANIFEST",
+    "NO_GROUP",
     "PACKED",
     "SKETCH",
     "SLOT",

@@ -19,6 +19,7 @@ from torch_dynemb.checkpoint.entries import (
     GROUP_TABLES,
     HANDLE,
     ID,
+    NO_GROUP,
     SLOT,
     WEIGHT,
     free_rows_entry,
@@ -28,9 +29,9 @@ from torch_dynemb.checkpoint.entries import (
 )
 from torch_dynemb.checkpoint.group_state import check_handles, read_group_state
 from torch_dynemb.checkpoint.load_part import Stream
-from torch_dynemb.checkpoint.manifest import NO_GROUP, Manifest, SavedGroup, SavedPart
+from torch_dynemb.checkpoint.manifest import Manifest, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import TablePart
-from torch_dynemb.checkpoint.saved_rows import COUNTED, SavedRows, kinds_of
+from torch_dynemb.checkpoint.saved_rows import COUNTED, SLOTS, SavedRows, kinds_of
 from torch_dynemb.checkpoint.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.table_plan import TablePlan
 from torch_dynemb.ops.columns import (
@@ -331,11 +332,11 @@ class ExactLoad:
         where = f"{saved.where} with counts of admission: it"
         if file is not None and own is not None:
             folder, checked = self._stream.folder, self._stream.checked
-            with SavedRows(folder, [file], checked=checked, kinds=COUNTED) as rows:
+            with SavedRows(folder, [file], checked=checked, kinds={**COUNTED, **SLOTS}) as rows:
                 ids, counts = (rows.whole(name) for name in (ID, COUNT))
                 rows.finish()
             # of column shards, each lays out its index on its own
-            with SavedRows(folder, [own], checked=checked, kinds={SLOT: COUNTED[SLOT]}) as rows:
+            with SavedRows(folder, [own], checked=checked, kinds=SLOTS) as rows:
                 slots = rows.whole(SLOT)
                 rows.finish()
             check_waiting(where, ids, counts)

@@ -17,8 +17,6 @@ from torch_dynemb.checkpoint.manifest_check import check_manifest
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, FileSums, sums_of_bytes
 
-NO_GROUP = -1  # of a part: see SavedPart.group
-
 _MOST_BYTES = 1 << 30
 
 
@@ -299,7 +297,6 @@ def _rest_of(rest: dict[str, Any]) -> SavedRest:
 
 
 __all__ = [
-    "NO_GROUP",
     "Manifest",
     "SavedEntry",
     "SavedFile",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from torch_dynemb.checkpoint.entries import NO_GROUP
 from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
 from torch_dynemb.ops.columns import MAX_COUNT, SKETCH_ROWS, TABLE_COLUMNS
 
@@ -143,7 +144,7 @@ def _check_part(where: str, part: SavedPart, table: SavedTable, groups: int) -> 
     _number(f"{where}slots_end", part.slots_end, least=part.slots_begin + 1, most=part.slots)
     _number(f"{where}ids", part.ids)
     _number(f"{where}ids_crc32c", part.ids_crc32c, most=_MOST_CRC)
-    _number(f"{where}group", part.group, most=groups - 1)
+    _number(f"{where}group", part.group, least=NO_GROUP, most=groups - 1)
     _number(f"{where}number", part.number)
     _numbers(f"{where}counters", part.counters)
     if len(part.counters) != TABLE_COLUMNS:

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.disk import Disk
-from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, counts_file, sketch_file
+from torch_dynemb.checkpoint.entries import COUNT, ID, NO_GROUP, SKETCH, counts_file, sketch_file
 from torch_dynemb.checkpoint.manifest import (
-    NO_GROUP,
     Manifest,
     SavedFile,
     SavedPart,

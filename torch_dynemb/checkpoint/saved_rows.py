@@ -14,6 +14,7 @@ from torch_dynemb.checkpoint.entries import (
     COUNT,
     HANDLE,
     ID,
+    NO_GROUP,
     SLOT,
     WEIGHT,
     score_entry,
@@ -49,7 +50,9 @@ class TensorKind(NamedTuple):
 
 _NOTHING: Mapping[str, TensorKind] = MappingProxyType({})
 _INT64 = TensorKind((torch.int64,))
-COUNTED: Mapping[str, TensorKind] = MappingProxyType({ID: _INT64, COUNT: _INT64, SLOT: _INT64})
+# of files of ids that wait for admission: what all have, and what says where the ids stood
+COUNTED: Mapping[str, TensorKind] = MappingProxyType({ID: _INT64, COUNT: _INT64})
+SLOTS: Mapping[str, TensorKind] = MappingProxyType({SLOT: _INT64})
 
 
 def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[str, TensorKind]:
@@ -61,11 +64,10 @@ def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[s
         words: scores that are wanted.
     """
     dtype = getattr(torch, table.dtype)
-    kinds = {
-        SLOT: TensorKind((torch.int32, torch.int64)),
-        HANDLE: _INT64,
-        WEIGHT: TensorKind((dtype,), (part.columns,)),
-    }
+    kinds = {WEIGHT: TensorKind((dtype,), (part.columns,))}
+    if part.group != NO_GROUP:
+        kinds[SLOT] = TensorKind((torch.int32, torch.int64))
+        kinds[HANDLE] = _INT64
     if part.first_column == 0:
         kinds[ID] = _INT64
         kinds.update((score_entry(word), _INT64) for word in words)
@@ -190,4 +192,4 @@ def _check_tensors(
             )
 
 
-__all__ = ["COUNTED", "PIECE_BYTES", "SavedRows", "TensorKind", "kinds_of"]
+__all__ = ["COUNTED", "PIECE_BYTES", "SLOTS", "SavedRows", "TensorKind", "kinds_of"]

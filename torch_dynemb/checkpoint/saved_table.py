@@ -69,6 +69,7 @@ class CheckpointTable:
         ids: how many ids it has.
         counted: how many ids wait for admission.
         seed: from which initial values are drawn.
+        padding_idx: the id that has no row; None: all ids may have one.
         optimizer: its name, and by state tensor name, whether it has one value for each row, and
             dtype; None: the table was not trained.
         hyper: hyper-parameters of the optimizer, as lists of numbers.
@@ -84,7 +85,7 @@ class CheckpointTable:
         self.dtype: torch.dtype = getattr(torch, saved.dtype)
         self.ids = saved.ids
         self.counted = sum(part.counted for part in saved.first_parts)
-        self.seed = saved.seed
+        self.seed, self.padding_idx = saved.seed, saved.padding_idx
         self.optimizer: Mapping[str, Any] | None = saved.optimizer
         self.hyper: Mapping[str, Any] = saved.hyper
         self.scores = tuple(saved.scores)
