@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_dynemb as td
+from torch_dynemb import checkpoint
 from torch_dynemb.checkpoint.parts import TablePart, tables_of
 from torch_dynemb.ops.columns import GENERATION_BITS
 
@@ -145,3 +146,19 @@ def _column_shards(module: ColumnShards, path: str) -> Iterable[TablePart]:
     for k, shard in enumerate(module.shards):
         first = sum(module.dims[:k])
         yield TablePart(path or "shards", shard.group, 0, sum(module.dims), first)  # type: ignore[arg-type]
+
+
+class RowPart(nn.Module):
+    """What a rank of several has of tables that are dealt out by ids."""
+
+    def __init__(self, tables: td.DynamicEmbeddingBagCollection, rank: int, ranks: int) -> None:
+        super().__init__()
+        self.tables = tables
+        self.ids = checkpoint.IdSlots(rank, rank + 1, ranks)
+
+
+@tables_of(RowPart)
+def _row_part(module: RowPart, path: str) -> Iterable[TablePart]:
+    for table, config in enumerate(module.tables.group.config.tables):
+        name, dim = checkpoint.table_name(path, config.name), config.embedding_dim
+        yield TablePart(name, module.tables.group, table, dim, 0, module.ids)

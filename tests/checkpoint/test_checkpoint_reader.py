@@ -281,6 +281,25 @@ def test_missing_short_and_foreign_files(path: Path, tmp_path: Path) -> None:
             assert len(list(saved.tables["tables.ads"].batches(100))) > 0  # which is as it was
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read(
+    model: nn.ModuleDict, tmp_path: Path
+) -> None:
+    path = tmp_path / "saved"
+    checkpoint.save(path, model)
+    saved = checkpoint.open(path)
+    table = saved.tables["tables.users"]
+    batches = table.batches(10)
+    first = next(batches)
+    other = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+    checkpoint.save(path, other)
+    rest = list(batches)  # of files that are open, and are there as long
+    assert sum(batch.ids.numel() for batch in [first, *rest]) == table.ids
+    for read in (lambda: list(table.batches(10)), saved.verify, saved.dense):
+        with pytest.raises(RuntimeError, match="was replaced or removed while it was read"):
+            read()
+    saved.close()
+
+
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is no checkpoint"):
         checkpoint.open(tmp_path / "absent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from checkpoint_content import (
     ColumnShards,
+    RowPart,
     group_content,
     same,
     saved_content,
@@ -115,6 +117,32 @@ def test_a_model_loads_it(path: Path, model: nn.ModuleDict, tmp_path: Path) -> N
     assert same(found["tables.items"].counts, before["tables.items"].counts)
     assert same(found["tables.ads"].sketch, before["tables.ads"].sketch)
     assert same(*[of["top"].state_dict() for of in (model, twin)])
+
+
+def test_a_rank_reads_its_own_files_only(path: Path, model: nn.ModuleDict, tmp_path: Path) -> None:
+    checkpoint.reshard(path, tmp_path / "out", parts=3)
+    with checkpoint.open(tmp_path / "out") as saved:
+        parts = {
+            name.removeprefix("tables."): table.parts
+            for name, table in saved.manifest.tables.items()
+        }
+    for rank in range(3):
+        shutil.copytree(tmp_path / "out", tmp_path / f"for{rank}")
+        others = [part for of in parts.values() for part in of if part.rank != rank]
+        files = [file for part in others for file in (*part.rows, part.counts) if file is not None]
+        assert len(files) == 2 * (4 + 1)  # rows of four tables, and counts
+        for file in files:
+            (tmp_path / f"for{rank}" / file.path).unlink()
+        twin = trained_model(steps=1, ids=10)
+        twin["tables"] = RowPart(twin["tables"], rank, 3)  # type: ignore[arg-type]
+        checkpoint.load(tmp_path / f"for{rank}", twin)
+        for number, name in enumerate(("users", "items", "ads")):
+            whole = group_content(model["tables"].group, number)
+            own = ops.id_owners(whole.ids, parts=3, slots=3) == rank
+            found = group_content(twin["tables"].tables.group, number)
+            assert torch.equal(found.ids, whole.ids[own])
+            assert torch.equal(found.rows, whole.rows[own])
+            assert found.ids.numel() == parts[name][rank].ids > 50
 
 
 def test_counters_and_steps_go_on(path: Path, model: nn.ModuleDict, tmp_path: Path) -> None:

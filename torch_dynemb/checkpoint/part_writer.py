@@ -112,20 +112,21 @@ class PartWriter:
             tensors.append(TensorShape(state_entry(of.name), of.dtype, shape))
         return tensors
 
-    def append(self, batch: SavedBatch) -> None:
+    def append(self, batch: SavedBatch, places: Tensor) -> None:
         """Writes the next rows.
 
         Args:
-            batch: ids of the part, with whole rows, all scores and all state.
+            batch: whole rows, with all scores and all state.
+            places: int64 [n], which of its ids are the part's.
 
         Raises:
             OSError: the disk is full, or fails.
         """
-        begin, count = 0, batch.ids.numel()
+        begin, count = 0, places.numel()
         while begin < count:
             file = self._file or self._next_file()
             end = min(count, begin + self._rows - self._written)
-            self._append(file, batch, slice(begin, end))
+            self._append(file, batch, places[begin:end])
             self._written += end - begin
             if self._written == self._rows:
                 self._end_file()
@@ -140,19 +141,20 @@ class PartWriter:
         self._file = self._to.create(self._name, self._tensors(self._rows))
         return self._file
 
-    def _append(self, file: ScatteredFile, batch: SavedBatch, rows: slice) -> None:
+    def _append(self, file: ScatteredFile, batch: SavedBatch, places: Tensor) -> None:
         columns = self.part.columns
-        ids = batch.ids[rows].contiguous()
+        ids = batch.ids[places]
         self.ids_crc32c = ops.crc32c(ids, self.ids_crc32c)
         if columns.start == 0:
             file.append(ID, ids)
             for k, word in enumerate(batch.score_names):
-                file.append(score_entry(word), batch.scores[rows, k].contiguous())
-        file.append(WEIGHT, batch.rows[rows, columns.start : columns.stop].contiguous())
+                file.append(score_entry(word), batch.scores[:, k].index_select(0, places))
+        weights = batch.rows[:, columns.start : columns.stop]
+        file.append(WEIGHT, weights.index_select(0, places))
         for name, values in batch.state.items():
             at = self.part.state_columns[name]
-            own = values[rows] if at is None else values[rows, at]
-            file.append(state_entry(name), own.contiguous())
+            own = values if at is None else values[:, at]
+            file.append(state_entry(name), own.index_select(0, places))
 
     def _end_file(self) -> None:
         assert self._file is not None

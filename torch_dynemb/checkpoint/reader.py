@@ -17,7 +17,7 @@ from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
 from torch_dynemb.checkpoint.places import checked_path, locate
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.saved_table import CheckpointFiles, CheckpointTable
-from torch_dynemb.checkpoint.summed_files import SummedReader
+from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
 
 
 class Checkpoint:
@@ -53,17 +53,36 @@ class Checkpoint:
 
     @contextmanager
     def _opened(self, rows: CheckedRows) -> Iterator[CheckedRows]:
-        self._check_open()
         self._readers.append(rows)
         try:
-            yield rows
+            with self._reading():
+                yield rows
         finally:
             self._readers = [of for of in self._readers if of is not rows]
             rows.close()
 
-    def _check_open(self) -> None:
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Tells files of another checkpoint, which has taken the place of this one, from damage."""
         if self._closed:
             raise ValueError(f"checkpoint {self.folder} is closed: open it again to read of it")
+        try:
+            yield
+        except DamagedFileError as error:
+            if self._replaced():
+                raise RuntimeError(
+                    f"checkpoint {self.folder} was replaced or removed while it was read: open it "
+                    "again"
+                ) from error
+            raise
+
+    def _replaced(self) -> bool:
+        try:
+            return read_manifest(self.folder).uuid != self.uuid
+        except FileNotFoundError:
+            return True
+        except (OSError, DamagedFileError):
+            return False
 
     def dense(self) -> dict[str, Any]:
         """What the model has beside tables, put together from the shards of all ranks.
@@ -75,9 +94,10 @@ class Checkpoint:
         Raises:
             DamagedFileError: a file is damaged or missing.
             ValueError: the checkpoint is closed.
+            RuntimeError: another one has taken its place.
         """
-        self._check_open()
-        return read_all(self.folder, self.manifest.dense)
+        with self._reading():
+            return read_all(self.folder, self.manifest.dense)
 
     @property
     def state(self) -> Any:
@@ -85,8 +105,8 @@ class Checkpoint:
 
         It is read anew each time. A damaged file raises DamagedFileError.
         """
-        self._check_open()
-        return read_state(self.folder, self.manifest.state)
+        with self._reading():
+            return read_state(self.folder, self.manifest.state)
 
     def verify(self, *, progress: bool | None = None) -> None:
         """Reads every file once and compares it with what was written.
@@ -97,12 +117,13 @@ class Checkpoint:
         Raises:
             DamagedFileError: a file is damaged or missing; the message names it and says why.
             ValueError: the checkpoint is closed.
+            RuntimeError: another one has taken its place.
         """
-        self._check_open()
-        files = {file.path: file for file in self.manifest.files()}.values()
+        files = self.manifest.files()
         buffer = torch.empty(max((of.block_bytes for of in files), default=0), dtype=torch.uint8)
         total = sum(file.bytes for file in files)
-        with progress_bar(f"verifying {self.folder.name}", total, progress) as bar:
+        bars = progress_bar(f"verifying {self.folder.name}", total, progress)
+        with self._reading(), bars as bar:
             for file in files:
                 reader = SummedReader(self.folder / file.path, file.sums)
                 try:

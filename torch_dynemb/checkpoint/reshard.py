@@ -36,7 +36,7 @@ from torch_dynemb.checkpoint.reader import Checkpoint
 from torch_dynemb.checkpoint.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.save import finish_folder
 from torch_dynemb.checkpoint.saved_rows import PIECE_BYTES
-from torch_dynemb.checkpoint.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.saved_table import CheckpointTable
 from torch_dynemb.checkpoint.sketches import combined_sketch
 from torch_dynemb.checkpoint.summed_files import SummedReader, SummedWriter
 from torch_dynemb.checkpoint.tensor_file import TensorShape
@@ -314,9 +314,8 @@ def _write_rows(files: TensorFiles, split: _Split, progress: Progress) -> list[P
             size = max(1, PIECE_BYTES // table.row_bytes)
             for batch in table.batches(size):
                 for number, places in _dealt(split.owners(batch.ids), numbers):
-                    of_part = _taken(batch, places)
                     for writer in writers[number]:
-                        writer.append(of_part)
+                        writer.append(batch, places)
                     progress(places.numel() * table.row_bytes)
             for writer in (of for number in numbers for of in writers[number]):
                 writer.finish()
@@ -341,16 +340,6 @@ def _dealt(owners: Tensor, numbers: range) -> Iterator[tuple[int, Tensor]]:
     ):
         if begin < end:
             yield number, order[begin:end]
-
-
-def _taken(batch: SavedBatch, places: Tensor) -> SavedBatch:
-    """Some ids of a batch."""
-    return batch._replace(
-        ids=batch.ids[places],
-        rows=batch.rows[places],
-        state={name: values[places] for name, values in batch.state.items()},
-        scores=batch.scores[places],
-    )
 
 
 def _write_counts(files: TensorFiles, split: _Split) -> list[SavedFile]:

@@ -131,6 +131,7 @@ class CheckpointTable:
         Raises:
             TypeError, ValueError: a wrong argument.
             DamagedFileError: a file is damaged or missing; the iterator raises it.
+            RuntimeError: another checkpoint has taken its place; the iterator raises it.
 
         Example:
             >>> import tempfile, torch, torch_dynemb as td
@@ -204,6 +205,7 @@ class CheckpointTable:
         Raises:
             TypeError, ValueError: a wrong argument.
             DamagedFileError: a file is damaged or missing; the iterator raises it.
+            RuntimeError: another checkpoint has taken its place; the iterator raises it.
         """
         size = integer("id_batches: size", size, least=1)
         return self._columns([part.rows for part in self._saved.first_parts], (ID,), size, _only)
@@ -220,6 +222,7 @@ class CheckpointTable:
         Raises:
             TypeError, ValueError: a wrong argument.
             DamagedFileError: a file is damaged or missing; the iterator raises it.
+            RuntimeError: another checkpoint has taken its place; the iterator raises it.
         """
         size = integer("counts: size", size, least=1)
         files = [[part.counts] for part in self._saved.first_parts if part.counts is not None]
