@@ -17,8 +17,7 @@ class SaveHandle:
     """A save that is done, or goes on in a thread; :func:`torch_dynemb.checkpoint.save` makes it.
 
     A program that ends waits for it. Call :meth:`wait` before, all the same: who ends without, ends
-    well although the save may have failed, which then is only logged. Ranks call it before they
-    destroy their process group, too, through which they agree that the checkpoint is whole.
+    well although the save may have failed, which then is only logged.
 
     Args:
         path: of the checkpoint.
