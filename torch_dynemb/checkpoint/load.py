@@ -19,6 +19,7 @@ from torch_dynemb.checkpoint.load_rest import read_dense, read_state
 from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import checked_path, locate
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.summed_files import check_file
 from torch_dynemb.checkpoint.table_plan import OnMissingState, TablePlan, plan_of
@@ -64,6 +65,7 @@ class LoadReport(NamedTuple):
     unexpected: tuple[str, ...]
 
 
+@plain_torch()
 def load(
     path: str | PathLike[str],
     model: nn.Module,
