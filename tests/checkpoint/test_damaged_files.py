@@ -7,39 +7,22 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import damage
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from whole_model import WholeModel, content, same
+from whole_model import KINDS, WholeModel, content, make, same, save_trained, whole_state
 
 from torch_dynemb import checkpoint
 from torch_dynemb.checkpoint.entries import MANIFEST
 
 pytestmark = pytest.mark.any_device
 
-KINDS = ("empty", "empty and other", "filled", "filled and other")
-
-
-def make(kind: str) -> WholeModel:
-    """A model that takes rows where they were, or elsewhere, into empty or filled tables."""
-    model = WholeModel(other="other" in kind)
-    if "filled" in kind:
-        model.train_steps(range(7, 9))
-    return model
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = WholeModel()
-    model.train_steps(range(3))
-    folder = tmp_path_factory.mktemp("saved") / "last"
-    checkpoint.save(folder, model, state={"epoch": 3, "more": torch.arange(10)})
-    return folder
+    return save_trained(tmp_path_factory.mktemp("saved") / "last")
 
 
 def reads(kind: str, file: Path) -> bool:
@@ -51,14 +34,6 @@ def reads(kind: str, file: Path) -> bool:
     if file.parent.name == "groups":
         return "other" not in kind
     return kind != "empty" or not file.name.startswith("sketch")
-
-
-def whole_state(model: WholeModel) -> dict[str, Any]:
-    """Copies of everything, rows that no id has included."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value
-        for name, value in model.state_dict().items()
-    }
 
 
 class Refusing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from seeding import seeded
 from torch import Tensor, nn
 
 import torch_dynemb as td
+from torch_dynemb import checkpoint
 from torch_dynemb.ops.columns import GENERATION_BITS
 from torch_dynemb.table import state as table_state
 
@@ -90,3 +92,30 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
         for name, value in one.items()
     )
+
+
+def whole_state(model: WholeModel) -> dict[str, Any]:
+    """Copies of everything, rows that no id has included."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in model.state_dict().items()
+    }
+
+
+KINDS = ("empty", "empty and other", "filled", "filled and other")
+
+
+def make(kind: str) -> WholeModel:
+    """A model that takes rows where they were, or elsewhere, into empty or filled tables."""
+    model = WholeModel(other="other" in kind)
+    if "filled" in kind:
+        model.train_steps(range(7, 9))
+    return model
+
+
+def save_trained(folder: Path) -> Path:
+    """Saves a trained model with state of its program; returns the folder."""
+    model = WholeModel()
+    model.train_steps(range(3))
+    checkpoint.save(folder, model, state={"epoch": 3, "more": torch.arange(10)})
+    return folder
