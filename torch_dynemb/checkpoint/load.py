@@ -210,6 +210,8 @@ def _load_tables(
         except BaseException:
             with held_back():
                 _each(loads, "give_back")
+                if any(load.cleared for load in loads):
+                    _each(loads, "clear")  # better none of them than some
             raise
     return loads
 

@@ -268,7 +268,7 @@ class _Files:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if isinstance(error, Exception) and not isinstance(error, OSError | DamagedFileError):
+            if isinstance(error, ValueError) and not isinstance(error, DamagedFileError):
                 self.finish()  # what was read may be wrong because a file is damaged: that is told
         finally:
             self.close()

@@ -169,7 +169,7 @@ class SavedRows:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if isinstance(error, Exception) and not isinstance(error, OSError | DamagedFileError):
+            if isinstance(error, ValueError) and not isinstance(error, DamagedFileError):
                 self.finish()  # what was read may be wrong because a file is damaged: that is told
         finally:
             self.close()
