@@ -17,7 +17,7 @@ from whole_model import KINDS, WholeModel, content, make, same, save_trained, wh
 from torch_dynemb import checkpoint
 from torch_dynemb.checkpoint.entries import MANIFEST
 
-pytestmark = pytest.mark.any_device
+pytestmark = pytest.mark.cpu_only("is about files, which are read into memory of the CPU")
 
 
 @pytest.fixture(scope="module")
