@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from lookups import option
 from rank_steps import batch, features, insert_content
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import torch_dynemb as td
 from torch_dynemb.checkpoint import LoadReport
 from torch_dynemb.recis import (
+    DynamicEmbedding,
     EmbeddingEngine,
     FilterHook,
     HashTable,
@@ -127,3 +129,21 @@ def raw(model: nn.Module) -> list[dict[str, Tensor]]:
 def with_options(**changes: Any) -> HashTable:
     """A table of whole or partial ids."""
     return HashTable([4], initializer=td.Normal(), device=torch.get_default_device(), **changes)
+
+
+def one_group_each(rank: int, path: str) -> list[Any]:
+    """Engines of a rank alone beside a default group: what a save of both together raises, and
+    what each loads of its own."""
+    groups = [dist.new_group([r]) for r in range(dist.get_world_size())]
+    torch.manual_seed(5)
+    modules = [DynamicEmbedding(option(pg=groups[rank])) for _ in range(2)]
+    modules[0](torch.arange(4 + rank)[:, None])
+    try:
+        td.checkpoint.save(path, modules[0])
+        raised = "nothing"
+    except ValueError as error:
+        raised = str(error)
+    own = f"{path} of {rank}"
+    td.checkpoint.save(own, modules[0], process_group=groups[rank])
+    report = td.checkpoint.load(own, modules[1], process_group=groups[rank])
+    return [raised, report.tables["item"].ids, modules[1].hashtable.ids().tolist()]

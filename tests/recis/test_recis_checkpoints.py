@@ -11,6 +11,7 @@ from engine_checkpoints import (
     Trained,
     contents,
     load_engine,
+    one_group_each,
     save_engine,
     with_options,
 )
@@ -118,6 +119,17 @@ def test_names_are_those_of_modules_and_children(tmp_path: Path) -> None:
         "table.b",
     ]
     assert report.tables["single.single"].ids == 4
+
+
+def test_ranks_with_tables_of_their_own(two_ranks: Ranks, tmp_path: Path) -> None:
+    for rank, (raised, ids, loaded) in enumerate(
+        two_ranks.run(one_group_each, str(tmp_path / "saved"))
+    ):
+        assert raised == (
+            "checkpoint: table 'item' has the same ids on ranks 0 and 1, which are no parts of one "
+            "table: give process_group=, the ranks that share their tables"
+        )
+        assert (ids, loaded) == (4 + rank, list(range(4 + rank)))
 
 
 def test_an_optimizer_before_and_after_the_load(tmp_path: Path) -> None:

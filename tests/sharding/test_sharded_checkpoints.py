@@ -20,7 +20,17 @@ from checkpoint_models import (
     train_unsharded,
     whole_tables,
 )
-from checkpoint_steps import Found, How, load_model, names_of, refused_load, same, save_model
+from checkpoint_steps import (
+    Found,
+    How,
+    load_model,
+    names_of,
+    pending_gradients,
+    refused_load,
+    same,
+    save_model,
+    steps_that_nobody_ends,
+)
 from ranks import Ranks
 from sharded_models import BAG_SHARDINGS
 
@@ -296,6 +306,29 @@ def test_sketches_are_added_and_resized(two_ranks: Ranks, tmp_path: Path) -> Non
         bags = [bags_of(names_of(kinds), step)[kind.name] for step in range(MORE.stop)]
         ids, counts = torch.cat([bag for of in bags for bag in of]).unique(return_counts=True)
         assert torch.isin(ids[counts >= 2], trained[kind.name].ids).all(), kind.name
+
+
+def test_a_step_that_nobody_has_ended(two_ranks: Ranks, tmp_path: Path) -> None:
+    """A save ends it, as the next forward would: the model that loads begins another one."""
+    kinds = (
+        Kind("times", ("row_wise", "row_wise"), "times"),
+        Kind("evicting", ("column_wise", "column_wise"), "evicting"),
+    )
+    for saved, loaded in two_ranks.run(steps_that_nobody_ends, kinds, str(tmp_path / "saved")):
+        assert {shard.clock[0] for shard in saved[0]} == {3}
+        assert {shard.clock[0] for shard in loaded[0]} == {3}
+        for mine, theirs in zip(saved[1], loaded[1], strict=True):
+            assert equal_shards(mine, theirs), mine.table
+
+
+def test_pending_gradients_are_not_saved(two_ranks: Ranks, tmp_path: Path) -> None:
+    kinds = (Kind("split", ("row_wise", "row_wise"), split=True),)
+    for raised, ids in two_ranks.run(pending_gradients, kinds, str(tmp_path / "saved")):
+        assert raised == (
+            "RuntimeError: checkpoint.save: tables ['split'] have gradients pending, which are not "
+            "saved: call optimizer.step(), or zero_grad(), before"
+        )
+        assert ids[0] > 5
 
 
 @pytest.mark.long
