@@ -94,22 +94,42 @@ def test_bad_lines_are_left_out(two_ranks: Ranks, folders: list[str], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("options", "other"),
-    [("--optimizer adam", "column_wise"), ("--optimizer adagrad --admission count:2", "row_wise")],
+    ("options", "first", "other"),
+    [
+        ("--optimizer adam --async-checkpoint", "row_wise", "column_wise"),
+        ("--optimizer adagrad --admission count:2", "row_wise", "row_wise"),
+        ("--capacity 2000 --eviction lru --admission count:2", "table_wise", "table_wise"),
+    ],
 )
 def test_interrupted_job_goes_on(
-    two_ranks: Ranks, folders: list[str], tmp_path: Path, options: str, other: str
+    two_ranks: Ranks, folders: list[str], tmp_path: Path, options: str, first: str, other: str
 ) -> None:
     arguments = [*SMALL, *folders, *options.split(), "--checkpoint-every", "2"]
     expected = job_of_one_process(arguments)
     arguments += ["--out", str(tmp_path)]
-    two_ranks.run(interrupted_job, [*arguments, "--sharding", "row_wise"])
+    two_ranks.run(interrupted_job, [*arguments, "--sharding", first])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
     result, _ = two_ranks.run(job, [*arguments, "--resume", "--sharding", other])
     assert_same(result, expected)
     for good, message in two_ranks.outcomes(job, [*arguments, "--resume", "--seed", "1"]):
         assert not good
         assert "--seed: 0 in the checkpoint, 1 now" in message
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_rank_goes_on_with_what_two_have_saved(
+    two_ranks: Ranks, folders: list[str], tmp_path: Path
+) -> None:
+    arguments = [*SMALL, *folders, "--admission", "count:2", "--checkpoint-every", "2"]
+    expected = job_of_one_process([*arguments, "--out", str(tmp_path)])
+    arguments += ["--out", str(tmp_path), "--sharding", "row_wise"]
+    for good, message in two_ranks.outcomes(job, [*arguments, "--resume"]):
+        assert not good
+        assert "--torchrec: False in the checkpoint, True now" in message
+    two_ranks.run(interrupted_job, arguments)
+    result = job(0, [*arguments, "--resume"])
+    assert result is not None
+    assert_same(result, expected)
 
 
 def test_a_schedule_reaches_tables_and_mlps(two_ranks: Ranks, folders: list[str]) -> None:
