@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 from job_steps import Outcome, interrupted_job, job, job_of_one_process, schedule
 from ranks import Ranks
 
-from tutorials.dlrm import train
+from tutorials.dlrm import checkpoint, train
 from tutorials.dlrm.rows import FEATURE_NAMES
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
@@ -229,6 +230,29 @@ def test_errors_before_and_after_the_start(tmp_path: Path) -> None:
     bad.write_bytes(b"junk\n" * 10)
     message = refused(str(bad), "--torchrec", "--nproc", "1", "--out", str(tmp_path))
     assert message.startswith(f"error: {bad}:1: too few fields")
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_all_ranks_and_names_the_checkpoint(folders: list[str], tmp_path: Path) -> None:
+    arguments = [*SMALL, *folders[:2], "--out", str(tmp_path), "--batch-size", "8"]
+    arguments += ["--torchrec", "--nproc", "2", "--checkpoint-every", "1", "--async-checkpoint"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tutorials.dlrm.train", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "checkpoint").exists() and started.poll() is None:
+        os.sched_yield()
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+    _, told = started.communicate()
+    assert started.returncode == 130, told
+    saved = checkpoint.read(tmp_path / "checkpoint")
+    assert saved is not None
+    line = saved["position"][3]
+    assert f"interrupted; --resume goes on after line {line} from {tmp_path}" in told
 
 
 # -- the introduction ------------------------------------------------------------------------------

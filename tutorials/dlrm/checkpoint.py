@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint.entries import MANIFEST
@@ -86,7 +86,8 @@ class Checkpoints:
             self._say(f"no checkpoint at {self.path}: beginning with the first line")
             return Position()
         check_same_settings(saved["settings"], self._settings)
-        saved = _load(self.path, self._progress.model, strict=True)
+        with _damage_refused(self.path):
+            saved = td.checkpoint.load(self.path, self._progress.model).state
         for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._progress.load_state_dict(saved["progress"])
@@ -160,9 +161,11 @@ def read(path: Path) -> dict[str, Any] | None:
         CheckpointError: It is damaged.
     """
     try:
-        return _load(path, nn.Module(), strict=False)
+        with _damage_refused(path), td.checkpoint.open(path) as saved:
+            state: dict[str, Any] = saved.state
     except FileNotFoundError:
         return None
+    return state
 
 
 def report_interruption(opts: Options) -> None:
@@ -178,18 +181,13 @@ def report_interruption(opts: Options) -> None:
         print(f"interrupted; --resume goes on after line {line} from {path}", file=sys.stderr)
 
 
-def _load(path: Path, model: nn.Module, *, strict: bool) -> dict[str, Any]:
-    """Replace what a model holds; return what was saved beside it.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged.
-        FileNotFoundError: There is none.
-    """
+@contextmanager
+def _damage_refused(path: Path) -> Iterator[None]:
+    """Say what to do about a damaged checkpoint."""
     try:
-        state: dict[str, Any] = td.checkpoint.load(path, model, strict=strict).state
+        yield
     except td.checkpoint.DamagedFileError as error:
         raise CheckpointError(f"{error}; remove {path} and start without --resume") from error
-    return state
 
 
 def check_same_settings(recorded: Mapping[str, object], given: Mapping[str, object]) -> None:

@@ -59,7 +59,11 @@ def work(opts: Options) -> dict[str, Any] | None:
     silence()
     from tutorials.dlrm import torchrec_train  # imports TorchRec, which takes seconds
 
-    return torchrec_train.run(opts)
+    try:
+        return torchrec_train.run(opts)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher sends one, too
+        raise
 
 
 def check_alone() -> None:
