@@ -159,7 +159,8 @@ def export(
         progress: show a progress bar; default: where the standard error is a terminal.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or a name that no table has.
+        TypeError, ValueError: a wrong argument, a name that no table has, or a table of rows of 8
+            bits.
         ModuleNotFoundError: numpy or pyarrow is missing.
         FileNotFoundError: ``path`` is no checkpoint.
         FileExistsError: something is at ``out``.
@@ -189,6 +190,12 @@ def export(
         if unknown:
             raise ValueError(
                 f"export: tables has {unknown[0]!r}, but the checkpoint has {list(source.tables)}"
+            )
+        packed = [name for name in names if source.tables[name].packed]
+        if packed:
+            raise ValueError(
+                f"export: table {packed[0]!r} has rows of 8 bits, packed into columns that other "
+                f"programs cannot read: give tables without {packed}"
             )
         if target.exists():
             raise FileExistsError(f"export: {target} is there already: give another path")

@@ -65,14 +65,14 @@ def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Mani
     found = set()
     for plan in plans:
         source = source_of(plan.part, plan.saved.parts)
-        dtype = str(plan.part.config.dtype).removeprefix("torch.")
-        optimizer = None if config.optimizer is None else config.optimizer.description()
+        own = plan.part.optimizer
+        optimizer = None if own is None else own.description()
         if (
             source is None
             or source.group == NO_GROUP
             or source.number != plan.part.table
             or plan.fresh
-            or plan.saved.dtype != dtype
+            or plan.saved.dtype != plan.part.dtype
             or plan.saved.padding_idx != plan.part.config.padding_idx
             or plan.saved.optimizer != optimizer
             or plan.saved.policy != plan.part.config.policy.description()

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, VERSION
+import torch
+
+from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, PACKED, VERSION
 from torch_dynemb.checkpoint.manifest_check import check_manifest
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, FileSums, sums_of_bytes
@@ -99,7 +101,7 @@ class SavedTable:
     """A table.
 
     Attributes:
-        embedding_dim, dtype: of its rows; the dtype as ``"float32"``.
+        embedding_dim, dtype: of its rows; the dtype as ``"float32"``, or ``entries.PACKED``.
         seed: from which initial values are drawn.
         optimizer: its name and state tensors, as ``OptimizerConfig.description`` gives them; None:
             the table was not trained.
@@ -122,6 +124,17 @@ class SavedTable:
     step: int
     now: int
     parts: list[SavedPart]
+
+    @property
+    def packed(self) -> bool:
+        """Whether its float32 columns are bits of something else, such as rows of 8 bits."""
+        return self.dtype == PACKED
+
+    @property
+    def column_dtype(self) -> torch.dtype:
+        """Of the tensors in files that have its rows."""
+        dtype: torch.dtype = torch.float32 if self.packed else getattr(torch, self.dtype)
+        return dtype
 
     @property
     def first_parts(self) -> list[SavedPart]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from torch_dynemb.checkpoint.entries import NO_GROUP
+from torch_dynemb.checkpoint.entries import NO_GROUP, PACKED
 from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
 from torch_dynemb.ops.columns import MAX_COUNT, SKETCH_ROWS, TABLE_COLUMNS
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # whose module calls this one
     )
 
 _MOST_CRC = (1 << 32) - 1
-_DTYPES = ("float32", "bfloat16", "float16")
-_STATE_DTYPES = (*_DTYPES, "int32", "uint8")
+_DTYPES = ("float32", "bfloat16", "float16", PACKED)
+_STATE_DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8")
 _SCORES = ("step", "timestamp", "frequency", "custom", "expiry")
 
 

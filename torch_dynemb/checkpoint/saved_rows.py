@@ -63,7 +63,7 @@ def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[s
         part: of the table.
         words: scores that are wanted.
     """
-    dtype = getattr(torch, table.dtype)
+    dtype = table.column_dtype
     kinds = {WEIGHT: TensorKind((dtype,), (part.columns,))}
     if part.group != NO_GROUP:
         kinds[SLOT] = TensorKind((torch.int32, torch.int64))

@@ -66,6 +66,7 @@ class CheckpointTable:
         name: of the table.
         embedding_dim: columns of its rows.
         dtype: of its rows.
+        packed: its float32 columns are bits of something else: rows of 8 bits with a scale.
         ids: how many ids it has.
         counted: how many ids wait for admission.
         seed: from which initial values are drawn.
@@ -82,7 +83,7 @@ class CheckpointTable:
         self._saved, self._files = saved, files
         self.name = name
         self.embedding_dim = saved.embedding_dim
-        self.dtype: torch.dtype = getattr(torch, saved.dtype)
+        self.dtype, self.packed = saved.column_dtype, saved.packed
         self.ids = saved.ids
         self.counted = sum(part.counted for part in saved.first_parts)
         self.seed, self.padding_idx = saved.seed, saved.padding_idx

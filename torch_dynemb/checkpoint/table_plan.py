@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.checkpoint.manifest import SavedPart, SavedTable
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.optim.base import StateTensor
@@ -81,7 +80,7 @@ def plan_of(
             f"{where} was saved with {saved.embedding_dim} columns, but the model's has "
             f"{part.embedding_dim}"
         )
-    if (saved.dtype == PACKED) != part.packed:
+    if saved.packed != part.packed:
         raise ValueError(
             f"{where} was saved with rows of {saved.dtype}, but the model's are of {part.dtype}, "
             "which no load converts: give it the dtype it was saved with"
