@@ -19,7 +19,7 @@ pytestmark = pytest.mark.any_device
 
 BAG = "bag/r000-of-001.c000-004.p0000.safetensors"
 SCORED = "tables.scored/r000-of-001.c000-004.p0000.safetensors"
-COUNTED = "tables.counted/counts-r000-of-001.c000-008.safetensors"
+COUNTED = "tables.counted/counts-r000-of-001.c000-004.safetensors"
 SKETCHED = "tables.sketched/sketch-r000-of-001.safetensors"
 GROUP = "groups/r000-of-001.g000.safetensors"
 
