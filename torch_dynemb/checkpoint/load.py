@@ -17,6 +17,7 @@ from torch_dynemb.checkpoint.load_group import GroupLoad, is_filled
 from torch_dynemb.checkpoint.load_part import Stream
 from torch_dynemb.checkpoint.load_rest import read_dense, read_state
 from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
+from torch_dynemb.checkpoint.on_cpu import on_cpu
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import checked_path, locate
 from torch_dynemb.checkpoint.progress import progress_bar
@@ -64,6 +65,7 @@ class LoadReport(NamedTuple):
     unexpected: tuple[str, ...]
 
 
+@on_cpu
 def load(
     path: str | PathLike[str],
     model: nn.Module,

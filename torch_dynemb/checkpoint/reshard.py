@@ -23,6 +23,7 @@ from torch_dynemb.checkpoint.manifest import (
     SavedPart,
     SavedTable,
 )
+from torch_dynemb.checkpoint.on_cpu import on_cpu
 from torch_dynemb.checkpoint.part_writer import (
     PartOfTable,
     PartWriter,
@@ -79,6 +80,7 @@ class _Split(NamedTuple):
         return ops.id_owners(ids, parts=len(self.ids), slots=self.slots)
 
 
+@on_cpu
 def reshard(
     path: str | PathLike[str],
     out: str | PathLike[str],

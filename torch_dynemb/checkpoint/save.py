@@ -28,6 +28,7 @@ from torch_dynemb.checkpoint.manifest import (
     SavedRest,
     SavedTable,
 )
+from torch_dynemb.checkpoint.on_cpu import on_cpu
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import (
     check_replaceable,
@@ -76,6 +77,7 @@ class _Written(NamedTuple):
     rest: list[tuple[SavedFile | None, dict[str, list[SavedEntry]], Any]]
 
 
+@on_cpu
 def save(
     path: str | PathLike[str],
     model: nn.Module,
