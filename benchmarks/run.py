@@ -31,6 +31,7 @@ BENCHMARKS = (
     "feature_ops",
     "ragged",
     "dcp_load",
+    "checkpoint",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from seeding import seeded
 from torch import Tensor, nn
 
 import torch_dynemb as td
+from torch_dynemb import checkpoint
 from torch_dynemb.ops.columns import GENERATION_BITS
 from torch_dynemb.table import state as table_state
 
@@ -17,17 +19,16 @@ class WholeModel(nn.Module):
     """Two groups of tables with every score, counts, a sketch and state, and a dense part.
 
     Args:
-        optimizer: of the tables; default: Adam with steps by row.
-        capacity: of the first table.
+        other: with a larger capacity and rows of another dtype, so that a load gives ids and rows
+            other places than they had.
     """
 
-    def __init__(
-        self, optimizer: td.optim.OptimizerConfig | None = None, *, capacity: int = 40
-    ) -> None:
+    def __init__(self, *, other: bool = False) -> None:
         super().__init__()
-        optimizer = td.Adam(lr=0.1, row_steps=True) if optimizer is None else optimizer
         torch.manual_seed(5)
-        scored = td.Policy(score=("frequency", "timestamp", "custom"), capacity=capacity, ttl=100)
+        scored = td.Policy(
+            score=("frequency", "timestamp", "custom"), capacity=50 if other else 40, ttl=100
+        )
         self.tables = td.DynamicEmbeddingBagCollection(
             [
                 td.TableConfig("scored", 4, policy=scored),
@@ -36,11 +37,18 @@ class WholeModel(nn.Module):
                     "sketched", 8, policy=td.Policy(admission=td.AdmitFrequentSketch(2, 64))
                 ),
             ],
-            optimizer=optimizer,
+            optimizer=td.Adam(lr=0.1, row_steps=True),
             max_rows=200,
         )
         self.tables.group.set_batch_score(0, 5)
-        self.bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), max_rows=200, name="bag")
+        self.tables.group.set_now(900)  # not this machine's clock
+        self.bag = td.DynamicEmbeddingBag(
+            4,
+            optimizer=td.SGD(lr=0.1),
+            max_rows=200,
+            name="bag",
+            dtype=torch.bfloat16 if other else torch.float32,
+        )
         self.dense = nn.Linear(20, 2)
 
     def train_steps(self, steps: range) -> None:
@@ -84,3 +92,30 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
         for name, value in one.items()
     )
+
+
+def whole_state(model: WholeModel) -> dict[str, Any]:
+    """Copies of everything, rows that no id has included."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in model.state_dict().items()
+    }
+
+
+KINDS = ("empty", "empty and other", "filled", "filled and other")
+
+
+def make(kind: str) -> WholeModel:
+    """A model that takes rows where they were, or elsewhere, into empty or filled tables."""
+    model = WholeModel(other="other" in kind)
+    if "filled" in kind:
+        model.train_steps(range(7, 9))
+    return model
+
+
+def save_trained(folder: Path) -> Path:
+    """Saves a trained model with state of its program; returns the folder."""
+    model = WholeModel()
+    model.train_steps(range(3))
+    checkpoint.save(folder, model, state={"epoch": 3, "more": torch.arange(10)})
+    return folder

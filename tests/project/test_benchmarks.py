@@ -44,6 +44,7 @@ SMALL = {
     ],
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
+    "checkpoint": ["--ids", "26000"],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
 SLOW = ("dcp_load", "feature_ops", "lifecycle", "optimizers")  # 9 seconds each
@@ -109,6 +110,7 @@ def test_an_unknown_benchmark_is_named(
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
     expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
+    expected += ", checkpoint"
     assert expected in capsys.readouterr().err
 
 

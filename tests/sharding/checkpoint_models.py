@@ -50,6 +50,7 @@ class Kind:
         dtypes: of its rows here and there.
         capacity: where it is loaded; None: that of the policy.
         trainable: here and there.
+        split: gradients are pending until the optimizer's step.
         dynamic: False: a table of TorchRec's.
     """
 
@@ -60,6 +61,7 @@ class Kind:
     dtypes: tuple[str, str] = ("FP32", "FP32")
     capacity: int | None = None
     trainable: tuple[bool, bool] = (True, True)
+    split: bool = False
     dynamic: bool = True
 
 
@@ -109,6 +111,7 @@ def sharded_model(kinds: Sequence[Kind], side: int, optimizer: str, seed: int = 
                     initializer=td.Normal(),
                     policy=_policy(kind, side),
                     trainable=kind.trainable[side],
+                    split=kind.split,
                 )
                 for kind in kinds
                 if kind.dynamic
@@ -184,7 +187,15 @@ def clock_at(step: int, ahead: int = 0) -> Iterator[None]:
         yield
 
 
-def train(model: Any, rank: int, names: Sequence[str], steps: range, ahead: int = 0) -> None:
+def train(
+    model: Any,
+    rank: int,
+    names: Sequence[str],
+    steps: range,
+    ahead: int = 0,
+    *,
+    ends_steps: bool = True,
+) -> None:
     """Trains a sharded model on its rank's samples of batches that are the same for any ranks."""
     world = dist.get_world_size()
     mine = range(SAMPLES * rank // world, SAMPLES * (rank + 1) // world)
@@ -204,7 +215,8 @@ def train(model: Any, rank: int, names: Sequence[str], steps: range, ahead: int 
             (loss * world / SAMPLES).backward()
             dense.step()
             dense.zero_grad()
-            model.fused_optimizer.step()
+            if ends_steps:
+                model.fused_optimizer.step()
 
 
 def train_unsharded(model: Unsharded, names: Sequence[str], steps: range) -> None:

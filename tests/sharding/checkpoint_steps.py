@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from checkpoint_models import Kind, Shard, sharded_model, shards_of, train
+from checkpoint_models import Kind, Shard, clock_at, sharded_model, shards_of, train
 from sharded_models import kernels
 from torch import Tensor, nn
 
@@ -201,3 +201,32 @@ def given_differently(rank: int, kinds: Sequence[Kind], path: str) -> dict[str, 
         "optimizer_state": lambda: load(path, model, optimizer_state=rank == 0),
     }
     return {name: raised_by(call) for name, call in calls.items()}
+
+
+def steps_that_nobody_ends(
+    rank: int, kinds: Sequence[Kind], path: str
+) -> list[tuple[list[Shard], list[Shard]]]:
+    """A model that is saved after a backward, and one that has made a backward and loads it: what
+    they hold then, and after more training."""
+    found = []
+    models = [sharded_model(kinds, 0, "adam", seed=seed) for seed in (0, 1)]
+    for number, model in enumerate(models):
+        train(model, rank, names_of(kinds), range(3 - number), ends_steps=False)
+        with clock_at(2):  # who ends the step reads it
+            (td.checkpoint.save if number == 0 else td.checkpoint.load)(path, model)
+    for model in models:
+        shards = shards_of(model)
+        train(model, rank, names_of(kinds), range(3, 5), ends_steps=False)
+        found.append((shards, shards_of(model)))
+    return found
+
+
+def pending_gradients(rank: int, kinds: Sequence[Kind], path: str) -> tuple[str, list[int]]:
+    """What a save raises while gradients are pending, and ids by shard after it."""
+    model = sharded_model(kinds, 0, "adam")
+    train(model, rank, names_of(kinds), range(1), ends_steps=False)
+    raised = raised_by(lambda: td.checkpoint.save(path, model))
+    model.fused_optimizer.step()
+    td.checkpoint.save(path, model)
+    report = td.checkpoint.load(path, model)
+    return raised, [of.ids for of in report.tables.values()]

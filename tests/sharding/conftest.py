@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 INSTALLED = importlib.util.find_spec("torchrec") is not None
 
@@ -23,3 +24,12 @@ def pytest_pycollect_makemodule(
 ) -> pytest.Collector | None:
     """Skips the whole directory where TorchRec is not installed."""
     return None if INSTALLED else _NotInstalled.from_parent(parent, path=module_path)
+
+
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of this process alone."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -9,7 +9,9 @@ from unittest import mock
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from tutorials.dlrm import options, rank_checkpoint, torchrec_train, train
+from tutorials.dlrm import options, torchrec_train, train
+from tutorials.dlrm.checkpoint import Checkpoints
+from tutorials.dlrm.criteo import Position
 from tutorials.dlrm.loop import Point
 from tutorials.dlrm.torchrec_model import ShardedModel
 
@@ -27,16 +29,16 @@ def job(rank: int, arguments: list[str]) -> Outcome | None:
 def interrupted_job(rank: int, arguments: list[str]) -> None:
     """The job until its second checkpoint."""
     written = 0
-    save = rank_checkpoint.save
+    save = Checkpoints.save
 
-    def save_and_stop(*everything: Any) -> None:
+    def save_and_stop(checkpoints: Checkpoints, position: Position) -> None:
         nonlocal written
-        save(*everything)
+        save(checkpoints, position)
         written += 1
         if written == 2:
             raise KeyboardInterrupt
 
-    with mock.patch.object(rank_checkpoint, "save", save_and_stop), suppress(KeyboardInterrupt):
+    with mock.patch.object(Checkpoints, "save", save_and_stop), suppress(KeyboardInterrupt):
         job(rank, arguments)
 
 

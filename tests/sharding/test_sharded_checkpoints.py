@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,30 @@ from checkpoint_models import (
     Kind,
     Unsharded,
     Whole,
+    bags_of,
     equal_shards,
     every_change,
     shards_of_unsharded,
     train_unsharded,
     whole_tables,
 )
-from checkpoint_steps import Found, How, load_model, names_of, refused_load, same, save_model
+from checkpoint_steps import (
+    Found,
+    How,
+    load_model,
+    names_of,
+    pending_gradients,
+    refused_load,
+    same,
+    save_model,
+    steps_that_nobody_ends,
+)
 from ranks import Ranks
+from sharded_models import BAG_SHARDINGS
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import LoadReport
+from torch_dynemb.checkpoint.sketches import combined_sketch
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.ops.columns import Table
 
@@ -72,8 +86,10 @@ def assert_loaded(
         assert_equal(before._replace(ids=before.ids[kept], values=values), after, name)
 
 
-def parts_of_ids(kinds: tuple[Kind, ...], side: int) -> dict[str, int]:
-    return {kind.name: 2 if kind.shardings[side] == "row_wise" else 1 for kind in kinds}
+def parts_of_ids(kinds: tuple[Kind, ...], side: int, ranks: int = 2) -> dict[str, int]:
+    """How many parts share the ids of each table; nodes have two ranks."""
+    parts = {"row_wise": ranks, "table_row_wise": 2, "grid_shard": 2}
+    return {kind.name: parts.get(kind.shardings[side], 1) for kind in kinds}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise"])
@@ -256,3 +272,104 @@ def test_tables_that_are_not_trained(two_ranks: Ranks, tmp_path: Path) -> None:
     for raised, unchanged in refused:
         assert "table 'bags.ads' was saved without optimizer state: give on_missing" in raised
         assert unchanged
+
+
+def test_sketches_are_added_and_resized(two_ranks: Ranks, tmp_path: Path) -> None:
+    """No id waits longer than it should: a count is never too small after a load."""
+    kinds = tuple(
+        Kind(f"{a}_{b}", (a, b), "sketched")
+        for a, b in (
+            ("row_wise", "table_wise"),
+            ("table_wise", "row_wise"),
+            ("column_wise", "row_wise"),
+            ("row_wise", "row_wise"),
+        )
+    )
+    path = str(tmp_path / "saved")
+    saved = two_ranks.run(save_model, kinds, 0, "sgd", path, SAVED)
+    loaded = two_ranks.run(load_model, kinds, 1, "sgd", path, How(more=MORE))
+    for rank, of in enumerate(loaded):
+        for shard in of.shards:
+            parts = [
+                one.sketch
+                for found in saved
+                for one in found.shards
+                if one.table == shard.table and one.first_column == 0
+            ]
+            if shard.table == "row_wise_row_wise":
+                parts = parts[rank : rank + 1]
+            assert shard.sketch is not None
+            expected = combined_sketch(parts, shard.sketch.shape[1])
+            assert torch.equal(shard.sketch, expected), shard.table
+    trained = tables_of(loaded, after=True)
+    for kind in kinds:
+        bags = [bags_of(names_of(kinds), step)[kind.name] for step in range(MORE.stop)]
+        ids, counts = torch.cat([bag for of in bags for bag in of]).unique(return_counts=True)
+        assert torch.isin(ids[counts >= 2], trained[kind.name].ids).all(), kind.name
+
+
+def test_a_step_that_nobody_has_ended(two_ranks: Ranks, tmp_path: Path) -> None:
+    """A save ends it, as the next forward would: the model that loads begins another one."""
+    kinds = (
+        Kind("times", ("row_wise", "row_wise"), "times"),
+        Kind("evicting", ("column_wise", "column_wise"), "evicting"),
+    )
+    for saved, loaded in two_ranks.run(steps_that_nobody_ends, kinds, str(tmp_path / "saved")):
+        assert {shard.clock[0] for shard in saved[0]} == {3}
+        assert {shard.clock[0] for shard in loaded[0]} == {3}
+        for mine, theirs in zip(saved[1], loaded[1], strict=True):
+            assert equal_shards(mine, theirs), mine.table
+
+
+def test_pending_gradients_are_not_saved(two_ranks: Ranks, tmp_path: Path) -> None:
+    kinds = (Kind("split", ("row_wise", "row_wise"), split=True),)
+    for raised, ids in two_ranks.run(pending_gradients, kinds, str(tmp_path / "saved")):
+        assert raised == (
+            "RuntimeError: checkpoint.save: tables ['split'] have gradients pending, which are not "
+            "saved: call optimizer.step(), or zero_grad(), before"
+        )
+        assert ids[0] > 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise"])
+def test_every_change_over_nodes(four_ranks: Ranks, tmp_path: Path, optimizer: str) -> None:
+    """Four ranks of two nodes, with shards of rows and of columns in one table."""
+    kinds = every_change(("row_wise", "table_row_wise", "grid_shard", "table_column_wise"), ())
+    path = str(tmp_path / "saved")
+    saved = four_ranks.run(save_model, kinds, 0, optimizer, path, SAVED)
+    found = four_ranks.run(load_model, kinds, 1, optimizer, path, How(before=range(1)))
+    assert found[0].report is not None
+    parts = parts_of_ids(kinds, 1, ranks=4)
+    assert_loaded(tables_of(saved), tables_of(found), found[0].report, parts)
+    exact = {name.rpartition(".")[2] for name, of in found[0].report.tables.items() if of.exact}
+    assert not exact  # tables of one group that were saved in several ones
+
+    alike = tuple(kind for kind in kinds if len(set(kind.shardings)) == 1)
+    before = four_ranks.run(save_model, alike, 0, optimizer, path, SAVED)
+    after = four_ranks.run(load_model, alike, 1, optimizer, path, How())
+    for one, other in zip(before, after, strict=True):
+        assert other.report is not None
+        assert all(of.exact for of in other.report.tables.values())
+        assert same(one.raw, other.raw)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise"])
+def test_four_ranks_two_ranks_and_back(
+    two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path, optimizer: str
+) -> None:
+    policies = list(POLICIES)
+    kinds = tuple(
+        Kind(f"{a}_{b}", (a, b), policies[n % len(policies)])
+        for n, (a, b) in enumerate(itertools.product(BAG_SHARDINGS, TWO_RANKS))
+    )
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    saved = tables_of(four_ranks.run(save_model, kinds, 0, optimizer, first, SAVED))
+    found = two_ranks.run(load_model, kinds, 1, optimizer, first, How(back=second))
+    assert found[0].report is not None
+    assert_loaded(saved, tables_of(found), found[0].report, parts_of_ids(kinds, 1))
+    back = four_ranks.run(load_model, kinds, 0, optimizer, second, How(before=range(1)))
+    assert back[0].report is not None
+    parts = parts_of_ids(kinds, 0, ranks=4)
+    assert_loaded(tables_of(found), tables_of(back), back[0].report, parts)

@@ -58,3 +58,10 @@ def test_exported_ids_are_those_given(request: pytest.FixtureRequest, sharding: 
             columns.setdefault(first, []).extend(ids)
     for ids in columns.values():
         assert sorted(ids) == sorted(given), "an id is missing, or on several ranks"
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("sharding", ["row_wise", "table_row_wise"])
+def test_a_rank_on_its_own_has_the_ids_that_were_given(sharding: str) -> None:
+    given = [*EXTREMES.tolist(), *range(-20, 20)]
+    assert sorted(ids_after_training(0, sharding, given)[0]) == sorted(set(given))

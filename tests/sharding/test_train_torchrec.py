@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 from job_steps import Outcome, interrupted_job, job, job_of_one_process, schedule
 from ranks import Ranks
 
-from tutorials.dlrm import train
+from tutorials.dlrm import checkpoint, train
 from tutorials.dlrm.rows import FEATURE_NAMES
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
@@ -94,22 +95,42 @@ def test_bad_lines_are_left_out(two_ranks: Ranks, folders: list[str], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("options", "other"),
-    [("--optimizer adam", "column_wise"), ("--optimizer adagrad --admission count:2", "row_wise")],
+    ("options", "first", "other"),
+    [
+        ("--optimizer adam --async-checkpoint", "row_wise", "column_wise"),
+        ("--optimizer adagrad --admission count:2", "row_wise", "row_wise"),
+        ("--capacity 2000 --eviction lru --admission count:2", "table_wise", "table_wise"),
+    ],
 )
 def test_interrupted_job_goes_on(
-    two_ranks: Ranks, folders: list[str], tmp_path: Path, options: str, other: str
+    two_ranks: Ranks, folders: list[str], tmp_path: Path, options: str, first: str, other: str
 ) -> None:
     arguments = [*SMALL, *folders, *options.split(), "--checkpoint-every", "2"]
     expected = job_of_one_process(arguments)
     arguments += ["--out", str(tmp_path)]
-    two_ranks.run(interrupted_job, [*arguments, "--sharding", "row_wise"])
+    two_ranks.run(interrupted_job, [*arguments, "--sharding", first])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
     result, _ = two_ranks.run(job, [*arguments, "--resume", "--sharding", other])
     assert_same(result, expected)
     for good, message in two_ranks.outcomes(job, [*arguments, "--resume", "--seed", "1"]):
         assert not good
         assert "--seed: 0 in the checkpoint, 1 now" in message
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_rank_goes_on_with_what_two_have_saved(
+    two_ranks: Ranks, folders: list[str], tmp_path: Path
+) -> None:
+    arguments = [*SMALL, *folders, "--admission", "count:2", "--checkpoint-every", "2"]
+    expected = job_of_one_process([*arguments, "--out", str(tmp_path)])
+    arguments += ["--out", str(tmp_path), "--sharding", "row_wise"]
+    for good, message in two_ranks.outcomes(job, [*arguments, "--resume"]):
+        assert not good
+        assert "--torchrec: False in the checkpoint, True now" in message
+    two_ranks.run(interrupted_job, arguments)
+    result = job(0, [*arguments, "--resume"])
+    assert result is not None
+    assert_same(result, expected)
 
 
 def test_a_schedule_reaches_tables_and_mlps(two_ranks: Ranks, folders: list[str]) -> None:
@@ -209,6 +230,29 @@ def test_errors_before_and_after_the_start(tmp_path: Path) -> None:
     bad.write_bytes(b"junk\n" * 10)
     message = refused(str(bad), "--torchrec", "--nproc", "1", "--out", str(tmp_path))
     assert message.startswith(f"error: {bad}:1: too few fields")
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_all_ranks_and_names_the_checkpoint(folders: list[str], tmp_path: Path) -> None:
+    arguments = [*SMALL, *folders[:2], "--out", str(tmp_path), "--batch-size", "8"]
+    arguments += ["--torchrec", "--nproc", "2", "--checkpoint-every", "1", "--async-checkpoint"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tutorials.dlrm.train", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "checkpoint").exists() and started.poll() is None:
+        os.sched_yield()
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+    _, told = started.communicate()
+    assert started.returncode == 130, told
+    saved = checkpoint.read(tmp_path / "checkpoint")
+    assert saved is not None
+    line = saved["position"][3]
+    assert f"interrupted; --resume goes on after line {line} from {tmp_path}" in told
 
 
 # -- the introduction ------------------------------------------------------------------------------

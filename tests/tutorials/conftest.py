@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
+
+from tutorials.dlrm.checkpoint import Checkpoints
+from tutorials.dlrm.criteo import Position
 
 
 @pytest.fixture
@@ -14,3 +19,23 @@ def same_threads_afterwards() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def ctrl_c_after_a_save() -> Callable[[], AbstractContextManager[None]]:
+    """Somebody presses Ctrl-C when a job has begun its first save, or done it."""
+    save = Checkpoints.save
+
+    def save_and_stop(checkpoints: Checkpoints, position: Position) -> None:
+        save(checkpoints, position)
+        signal.raise_signal(signal.SIGINT)
+
+    @contextmanager
+    def interrupted() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Checkpoints, "save", save_and_stop)
+            with pytest.raises(SystemExit) as caught:
+                yield
+        assert caught.value.code == 130
+
+    return interrupted

@@ -1,4 +1,4 @@
-"""Parts of the DLRM tutorial: metrics, model, baseline, checkpoint files, command line."""
+"""Parts of the DLRM tutorial: metrics, model, baseline, settings, command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from seeding import seeded
 from torch import nn
@@ -190,48 +190,7 @@ def test_hashed_rows_errors():
         HashedRows([3] * 25, 4, lr=0.1, bound=0.01)
 
 
-# -- checkpoint files ------------------------------------------------------------------------------
-
-
-def test_checkpoint_round_trip(tmp_path):
-    path = tmp_path / "checkpoint.pt"
-    state = {"tensor": torch.randn(1000), "numbers": [1, 2.5], "nested": {"name": "x"}}
-    checkpoint.save(path, state)
-    checkpoint.save(path, state)  # replaces it
-    loaded = checkpoint.load(path)
-    assert torch.equal(loaded.pop("tensor"), state.pop("tensor"))
-    assert loaded == state
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@settings(max_examples=60)
-@given(data=st.data())
-def test_any_flipped_bit_is_refused(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("checkpoint") / "checkpoint.pt"
-    checkpoint.save(path, {"tensor": torch.arange(10)})
-    content = bytearray(path.read_bytes())
-    bit = data.draw(st.integers(0, 8 * len(content) - 1))
-    content[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
-    with pytest.raises(checkpoint.CheckpointError, match=r"is corrupted|is not a checkpoint"):
-        checkpoint.load(path)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 8, 100, -1])
-def test_cut_checkpoint_is_refused(tmp_path, keep):
-    path = tmp_path / "checkpoint.pt"
-    checkpoint.save(path, {"tensor": torch.arange(10)})
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(checkpoint.CheckpointError, match=f"^{re.escape(str(path))} is "):
-        checkpoint.load(path)
-
-
-def test_failed_write_leaves_the_checkpoint_before(tmp_path):
-    path = tmp_path / "checkpoint.pt"
-    checkpoint.save(path, {"step": 1})
-    with pytest.raises((AttributeError, TypeError, RuntimeError)):
-        checkpoint.save(path, {"step": lambda: None})
-    assert checkpoint.load(path) == {"step": 1}
+# -- settings of a checkpoint ----------------------------------------------------------------------
 
 
 def test_differing_settings_are_named():
@@ -276,8 +235,8 @@ def test_rows_survive_a_checkpoint(tmp_path):
     ids = torch.arange(26 * 5).view(26, 5)
     rows(ids).sum().backward()
     rows.optimizer().step()
-    checkpoint.save(tmp_path / "rows.pt", {"rows": rows.state_dict()})
+    td.checkpoint.save(tmp_path / "rows", rows)
     other = DynamicRows(4, lr=0.1, bound=0.01)
-    other.load_state_dict(checkpoint.load(tmp_path / "rows.pt")["rows"])
+    td.checkpoint.load(tmp_path / "rows", other)
     assert isinstance(other.tables, td.DynamicEmbeddingBagCollection)
     assert torch.equal(rows.eval()(ids), other.eval()(ids))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from tutorials.dlrm import checkpoint, optimizers, options, train
+from tutorials.dlrm import optimizers, options, train
 from tutorials.dlrm.optimizers import OPTIMIZERS, RowOptions, state_dtypes
 from tutorials.dlrm.rows import DynamicRows
 
@@ -229,20 +229,12 @@ def test_more_micro_batches_than_samples(folder, capsys):
     assert result["samples"] == 11
 
 
-def test_resume_continues(folder, tmp_path, capsys, monkeypatch):
+def test_resume_continues(folder, tmp_path, capsys, ctrl_c_after_a_save):
     arguments = ["--optimizer", "adam", "--row-dtype", "bfloat16", "--state-dtype", "uint8"]
     arguments += ["--lr", "0.01", "--accumulate", "2", "--checkpoint-every", "5"]
     expected = run(folder, capsys, *arguments)
-    save = checkpoint.save
-
-    def save_and_stop(path: Path, state: dict[str, Any]) -> None:
-        save(path, state)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save", save_and_stop)
-    with pytest.raises(KeyboardInterrupt):
+    with ctrl_c_after_a_save():
         run(folder, capsys, *arguments, "--out", str(tmp_path))
-    monkeypatch.setattr(checkpoint, "save", save)
     assert run(folder, capsys, *arguments, "--out", str(tmp_path), "--resume") == expected
     with pytest.raises(SystemExit) as caught:
         run(

@@ -7,20 +7,24 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tutorials.dlrm import checkpoint, train
+import torch_dynemb as td
+from tutorials.dlrm import checkpoint, options, train
+from tutorials.dlrm.data import open_data
 from tutorials.dlrm.generate import generate
+from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.planted import PlantedConfig
 
 pytestmark = pytest.mark.cpu_only("the job of a tutorial, on the CPU")
@@ -32,14 +36,18 @@ EVERY = 3  # steps between checkpoints
 MULTIPLIERS = {"": 1, "k": 1000}
 
 
-def start(data: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+def command(data: Path, out: Path) -> list[str]:
+    return [
+        *(str(data), "--out", str(out), "--no-baseline"),
+        *("--batch-size", str(BATCH), "--checkpoint-every", str(EVERY), "--log-every", "4"),
+        *("--threads", "2", "--progress-interval", "0"),
+    ]
+
+
+def start(data: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     out.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tutorials.dlrm.train", data, "--out", out, "--no-baseline"),
-            *("--batch-size", str(BATCH), "--checkpoint-every", str(EVERY), "--log-every", "4"),
-            *("--threads", "2", "--progress-interval", "0", *options),
-        ],
+        [sys.executable, "-m", "tutorials.dlrm.train", *command(data, out), *more],
         cwd=ROOT,
         # Threads that wait do not spin: other tests may be using the cores.
         env=os.environ | {"OMP_WAIT_POLICY": "passive"},
@@ -75,21 +83,51 @@ def kill_at(process: subprocess.Popen[str], samples: float) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def kill_while_writing(process: subprocess.Popen[str], unfinished: Path) -> None:
-    """Stop the process when the file appears; kill it if the file is still there then."""
+def unfinished(out: Path) -> list[Path]:
+    return list(out.glob("checkpoint.tmp-*"))
+
+
+def kill_while_writing(process: subprocess.Popen[str], out: Path) -> None:
+    """Stop the process when an unfinished checkpoint appears; kill it if it is there still."""
     while process.poll() is None:
-        if not unfinished.exists():
+        if not unfinished(out):
             os.sched_yield()
             continue
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)  # returns once it has stopped
-        if unfinished.exists():
+        if unfinished(out):
             process.kill()
             break
         process.send_signal(signal.SIGCONT)
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "no checkpoint was written slowly enough"
-    assert unfinished.exists()
+    assert unfinished(out)
+
+
+class Saved(NamedTuple):
+    """What a checkpoint has, in three ways.
+
+    Attributes:
+        state: what the job had given, without the time that it took.
+        model: raw state of a model that has loaded it, every id in its slot and row.
+        files: their bytes.
+    """
+
+    state: dict[str, Any]
+    model: dict[str, Tensor]
+    files: dict[str, bytes]
+
+
+def saved(arguments: list[str]) -> Saved:
+    """The checkpoint of a run of the job."""
+    opts = options.parse(arguments)
+    path = checkpoint.path_of(opts)
+    model = DLRM(train.make_rows(opts, open_data(opts, quiet=True)), opts.embedding_dim)
+    report = td.checkpoint.load(path, model)
+    assert all(table.exact for table in report.tables.values())
+    del report.state["seconds"]
+    files = {str(file.relative_to(path)): file.read_bytes() for file in path.glob("*/*")}
+    return Saved(report.state, model.state_dict(), files)
 
 
 def raw(tensor: Tensor) -> np.ndarray:
@@ -127,44 +165,48 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(data, tmp_path_factory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Result and final state of a run that is left alone."""
-    out = tmp_path_factory.mktemp("whole")
-    result, _ = finish(start(data, out))
-    state = checkpoint.load(out / "checkpoint.pt")
-    del state["seconds"], result["samples_per_s"]
-    return result, state
+def whole_out(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def whole(data, whole_out) -> tuple[dict[str, Any], Saved]:
+    """Result and final checkpoint of a run that is left alone."""
+    result, _ = finish(start(data, whole_out))
+    del result["samples_per_s"]
+    return result, saved(command(data, whole_out))
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.long)])
 def test_killed_and_resumed(data, whole, tmp_path, kills):
-    whole_result, whole_state = whole
-    path = tmp_path / "checkpoint.pt"
-    unfinished = checkpoint.unfinished(path)
+    whole_result, whole_saved = whole
+    path = tmp_path / "checkpoint"
     chance = random.Random(0)
     lines_before = 0
     for attempt in range(kills):
-        process = start(data, tmp_path, *(["--resume"] if attempt else []))
+        more = ["--resume"] if attempt else []
+        more += ["--async-checkpoint"] if attempt in (0, 3) else []
+        process = start(data, tmp_path, *more)
         if attempt in (1, 3):
-            unfinished.unlink(missing_ok=True)
-            kill_while_writing(process, unfinished)
+            for folder in unfinished(tmp_path):  # of the run before, which would look like its own
+                shutil.rmtree(folder)
+            kill_while_writing(process, tmp_path)
         else:
             steps_before = lines_before // BATCH
             last = steps_before + (STEPS - steps_before) // 2
             kill_at(process, BATCH * chance.randint(steps_before + 1, last))
-        if path.exists():
-            state = checkpoint.load(path)
+        state = checkpoint.read(path)
+        if state is not None:
             lines = state["position"][3]
             assert lines >= lines_before
             assert lines % (BATCH * EVERY) == 0 or lines == STEPS * BATCH
             lines_before = lines
     assert lines_before > 0
-    result, err = finish(start(data, tmp_path, "--resume"))
+    result, err = finish(start(data, tmp_path, "--resume", "--async-checkpoint"))
     assert f"resuming after line {lines_before} " in err
-    state = checkpoint.load(path)
-    del state["seconds"], result["samples_per_s"]
-    assert not unfinished.exists()
-    assert differences(state, whole_state) == []
+    del result["samples_per_s"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint", "training.png"]
+    assert differences(saved(command(data, tmp_path)), whole_saved) == []
     assert result == whole_result
 
 
@@ -176,33 +218,27 @@ def test_killed_and_resumed(data, whole, tmp_path, kills):
         "--capacity 2000 --eviction none --admission sketch:2:64KB",
     ],
 )
-def test_interrupted_while_ids_come_and_go(data, tmp_path, capsys, monkeypatch, options):
-    def save_and_stop(path: Path, state: dict[str, Any]) -> None:
-        save(path, state)
-        raise KeyboardInterrupt
-
-    def run(out: Path, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def test_interrupted_while_ids_come_and_go(data, tmp_path, capsys, ctrl_c_after_a_save, options):
+    def run(out: Path, *more: str) -> tuple[dict[str, Any], Saved]:
         arguments = [str(data), "--out", str(out), "--no-baseline", "--threads", "1"]
-        sizes = ["--batch-size", str(BATCH), "--checkpoint-every", "20"]
-        train.main([*arguments, *sizes, *options.split(), *more])
-        state = checkpoint.load(out / "checkpoint.pt")
+        arguments += ["--batch-size", str(BATCH), "--checkpoint-every", "20", *options.split()]
+        train.main([*arguments, *more])
         result = json.loads(capsys.readouterr().out.splitlines()[-1])
-        del state["seconds"], result["samples_per_s"]
-        return result, state
+        del result["samples_per_s"]
+        return result, saved(arguments)
 
     threads = torch.get_num_threads()
-    expected, expected_state = run(tmp_path / "whole")
+    expected, expected_saved = run(tmp_path / "whole")
     assert expected["evicted"] + expected["rejected"] > 0
     assert expected["not_admitted"] > 0
-    save = checkpoint.save
-    monkeypatch.setattr(checkpoint, "save", save_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "interrupted")
-    monkeypatch.setattr(checkpoint, "save", save)
-    result, state = run(tmp_path / "interrupted", "--resume")
+    with ctrl_c_after_a_save():
+        run(tmp_path / "interrupted", "--async-checkpoint")
+    told = f"interrupted; --resume goes on after line {20 * BATCH} from "
+    assert told in capsys.readouterr().err
+    result, resumed = run(tmp_path / "interrupted", "--resume")
     torch.set_num_threads(threads)
     assert result == expected
-    assert differences(state, expected_state) == []
+    assert differences(resumed, expected_saved) == []
 
 
 def test_resume_with_another_life_cycle_is_refused(data, tmp_path):
@@ -232,16 +268,70 @@ def test_comparison_sees_a_flipped_bit(whole):
     assert differences(state, other) == []
 
 
-def test_corrupted_checkpoint_is_refused_on_resume(data, whole, tmp_path):
-    _, state = whole
-    path = tmp_path / "checkpoint.pt"
-    checkpoint.save(path, state | {"seconds": 1.0})
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+# -- what is refused on resume ---------------------------------------------------------------------
+
+
+def refused(arguments: list[str]) -> str:
+    threads = torch.get_num_threads()
     with pytest.raises(SystemExit) as caught:
-        train.main([str(data), "--out", str(tmp_path), "--threads", "1", "--resume"])
-    assert caught.value.code == (
-        f"error: {path} is corrupted: its SHA-256 digest is not the one written with it; "
-        "delete it and start without --resume"
+        train.main(arguments)
+    torch.set_num_threads(threads)
+    assert isinstance(caught.value.code, str)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("of", "damage"),
+    [
+        ("manifest.json", "flipped bit"),
+        ("manifest.json", "cut off"),
+        ("manifest.json", "missing"),
+        ("state/*", "flipped bit"),
+        ("dense/*", "missing"),
+        ("groups/*", "cut off"),
+        ("rows.tables.category_7/*", "flipped bit"),
+    ],
+)
+def test_damaged_checkpoint_is_refused(data, whole, whole_out, tmp_path, of, damage):
+    path = tmp_path / "checkpoint"
+    shutil.copytree(whole_out / "checkpoint", path)
+    (file,) = path.glob(of)
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    elif damage == "cut off":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    message = refused([*command(data, tmp_path), "--resume"])
+    if (of, damage) == ("manifest.json", "missing"):
+        assert message == f"error: {path} {NOT_OURS}"
+    else:
+        assert message.startswith(f"error: {file}: ")
+        assert message.endswith(f"; remove {path} and start without --resume")
+
+
+NOT_OURS = (
+    "is no checkpoint of this version of the program: resume with the version that wrote it, or "
+    "remove it"
+)
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_what_is_no_checkpoint_is_not_replaced(data, tmp_path, more):
+    """Such as the folder that earlier versions of the job wrote."""
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    (path / "job.pt").write_bytes(b"DLRM-CK1")
+    assert refused([*command(data, tmp_path), *more]) == f"error: {path} {NOT_OURS}"
+    assert list(tmp_path.rglob("*")) == [path, path / "job.pt"]
+
+
+def test_file_of_an_earlier_version_is_refused(data, tmp_path):
+    older = tmp_path / "checkpoint.pt"
+    older.write_bytes(b"DLRM-CK1")
+    assert refused([*command(data, tmp_path), "--resume"]) == (
+        f"error: {older} is of an earlier version of this program: resume with that version, or "
+        "start without --resume"
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch_dynemb.ops.columns import Meta, Slab
+from torch_dynemb.ops.columns import Meta, Slab, Table
 from torch_dynemb.table.state import recount
 from torch_dynemb.table.tables import Tables
 
 
 class Before:
-    """Counts and clocks of a group some of whose tables have no ids, and never had any.
+    """Counts and clocks of a group some of whose tables have no ids.
 
     Args:
         tables: of the group.
@@ -43,6 +43,7 @@ class Before:
             tables.rows.generations[s][next_row : index.used_rows(s)] = 0
         for tensor, values in self._kept:
             tensor.copy_(values)
+        index.tables[self._numbers, Table.TOMBSTONES] = 0  # of ids that were there before a load
         tables.bind_memory()
         recount(tables)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.manifest import SavedFile
-from torch_dynemb.checkpoint.on_cpu import on_cpu
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
 from torch_dynemb.checkpoint.tensor_file import StoredTensor, as_bytes
 
@@ -104,7 +104,7 @@ class CheckedRows:
         self._closed = False
         self.count = sum(file.rows for file in files)
 
-    @on_cpu
+    @plain_torch()
     def read(self, name: str, begin: int, out: Tensor) -> None:
         """Fills a contiguous tensor of the CPU with rows from ``begin`` on.
 

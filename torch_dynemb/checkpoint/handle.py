@@ -6,72 +6,110 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from torch_dynemb.process.forked import watch
+from torch_dynemb.table.background import BackgroundWork
 from torch_dynemb.table.group import TableGroup
 
-_running: SaveHandle | None = None  # the save of this process that is not done yet
+_last: SaveHandle | None = None  # of this process, in the background
 
 
 class SaveHandle:
     """A save that is done, or goes on in a thread; :func:`torch_dynemb.checkpoint.save` makes it.
 
+    A program that ends waits for it. Call :meth:`wait` before, all the same: who ends without, ends
+    well although the save may have failed, which then is only logged.
+
     Args:
         path: of the checkpoint.
-        groups: tables that are saved: their next ``optimizer.step()`` raises where it fails.
 
     Attributes:
         path: of the checkpoint.
+        forked: whether this process got the handle from its parent, which has the thread.
     """
 
-    def __init__(self, path: Path, groups: Sequence[TableGroup] = ()) -> None:
+    forked = False
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._groups = list(groups)
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._work = BackgroundWork(f"the asynchronous checkpoint {path}")
+        # not Thread.join() and is_alive(): in Python 3.11 a Ctrl-C in join() makes the thread that
+        # goes on look like one that has ended
+        self._ended = threading.Event()
+        self._ended.set()
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._thread is None or not self._thread.is_alive()
+        """Whether it has ended here, well or not; other ranks may be a moment behind."""
+        return self._ended.is_set()
 
     def wait(self) -> None:
-        """Waits until the checkpoint is whole on the disk.
+        """Waits until the checkpoint is whole on the disk. Ctrl-C ends the wait, not the save.
 
         Raises:
             Exception: what has made it fail; the checkpoint that was there before is as it was.
+            RuntimeError: this process is a fork of the one that saves.
         """
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            for group in self._groups:  # told here, so no step has to
-                group.tables.host.failure = None
-            raise self._error
+        if self.forked and not self.done():
+            raise RuntimeError(
+                f"checkpoint.save: {self.path} is saved by a thread of the process that this one "
+                "is a fork of: wait there"
+            )
+        self._ended.wait()
+        error = self._work.error()
+        if error is not None:
+            raise error
 
-    def _run(self, work: Callable[[], None]) -> None:
-        """Does the work in a thread of its own."""
-        global _running
+    def _run(self, work: Callable[[], None], groups: Sequence[TableGroup]) -> None:
+        """Does the work in a thread of its own.
+
+        Args:
+            work: raises where it fails.
+            groups: tables that are saved: their next step raises where it fails.
+        """
+        global _last
+
+        works = [work]  # it has the copies, which must be gone when wait() returns
+        del work
 
         def run() -> None:
-            global _running
             try:
-                work()
+                works.pop()()
             except BaseException as error:
-                self._error = error
-                for group in self._groups:
-                    group.tables.host.failure = error
+                self._work.fail(error)
             finally:
-                _running = None
+                self._ended.set()
 
-        self._thread = threading.Thread(target=run, name=f"checkpoint {self.path.name}")
-        _running = self
-        self._thread.start()
+        # no daemon: the interpreter waits for it before it ends
+        thread = threading.Thread(target=run, name=f"checkpoint {self.path.name}", daemon=False)
+        self._ended.clear()
+        watch(self)
+        try:
+            thread.start()
+        except BaseException:
+            self._ended.set()
+            raise
+        _last = self
+        for group in groups:
+            group.tables.host.background = self._work
 
 
 def check_none_running() -> None:
-    """Raises RuntimeError while a save goes on in the background."""
-    if _running is not None and not _running.done():
+    """Raises RuntimeError while a save goes on in the background.
+
+    Also, once, where the last one has failed and nobody has been told.
+    """
+    if _last is None or _last.forked:
+        return
+    if not _last.done():
         raise RuntimeError(
-            f"checkpoint.save: the one of {_running.path} has not ended yet: wait for it with its "
-            "handle's wait(), or save less often"
+            f"checkpoint: the asynchronous save of {_last.path} has not ended yet: wait for it "
+            "with its handle's wait(), or save less often"
         )
+    error = _last._work.untold_error()
+    if error is not None:
+        raise RuntimeError(
+            f"{_last._work.what} has failed in the background; nothing was done now: call it again "
+            f"to go on without it: {error}"
+        ) from error
 
 
 __all__ = ["SaveHandle", "check_none_running"]

@@ -17,9 +17,9 @@ from torch_dynemb.checkpoint.load_group import GroupLoad, is_filled
 from torch_dynemb.checkpoint.load_part import Stream
 from torch_dynemb.checkpoint.load_rest import read_dense, read_state
 from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
-from torch_dynemb.checkpoint.on_cpu import on_cpu
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import checked_path, locate
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.summed_files import check_file
 from torch_dynemb.checkpoint.table_plan import OnMissingState, TablePlan, plan_of
@@ -65,7 +65,7 @@ class LoadReport(NamedTuple):
     unexpected: tuple[str, ...]
 
 
-@on_cpu
+@plain_torch()
 def load(
     path: str | PathLike[str],
     model: nn.Module,
@@ -210,6 +210,8 @@ def _load_tables(
         except BaseException:
             with held_back():
                 _each(loads, "give_back")
+                if any(load.cleared for load in loads):
+                    _each(loads, "clear")  # better none of them than some
             raise
     return loads
 

@@ -223,6 +223,12 @@ class ExactLoad:
             ValueError: they do not.
         """
         self._place_all(publish=False)
+        optimizer = self._tables.config.optimizer
+        steps = [] if optimizer is None else [t for t in optimizer.state if t.dtype == torch.int32]
+        for saved in self._saved if steps else []:
+            with self._open(saved, saved.source) as rows:
+                for tensor in steps:
+                    check_counts(state_entry(tensor.name), rows.whole(state_entry(tensor.name)))
 
     def publish(self) -> None:
         """Puts the ids into their slots, and takes over clocks and counts.

@@ -123,9 +123,10 @@ class GroupLoad:
             return
         self.cleared = True
         tables = self._group.tables
-        for plan in self.plans:
-            content.clear(tables, plan.part.table)
-        compaction.compact(tables)
+        with held_back():
+            for plan in self.plans:
+                content.clear(tables, plan.part.table)
+            compaction.compact(tables)
 
     def stream(self) -> None:
         """Reads rows into unused rows.
@@ -195,7 +196,7 @@ class GroupLoad:
         tables.bind_memory()
 
     def give_back(self) -> None:
-        """After a failure: the tables have no ids, and their rows are unused."""
+        """After a failure: rows that were read are unused, and ids that came are gone."""
         tables = self._group.tables
         if self._before is not None:
             self._before.put_back()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -85,8 +86,7 @@ def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool
     for name in names & own.keys():
         if (name in saved.entries) != isinstance(own[name], Tensor):
             raise ValueError(f"checkpoint.load: entry {name!r} is a tensor on one side only")
-    files = _Files(folder, saved)
-    try:
+    with _Files(folder, saved) as files:
         state: dict[str, Any] = {name: values[name] for name in values if name in own}
         shards: list[tuple[Tensor, Tensor]] = []
         for name in sorted(saved.entries.keys() & own.keys()):
@@ -100,8 +100,6 @@ def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool
             if is_sharded(target):
                 state[name] = target
         files.finish()
-    finally:
-        files.close()
     return DenseLoad(state, shards)
 
 
@@ -120,12 +118,9 @@ def dense_shapes(folder: Path, saved: SavedRest) -> dict[str, tuple[torch.dtype,
     Raises:
         DamagedFileError: a file is damaged.
     """
-    files = _Files(folder, saved)
-    try:
+    with _Files(folder, saved) as files:
         files.finish()  # the blocks with the headers
         return {name: files.shape(entries) for name, entries in saved.entries.items()}
-    finally:
-        files.close()
 
 
 def read_state(folder: Path, saved: SavedRest) -> Any:
@@ -145,12 +140,9 @@ def read_state(folder: Path, saved: SavedRest) -> Any:
 
 def _tensors(folder: Path, saved: SavedRest) -> dict[str, Tensor]:
     """All tensors by name."""
-    files = _Files(folder, saved)
-    try:
+    with _Files(folder, saved) as files:
         tensors = {name: files.whole(name, entries) for name, entries in saved.entries.items()}
         files.finish()
-    finally:
-        files.close()
     return tensors
 
 
@@ -265,6 +257,21 @@ class _Files:
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if isinstance(error, ValueError) and not isinstance(error, DamagedFileError):
+                self.finish()  # what was read may be wrong because a file is damaged: that is told
+        finally:
+            self.close()
 
 
 __all__ = ["DenseLoad", "dense_shapes", "read_all", "read_dense", "read_state"]

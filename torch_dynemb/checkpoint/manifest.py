@@ -246,7 +246,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
     if content.get("version") != VERSION:
         raise DamagedFileError(
-            f"{path}: the checkpoint has format version {str(content.get('version'))[:100]!r}, but "
+            f"{path}: the checkpoint has format version {repr(content.get('version'))[:100]}, but "
             f"this torch_dynemb reads {VERSION}: load it with the version that wrote it"
         )
     expected = content.pop("crc32c", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -62,16 +62,13 @@ def dense_state(model: nn.Module) -> dict[str, Any]:
         return dict(model.state_dict())
 
 
-def dense_source(
-    kind: str, model: nn.Module, rank: int, copy: Callable[[Tensor], Tensor] | None
-) -> RestSource:
+def dense_source(kind: str, model: nn.Module, rank: int) -> RestSource:
     """The dense part of a model.
 
     Args:
         kind: of its file.
         model: the model.
         rank: of this process.
-        copy: makes copies; None: the tensors themselves are read.
 
     Raises:
         TypeError: an entry of the state dict cannot be saved.
@@ -83,12 +80,10 @@ def dense_source(
             pieces += _pieces_of(name, value, rank)
         else:
             values[name] = plain(f"checkpoint: entry {name!r} of the model's state dict", value)
-    return _copied(RestSource(kind, pieces, values if rank == 0 else None), copy)
+    return RestSource(kind, pieces, values if rank == 0 else None)
 
 
-def state_source(
-    kind: str, state: Any, rank: int, copy: Callable[[Tensor], Tensor] | None
-) -> RestSource:
+def state_source(kind: str, state: Any, rank: int) -> RestSource:
     """What a program gives to save with the model: of the first rank.
 
     Args:
@@ -96,7 +91,6 @@ def state_source(
         state: nested dicts with keys of text or numbers, lists and tuples of tensors and JSON
             values.
         rank: of this process.
-        copy: makes copies; None: the tensors themselves are read.
 
     Raises:
         TypeError: something else is in it.
@@ -104,13 +98,7 @@ def state_source(
     tensors: dict[str, Tensor] = {}
     values = _skeleton("state", state, tensors)
     pieces = [piece for name, tensor in tensors.items() for piece in _pieces_of(name, tensor, rank)]
-    return _copied(RestSource(kind, pieces, values if rank == 0 else None), copy)
-
-
-def _copied(source: RestSource, copy: Callable[[Tensor], Tensor] | None) -> RestSource:
-    if copy is None:
-        return source
-    return source._replace(pieces=[p._replace(values=copy(p.values)) for p in source.pieces])
+    return RestSource(kind, pieces, values if rank == 0 else None)
 
 
 def _pieces_of(name: str, value: Tensor, rank: int) -> list[Piece]:

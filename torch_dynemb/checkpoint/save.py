@@ -28,7 +28,6 @@ from torch_dynemb.checkpoint.manifest import (
     SavedRest,
     SavedTable,
 )
-from torch_dynemb.checkpoint.on_cpu import on_cpu
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import (
     check_replaceable,
@@ -38,10 +37,11 @@ from torch_dynemb.checkpoint.places import (
     settle,
     unfinished,
 )
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.rest import RestSource, dense_source, state_source, write_rest
-from torch_dynemb.checkpoint.source import GroupSource, source_of
-from torch_dynemb.checkpoint.staging import Staging
+from torch_dynemb.checkpoint.source import GroupSource, source_of, write_initial_rows
+from torch_dynemb.checkpoint.staging import staged
 from torch_dynemb.checkpoint.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.table_files import Folder, SourcePart, write_group
 from torch_dynemb.checkpoint.threads import one_thread
@@ -53,6 +53,9 @@ from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.table.group import TableGroup
 
 _DISK = Disk()
+# What writing takes besides: some pieces of 8 MiB, and by row its id, slot, owner and number.
+_BUFFER_BYTES = 32 << 20
+_BYTES_OF_ROW_ORDER = 17
 
 
 class _Source(NamedTuple):
@@ -77,7 +80,7 @@ class _Written(NamedTuple):
     rest: list[tuple[SavedFile | None, dict[str, list[SavedEntry]], Any]]
 
 
-@on_cpu
+@plain_torch()
 def save(
     path: str | PathLike[str],
     model: nn.Module,
@@ -154,16 +157,14 @@ def save(
     told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in told for place in places])
     uuid = told[0][1]
-    staging = Staging() if asynchronous else None
-    if staging is not None:
-        ranks.run(lambda: staging.check_memory(groups_of(parts), model, state))
-    source = ranks.run(lambda: _source_of(parts, model, state, ranks, staging))
-    handle = SaveHandle(target, groups_of(parts))
-    if staging is None:
+    source = ranks.run(lambda: _source_of(parts, model, state, ranks, asynchronous))
+    handle = SaveHandle(target)
+    if not asynchronous:
         _write(ranks, disk, target, uuid, source, progress)
-    else:
-        behind = background_ranks(ranks)
-        handle._run(lambda: _write(behind, disk, target, uuid, source, progress))
+        return handle
+    copies = staged(ranks, source, _BUFFER_BYTES + _BYTES_OF_ROW_ORDER * _rows_of(source))
+    behind = background_ranks(ranks)
+    handle._run(lambda: _write(behind, disk, target, uuid, copies, progress), groups_of(parts))
     return handle
 
 
@@ -182,12 +183,11 @@ def _source_of(
     model: nn.Module,
     state: Mapping[str, Any] | None,
     ranks: Ranks,
-    staging: Staging | None,
+    to_be_copied: bool,
 ) -> _Source:
-    copy = None if staging is None else staging.copy
     groups = groups_of(parts)
     end_steps(parts)
-    sources = [source_of(group.tables, copy) for group in groups]
+    sources = [source_of(group.tables, to_be_copied=to_be_copied) for group in groups]
     of_groups = [
         [
             SourcePart(
@@ -208,15 +208,20 @@ def _source_of(
         sources,
         of_groups,
         (
-            dense_source(DENSE, model, ranks.rank, copy),
-            state_source(STATE, state, ranks.rank, copy),
+            dense_source(DENSE, model, ranks.rank),
+            state_source(STATE, state, ranks.rank),
         ),
     )
+
+
+def _rows_of(source: _Source) -> int:
+    return sum(slab.weights.shape[0] for group in source.groups for slab in group.slabs)
 
 
 # -- writing -------------------------------------------------------------------------------------
 
 
+@plain_torch()
 def _write(
     ranks: Ranks, disk: Disk, target: Path, uuid: str, source: _Source, progress: bool | None
 ) -> None:
@@ -255,6 +260,7 @@ def _write_files(
         Folder(disk, folder, ranks.rank, ranks.size, bar.update) as to,
     ):
         for number, (group, parts) in enumerate(zip(source.groups, source.parts, strict=True)):
+            write_initial_rows(group)
             saved, of_parts = write_group(to, group, parts, number)
             groups.append(saved)
             for part, saved_part in zip(parts, of_parts, strict=True):

@@ -168,7 +168,11 @@ class SavedRows:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            if isinstance(error, ValueError) and not isinstance(error, DamagedFileError):
+                self.finish()  # what was read may be wrong because a file is damaged: that is told
+        finally:
+            self.close()
 
 
 def _check_tensors(

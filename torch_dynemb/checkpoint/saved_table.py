@@ -15,7 +15,7 @@ from torch_dynemb.checkpoint.checked_rows import CheckedRows
 from torch_dynemb.checkpoint.column_shards import combined_by_row
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.manifest import SavedFile, SavedPart, SavedTable
-from torch_dynemb.checkpoint.on_cpu import on_cpu
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.sketches import combined_sketch
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
@@ -169,7 +169,7 @@ class CheckpointTable:
                     for shard in shards:
                         shard.rows.pass_by(begin + size)
 
-    @on_cpu
+    @plain_torch()
     def _batch(
         self,
         shards: Sequence[_Shard],
@@ -246,7 +246,7 @@ class CheckpointTable:
                     rows.pass_by(begin + size)
                     yield record(*values)
 
-    @on_cpu
+    @plain_torch()
     def sketch(self) -> Tensor | None:
         """The counting sketch of the ids that wait for admission.
 
@@ -261,7 +261,7 @@ class CheckpointTable:
         found = self.sketches(self._saved.first_parts)
         return None if not found else combined_sketch(found, max(of.shape[1] for of in found))
 
-    @on_cpu
+    @plain_torch()
     def sketches(self, parts: Sequence[SavedPart]) -> list[Tensor]:
         """The sketches of some parts, each once: parts may share one.
 
@@ -332,7 +332,7 @@ def _together(pieces: Sequence[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 1)
 
 
-@on_cpu
+@plain_torch()
 def _int64(rows: CheckedRows, name: str, begin: int, count: int) -> Tensor:
     out = torch.empty(count, dtype=torch.int64)
     rows.read(name, begin, out)

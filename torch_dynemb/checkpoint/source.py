@@ -6,14 +6,16 @@ lie in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Slab, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Meta, Slab, Table
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.tables import Tables
 
@@ -50,6 +52,18 @@ class IndexTable(NamedTuple):
     scores: Tensor
 
 
+class RowConstants(NamedTuple):
+    """What initial rows are computed from, of the CPU.
+
+    Attributes:
+        meta: int64 [tables, 16].
+        init_data: float64 [numbers].
+    """
+
+    meta: Tensor
+    init_data: Tensor
+
+
 class GroupSource(NamedTuple):
     """A group of tables as it is at one time.
 
@@ -62,6 +76,8 @@ class GroupSource(NamedTuple):
         hyper: float64 [tables, 24], of the CPU.
         sketch: int32 [cells].
         now: seconds of the lookups that follow, as far as this rank knows.
+        unwritten: rows of ids that were never trained may have no values yet, which
+            :func:`write_initial_rows` computes from this; None: all have.
     """
 
     config: GroupConfig
@@ -75,19 +91,22 @@ class GroupSource(NamedTuple):
     hyper: Tensor
     sketch: Tensor
     now: int
+    unwritten: RowConstants | None
 
 
-def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) -> GroupSource:
-    """What a group holds, after writing the rows that are not written yet.
+def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
+    """What a group holds: the tensors themselves, of which small ones are copies.
 
     Args:
         tables: of the group.
-        copy: makes copies of what training changes; None: the tensors of the group are read while
-            nobody trains.
+        to_be_copied: the large tensors will be copied, too. Then rows that have no values yet get
+            them in the copies, which takes a scan of the index that training need not wait for;
+            on a GPU, whose kernels no copy meets, they get them at once.
     """
-    ops.materialize_(tables.index, tables.rows)
+    later = to_be_copied and isinstance(tables.memory, HostMemory)
+    if not later:
+        ops.materialize_(tables.index, tables.rows)
     config, index, rows = tables.config, tables.index, tables.rows
-    taken: Callable[[Tensor], Tensor] = (lambda tensor: tensor) if copy is None else copy
     slabs = len(config.slabs)
     state = () if config.optimizer is None else config.optimizer.state
     parts = []
@@ -95,19 +114,16 @@ def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) ->
         active = index.active_buckets(t)
         scored = bool(config.layout.score_words) and t < len(config.tables)
         scores = index.scores[active] if scored else index.scores[:0]
-        parts.append(IndexTable(taken(index.buckets[active]), taken(scores)))
+        parts.append(IndexTable(index.buckets[active], scores))
     of_slabs = []
     for s in range(slabs):
         used = index.used_rows(s)
         of_slabs.append(
             SlabRows(
-                taken(rows.weights[s][:used]),
-                taken(rows.generations[s][:used]),
-                {
-                    tensor.name: taken(rows.state[k * slabs + s][:used])
-                    for k, tensor in enumerate(state)
-                },
-                taken(index.free_rows[s, : int(index.slabs[s, Slab.FREE_COUNT])]),
+                rows.weights[s][:used],
+                rows.generations[s][:used],
+                {tensor.name: rows.state[k * slabs + s][:used] for k, tensor in enumerate(state)},
+                index.free_rows[s, : int(index.slabs[s, Slab.FREE_COUNT])],
             )
         )
     small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)
@@ -124,9 +140,36 @@ def source_of(tables: Tables, copy: Callable[[Tensor], Tensor] | None = None) ->
         row_clock,
         seeds,
         hyper,
-        taken(index.sketch),
+        index.sketch,
         now,
+        RowConstants(rows.meta.clone(), rows.init_data.clone()) if later else None,
     )
+
+
+def write_initial_rows(source: GroupSource) -> None:
+    """Gives rows of copies the values that they lack."""
+    if source.unwritten is None:
+        return
+    slabs = source.slabs
+    state = [slab.state[name] for name in (slabs[0].state if slabs else ()) for slab in slabs]
+    none = source.tables.new_empty(0)
+    for t in range(len(source.config.tables)):
+        buckets = source.buckets_of[t].buckets
+        meta = source.unwritten.meta[t : t + 1].clone()  # of an index with this table alone
+        meta[:, Meta.REGION_BEGIN], meta[:, Meta.REGION_BUCKETS] = 0, buckets.shape[0]
+        ops.materialize_(
+            IndexTensors.read_only(buckets, source.tables[t : t + 1], meta),
+            RowTensors(
+                [slab.weights for slab in slabs],
+                [slab.generations for slab in slabs],
+                state,
+                none,
+                source.hyper[t : t + 1],
+                meta,
+                source.unwritten.init_data,
+                [],
+            ),
+        )
 
 
 class OccupiedSlots(NamedTuple):
@@ -336,10 +379,12 @@ __all__ = [
     "GroupSource",
     "IndexTable",
     "OccupiedSlots",
+    "RowConstants",
     "RowOrder",
     "SlabRows",
     "TableSource",
     "occupied_slots",
     "source_of",
     "tombstones",
+    "write_initial_rows",
 ]

@@ -2,51 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import socket
+from typing import Any, TypeVar
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.rest import dense_state, tensor_pieces
+from torch_dynemb.checkpoint.together import Ranks
 from torch_dynemb.storage.address_space import what_ran_out
-from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.state import used_tensors
+
+T = TypeVar("T")
 
 _HUGE_FROM = 4 << 20  # bytes from which on large pages are worth their address space
 
 
-class Staging:
-    """Memory of the CPU for copies."""
+def staged(ranks: Ranks, source: T, spare: int) -> T:
+    """Copies, on the CPU, of all tensors of what a rank saves; all ranks call it.
 
-    def check_memory(self, groups: Sequence[TableGroup], model: nn.Module, state: Any) -> None:
-        """Raises RuntimeError where there is too little memory for copies of all."""
-        tensors = [tensor for group in groups for _, tensor in used_tensors(group.tables)]
-        rest = [*dense_state(model).values(), *pytree.tree_leaves(state)]
-        tensors += [
-            piece for v in rest if isinstance(v, Tensor) for piece, _, _ in tensor_pieces(v)
-        ]
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        free = ops.available_memory()
-        if needed > free:
-            raise RuntimeError(
-                f"checkpoint.save: asynchronous needs a copy of {needed} bytes, but {free} bytes "
-                "of memory are free: save without asynchronous"
-            )
+    A copy waits for what the GPU of its tensor has been given to do, in whatever stream.
 
-    def copy(self, tensor: Tensor) -> Tensor:
-        """A contiguous copy on the CPU."""
-        size = tensor.numel() * tensor.element_size()
-        if size < _HUGE_FROM:
-            return tensor.detach().to("cpu", copy=True).contiguous()
-        try:
-            copied = ops.reserve(tensor.shape, tensor.dtype, huge_pages=True)
-        except RuntimeError:
-            raise RuntimeError(
-                f"checkpoint.save: no addresses for a copy of {size} bytes: {what_ran_out(size)}"
-            ) from None
-        return copied.copy_(tensor.detach())
+    Args:
+        ranks: that save.
+        source: named tuples, lists and dicts with tensors.
+        spare: bytes of memory that the save takes besides.
+
+    Returns:
+        The same with copies.
+
+    Raises:
+        RuntimeError: memory is short on a machine, which all ranks say before any has made a copy;
+            or there are no addresses.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(source) if isinstance(leaf, Tensor)]
+    needed = sum(_bytes_of(tensor) for tensor in tensors) + spare
+    machine = socket.gethostname()
+    told = ranks.gather((machine, needed))
+    here = [of_rank for name, of_rank in told if name == machine]
+    ranks.run(lambda: _check_memory(here))
+    return ranks.run(lambda: _copied(source, tensors))
 
 
-__all__ = ["Staging"]
+def _check_memory(needed: list[int]) -> None:
+    """Raises RuntimeError where the ranks of this machine need more than is free."""
+    free = ops.available_memory()
+    if sum(needed) > free:
+        ranks = f" for {len(needed)} ranks on this machine" if len(needed) > 1 else ""
+        raise RuntimeError(
+            f"checkpoint.save: asynchronous=True needs {sum(needed)} bytes of memory for "
+            f"copies{ranks}, but {free} bytes are free: save without asynchronous, or on a machine "
+            "with more memory"
+        )
+
+
+def _copied(source: T, tensors: list[Tensor]) -> T:
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
+    result: Any = pytree.tree_map_only(Tensor, _copy, source)
+    copies: T = result
+    return copies
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU."""
+    size = _bytes_of(tensor)
+    if size < _HUGE_FROM:
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    try:
+        memory = ops.reserve([size], torch.uint8, huge_pages=True)
+    except RuntimeError:
+        raise RuntimeError(
+            f"checkpoint.save: no addresses for a copy of {size} bytes: {what_ran_out(size)}"
+        ) from None
+    return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+__all__ = ["staged"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -97,7 +99,14 @@ def ranks_of(process_group: dist.ProcessGroup | None) -> Ranks:
     return Ranks(group if size > 1 else None, rank, size)
 
 
-_background_groups: dict[str, dist.ProcessGroup] = {}
+# By the group of the program, and not by its name: one that is made after another was destroyed may
+# have the same.
+_background_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
+    weakref.WeakKeyDictionary()
+)
+# A rank that is done waits for those that write more. Nobody notices but the program that calls
+# wait(); a rank that has died ends the wait at once.
+_BACKGROUND_TIMEOUT = timedelta(days=1)
 
 
 def background_ranks(ranks: Ranks) -> Ranks:
@@ -107,13 +116,16 @@ def background_ranks(ranks: Ranks) -> Ranks:
     """
     if ranks.group is None:
         return ranks
-    name = ranks.group.group_name
-    known = _background_groups.get(name)
+    known = _background_groups.get(ranks.group)
     if known is None:
-        members = dist.get_process_group_ranks(ranks.group)
-        known = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        known = dist.new_group(
+            dist.get_process_group_ranks(ranks.group),
+            timeout=_BACKGROUND_TIMEOUT,
+            backend="gloo",
+            use_local_synchronization=True,
+        )
         assert isinstance(known, dist.ProcessGroup)
-        _background_groups[name] = known
+        _background_groups[ranks.group] = known
     return ranks._replace(group=known)
 
 

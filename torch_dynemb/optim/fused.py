@@ -190,8 +190,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 function; nothing has been done.
             RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
                 the one that made the tables, or the tables have got another optimizer by
-                ``set_optimizer()``; nothing has been done. Or ids found no room in a table whose
-                policy says ``check="error"``; on a GPU, whatever kernels have found wrong.
+                ``set_optimizer()``, or an asynchronous checkpoint of the tables has failed, and
+                nobody has been told yet; nothing has been done. Or ids found no room in a table
+                whose policy says ``check="error"``; on a GPU, whatever kernels have found wrong.
         """
         if self._retired:
             raise RuntimeError(

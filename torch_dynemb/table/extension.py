@@ -81,6 +81,7 @@ def move(tables: Tables, memory: TableMemory) -> Tables:
 def take_over(tables: Tables, before: Tables) -> Tables:
     """Where tables with the same first tables are: what is not part of a state."""
     tables.host.batch_scored = set(before.host.batch_scored)
+    tables.host.background = before.host.background
     share_time_as(tables, before)
     return record_as(tables, before)
 

@@ -572,9 +572,11 @@ class TableGroup:
             TypeError, ValueError: ``now`` is no int, is negative or exceeds 2^62; nothing has been
                 done.
             RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
-                the one that made the tables; nothing has been done. Or more ids were evicted than
-                there was room to record for :meth:`on_evicted`; the step has ended. Or ids found no
-                place, and a policy says ``check="error"``; everything else has been done.
+                the one that made the tables, or an asynchronous checkpoint of the tables has
+                failed, and nobody has been told yet; nothing has been done. Or more ids were
+                evicted than there was room to record for :meth:`on_evicted`; the step has ended. Or
+                ids found no place, and a policy says ``check="error"``; everything else has been
+                done.
         """
         table_steps.step(self._tables, now)
 
@@ -587,7 +589,8 @@ class TableGroup:
         Raises:
             TypeError, ValueError: ``now`` is no int, is negative or exceeds 2^62.
             RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
-                the one that made the tables.
+                the one that made the tables. Or an asynchronous checkpoint of the tables has
+                failed, and nobody has been told yet.
         """
         table_steps.check_step(self._tables, now)
 

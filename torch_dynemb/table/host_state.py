@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from torch_dynemb.table.background import BackgroundWork
+
 
 class EvictedIds(NamedTuple):
     """Ids that a table has evicted, in the order of the ids that took their rows.
@@ -50,7 +52,8 @@ class HostState:
         proposed_now: int64 [1], seconds that this rank proposes; None: the group is on its own.
         last_reading: of this machine's clock, seconds.
         forked: whether this process got the tables from its parent.
-        failure: of what was done for the tables in the background; the next step raises it.
+        background: what a thread does for the tables, or has done last; the next step raises its
+            error.
     """
 
     rejected: list[int]
@@ -59,7 +62,7 @@ class HostState:
     proposed_now: Tensor | None = None
     last_reading: int = 0
     forked: bool = False
-    failure: BaseException | None = None
+    background: BackgroundWork | None = None
 
 
 __all__ = ["EvictedIds", "EvictionCallback", "EvictionRecords", "HostState"]

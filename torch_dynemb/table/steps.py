@@ -53,14 +53,15 @@ def _check_rejected(tables: Tables) -> None:
 def check_step(tables: Tables, now: int | None) -> None:
     """See :meth:`torch_dynemb.TableGroup.check_step`."""
     tables.check_own()
-    if tables.host.failure is not None:
-        failure, tables.host.failure = tables.host.failure, None
-        raise RuntimeError(
-            "an asynchronous checkpoint has failed; no step was made, the next one will be: "
-            f"{failure}"
-        ) from failure
     if now is not None:
         check_now(tables, now)
+    work = tables.host.background
+    error = None if work is None else work.untold_error()
+    if work is not None and error is not None:
+        raise RuntimeError(
+            f"{work.what} has failed in the background; no step was made: call step() again to go "
+            f"on without it: {error}"
+        ) from error
 
 
 __all__ = ["check_step", "step"]

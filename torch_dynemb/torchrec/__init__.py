@@ -1,6 +1,7 @@
 """Dynamic tables through TorchRec's DistributedModelParallel."""
 
 from torch_dynemb._moved_modules import resolve_moved_modules
+from torch_dynemb.torchrec import saved_parts as _saved_parts  # noqa: F401 - registers tables
 from torch_dynemb.torchrec.planning.estimators import DynamicPerfEstimator, DynamicStorageEstimator
 from torch_dynemb.torchrec.planning.options import DynamicTableConstraints, TableOptions
 from torch_dynemb.torchrec.planning.planner import (
@@ -13,7 +14,6 @@ from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
 )
-from torch_dynemb.torchrec.state import saved_parts as _saved_parts  # noqa: F401 - registers tables
 from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
 from torch_dynemb.torchrec.state.load_planner import LoadPlanner
 from torch_dynemb.torchrec.state.stager import Stager

@@ -1,85 +1,193 @@
-"""Checkpoint files that are either whole or refused.
+"""Checkpoints of the job: when it saves them, and how it goes on from one.
 
-A file is written beside its final place under :func:`unfinished`'s name, flushed to the disk and
-then renamed, so that the final name always holds a complete checkpoint, whenever the process dies.
-Layout: 8 magic bytes, a ``torch.save`` archive, the SHA-256 digest of all bytes before it.
+:mod:`torch_dynemb.checkpoint` writes them: a folder that is whole, or is not there. It does not
+depend on the number of processes that wrote it; on several machines it has to lie on a file system
+that they share.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from types import TracebackType
+from typing import Any
 
 import torch
 
-_MAGIC = b"DLRM-CK1"
-_DIGEST_BYTES = hashlib.sha256().digest_size
-_CHUNK_BYTES = 1 << 20
+import torch_dynemb as td
+from torch_dynemb.checkpoint.entries import MANIFEST
+from tutorials.dlrm.criteo import Position
+from tutorials.dlrm.loop import Pass
+from tutorials.dlrm.options import Options
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be used; the message says why and what to do."""
 
 
-def unfinished(path: Path) -> Path:
-    """Return the name a checkpoint has while it is being written."""
-    return path.with_name(path.name + ".unfinished")
+class Checkpoints:
+    """The checkpoints of a run, each in place of the one before.
 
-
-def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint in place of the one before, atomically and durably.
+    Ranks that train together call its methods together. At the end of a ``with`` block no save goes
+    on in the background any more.
 
     Args:
-        path: Where the checkpoint is to be; its folder exists.
-        state: Nested dicts, lists and tuples of tensors, numbers and strings.
-    """
-    temporary = unfinished(path)
-    with temporary.open("wb") as file:
-        hashing = _HashingWriter(file)
-        hashing.write(_MAGIC)
-        torch.save(dict(state), cast(BinaryIO, hashing))
-        file.write(hashing.digest())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # makes the new name durable
-    finally:
-        os.close(folder)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint.
+        opts: Of the job.
+        progress: With the model.
+        optimizers: Whose state is saved; that of rows is in the tables.
+        settings: What a run that goes on must have in common with this one.
+        quiet: Say nothing.
 
     Raises:
-        CheckpointError: The file is not a checkpoint, or not as it was written.
+        CheckpointError: Something else is where checkpoints are to be.
     """
-    size = path.stat().st_size
-    end = size - _DIGEST_BYTES
-    with path.open("rb") as file:
-        if end < len(_MAGIC) or file.read(len(_MAGIC)) != _MAGIC:
+
+    def __init__(
+        self,
+        opts: Options,
+        progress: Pass,
+        optimizers: Sequence[torch.optim.Optimizer],
+        settings: Mapping[str, object],
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self.path = path_of(opts)
+        self._opts, self._progress, self._optimizers = opts, progress, optimizers
+        self._settings, self._quiet = settings, quiet
+        self._last: td.checkpoint.SaveHandle | None = None
+        if self.path.exists() and not (self.path / MANIFEST).exists():
             raise CheckpointError(
-                f"{path} is not a checkpoint of this program (or of another version of it); "
-                "delete it and start without --resume"
+                f"{self.path} is no checkpoint of this version of the program: resume with the "
+                "version that wrote it, or remove it"
             )
-        digest = hashlib.sha256(_MAGIC)
-        left = end - len(_MAGIC)
-        while left:
-            chunk = file.read(min(left, _CHUNK_BYTES))
-            digest.update(chunk)
-            left -= len(chunk)
-        if digest.digest() != file.read():
-            raise CheckpointError(
-                f"{path} is corrupted: its SHA-256 digest is not the one written with it; "
-                "delete it and start without --resume"
-            )
-        archive = _Section(file, len(_MAGIC), end)
-        return cast(dict[str, Any], torch.load(cast(BinaryIO, archive), weights_only=True))
+
+    def resume(self) -> Position:
+        """Go on from the checkpoint, if there is one and the options say so.
+
+        Returns:
+            Where its reader stood; the beginning without a checkpoint.
+
+        Raises:
+            CheckpointError: It is damaged, or of an earlier version, or its settings differ.
+        """
+        if not self._opts.resume:
+            return Position()
+        saved = read(self.path)
+        if saved is None:
+            older = self.path.with_suffix(".pt")
+            if older.exists():
+                raise CheckpointError(
+                    f"{older} is of an earlier version of this program: resume with that version, "
+                    "or start without --resume"
+                )
+            self._say(f"no checkpoint at {self.path}: beginning with the first line")
+            return Position()
+        check_same_settings(saved["settings"], self._settings)
+        with _damage_refused(self.path):
+            saved = td.checkpoint.load(self.path, self._progress.model).state
+        for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self._progress.load_state_dict(saved["progress"])
+        self._progress.seconds = saved["seconds"]
+        torch.set_rng_state(saved["rng"])
+        position = Position(*saved["position"])
+        self._say(f"resuming after line {position.line} from {self.path}")
+        return position
+
+    def after_step(self, position: Position) -> None:
+        """Save after every so many steps.
+
+        Args:
+            position: Of the reader.
+        """
+        if self._progress.step % self._opts.checkpoint_every == 0:
+            self.save(position)
+
+    def save(self, position: Position) -> None:
+        """Save, once the save before has ended.
+
+        Args:
+            position: Of the reader.
+        """
+        self._wait()
+        state = {
+            "settings": self._settings,
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "progress": self._progress.state_dict(),
+            "seconds": self._progress.seconds,
+            "rng": torch.get_rng_state(),  # of the only generator that training uses
+            "position": tuple(position),
+        }
+        self._last = td.checkpoint.save(
+            self.path,
+            self._progress.model,
+            asynchronous=self._opts.async_checkpoint,
+            state=state,
+            progress=False if self._quiet else None,
+        )
+
+    def _wait(self) -> None:
+        if self._last is not None:
+            self._last.wait()
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, file=sys.stderr)
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._wait()
+
+
+def path_of(opts: Options) -> Path:
+    """Return where the checkpoint of a job is."""
+    return opts.out / "checkpoint"
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Return what a checkpoint says of the run that wrote it; None: there is no checkpoint.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    try:
+        with _damage_refused(path), td.checkpoint.open(path) as saved:
+            state: dict[str, Any] = saved.state
+    except FileNotFoundError:
+        return None
+    return state
+
+
+def report_interruption(opts: Options) -> None:
+    """Say on stderr, once for all ranks, what a job leaves that Ctrl-C has ended."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    path = path_of(opts)
+    saved = read(path)
+    if saved is None:
+        print("interrupted before the first checkpoint", file=sys.stderr)
+    else:
+        line = Position(*saved["position"]).line
+        print(f"interrupted; --resume goes on after line {line} from {path}", file=sys.stderr)
+
+
+@contextmanager
+def _damage_refused(path: Path) -> Iterator[None]:
+    """Say what to do about a damaged checkpoint."""
+    try:
+        yield
+    except td.checkpoint.DamagedFileError as error:
+        raise CheckpointError(f"{error}; remove {path} and start without --resume") from error
 
 
 def check_same_settings(recorded: Mapping[str, object], given: Mapping[str, object]) -> None:
@@ -103,49 +211,3 @@ def check_same_settings(recorded: Mapping[str, object], given: Mapping[str, obje
             + "; ".join(differing)
             + "); repeat the settings of the checkpoint, or start without --resume"
         )
-
-
-class _HashingWriter:
-    """A file to write to that hashes what passes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self._hash.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def digest(self) -> bytes:
-        return self._hash.digest()
-
-
-class _Section(io.RawIOBase):
-    """Bytes ``begin`` to ``end`` of a file as a file of their own."""
-
-    def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
-        self._file, self._begin, self._end = file, begin, end
-        file.seek(begin)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._file.tell() - self._begin
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: self._begin, os.SEEK_CUR: self._file.tell(), os.SEEK_END: self._end}
-        self._file.seek(base[whence] + offset)
-        return self.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._end - self._file.tell()))
-        view[:count] = self._file.read(count)
-        return count

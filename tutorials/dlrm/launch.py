@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -33,17 +34,23 @@ def run(opts: Options) -> dict[str, Any] | None:
     Raises:
         ValueError: The options do not fit to this machine, or what a rank says about data.
         FileNotFoundError: A file is not there.
+        KeyboardInterrupt: Ctrl-C has ended the processes.
     """
     _check(opts)
     if started_by_torchrun():
         return work(opts)
     # here, since it takes half a second and the job of one process does without
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
         result: dict[str, Any] = run_on_ranks(opts.nproc or _default_nproc(opts), work, opts)
     except ChildFailedError as failed:
         _reraise(failed)
+    except SignalException as signalled:
+        if signalled.sigval == signal.SIGINT:  # the processes have ended by now
+            raise KeyboardInterrupt from None
+        raise
     return result
 
 
@@ -52,7 +59,11 @@ def work(opts: Options) -> dict[str, Any] | None:
     silence()
     from tutorials.dlrm import torchrec_train  # imports TorchRec, which takes seconds
 
-    return torchrec_train.run(opts)
+    try:
+        return torchrec_train.run(opts)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher sends one, too
+        raise
 
 
 def check_alone() -> None:

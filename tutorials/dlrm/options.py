@@ -51,7 +51,7 @@ sharding (of each table). For several machines, start the program with torchrun 
 # Options that may differ between a run and the one that resumes it.
 _FREE_ON_RESUME = (
     *("out", "cache", "resume", "baseline", "progress_interval"),
-    *("torchrec", "nproc", "sharding"),
+    *("async_checkpoint", "nproc", "sharding"),
 )
 
 Sharding = Literal[
@@ -94,6 +94,7 @@ class Options:
     out: Path
     cache: Path
     checkpoint_every: int
+    async_checkpoint: bool
     resume: bool
     log_every: int
     progress_interval: float
@@ -258,7 +259,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         type=Path,
         default=Path("runs/dlrm"),
         metavar="FOLDER",
-        help="gets training.png and checkpoint.pt, a folder named checkpoint with --torchrec",
+        help="gets training.png and a folder named checkpoint",
     )
     add(
         "--cache",
@@ -273,6 +274,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         default=200,
         metavar="STEPS",
         help="steps between checkpoints; there is one at the end, too",
+    )
+    add(
+        "--async-checkpoint",
+        action="store_true",
+        help="write checkpoints from a copy in memory while training goes on; one that is due "
+        "while the one before is still being written waits for it",
     )
     add(
         "--resume",

@@ -115,8 +115,6 @@ class ShardedModel:
         dense = KeyedOptimizerWrapper(parameters, lambda _: self.dense_optimizer)
         # One optimizer to the outside: a learning rate schedule reaches MLPs and rows.
         self.optimizer = CombinedOptimizer([self.parallel.fused_optimizer, dense])
-        self.earlier_turnover = Turnover(0, 0, 0)
-        """Before the checkpoint that the job goes on from; tables count anew then."""
 
     def figures(self) -> Figures:
         """Return what the job reports, of all ranks, which must call this together."""
@@ -136,8 +134,7 @@ class ShardedModel:
         figures = torch.tensor([ids, table_bytes, *turnover], device=device)
         dist.all_reduce(figures)
         ids, table_bytes, *turnover = figures.tolist()
-        both = [a + b for a, b in zip(self.earlier_turnover, turnover, strict=True)]
-        return Figures(ids, table_bytes, Turnover(*both))
+        return Figures(ids, table_bytes, Turnover(*turnover))
 
     def sharding_types(self) -> dict[str, str]:
         """Return how every table is sharded."""

@@ -6,14 +6,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tutorials.dlrm import rank_checkpoint
-from tutorials.dlrm.criteo import Position
+from tutorials.dlrm.checkpoint import Checkpoints
 from tutorials.dlrm.data import job_settings, make_reader, open_data, table_policies
 from tutorials.dlrm.options import Options
 from tutorials.dlrm.plot import plot
@@ -49,30 +47,26 @@ def train(opts: Options, device: torch.device) -> dict[str, Any] | None:
     if first:
         print(model.describe_plan(), file=sys.stderr)
     progress = RankPass(model.parallel, [model.optimizer], device=device, log_every=opts.log_every)
-    path = opts.out / "checkpoint"
-    settings = job_settings(opts, data)
-    start = Position()
-    if opts.resume:
-        start = _resume(path, progress, model, settings)
+    checkpoints = Checkpoints(
+        opts, progress, [model.dense_optimizer], job_settings(opts, data), quiet=not first
+    )
     mine = {"part": dist.get_rank(), "parts": dist.get_world_size()}
-    reader = make_reader(opts, data, start, data.train_lines, **mine)
+    with checkpoints:
+        start = checkpoints.resume()
+        reader = make_reader(opts, data, start, data.train_lines, **mine)
 
-    def save() -> None:
-        rank_checkpoint.save(path, progress, model, reader.position, settings)
+        def after_step() -> None:
+            checkpoints.after_step(reader.position)
 
-    def after_step() -> None:
-        if progress.step % opts.checkpoint_every == 0:
-            save()
+        def shown() -> dict[str, str]:
+            return describe(model.figures(), reader)
 
-    def shown() -> dict[str, str]:
-        return describe(model.figures(), reader)
-
-    with progress_bar("dynamic tables", data, opts, done=start.line, hidden=not first) as bar:
-        progress.train(reader, bar, describe=shown, after_step=after_step)
-    check_trained(progress, data, reader)
-    save()
-    held_out = make_reader(opts, data, reader.position, data.lines, **mine)
-    auc = progress.evaluate(held_out)
+        with progress_bar("dynamic tables", data, opts, done=start.line, hidden=not first) as bar:
+            progress.train(reader, bar, describe=shown, after_step=after_step)
+        check_trained(progress, data, reader)
+        checkpoints.save(reader.position)
+        held_out = make_reader(opts, data, reader.position, data.lines, **mine)
+        auc = progress.evaluate(held_out)
     figures = model.figures()
     if not first:
         return None
@@ -84,22 +78,6 @@ def train(opts: Options, device: torch.device) -> dict[str, Any] | None:
         "world_size": dist.get_world_size(),
         "sharding": model.sharding_types(),
     }
-
-
-def _resume(
-    path: Path, progress: RankPass, model: ShardedModel, settings: dict[str, object]
-) -> Position:
-    """Go on from the checkpoint, if there is one."""
-    found = rank_checkpoint.find(path)
-    start = Position()
-    if found is not None:
-        start = rank_checkpoint.load(found, progress, model, settings)
-    if dist.get_rank() == 0:
-        if found is None:
-            print(f"no checkpoint at {path}: beginning with the first line", file=sys.stderr)
-        else:
-            print(f"resuming after line {start.line} from {found}", file=sys.stderr)
-    return start
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from tutorials.dlrm import checkpoint, launch, options
+from tutorials.dlrm import launch, options
+from tutorials.dlrm.checkpoint import CheckpointError, Checkpoints, report_interruption
 from tutorials.dlrm.criteo import DataError, Position
 from tutorials.dlrm.data import Data, job_settings, make_reader, open_data, table_policies
 from tutorials.dlrm.loop import Pass
@@ -38,8 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     opts = options.parse(arguments)
     try:
         result = launch.run(opts) if opts.torchrec else run(opts)
-    except (DataError, FileNotFoundError, checkpoint.CheckpointError, ValueError) as error:
+    except (DataError, FileNotFoundError, CheckpointError, ValueError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        report_interruption(opts)
+        sys.exit(128 + signal.SIGINT)  # as a shell says it
     if result is not None:
         print(json.dumps(result))
 
@@ -60,11 +65,7 @@ def run(opts: Options) -> dict[str, Any]:
     opts.out.mkdir(parents=True, exist_ok=True)
     data = open_data(opts)
 
-    policies = table_policies(opts, data)
-    torch.manual_seed(opts.seed)
-    rows = DynamicRows(
-        opts.embedding_dim, lr=opts.lr, bound=ROW_BOUND, policies=policies, options=opts.rows
-    )
+    rows = make_rows(opts, data)
     dynamic = _train_dynamic(opts, data, rows)
     curves = {"dynamic tables": (dynamic.progress.points, dynamic.auc)}
     baseline_auc = None
@@ -75,6 +76,15 @@ def run(opts: Options) -> dict[str, Any]:
         baseline_auc = baseline.auc
     plot(opts.out / "training.png", curves, best_auc=data.best_auc)
     return summarize(opts, data, dynamic.progress, dynamic.auc, baseline_auc, rows.figures())
+
+
+def make_rows(opts: Options, data: Data) -> DynamicRows:
+    """Make the dynamic tables, empty."""
+    policies = table_policies(opts, data)
+    torch.manual_seed(opts.seed)
+    return DynamicRows(
+        opts.embedding_dim, lr=opts.lr, bound=ROW_BOUND, policies=policies, options=opts.rows
+    )
 
 
 def _make_pass(opts: Options, rows: DynamicRows | HashedRows, *, compiled: bool) -> Pass:
@@ -93,32 +103,23 @@ def _make_pass(opts: Options, rows: DynamicRows | HashedRows, *, compiled: bool)
 def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
     """Train with dynamic tables, from the checkpoint if told so, writing checkpoints."""
     progress = _make_pass(opts, rows, compiled=opts.compile)
-    path = opts.out / "checkpoint.pt"
     settings = job_settings(opts, data)
-    start = Position()
-    if opts.resume and path.exists():
-        start = _resume(progress, checkpoint.load(path), settings)
-        print(f"resuming after line {start.line} from {path}", file=sys.stderr)
-    elif opts.resume:
-        print(f"no checkpoint at {path}: beginning with the first line", file=sys.stderr)
-    reader = make_reader(opts, data, start, data.train_lines)
+    with Checkpoints(opts, progress, progress.optimizers, settings) as checkpoints:
+        start = checkpoints.resume()
+        reader = make_reader(opts, data, start, data.train_lines)
 
-    def save() -> None:
-        checkpoint.save(path, _state(progress, reader.position, settings))
+        def after_step() -> None:
+            checkpoints.after_step(reader.position)
 
-    def after_step() -> None:
-        if progress.step % opts.checkpoint_every == 0:
-            save()
+        def shown() -> dict[str, str]:
+            return describe(rows.figures(), reader)
 
-    def shown() -> dict[str, str]:
-        return describe(rows.figures(), reader)
-
-    with progress_bar("dynamic tables", data, opts, done=start.line) as bar:
-        progress.train(reader, bar, describe=shown, after_step=after_step)
-    check_trained(progress, data, reader)
-    save()
-    held_out = make_reader(opts, data, reader.position, data.lines)
-    auc = progress.evaluate(held_out)
+        with progress_bar("dynamic tables", data, opts, done=start.line) as bar:
+            progress.train(reader, bar, describe=shown, after_step=after_step)
+        check_trained(progress, data, reader)
+        checkpoints.save(reader.position)
+        held_out = make_reader(opts, data, reader.position, data.lines)
+        auc = progress.evaluate(held_out)
     report_skipped(data, reader, held_out)
     return Trained(progress, auc)
 
@@ -133,30 +134,6 @@ def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained
         progress.train(reader, bar, describe=dict, after_step=lambda: None)
     auc = progress.evaluate(make_reader(opts, data, reader.position, data.lines))
     return Trained(progress, auc)
-
-
-def _state(progress: Pass, position: Position, settings: dict[str, object]) -> dict[str, Any]:
-    return {
-        "settings": settings,
-        "model": progress.model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in progress.optimizers],
-        "progress": progress.state_dict(),
-        "seconds": progress.seconds,
-        "rng": torch.get_rng_state(),  # of the only generator that training uses
-        "position": tuple(position),
-    }
-
-
-def _resume(progress: Pass, state: dict[str, Any], settings: dict[str, object]) -> Position:
-    """Take over a checkpoint; return where its reader stood."""
-    checkpoint.check_same_settings(state["settings"], settings)
-    progress.model.load_state_dict(state["model"])
-    for optimizer, saved in zip(progress.optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    progress.load_state_dict(state["progress"])
-    progress.seconds = state["seconds"]
-    torch.set_rng_state(state["rng"])
-    return Position(*state["position"])
 
 
 if __name__ == "__main__":

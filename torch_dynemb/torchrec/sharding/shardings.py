@@ -2,7 +2,7 @@
 
 Row-wise shardings send an id to the shard ``mix_ids(id) mod parts`` as the quotient, from which the
 shard gets the id back: TorchRec's bucketize op does that for tables of size 0, over all 64 bits.
-The others send ids as they are.
+The others send ids as they are, and so do row-wise ones with one shard.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ class _ByRows(_Timed):
     """Shardings that send an id to one of several ranks."""
 
     _get_num_features: Callable[[], int]
+    _world_size: int
+    _rank: int
+
+    def _routing(self) -> Routing:
+        return Routing(self._world_size, self._rank)
 
     def _get_feature_hash_sizes(self) -> list[int]:
         sizes: list[int] = super()._get_feature_hash_sizes()  # type: ignore[misc]
@@ -76,7 +81,8 @@ class _ByRows(_Timed):
         self, device: torch.device | None = None
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         input_dist = super().create_input_dist(device)
-        input_dist.register_forward_pre_hook(_mix)
+        if self._routing().parts > 1:
+            input_dist.register_forward_pre_hook(_mix)
         return input_dist
 
 
@@ -163,13 +169,16 @@ class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: i
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
-        routing = Routing(self._world_size, self._rank)
         configs = self._grouped_embedding_configs
-        return _pooled_lookup(self, routing, configs, device, feature_processor)
+        return _pooled_lookup(self, self._routing(), configs, device, feature_processor)
 
 
 class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
     """The ids of a table on the ranks of one node."""
+
+    def _routing(self) -> Routing:
+        local_size = self._intra_pg.size()
+        return Routing(local_size, self._rank % local_size)
 
     def create_lookup(
         self,
@@ -177,15 +186,14 @@ class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # typ
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
-        local_size = self._intra_pg.size()
-        routing = Routing(local_size, self._rank % local_size)
         configs = self._grouped_embedding_configs_per_rank[self._rank]
-        return _pooled_lookup(self, routing, configs, device, feature_processor)
+        return _pooled_lookup(self, self._routing(), configs, device, feature_processor)
 
 
 class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # type: ignore[misc]
     """The columns of a table on several nodes, the ids on the ranks of each."""
 
+    _routing = DynamicTwRwPooledSharding._routing
     create_lookup = DynamicTwRwPooledSharding.create_lookup
 
 
@@ -225,7 +233,7 @@ class DynamicRwSequenceSharding(_ByRows, RwSequenceEmbeddingSharding):  # type: 
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
-        return _sequence_lookup(self, Routing(self._world_size, self._rank), device)
+        return _sequence_lookup(self, self._routing(), device)
 
 
 POOLED: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {
