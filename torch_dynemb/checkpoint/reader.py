@@ -13,7 +13,8 @@ import torch
 
 from torch_dynemb.checkpoint.checked_rows import CheckedRows
 from torch_dynemb.checkpoint.load_rest import read_all, read_state
-from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
+from torch_dynemb.checkpoint.manifest import Manifest
+from torch_dynemb.checkpoint.manifest_file import read_manifest
 from torch_dynemb.checkpoint.places import checked_path, locate
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
