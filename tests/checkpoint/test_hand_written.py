@@ -19,7 +19,7 @@ pytestmark = pytest.mark.any_device
 
 BAG = "bag/r000-of-001.c000-004.p0000.safetensors"
 SCORED = "tables.scored/r000-of-001.c000-004.p0000.safetensors"
-COUNTED = "tables.counted/counts-r000-of-001.safetensors"
+COUNTED = "tables.counted/counts-r000-of-001.c000-004.safetensors"
 SKETCHED = "tables.sketched/sketch-r000-of-001.safetensors"
 GROUP = "groups/r000-of-001.g000.safetensors"
 
@@ -135,7 +135,7 @@ MANIFESTS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "blocks of nothing": ((*FILE, "block_bytes"), 0, "block_bytes"),
     "too few checksums": ((*FILE, "crc32c"), [], "0 checksums for 1 blocks"),
     "more ids": ((*PART, "ids"), 99, "rows for 99 ids"),
-    "no such group": ((*PART, "group"), 2, "expected a whole number from 0 to 1"),
+    "no such group": ((*PART, "group"), 2, "expected a whole number from -1 to 1"),
     "no such slots": ((*PART, "slots_end"), 2, "slots_end"),
     "only some slots": ((*PART, "slots"), 4, "no ids of slots 1 to 4"),
     "only some columns": ((*PART, "columns"), 2, "expected all of 4"),
