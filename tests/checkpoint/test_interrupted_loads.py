@@ -91,7 +91,7 @@ def memory_error_after_op(call: Callable[[], object], number: int) -> int:
     """As :func:`after_op`, with an error that a load may raise anywhere."""
 
     def tried() -> None:
-        with suppress(MemoryError):
+        with suppress(MemoryError, RuntimeError):  # the latter as load_state_dict tells it
             call()
 
     return after_op(tried, number, out_of_memory)
@@ -128,7 +128,7 @@ def test_failed_load_leaves_nothing_half(kind: str, way: str, saved: Path) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_load_that_fails_anywhere_leaves_nothing_half(kind: str, way: str, saved: Path) -> None:
     count = count_of(kind, saved, WAYS[way])
-    found = check_points(kind, saved, WAYS[way], range(1, count, max(1, count // 100)))
+    found = check_points(kind, saved, WAYS[way], range(1, count, max(1, count // 60)))
     assert found <= expected(kind)
 
 

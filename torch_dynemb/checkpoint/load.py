@@ -206,14 +206,16 @@ def _load_tables(
             ranks.run(lambda: _clear(loads))
             with one_thread():
                 ranks.run(lambda: _each(loads, "stream"))
-            ranks.run(lambda: _each(loads, "publish"))
-            ranks.run(finish)
         except BaseException:
-            with held_back():
-                _each(loads, "give_back")
-                if any(load.cleared for load in loads):
-                    _each(loads, "clear")  # better none of them than some
+            _give_back(loads)
             raise
+        with held_back():
+            try:
+                ranks.run(lambda: _each(loads, "publish"))
+                ranks.run(finish)
+            except BaseException:
+                _give_back(loads)
+                raise
     return loads
 
 
@@ -225,6 +227,14 @@ def _clear(loads: Sequence[GroupLoad]) -> None:
 def _each(loads: Sequence[GroupLoad], step: str) -> None:
     for load in loads:
         getattr(load, step)()
+
+
+def _give_back(loads: Sequence[GroupLoad]) -> None:
+    """After a failure, while signals wait: no table has some of its ids."""
+    with held_back():
+        _each(loads, "give_back")
+        if any(load.cleared for load in loads):
+            _each(loads, "clear")  # better none of them than some
 
 
 def _check_files(folder: Path, plans: Sequence[TablePlan]) -> None:

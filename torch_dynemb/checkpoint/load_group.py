@@ -19,7 +19,7 @@ from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, PolicyColumn, Slab, Tab
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import compaction, content
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.state import empty, recount
+from torch_dynemb.table.state import recount
 
 
 class GroupLoad:
@@ -156,8 +156,6 @@ class GroupLoad:
         """
         tables = self._group.tables
         with held_back():
-            if self._exact is not None and self.cleared:
-                empty(tables)
             self._before = Before(tables, [plan.part.table for plan in self.plans])
             try:
                 if self._exact is not None:
