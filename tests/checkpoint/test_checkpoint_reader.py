@@ -309,6 +309,36 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         checkpoint.open(3)  # type: ignore[arg-type]
 
 
+def test_another_default_device_is_not_asked(model: nn.ModuleDict, tmp_path: Path) -> None:
+    """As a program has that trains on a GPU; tensors of "meta" have no values at all."""
+    checkpoint.save(tmp_path / "before", model, state={"seen": torch.arange(4)})
+    expected = saved_content(tmp_path / "before")
+    twin = trained_model(steps=1, ids=10)
+    with torch.device("meta"):
+        checkpoint.save(tmp_path / "saved", model, state={"epoch": 3})
+        checkpoint.reshard(tmp_path / "saved", tmp_path / "parts", parts=2, columns=2)
+        checkpoint.export(tmp_path / "saved", tmp_path / "npz", file_format="npz")
+        for name in ("saved", "parts"):  # places and all, and ids and values alone
+            report = checkpoint.load(tmp_path / name, twin)
+            assert [table.exact for table in report.tables.values()] == [name == "saved"] * 4
+        with checkpoint.open(tmp_path / "before") as saved:
+            saved.verify()
+            assert saved.dense()["top.bias"].tolist() == model["top"].bias.tolist()
+            assert saved.state["seen"].tolist() == [0, 1, 2, 3]
+            users, ads, items = (saved.tables[f"tables.{n}"] for n in ("users", "ads", "items"))
+            batches = list(users.batches(50))
+            counted = list(items.counts(50))
+            sketch = ads.sketch()
+    assert torch.equal(
+        torch.cat([of.ids for of in batches]).sort().values, expected[users.name].ids
+    )
+    assert sum(of.counts.sum() for of in counted) == sum(expected[items.name].counts.values())
+    assert same(sketch, expected[ads.name].sketch)
+    checkpoint.save(tmp_path / "after", twin)
+    after = saved_content(tmp_path / "after")
+    assert all(same(after[name], expected[name]) for name in expected)
+
+
 def test_wrong_arguments(path: Path) -> None:
     with checkpoint.open(path) as saved:
         table = saved.tables["tables.users"]

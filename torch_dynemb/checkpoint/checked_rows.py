@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.manifest import SavedFile
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
 from torch_dynemb.checkpoint.tensor_file import StoredTensor, as_bytes
 
@@ -103,6 +104,7 @@ class CheckedRows:
         self._closed = False
         self.count = sum(file.rows for file in files)
 
+    @plain_torch()
     def read(self, name: str, begin: int, out: Tensor) -> None:
         """Fills a contiguous tensor of the CPU with rows from ``begin`` on.
 

@@ -14,7 +14,6 @@ VERSION = 1
 MANIFEST = "manifest.json"
 DENSE = "dense"
 STATE = "state"
-NO_GROUP = -1  # the group of a part whose ids and rows have no places
 
 ID = "id"  # int64 [n]
 SLOT = "slot"  # int32 or int64 [n], where the id stood in its index

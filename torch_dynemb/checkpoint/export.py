@@ -19,6 +19,7 @@ from torch_dynemb.argument_checks import flag
 from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import score_entry, state_entry, table_folder
 from torch_dynemb.checkpoint.places import checked_path, unfinished
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.saved_table import CheckpointTable, SavedBatch
@@ -132,6 +133,7 @@ def _needed(module: str, file_format: str) -> Any:
         ) from error
 
 
+@plain_torch()
 def export(
     path: str | PathLike[str],
     out: str | PathLike[str],

@@ -16,7 +16,8 @@ from torch_dynemb.checkpoint.handle import check_none_running
 from torch_dynemb.checkpoint.load_group import GroupLoad, is_filled
 from torch_dynemb.checkpoint.load_part import Stream
 from torch_dynemb.checkpoint.load_rest import read_dense, read_state
-from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
+from torch_dynemb.checkpoint.manifest import Manifest
+from torch_dynemb.checkpoint.manifest_file import read_manifest
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.places import checked_path, locate
 from torch_dynemb.checkpoint.plain_torch import plain_torch

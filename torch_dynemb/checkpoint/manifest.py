@@ -9,17 +9,13 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, PACKED, VERSION
-from torch_dynemb.checkpoint.manifest_check import check_manifest
+from torch_dynemb.checkpoint.entries import FORMAT, PACKED, VERSION
 from torch_dynemb.checkpoint.parts import IdSlots
-from torch_dynemb.checkpoint.summed_files import DamagedFileError, FileSums, sums_of_bytes
-
-_MOST_BYTES = 1 << 30
+from torch_dynemb.checkpoint.summed_files import FileSums, sums_of_bytes
 
 
 @dataclass(frozen=True)
@@ -228,85 +224,12 @@ class Manifest:
     def text(self) -> bytes:
         """What its file holds."""
         content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        return _canonical({**content, "crc32c": sums_of_bytes(_canonical(content))})
+        return canonical({**content, "crc32c": sums_of_bytes(canonical(content))})
 
 
-def _canonical(content: Mapping[str, Any]) -> bytes:
+def canonical(content: Mapping[str, Any]) -> bytes:
+    """The one text of some JSON content, which is summed."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DamagedFileError: it is damaged, or of another format.
-    """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} is no checkpoint: it has no {MANIFEST}, which is written when everything "
-            "else is there"
-        )
-    size = path.stat().st_size
-    if size > _MOST_BYTES:
-        raise DamagedFileError(f"{path}: the file has {size} bytes, which no manifest has")
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
-    if content.get("version") != VERSION:
-        raise DamagedFileError(
-            f"{path}: the checkpoint has format version {repr(content.get('version'))[:100]}, but "
-            f"this torch_dynemb reads {VERSION}: load it with the version that wrote it"
-        )
-    expected = content.pop("crc32c", None)
-    try:
-        found = sums_of_bytes(_canonical(content))
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
-    if found != expected:
-        raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
-    del content["format"], content["version"]
-    try:
-        manifest = _manifest_of(content)
-        check_manifest(manifest)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise DamagedFileError(f"{path}: an entry is missing or wrong: {error!r}") from error
-    except ValueError as error:
-        raise DamagedFileError(f"{path}: {error}") from error
-    return manifest
-
-
-def _manifest_of(content: dict[str, Any]) -> Manifest:
-    tables = {
-        name: SavedTable(**{**table, "parts": [_part_of(part) for part in table["parts"]]})
-        for name, table in content.pop("tables").items()
-    }
-    groups = [
-        SavedGroup(**{**group, "file": SavedFile(**group["file"])})
-        for group in content.pop("groups")
-    ]
-    dense, state = _rest_of(content.pop("dense")), _rest_of(content.pop("state"))
-    return Manifest(**content, tables=tables, groups=groups, dense=dense, state=state)
-
-
-def _part_of(part: dict[str, Any]) -> SavedPart:
-    files = {
-        name: None if part[name] is None else SavedFile(**part[name])
-        for name in ("counts", "sketch")
-    }
-    return SavedPart(**{**part, **files, "rows": [SavedFile(**file) for file in part["rows"]]})
-
-
-def _rest_of(rest: dict[str, Any]) -> SavedRest:
-    return SavedRest(
-        [SavedFile(**file) for file in rest["files"]],
-        {name: [SavedEntry(**e) for e in entries] for name, entries in rest["entries"].items()},
-        rest["values"],
-    )
 
 
 __all__ = [
@@ -317,5 +240,5 @@ __all__ = [
     "SavedPart",
     "SavedRest",
     "SavedTable",
-    "read_manifest",
+    "canonical",
 ]

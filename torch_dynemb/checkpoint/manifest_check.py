@@ -7,20 +7,18 @@ whether the parts of a table are the whole table.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_dynemb.checkpoint.entries import NO_GROUP, PACKED
+from torch_dynemb.checkpoint.manifest import (
+    Manifest,
+    SavedFile,
+    SavedPart,
+    SavedRest,
+    SavedTable,
+)
 from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
 from torch_dynemb.ops.columns import MAX_COUNT, SKETCH_ROWS, TABLE_COLUMNS
-
-if TYPE_CHECKING:  # whose module calls this one
-    from torch_dynemb.checkpoint.manifest import (
-        Manifest,
-        SavedFile,
-        SavedPart,
-        SavedRest,
-        SavedTable,
-    )
 
 _MOST_CRC = (1 << 32) - 1
 _DTYPES = ("float32", "bfloat16", "float16", PACKED)

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.manifest import read_manifest
+from torch_dynemb.checkpoint.manifest_file import read_manifest
 from torch_dynemb.process.interrupts import held_back
 
 

@@ -13,8 +13,10 @@ import torch
 
 from torch_dynemb.checkpoint.checked_rows import CheckedRows
 from torch_dynemb.checkpoint.load_rest import read_all, read_state
-from torch_dynemb.checkpoint.manifest import Manifest, read_manifest
+from torch_dynemb.checkpoint.manifest import Manifest
+from torch_dynemb.checkpoint.manifest_file import read_manifest
 from torch_dynemb.checkpoint.places import checked_path, locate
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.saved_table import CheckpointFiles, CheckpointTable
 from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
@@ -84,6 +86,7 @@ class Checkpoint:
         except (OSError, DamagedFileError):
             return False
 
+    @plain_torch()
     def dense(self) -> dict[str, Any]:
         """What the model has beside tables, put together from the shards of all ranks.
 
@@ -100,6 +103,7 @@ class Checkpoint:
             return read_all(self.folder, self.manifest.dense)
 
     @property
+    @plain_torch()
     def state(self) -> Any:
         """What the program gave as ``state`` to :func:`torch_dynemb.checkpoint.save`.
 
@@ -108,6 +112,7 @@ class Checkpoint:
         with self._reading():
             return read_state(self.folder, self.manifest.state)
 
+    @plain_torch()
     def verify(self, *, progress: bool | None = None) -> None:
         """Reads every file once and compares it with what was written.
 

@@ -31,6 +31,7 @@ from torch_dynemb.checkpoint.part_writer import (
 )
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.places import checked_path, left_behind, settle, unfinished
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reader import Checkpoint
 from torch_dynemb.checkpoint.reader import open as open_checkpoint
@@ -79,6 +80,7 @@ class _Split(NamedTuple):
         return ops.id_owners(ids, parts=len(self.ids), slots=self.slots)
 
 
+@plain_torch()
 def reshard(
     path: str | PathLike[str],
     out: str | PathLike[str],

@@ -15,6 +15,7 @@ from torch_dynemb.checkpoint.checked_rows import CheckedRows
 from torch_dynemb.checkpoint.column_shards import combined_by_row
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.manifest import SavedFile, SavedPart, SavedTable
+from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.sketches import combined_sketch
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
@@ -169,6 +170,7 @@ class CheckpointTable:
                     for shard in shards:
                         shard.rows.pass_by(begin + size)
 
+    @plain_torch()
     def _batch(
         self,
         shards: Sequence[_Shard],
@@ -240,14 +242,12 @@ class CheckpointTable:
         for files in parts:
             with self._opened(files) as rows:
                 for begin in range(0, rows.count, size):
-                    values = [
-                        torch.empty(min(size, rows.count - begin), dtype=torch.int64) for _ in names
-                    ]
-                    for name, out in zip(names, values, strict=True):
-                        rows.read(name, begin, out)
+                    count = min(size, rows.count - begin)
+                    values = [_int64(rows, name, begin, count) for name in names]
                     rows.pass_by(begin + size)
                     yield record(*values)
 
+    @plain_torch()
     def sketch(self) -> Tensor | None:
         """The counting sketch of the ids that wait for admission.
 
@@ -262,6 +262,7 @@ class CheckpointTable:
         found = self.sketches(self._saved.first_parts)
         return None if not found else combined_sketch(found, max(of.shape[1] for of in found))
 
+    @plain_torch()
     def sketches(self, parts: Sequence[SavedPart]) -> list[Tensor]:
         """The sketches of some parts, each once: parts may share one.
 
@@ -330,6 +331,13 @@ def _state(shards: Sequence[_Shard], tensor: StateTensor, begin: int, count: int
 
 def _together(pieces: Sequence[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 1)
+
+
+@plain_torch()
+def _int64(rows: CheckedRows, name: str, begin: int, count: int) -> Tensor:
+    out = torch.empty(count, dtype=torch.int64)
+    rows.read(name, begin, out)
+    return out
 
 
 def _only(values: Tensor) -> Tensor:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from torch_dynemb.checkpoint.manifest import SavedTable
 from torch_dynemb.checkpoint.parts import IdSlots, TablePart
-
-if TYPE_CHECKING:  # which has its content checked here
-    from torch_dynemb.checkpoint.manifest import SavedTable
 
 
 class PartPlace(NamedTuple):

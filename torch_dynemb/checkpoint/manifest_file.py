@@ -1,0 +1,100 @@
+"""Reads the manifest of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, VERSION
+from torch_dynemb.checkpoint.manifest import (
+    Manifest,
+    SavedEntry,
+    SavedFile,
+    SavedGroup,
+    SavedPart,
+    SavedRest,
+    SavedTable,
+    canonical,
+)
+from torch_dynemb.checkpoint.manifest_check import check_manifest
+from torch_dynemb.checkpoint.summed_files import DamagedFileError, sums_of_bytes
+
+_MOST_BYTES = 1 << 30
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFileError: it is damaged, or of another format.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} is no checkpoint: it has no {MANIFEST}, which is written when everything "
+            "else is there"
+        )
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise DamagedFileError(f"{path}: the file has {size} bytes, which no manifest has")
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
+    if content.get("version") != VERSION:
+        raise DamagedFileError(
+            f"{path}: the checkpoint has format version {repr(content.get('version'))[:100]}, but "
+            f"this torch_dynemb reads {VERSION}: load it with the version that wrote it"
+        )
+    expected = content.pop("crc32c", None)
+    try:
+        found = sums_of_bytes(canonical(content))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+    if found != expected:
+        raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
+    del content["format"], content["version"]
+    try:
+        manifest = _manifest_of(content)
+        check_manifest(manifest)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise DamagedFileError(f"{path}: an entry is missing or wrong: {error!r}") from error
+    except ValueError as error:
+        raise DamagedFileError(f"{path}: {error}") from error
+    return manifest
+
+
+def _manifest_of(content: dict[str, Any]) -> Manifest:
+    tables = {
+        name: SavedTable(**{**table, "parts": [_part_of(part) for part in table["parts"]]})
+        for name, table in content.pop("tables").items()
+    }
+    groups = [
+        SavedGroup(**{**group, "file": SavedFile(**group["file"])})
+        for group in content.pop("groups")
+    ]
+    dense, state = _rest_of(content.pop("dense")), _rest_of(content.pop("state"))
+    return Manifest(**content, tables=tables, groups=groups, dense=dense, state=state)
+
+
+def _part_of(part: dict[str, Any]) -> SavedPart:
+    files = {
+        name: None if part[name] is None else SavedFile(**part[name])
+        for name in ("counts", "sketch")
+    }
+    return SavedPart(**{**part, **files, "rows": [SavedFile(**file) for file in part["rows"]]})
+
+
+def _rest_of(rest: dict[str, Any]) -> SavedRest:
+    return SavedRest(
+        [SavedFile(**file) for file in rest["files"]],
+        {name: [SavedEntry(**e) for e in entries] for name, entries in rest["entries"].items()},
+        rest["values"],
+    )
+
+
+__all__ = ["read_manifest"]
