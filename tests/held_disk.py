@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from torch_dynemb.checkpoint import handle
-from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.saving import handle
 
 SECONDS = 60  # after which a test that waits for ever fails
 
@@ -68,7 +68,7 @@ def full() -> OSError:
 def give_disk(monkeypatch: pytest.MonkeyPatch, disk: Disk | None = None) -> None:
     """Has saves use a disk; None: the real one."""
     # the package has a function of this name
-    save = sys.modules["torch_dynemb.checkpoint.save"]
+    save = sys.modules["torch_dynemb.checkpoint.saving.save"]
     monkeypatch.setattr(save, "_DISK", Disk() if disk is None else disk)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from torch_dynemb.checkpoint.commands import run
+from torch_dynemb.checkpoint.tools.commands import run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from training.variants import train_all
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.table.state import used_tensors
 
 DIM = 64
@@ -88,7 +88,7 @@ def stall_rows(bench: str, ids: int, rounds: int, only: list[str]) -> Iterator[R
         return of_round
 
     # the package has a function of this name
-    save = sys.modules["torch_dynemb.checkpoint.save"]
+    save = sys.modules["torch_dynemb.checkpoint.saving.save"]
     for peer, copy in wanted.items():
         # one peer at a time: who comes after another finds the pages that this one has freed
         with patch.object(save, "_DISK", DiskWithoutData()):

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.table import state as table_state
 
-SAVE = sys.modules["torch_dynemb.checkpoint.save"]
+SAVE = sys.modules["torch_dynemb.checkpoint.saving.save"]
 TIMEOUT_S = 20  # of collectives: more than any of them takes, and the bound of a wait for the dead
 
 

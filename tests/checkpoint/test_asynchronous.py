@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.checkpoint import staging
+from torch_dynemb.checkpoint.saving import staging
 from torch_dynemb.table.state import used_tensors
 
 pytestmark = pytest.mark.any_device

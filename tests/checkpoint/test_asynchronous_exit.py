@@ -17,7 +17,7 @@ PROGRAM = """
 import sys, threading
 import torch
 import torch_dynemb as td
-from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.files.disk import Disk
 
 class LateDisk(Disk):
     def create(self, path):
@@ -26,7 +26,7 @@ class LateDisk(Disk):
             raise OSError(28, "No space left on device")
         return super().create(path)
 
-sys.modules["torch_dynemb.checkpoint.save"]._DISK = LateDisk()
+sys.modules["torch_dynemb.checkpoint.saving.save"]._DISK = LateDisk()
 items = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
 items(torch.arange(50)).sum().backward()
 items.optimizer.step()

@@ -16,7 +16,7 @@ from checkpoint_content import same, saved_content, trained_model
 import torch_dynemb as td
 from torch_dynemb import checkpoint
 from torch_dynemb.__main__ import main
-from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("a program, in a process of its own")
 
@@ -201,7 +201,9 @@ def test_ctrl_c_leaves_nothing(
         return getattr(Disk, method)(self, *of)
 
     setattr(Interrupted, method, interrupt)
-    monkeypatch.setattr(sys.modules[f"torch_dynemb.checkpoint.{module}"], "_DISK", Interrupted())
+    monkeypatch.setattr(
+        sys.modules[f"torch_dynemb.checkpoint.tools.{module}"], "_DISK", Interrupted()
+    )
     assert main(["checkpoint", module, str(path), str(tmp_path / "out"), *arguments]) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert list(tmp_path.iterdir()) == []

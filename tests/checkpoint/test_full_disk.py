@@ -16,7 +16,7 @@ from torch_dynemb import checkpoint
 
 pytestmark = pytest.mark.cpu_only("is about files, which know no device")
 
-SAVE = sys.modules["torch_dynemb.checkpoint.save"]
+SAVE = sys.modules["torch_dynemb.checkpoint.saving.save"]
 TOLD = r"after \d+ bytes of .*, \d+ bytes are free: make room, or save elsewhere"
 
 

@@ -118,8 +118,10 @@ def test_an_id_twice_in_different_batches_is_refused(
     path = damage.copied(saved, tmp_path / "last")
     damage.change_tensor(path / BAG, "id", last_is_first)
     damage.seal(path)
-    for module in ("load_part", "load_exactly"):
-        monkeypatch.setattr(sys.modules[f"torch_dynemb.checkpoint.{module}"], "_IDS_AT_ONCE", 8)
+    for module in ("part", "exact"):
+        monkeypatch.setattr(
+            sys.modules[f"torch_dynemb.checkpoint.loading.{module}"], "_IDS_AT_ONCE", 8
+        )
     for kind in KINDS:
         assert "twice" in outcome(path, kind, "an id twice")
 

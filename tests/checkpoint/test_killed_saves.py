@@ -15,11 +15,11 @@ from faulty_disk import LEAVES, FaultyDisk, Killed
 from whole_model import WholeModel, content, same
 
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.disk import Disk
+from torch_dynemb.checkpoint.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("is about files, which know no device")
 
-SAVE = sys.modules["torch_dynemb.checkpoint.save"]
+SAVE = sys.modules["torch_dynemb.checkpoint.saving.save"]
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,10 @@ def small_pieces() -> Iterator[None]:
     """Several blocks, files and writes of few bytes."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name, size in (
-            ("summed_files", "BLOCK_BYTES", 6000),
-            ("source", "PIECE_BYTES", 4000),
-            ("saved_rows", "PIECE_BYTES", 1500),
-            ("table_files", "FILE_BYTES", 3000),
+            ("files.summed_files", "BLOCK_BYTES", 6000),
+            ("saving.source", "PIECE_BYTES", 4000),
+            ("reading.saved_rows", "PIECE_BYTES", 1500),
+            ("saving.table_files", "FILE_BYTES", 3000),
         ):
             patch.setattr(sys.modules[f"torch_dynemb.checkpoint.{module}"], name, size)
         yield

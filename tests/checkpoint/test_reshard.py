@@ -24,13 +24,14 @@ from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.checkpoint import part_writer, scattered_file
-from torch_dynemb.checkpoint.disk import Disk
-from torch_dynemb.checkpoint.summed_files import SummedReader
-from torch_dynemb.checkpoint.tensor_file import TensorShape
+from torch_dynemb.checkpoint.files import scattered_file
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import SummedReader
+from torch_dynemb.checkpoint.files.tensor_file import TensorShape
+from torch_dynemb.checkpoint.tools import part_writer
 
 pytestmark = pytest.mark.cpu_only("files, which are the same on any device")
-RESHARD = sys.modules["torch_dynemb.checkpoint.reshard"]
+RESHARD = sys.modules["torch_dynemb.checkpoint.tools.reshard"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_dynemb.checkpoint.parts import IdSlots
-from torch_dynemb.checkpoint.sketches import combined_sketch
+from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.ops.columns import SKETCH_ROWS
 
 pytestmark = pytest.mark.cpu_only("about tensors of the CPU")

@@ -30,10 +30,10 @@ ROOM = OSError(errno.ENOSPC, "No space left on device")
 @pytest.mark.parametrize(
     "target",
     [
-        "torch_dynemb.checkpoint.disk.Disk.create",
-        "torch_dynemb.checkpoint.disk.Disk.write",
-        "torch_dynemb.checkpoint.disk.Disk.sync",
-        "torch_dynemb.checkpoint.save.write_group",
+        "torch_dynemb.checkpoint.files.disk.Disk.create",
+        "torch_dynemb.checkpoint.files.disk.Disk.write",
+        "torch_dynemb.checkpoint.files.disk.Disk.sync",
+        "torch_dynemb.checkpoint.saving.save.write_group",
     ],
 )
 def test_a_rank_that_cannot_write(two_ranks: Ranks, tmp_path: Path, target: str) -> None:
@@ -55,11 +55,11 @@ def test_a_rank_that_cannot_write(two_ranks: Ranks, tmp_path: Path, target: str)
 @pytest.mark.parametrize(
     ("target", "before_changes"),
     [
-        ("torch_dynemb.checkpoint.load.check_file", True),
-        ("torch_dynemb.checkpoint.load.plan_of", True),
-        ("torch_dynemb.checkpoint.load_part.SavedRows.whole", True),
-        ("torch_dynemb.checkpoint.saved_rows.SavedRows.ranges", False),
-        ("torch_dynemb.checkpoint.load_group.recount", False),
+        ("torch_dynemb.checkpoint.loading.load.check_file", True),
+        ("torch_dynemb.checkpoint.loading.load.plan_of", True),
+        ("torch_dynemb.checkpoint.loading.part.SavedRows.whole", True),
+        ("torch_dynemb.checkpoint.reading.saved_rows.SavedRows.ranges", False),
+        ("torch_dynemb.checkpoint.loading.group.recount", False),
     ],
 )
 def test_a_rank_that_cannot_read(

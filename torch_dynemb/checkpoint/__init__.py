@@ -5,15 +5,15 @@
 :func:`export` for other programs. ``python -m torch_dynemb checkpoint`` does so as well.
 """
 
-from torch_dynemb.checkpoint.export import export
-from torch_dynemb.checkpoint.handle import SaveHandle
-from torch_dynemb.checkpoint.load import LoadedTable, LoadReport, load
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
 from torch_dynemb.checkpoint.parts import IdSlots, TablePart, table_name, tables_of
-from torch_dynemb.checkpoint.reader import Checkpoint, open  # noqa: A004
-from torch_dynemb.checkpoint.reshard import reshard
-from torch_dynemb.checkpoint.save import save
-from torch_dynemb.checkpoint.saved_table import CheckpointTable, SavedBatch
-from torch_dynemb.checkpoint.summed_files import DamagedFileError
+from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.saving.handle import SaveHandle
+from torch_dynemb.checkpoint.saving.save import save
+from torch_dynemb.checkpoint.tools.export import export
+from torch_dynemb.checkpoint.tools.reshard import reshard
 
 __all__ = [
     "Checkpoint",

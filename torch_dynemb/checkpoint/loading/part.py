@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.column_shards import combined_by_row
 from torch_dynemb.checkpoint.entries import (
     COUNT,
     ID,
@@ -24,12 +23,13 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.manifest import SavedPart
-from torch_dynemb.checkpoint.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
-from torch_dynemb.checkpoint.score_check import check_score, check_waiting
-from torch_dynemb.checkpoint.sketches import combined_sketch
-from torch_dynemb.checkpoint.table_files import Progress
-from torch_dynemb.checkpoint.table_plan import TablePlan
+from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
+from torch_dynemb.checkpoint.loading.table_plan import TablePlan
+from torch_dynemb.checkpoint.manifest.records import SavedPart
+from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
+from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
+from torch_dynemb.checkpoint.reading.sketches import combined_sketch
+from torch_dynemb.checkpoint.saving.table_files import Progress
 from torch_dynemb.ops.columns import (
     GENERATION_BITS,
     SKETCH_ROWS,

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.checked_rows import CheckedRows
-from torch_dynemb.checkpoint.load_rest import read_all, read_state
-from torch_dynemb.checkpoint.manifest import Manifest
-from torch_dynemb.checkpoint.manifest_file import read_manifest
-from torch_dynemb.checkpoint.places import checked_path, locate
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.manifest.file import read_manifest
+from torch_dynemb.checkpoint.manifest.places import checked_path, locate
+from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
-from torch_dynemb.checkpoint.saved_table import CheckpointFiles, CheckpointTable
-from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
+from torch_dynemb.checkpoint.reading.rest_files import read_all, read_state
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointFiles, CheckpointTable
 
 
 class Checkpoint:

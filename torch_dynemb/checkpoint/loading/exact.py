@@ -27,13 +27,13 @@ from torch_dynemb.checkpoint.entries import (
     state_entry,
     tombstones_entry,
 )
-from torch_dynemb.checkpoint.group_state import check_handles, read_group_state
-from torch_dynemb.checkpoint.load_part import Stream
-from torch_dynemb.checkpoint.manifest import Manifest, SavedGroup, SavedPart
+from torch_dynemb.checkpoint.loading.group_state import check_handles, read_group_state
+from torch_dynemb.checkpoint.loading.part import Stream
+from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
+from torch_dynemb.checkpoint.loading.table_plan import TablePlan
+from torch_dynemb.checkpoint.manifest.records import Manifest, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import TablePart
-from torch_dynemb.checkpoint.saved_rows import COUNTED, SLOTS, SavedRows, kinds_of
-from torch_dynemb.checkpoint.score_check import check_score, check_waiting
-from torch_dynemb.checkpoint.table_plan import TablePlan
+from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SLOTS, SavedRows, kinds_of
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.before import Before
-from torch_dynemb.checkpoint.load_exactly import ExactLoad, saved_group_of
-from torch_dynemb.checkpoint.load_part import PartLoad, Stream
-from torch_dynemb.checkpoint.manifest import Manifest
-from torch_dynemb.checkpoint.table_plan import TablePlan
+from torch_dynemb.checkpoint.loading.before import Before
+from torch_dynemb.checkpoint.loading.exact import ExactLoad, saved_group_of
+from torch_dynemb.checkpoint.loading.part import PartLoad, Stream
+from torch_dynemb.checkpoint.loading.table_plan import TablePlan
+from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, PolicyColumn, Slab, Table
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import compaction, content

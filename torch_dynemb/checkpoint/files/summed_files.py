@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.disk import Disk
-from torch_dynemb.checkpoint.tensor_file import (
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.tensor_file import (
     StoredTensor,
     as_bytes,
     header_bytes,

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.manifest import SavedEntry, SavedRest
-from torch_dynemb.checkpoint.rest import dense_state, filled, is_sharded, tensor_pieces
-from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
-from torch_dynemb.checkpoint.tensor_file import StoredTensor
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
+from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedRest
+from torch_dynemb.checkpoint.saving.rest import dense_state, filled, is_sharded, tensor_pieces
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.dense_state import dense_only
 

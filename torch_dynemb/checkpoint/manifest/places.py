@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.manifest_file import read_manifest
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.manifest.file import read_manifest
 from torch_dynemb.process.interrupts import held_back
 
 

@@ -16,10 +16,18 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import DENSE, MANIFEST, STATE
-from torch_dynemb.checkpoint.handle import SaveHandle, check_none_running
-from torch_dynemb.checkpoint.manifest import (
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told
+from torch_dynemb.checkpoint.manifest.places import (
+    check_replaceable,
+    checked_path,
+    make_parents,
+    put_in_place,
+    settle,
+    unfinished,
+)
+from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedEntry,
     SavedFile,
@@ -28,25 +36,17 @@ from torch_dynemb.checkpoint.manifest import (
     SavedRest,
     SavedTable,
 )
+from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_same_ids, check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
-from torch_dynemb.checkpoint.places import (
-    check_replaceable,
-    checked_path,
-    make_parents,
-    put_in_place,
-    settle,
-    unfinished,
-)
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
-from torch_dynemb.checkpoint.rest import RestSource, dense_source, state_source, write_rest
-from torch_dynemb.checkpoint.source import GroupSource, source_of, write_initial_rows
-from torch_dynemb.checkpoint.staging import staged
-from torch_dynemb.checkpoint.summed_files import SummedWriter, room_told
-from torch_dynemb.checkpoint.table_files import Folder, SourcePart, write_group
+from torch_dynemb.checkpoint.saving.handle import SaveHandle, check_none_running
+from torch_dynemb.checkpoint.saving.rest import RestSource, dense_source, state_source, write_rest
+from torch_dynemb.checkpoint.saving.source import GroupSource, source_of, write_initial_rows
+from torch_dynemb.checkpoint.saving.staging import staged
+from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write_group
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
-from torch_dynemb.checkpoint.whole_tables import PartPlace, check_same_ids, check_whole
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.policy.layout import score_words_of

@@ -12,21 +12,21 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.handle import check_none_running
-from torch_dynemb.checkpoint.load_group import GroupLoad, is_filled
-from torch_dynemb.checkpoint.load_part import Stream
-from torch_dynemb.checkpoint.load_rest import read_dense, read_state
-from torch_dynemb.checkpoint.manifest import Manifest
-from torch_dynemb.checkpoint.manifest_file import read_manifest
+from torch_dynemb.checkpoint.files.summed_files import check_file
+from torch_dynemb.checkpoint.loading.group import GroupLoad, is_filled
+from torch_dynemb.checkpoint.loading.part import Stream
+from torch_dynemb.checkpoint.loading.table_plan import OnMissingState, TablePlan, plan_of
+from torch_dynemb.checkpoint.manifest.file import read_manifest
+from torch_dynemb.checkpoint.manifest.places import checked_path, locate
+from torch_dynemb.checkpoint.manifest.records import Manifest
+from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
-from torch_dynemb.checkpoint.places import checked_path, locate
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
-from torch_dynemb.checkpoint.summed_files import check_file
-from torch_dynemb.checkpoint.table_plan import OnMissingState, TablePlan, plan_of
+from torch_dynemb.checkpoint.reading.rest_files import read_dense, read_state
+from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
-from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
 from torch_dynemb.process.interrupts import held_back
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import flag, integer
-from torch_dynemb.checkpoint.checked_rows import CheckedRows
-from torch_dynemb.checkpoint.column_shards import combined_by_row
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
-from torch_dynemb.checkpoint.manifest import SavedFile, SavedPart, SavedTable
+from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.sketches import combined_sketch
+from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
+from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
+from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.content import CountedIds

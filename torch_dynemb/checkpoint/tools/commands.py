@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch_dynemb.checkpoint import inspect as inspection
-from torch_dynemb.checkpoint.account import account, described
-from torch_dynemb.checkpoint.export import export
-from torch_dynemb.checkpoint.reader import open as open_checkpoint
-from torch_dynemb.checkpoint.reshard import reshard
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.tools.account import account, described
+from torch_dynemb.checkpoint.tools.export import export
+from torch_dynemb.checkpoint.tools.reshard import reshard
 
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 _EXPECTED = (OSError, ValueError, TypeError, RuntimeError, ImportError)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import (
     COUNT,
     GROUP_CLOCK,
@@ -35,9 +34,12 @@ from torch_dynemb.checkpoint.entries import (
     state_entry,
     tombstones_entry,
 )
-from torch_dynemb.checkpoint.manifest import SavedFile, SavedGroup, SavedPart
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told
+from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
+from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import IdSlots
-from torch_dynemb.checkpoint.source import (
+from torch_dynemb.checkpoint.saving.source import (
     GroupSource,
     OccupiedSlots,
     RowOrder,
@@ -45,8 +47,6 @@ from torch_dynemb.checkpoint.source import (
     occupied_slots,
     tombstones,
 )
-from torch_dynemb.checkpoint.summed_files import SummedWriter, room_told
-from torch_dynemb.checkpoint.tensor_file import TensorShape, header_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
 
 FILE_BYTES = 2 << 30

@@ -15,32 +15,32 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import COUNT, ID, NO_GROUP, SKETCH, counts_file, sketch_file
-from torch_dynemb.checkpoint.manifest import (
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import SummedReader, SummedWriter
+from torch_dynemb.checkpoint.files.tensor_file import TensorShape
+from torch_dynemb.checkpoint.manifest.places import checked_path, left_behind, settle, unfinished
+from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedFile,
     SavedPart,
     SavedTable,
 )
-from torch_dynemb.checkpoint.part_writer import (
+from torch_dynemb.checkpoint.parts import IdSlots
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.progress import progress_bar
+from torch_dynemb.checkpoint.reading.reader import Checkpoint
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.reading.saved_rows import PIECE_BYTES
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
+from torch_dynemb.checkpoint.reading.sketches import combined_sketch
+from torch_dynemb.checkpoint.saving.save import finish_folder
+from torch_dynemb.checkpoint.tools.part_writer import (
     PartOfTable,
     PartWriter,
     TensorFiles,
     saved_file,
 )
-from torch_dynemb.checkpoint.parts import IdSlots
-from torch_dynemb.checkpoint.places import checked_path, left_behind, settle, unfinished
-from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.progress import progress_bar
-from torch_dynemb.checkpoint.reader import Checkpoint
-from torch_dynemb.checkpoint.reader import open as open_checkpoint
-from torch_dynemb.checkpoint.save import finish_folder
-from torch_dynemb.checkpoint.saved_rows import PIECE_BYTES
-from torch_dynemb.checkpoint.saved_table import CheckpointTable
-from torch_dynemb.checkpoint.sketches import combined_sketch
-from torch_dynemb.checkpoint.summed_files import SummedReader, SummedWriter
-from torch_dynemb.checkpoint.tensor_file import TensorShape
 from torch_dynemb.distributed.owners import slots_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
 from torch_dynemb.process.interrupts import held_back

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.manifest import SavedFile
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.tensor_file import StoredTensor, as_bytes
+from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
-from torch_dynemb.checkpoint.tensor_file import StoredTensor, as_bytes
 
 
 class _CheckedFile:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from torch_dynemb.checkpoint.manifest import SavedPart, SavedTable
+from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch

@@ -18,8 +18,8 @@ from torch_dynemb.checkpoint.entries import (
     free_rows_entry,
     tombstones_entry,
 )
-from torch_dynemb.checkpoint.manifest import SavedFile
-from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     CLOCK_HEAD,

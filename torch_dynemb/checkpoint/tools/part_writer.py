@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, rows_file, score_entry, state_entry
-from torch_dynemb.checkpoint.manifest import SavedFile
-from torch_dynemb.checkpoint.saved_table import CheckpointTable, SavedBatch
-from torch_dynemb.checkpoint.scattered_file import ScatteredFile
-from torch_dynemb.checkpoint.table_files import FILE_BYTES
-from torch_dynemb.checkpoint.tensor_file import TensorShape
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
+from torch_dynemb.checkpoint.files.tensor_file import TensorShape
+from torch_dynemb.checkpoint.manifest.records import SavedFile
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.saving.table_files import FILE_BYTES
 
 
 class TensorFiles(NamedTuple):

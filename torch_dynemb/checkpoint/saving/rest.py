@@ -19,9 +19,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.entries import dense_file
-from torch_dynemb.checkpoint.manifest import SavedEntry, SavedFile
-from torch_dynemb.checkpoint.table_files import Folder, Section
-from torch_dynemb.checkpoint.tensor_file import TensorShape
+from torch_dynemb.checkpoint.files.tensor_file import TensorShape
+from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedFile
+from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.table.dense_state import dense_only
 
 _TENSOR, _LIST, _DICT, _TUPLE = "tensor", "list", "dict", "tuple"

@@ -10,14 +10,14 @@ from collections.abc import Collection
 from typing import Any
 
 from torch_dynemb.checkpoint.entries import NO_GROUP, PACKED
-from torch_dynemb.checkpoint.manifest import (
+from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedFile,
     SavedPart,
     SavedRest,
     SavedTable,
 )
-from torch_dynemb.checkpoint.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
 from torch_dynemb.ops.columns import MAX_COUNT, SKETCH_ROWS, TABLE_COLUMNS
 
 _MOST_CRC = (1 << 32) - 1

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, VERSION
-from torch_dynemb.checkpoint.manifest import (
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, sums_of_bytes
+from torch_dynemb.checkpoint.manifest.check import check_manifest
+from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedEntry,
     SavedFile,
@@ -17,8 +19,6 @@ from torch_dynemb.checkpoint.manifest import (
     SavedTable,
     canonical,
 )
-from torch_dynemb.checkpoint.manifest_check import check_manifest
-from torch_dynemb.checkpoint.summed_files import DamagedFileError, sums_of_bytes
 
 _MOST_BYTES = 1 << 30
 

@@ -20,9 +20,9 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.manifest import SavedFile, SavedPart, SavedTable
-from torch_dynemb.checkpoint.summed_files import DamagedFileError, SummedReader
-from torch_dynemb.checkpoint.tensor_file import StoredTensor
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
+from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 
 PIECE_BYTES = 8 << 20
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.disk import Disk
-from torch_dynemb.checkpoint.summed_files import BLOCK_BYTES, FileSums, room_told
-from torch_dynemb.checkpoint.tensor_file import TensorShape, as_bytes, header_of, raw
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import BLOCK_BYTES, FileSums, room_told
+from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of, raw
 
 
 def joined_crc32c(first: int, second: int, second_bytes: int) -> int:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import flag
-from torch_dynemb.checkpoint.disk import Disk
 from torch_dynemb.checkpoint.entries import score_entry, state_entry, table_folder
-from torch_dynemb.checkpoint.places import checked_path, unfinished
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.manifest.places import checked_path, unfinished
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
-from torch_dynemb.checkpoint.reader import open as open_checkpoint
-from torch_dynemb.checkpoint.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.process.interrupts import held_back
 
 ExportFormat = Literal["npz", "parquet"]

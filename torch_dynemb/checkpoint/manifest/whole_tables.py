@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from torch_dynemb.checkpoint.manifest import SavedTable
+from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.checkpoint.parts import IdSlots, TablePart
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch_dynemb.checkpoint.entries import NO_GROUP
 from torch_dynemb.checkpoint.lines import aligned, in_bytes, optimizer_name
-from torch_dynemb.checkpoint.load_rest import dense_shapes
-from torch_dynemb.checkpoint.manifest import SavedFile, SavedPart, SavedTable
-from torch_dynemb.checkpoint.reader import Checkpoint
+from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
+from torch_dynemb.checkpoint.reading.reader import Checkpoint
+from torch_dynemb.checkpoint.reading.rest_files import dense_shapes
 
 
 def account(saved: Checkpoint) -> dict[str, Any]:

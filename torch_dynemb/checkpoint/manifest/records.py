@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from torch_dynemb.checkpoint.entries import FORMAT, PACKED, VERSION
+from torch_dynemb.checkpoint.files.summed_files import FileSums, sums_of_bytes
 from torch_dynemb.checkpoint.parts import IdSlots
-from torch_dynemb.checkpoint.summed_files import FileSums, sums_of_bytes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Files of tensors with checksums, and the file system below them."""

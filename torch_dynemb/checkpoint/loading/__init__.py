@@ -1,0 +1,1 @@
+"""Gives a model what a checkpoint holds."""

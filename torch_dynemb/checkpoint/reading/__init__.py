@@ -1,0 +1,1 @@
+"""Reads what checkpoints hold, without a model."""

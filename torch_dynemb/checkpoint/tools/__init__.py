@@ -1,0 +1,1 @@
+"""What is done with checkpoints on their own: resharding, export, commands."""
