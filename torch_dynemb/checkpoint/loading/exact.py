@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiti
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.checkpoint.reading.read_ahead import Read, read_ahead
 from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SLOTS, SavedRows, kinds_of
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -161,13 +162,18 @@ class ExactLoad:
             ValueError: rows or state of them are such as nobody has saved.
         """
         tables = self._tables
-        slabs = len(tables.config.slabs)
         tables.memory.bind(
             tables.index,
             tables.rows,
             self._state[GROUP_TABLES][:, Table.BUCKET_COUNT].tolist(),
             self._state[GROUP_SLABS][:, Slab.NEXT_ROW].tolist(),
         )
+        read_ahead(self._reads())
+
+    def _reads(self) -> Generator[Read, None, None]:
+        """Rows and state of all tables, piece by piece."""
+        tables = self._tables
+        slabs = len(tables.config.slabs)
         optimizer = tables.config.optimizer
         names = [] if optimizer is None else [tensor.name for tensor in optimizer.state]
         for saved in self._saved:
@@ -180,8 +186,33 @@ class ExactLoad:
                 check_handles(f"{saved.where} with rows that", handles, self._rows_of(slab))
                 numbers = handles >> GENERATION_BITS
                 for name, target in targets.items():
-                    self._scatter(rows, name, numbers, target)
+                    section = rows.section(name)
+                    for low, high in rows.ranges(section.row_bytes):
+                        yield self._read(rows, name, low, numbers[low:high], target)
                 rows.finish()
+
+    def _read(self, rows: SavedRows, name: str, low: int, numbers: Tensor, target: Tensor) -> Read:
+        """Rows from ``low`` on, which go to the rows of a target with these numbers."""
+        section = rows.section(name)
+        first, last = int(numbers[0]), int(numbers[-1])
+        follow = last - first == numbers.shape[0] - 1 and bool((numbers[1:] > numbers[:-1]).all())
+        straight = follow and target.device.type == "cpu"
+
+        def use(piece: Tensor) -> None:
+            if not straight:
+                here, values = numbers.to(target.device), piece.to(target.device)
+                _widened(target).index_copy_(0, here, _widened(values))
+            if piece.dtype == torch.int32:
+                check_counts(name, piece)
+            self._stream.progress(piece.shape[0] * section.row_bytes)
+
+        return Read(
+            (numbers.shape[0], *section.shape[1:]),
+            section.dtype,
+            lambda out: rows.read(name, low, out),
+            use,
+            target[first : last + 1] if straight else None,
+        )
 
     def _rows_of(self, slab: int) -> int:
         return int(self._state[GROUP_SLABS][slab, Slab.NEXT_ROW])
@@ -190,27 +221,6 @@ class ExactLoad:
         kinds = kinds_of(saved.plan.saved, part, self._words)
         folder, checked = self._stream.folder, self._stream.checked
         return SavedRows(folder, part.rows, checked=checked, kinds=kinds)
-
-    def _scatter(self, rows: SavedRows, name: str, numbers: Tensor, target: Tensor) -> None:
-        section = rows.section(name)
-        buffer = torch.empty(0)
-        for low, high in rows.ranges(section.row_bytes):
-            places = numbers[low:high]
-            first, last = int(places[0]), int(places[-1])
-            follow = last - first == high - low - 1 and bool((places[1:] > places[:-1]).all())
-            if follow and target.device.type == "cpu":
-                piece = target[first : last + 1]
-                rows.read(name, low, piece)
-            else:
-                if buffer.numel() == 0:
-                    buffer = torch.empty((high - low, *section.shape[1:]), dtype=section.dtype)
-                piece = buffer[: high - low]
-                rows.read(name, low, piece)
-                here, values = places.to(target.device), piece.to(target.device)
-                _widened(target).index_copy_(0, here, _widened(values))
-            if section.dtype == torch.int32:
-                check_counts(name, piece)
-            self._stream.progress((high - low) * section.row_bytes)
 
     # -- ids -------------------------------------------------------------------------------------
 

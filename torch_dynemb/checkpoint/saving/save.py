@@ -131,8 +131,8 @@ def save(
         >>> other = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
         >>> td.checkpoint.load(folder.name + "/last", other).state
         {'epoch': 1}
-        >>> other.sizes() == bag.sizes()
-        False
+        >>> other.group.size(0)
+        3
         >>> folder.cleanup()
     """
     ranks = ranks_of(process_group)

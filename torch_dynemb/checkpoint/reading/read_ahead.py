@@ -1,0 +1,72 @@
+"""Reads pieces of files in a thread while the pieces before them are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Read(NamedTuple):
+    """A piece that is to be read.
+
+    Attributes:
+        shape, dtype: of the piece.
+        fill: reads it into a contiguous tensor of the CPU; called in the thread.
+        use: gets it, in the calling thread; it is valid until ``use`` returns.
+        into: where it is read to; None: a buffer.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    fill: Callable[[Tensor], None]
+    use: Callable[[Tensor], None]
+    into: Tensor | None = None
+
+
+def read_ahead(reads: Generator[Read, None, None]) -> None:
+    """Reads pieces in order, one ahead of the one that is used.
+
+    When the next piece is asked for, the one before has been read, so that its file may be closed.
+
+    Args:
+        reads: of any number of files; it is closed at the end.
+
+    Raises:
+        Exception: what reading a piece, or using it, has raised.
+    """
+    buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+    with closing(reads), ThreadPoolExecutor(1, "checkpoint reading") as pool:
+
+        def begin(read: Read) -> tuple[Read, Future[Tensor]]:
+            buffers.reverse()  # the other one is in use
+            if read.into is None:
+                size = torch.Size(read.shape).numel() * read.dtype.itemsize
+                if buffers[0].numel() < size:
+                    buffers[0] = torch.empty(size, dtype=torch.uint8)
+                piece = buffers[0][:size].view(read.dtype).view(read.shape)
+            else:
+                piece = read.into
+            return read, pool.submit(_filled, read, piece)
+
+        first = next(reads, None)
+        now = None if first is None else begin(first)
+        while now is not None:
+            read, future = now
+            piece = future.result()
+            following = next(reads, None)
+            now = None if following is None else begin(following)
+            read.use(piece)
+
+
+def _filled(read: Read, piece: Tensor) -> Tensor:
+    if piece.numel() > 0:
+        read.fill(piece)
+    return piece
+
+
+__all__ = ["Read", "read_ahead"]
