@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import torch
 from held_disk import HeldDisk, files_of, full, held_disk
 from interrupting import ctrl_c_raises
 from saved_models import Net, contents, differences, train
+from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
+from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.table.background import BackgroundWork
 
 pytestmark = pytest.mark.any_device
@@ -237,3 +240,24 @@ def test_a_forked_process_does_not_wait_for_a_thread_it_has_not(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     disk.let_go()
     handle.wait()
+
+
+def test_who_has_waited_for_an_error_can_let_go_of_the_model(tmp_path: Path) -> None:
+    """The error has the frames through which it was raised, and they have the model."""
+
+    def fail_to_save() -> weakref.ref[nn.Module]:
+        model = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), max_rows=64)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Disk, "create", _fails)
+            handle = checkpoint.save(tmp_path / "other", model, asynchronous=True)
+            with pytest.raises(OSError, match="no disk"):
+                handle.wait()
+        return weakref.ref(model)
+
+    gone = fail_to_save()
+    gc.collect()
+    assert gone() is None
+
+
+def _fails(disk: Disk, path: Path) -> int:
+    raise OSError("no disk")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import sys
@@ -271,7 +272,7 @@ class FailingDisk(Disk):
         def fail(*arguments: object) -> object:
             self.calls += 1
             if self.calls == call:
-                raise error
+                raise copy.copy(error)  # one that was raised keeps the frames of the test
             return getattr(Disk, method)(self, *arguments)
 
         self.calls = 0

@@ -24,6 +24,9 @@ _EXPECTED = (CheckpointError, DataError, FileNotFoundError, ValueError)
 """Errors that a user can do something about: no traceback."""
 
 
+_TAKEN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
 def run(opts: Options) -> dict[str, Any] | None:
     """Train on many processes.
 
@@ -43,6 +46,8 @@ def run(opts: Options) -> dict[str, Any] | None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    # the launcher takes the handlers of these, and keeps them
+    handlers = {signum: signal.getsignal(signum) for signum in _TAKEN_SIGNALS}
     try:
         result: dict[str, Any] = run_on_ranks(opts.nproc or _default_nproc(opts), work, opts)
     except ChildFailedError as failed:
@@ -51,6 +56,9 @@ def run(opts: Options) -> dict[str, Any] | None:
         if signalled.sigval == signal.SIGINT:  # the processes have ended by now
             raise KeyboardInterrupt from None
         raise
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
     return result
 
 

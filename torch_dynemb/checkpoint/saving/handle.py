@@ -53,8 +53,12 @@ class SaveHandle:
                 f"checkpoint.save: {self.path} is saved by a thread of the process that this one "
                 "is a fork of: wait there"
             )
+        global _last
+
         self._ended.wait()
         error = self._work.error()
+        if _last is self:
+            _last = None  # whoever catches the error keeps its frames, and this module does not
         if error is not None:
             raise error
 
