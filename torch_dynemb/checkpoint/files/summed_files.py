@@ -166,13 +166,23 @@ class SummedReader:
         path: of the file.
         sums: what it should be.
         checked: False: the sums are not compared, as after :func:`check_file`.
+        verified: blocks whose sums have been compared, which are not compared again; those that
+            are read here are added. Readers of one file may share it.
 
     Raises:
         DamagedFileError: it is missing, or has another size, or its header is wrong.
     """
 
-    def __init__(self, path: Path, sums: FileSums, *, checked: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        sums: FileSums,
+        *,
+        checked: bool = True,
+        verified: set[int] | None = None,
+    ) -> None:
         self.path, self._sums, self._checked = path, sums, checked
+        self._verified = set() if verified is None else verified
         try:
             # at once also where something else has its name that nobody writes to
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -244,19 +254,22 @@ class SummedReader:
         self._read(number * self._block, out)
 
     def _read(self, begin: int, out: Tensor) -> None:
-        """Bytes from there on, after those before them in the same block."""
-        if self._checked:
-            if begin < self._at or begin // self._block > self._at // self._block:
-                self.finish()
-                self._at, self._sum = begin // self._block * self._block, 0
-            self._skip_to(begin)
-        else:
-            self._at = begin
-        at = 0
-        while at < out.numel():
-            room = self._block - self._at % self._block if self._checked else out.numel()
-            self._take(out[at : at + min(room, out.numel() - at)])
-            at += min(room, out.numel() - at)
+        """Bytes from there on; of a block that is checked, after those before them."""
+        done = 0
+        while done < out.numel():
+            at = begin + done
+            block = at // self._block
+            room = (block + 1) * self._block - at if self._checked else out.numel()
+            piece = out[done : done + room]
+            if self._checked and block not in self._verified:
+                if at < self._at or block > self._at // self._block:
+                    self.finish()
+                    self._at, self._sum = block * self._block, 0
+                self._skip_to(at)
+                self._take(piece)
+            else:
+                self._fill(piece, at)
+            done += piece.numel()
 
     @property
     def _block(self) -> int:
@@ -269,22 +282,24 @@ class SummedReader:
             assert self._scratch is not None
             self._take(self._scratch[: min(end - self._at, self._scratch.numel())])
 
-    def _take(self, out: Tensor) -> None:
-        """Fills a piece that lies within a block."""
+    def _fill(self, out: Tensor, begin: int) -> None:
+        """Reads bytes from there on."""
         view = raw(out)
         done = 0
         while done < len(view):
             try:
-                count = os.preadv(self._file, [view[done:]], self._at + done)
+                count = os.preadv(self._file, [view[done:]], begin + done)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
             if count == 0:
-                raise DamagedFileError(f"{self.path}: the file ends at byte {self._at + done}")
+                raise DamagedFileError(f"{self.path}: the file ends at byte {begin + done}")
             done += count
+
+    def _take(self, out: Tensor) -> None:
+        """Reads the next bytes of the block that is being checked."""
+        self._fill(out, self._at)
         block = self._at // self._block
-        self._at += done
-        if not self._checked:
-            return
+        self._at += out.numel()
         self._sum = ops.crc32c(out, self._sum)
         if self._at % self._block == 0 or self._at == self._sums.bytes:
             expected = self._sums.sums[block]
@@ -295,6 +310,7 @@ class SummedReader:
                     "after it was written"
                 )
             self._sum = 0
+            self._verified.add(block)
 
     def finish(self) -> None:
         """Checks the block that was read last to its end.
@@ -302,9 +318,10 @@ class SummedReader:
         Raises:
             DamagedFileError: it is not what was written.
         """
-        if self._checked and self._at % self._block != 0 and self._at < self._sums.bytes:
-            end = min(self._sums.bytes, (self._at // self._block + 1) * self._block)
-            self._skip_to(end)
+        block = self._at // self._block
+        begun = self._at % self._block != 0 and self._at < self._sums.bytes
+        if self._checked and begun and block not in self._verified:
+            self._skip_to(min(self._sums.bytes, (block + 1) * self._block))
 
     def close(self) -> None:
         """Closes the file."""

@@ -220,7 +220,8 @@ class ExactLoad:
     def _open(self, saved: _Saved, part: SavedPart) -> SavedRows:
         kinds = kinds_of(saved.plan.saved, part, self._words)
         folder, checked = self._stream.folder, self._stream.checked
-        return SavedRows(folder, part.rows, checked=checked, kinds=kinds)
+        verified = self._stream.verified
+        return SavedRows(folder, part.rows, checked=checked, kinds=kinds, verified=verified)
 
     # -- ids -------------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ def _load_tables(
             filled = any(is_filled(group, of, manifest) for group, of in of_groups)
             if filled:
                 _check_files(folder, plans)
-            stream = Stream(folder, not filled, bar.update)
+            stream = Stream(folder, not filled, bar.update, {})
             loads = [GroupLoad(group, of, manifest, stream) for group, of in of_groups]
             for load in loads:
                 load.choose()

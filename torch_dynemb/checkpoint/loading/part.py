@@ -69,11 +69,13 @@ class Stream(NamedTuple):
         folder: of the checkpoint.
         checked: whether their sums are compared.
         progress: is told of bytes that were read.
+        verified: by file, blocks whose sums have been compared.
     """
 
     folder: Path
     checked: bool
     progress: Progress
+    verified: dict[str, set[int]]
 
 
 class PartLoad:
@@ -150,7 +152,8 @@ class PartLoad:
     def _open(self, part: SavedPart) -> SavedRows:
         kinds = kinds_of(self._plan.saved, part, self._plan.scores)
         folder, checked = self._stream.folder, self._stream.checked
-        return SavedRows(folder, part.rows, checked=checked, kinds=kinds)
+        verified = self._stream.verified
+        return SavedRows(folder, part.rows, checked=checked, kinds=kinds, verified=verified)
 
     def _read_scores(self) -> None:
         found: dict[str, list[Tensor]] = {word: [] for word in self._plan.scores}

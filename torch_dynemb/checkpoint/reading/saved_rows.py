@@ -87,6 +87,7 @@ class SavedRows:
         files: of the part.
         checked: whether sums are compared; see :class:`SummedReader`.
         kinds: tensors that every file must have.
+        verified: by file, blocks that have been checked before; see :class:`SummedReader`.
 
     Raises:
         DamagedFileError: a file is missing or damaged, or has other tensors.
@@ -99,13 +100,17 @@ class SavedRows:
         *,
         checked: bool,
         kinds: Mapping[str, TensorKind] = _NOTHING,
+        verified: dict[str, set[int]] | None = None,
     ) -> None:
         self._readers: list[SummedReader] = []
         self._begins: list[int] = []
         self.count = 0
         try:
             for file in files:
-                reader = SummedReader(folder / file.path, file.sums, checked=checked)
+                known = None if verified is None else verified.setdefault(file.path, set())
+                reader = SummedReader(
+                    folder / file.path, file.sums, checked=checked, verified=known
+                )
                 self._readers.append(reader)
                 self._begins.append(self.count)
                 self.count += file.rows
