@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
+from torch_dynemb.checkpoint import progress
 from torch_dynemb.policy.layout import score_words_of
 
 pytestmark = pytest.mark.any_device
@@ -397,3 +398,39 @@ def test_large_tables_are_several_files(path: Path, monkeypatch: pytest.MonkeyPa
     for twin in (Net(seed=3), Moved(seed=3)):
         checkpoint.load(path, twin)
         assert differences(as_saved(model), as_saved(twin)) == []
+
+
+# -- progress ------------------------------------------------------------------------------------
+
+
+class Bar:
+    """What tqdm is given."""
+
+    made: ClassVar[list[Bar]] = []
+
+    def __init__(self, *, total: int, desc: str, disable: bool, **_: object) -> None:
+        self.total, self.what, self.hidden, self.done = total, desc, disable, 0
+        Bar.made.append(self)
+
+    def update(self, size: int) -> None:
+        self.done += size
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_bars_show_the_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = td.DynamicEmbedding(64, optimizer=td.Adam(lr=0.1), max_rows=4096)
+    items(torch.arange(4000)).sum().backward()
+    monkeypatch.setattr(progress, "tqdm", Bar)
+    monkeypatch.setattr(Bar, "made", [])
+    checkpoint.save(path, items, progress=True)
+    checkpoint.load(path, items, progress=True)
+    checkpoint.save(path, items, progress=False)
+    checkpoint.load(path, items)  # not a terminal
+    bars = Bar.made
+    assert [bar.what for bar in bars] == ["saving last", "loading last"] * 2
+    assert [bar.hidden for bar in bars] == [False, False, True, True]
+    assert all(0.9 < bar.done / bar.total < 1.01 for bar in bars)
