@@ -12,7 +12,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from torch_dynemb.checkpoint.files.tensor_file import (
     raw,
     sections_of,
 )
+
+Files = TypeVar("Files", bound="SummedReaders")
 
 BLOCK_BYTES = 8 << 20
 
@@ -330,6 +333,42 @@ class SummedReader:
             os.close(self._file)
 
 
+class SummedReaders:
+    """Readers that are closed together; a base class.
+
+    As a context, it closes them at its end. What was read may be wrong because a file is damaged;
+    then that is raised, and not what was made of it.
+    """
+
+    def __init__(self) -> None:
+        self._readers: list[SummedReader] = []
+
+    def finish(self) -> None:
+        """Checks what was read last to the end of its block."""
+        for reader in self._readers:
+            reader.finish()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for reader in self._readers:
+            reader.close()
+
+    def __enter__(self: Files) -> Files:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if isinstance(error, ValueError) and not isinstance(error, DamagedFileError):
+                self.finish()
+        finally:
+            self.close()
+
+
 def check_file(path: Path, sums: FileSums) -> None:
     """Reads a whole file.
 
@@ -354,6 +393,7 @@ __all__ = [
     "DamagedFileError",
     "FileSums",
     "SummedReader",
+    "SummedReaders",
     "SummedWriter",
     "check_file",
     "room_told",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import (
+    DamagedFileError,
+    SummedReader,
+    SummedReaders,
+)
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedRest
 from torch_dynemb.checkpoint.saving.rest import dense_state, filled, is_sharded, tensor_pieces
@@ -146,12 +149,12 @@ def _tensors(folder: Path, saved: SavedRest) -> dict[str, Tensor]:
     return tensors
 
 
-class _Files:
+class _Files(SummedReaders):
     """The files of the rest."""
 
     def __init__(self, folder: Path, saved: SavedRest) -> None:
+        super().__init__()
         self._folder = folder
-        self._readers: list[SummedReader] = []
         try:
             for file in saved.files:
                 self._readers.append(SummedReader(folder / file.path, file.sums))
@@ -249,29 +252,6 @@ class _Files:
                 f"{self._folder}: of entry {name!r}, {found} elements of {shape} were saved"
             )
         return out
-
-    def finish(self) -> None:
-        for reader in self._readers:
-            reader.finish()
-
-    def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if isinstance(error, ValueError) and not isinstance(error, DamagedFileError):
-                self.finish()  # what was read may be wrong because a file is damaged: that is told
-        finally:
-            self.close()
 
 
 __all__ = ["DenseLoad", "dense_shapes", "read_all", "read_dense", "read_state"]

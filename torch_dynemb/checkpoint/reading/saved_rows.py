@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,11 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import (
+    DamagedFileError,
+    SummedReader,
+    SummedReaders,
+)
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 
@@ -79,7 +83,7 @@ def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[s
     return kinds
 
 
-class SavedRows:
+class SavedRows(SummedReaders):
     """Reads the files of a part as if they were one, piece by piece.
 
     Args:
@@ -102,7 +106,7 @@ class SavedRows:
         kinds: Mapping[str, TensorKind] = _NOTHING,
         verified: dict[str, set[int]] | None = None,
     ) -> None:
-        self._readers: list[SummedReader] = []
+        super().__init__()
         self._begins: list[int] = []
         self.count = 0
         try:
@@ -153,31 +157,6 @@ class SavedRows:
         step = max(1, PIECE_BYTES // max(1, row_bytes))
         for begin in range(0, self.count, step):
             yield begin, min(begin + step, self.count)
-
-    def finish(self) -> None:
-        """Checks what was read last to the end of its block."""
-        for reader in self._readers:
-            reader.finish()
-
-    def close(self) -> None:
-        """Closes the files."""
-        for reader in self._readers:
-            reader.close()
-
-    def __enter__(self) -> SavedRows:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if isinstance(error, ValueError) and not isinstance(error, DamagedFileError):
-                self.finish()  # what was read may be wrong because a file is damaged: that is told
-        finally:
-            self.close()
 
 
 def _check_tensors(
