@@ -205,13 +205,13 @@ def _load_tables(
             # what a part streams replaces nothing yet; only where tables had ids they are gone
             ranks.run(lambda: _clear(loads))
             with one_thread():
-                ranks.run(lambda: _each(loads, "stream"))
+                ranks.run(lambda: _each(loads, GroupLoad.stream))
         except BaseException:
             _give_back(loads)
             raise
         with held_back():
             try:
-                ranks.run(lambda: _each(loads, "publish"))
+                ranks.run(lambda: _each(loads, GroupLoad.publish))
                 ranks.run(finish)
             except BaseException:
                 _give_back(loads)
@@ -221,20 +221,20 @@ def _load_tables(
 
 def _clear(loads: Sequence[GroupLoad]) -> None:
     end_steps([plan.part for load in loads for plan in load.plans])
-    _each(loads, "clear")
+    _each(loads, GroupLoad.clear)
 
 
-def _each(loads: Sequence[GroupLoad], step: str) -> None:
+def _each(loads: Sequence[GroupLoad], step: Callable[[GroupLoad], None]) -> None:
     for load in loads:
-        getattr(load, step)()
+        step(load)
 
 
 def _give_back(loads: Sequence[GroupLoad]) -> None:
     """After a failure, while signals wait: no table has some of its ids."""
     with held_back():
-        _each(loads, "give_back")
+        _each(loads, GroupLoad.give_back)
         if any(load.cleared for load in loads):
-            _each(loads, "clear")  # better none of them than some
+            _each(loads, GroupLoad.clear)  # better none of them than some
 
 
 def _check_files(folder: Path, plans: Sequence[TablePlan]) -> None:
