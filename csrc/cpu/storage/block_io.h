@@ -1,0 +1,48 @@
+// Reading many blocks of files at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace dynemb::cpu {
+
+// One block. Offsets, bytes and memory are multiples of a page.
+struct BlockRead {
+  int file;  // descriptor
+  int64_t offset;
+  char* to;
+  int64_t bytes;
+};
+
+enum class IoPath : int64_t {
+  kAuto = 0,     // io_uring where this build has it and the kernel allows it, else threads
+  kUring = 1,    // raises where there is none
+  kThreads = 2,  // pread on threads of its own
+};
+
+// A block that could not be read: `error` is an errno, or 0 where the file ended too soon.
+struct BlockFailure {
+  size_t block;
+  int error;
+};
+
+class BlockReader {
+ public:
+  virtual ~BlockReader() = default;
+  // Reads all blocks, as many at a time as the path allows. `done(i)` is called on this thread as
+  // block i has arrived, in any order. Returns those that failed, after all others have arrived.
+  virtual std::vector<BlockFailure> read(const std::vector<BlockRead>& blocks,
+                                         const std::function<void(size_t)>& done) = 0;
+  virtual IoPath path() const = 0;
+};
+
+// A reader of a path; raises where the build or the kernel has none.
+std::unique_ptr<BlockReader> block_reader(IoPath path);
+
+// Whether this build has io_uring and the kernel allows it. Asks once.
+bool has_uring();
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,106 @@
+// Rows on a disk, beneath a cache of them in memory: a log for each slab of rows, and one thread
+// that moves rows between the cache and the logs.
+//
+// The callers own the cache's places and slots and decide what moves (cache.h); the thread owns
+// where records lie in files. Jobs are done one after another, in each first the saves, then the
+// loads, so a row that is saved and wanted back is never read too early.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/storage/block_io.h"
+
+namespace dynemb::cpu {
+
+// A tensor of a slab's cache, such as its weights: `bytes` for each slot.
+struct RowPart {
+  char* data;
+  int64_t bytes;
+};
+
+// The cache's memory of one slab.
+struct CachedSlab {
+  std::vector<RowPart> parts;  // weights, then each tensor of optimizer state
+  int32_t* generations;        // [slots]
+  int64_t max_rows;            // row numbers are less
+  std::string name;            // of its directory
+};
+
+// A row on its way between its slot and the log.
+struct RowMove {
+  int64_t slot;
+  int64_t handle;  // of the row
+  int64_t id;
+  int32_t table;
+  int32_t generation;  // the slot's, with which the row is live there
+};
+
+struct SlabMoves {
+  std::vector<RowMove> saves;  // of rows that are live in their slots; the others are skipped
+  std::vector<RowMove> loads;  // of rows that have a record; the others stay unwritten
+};
+
+struct StoreOptions {
+  std::string path;       // a directory
+  int64_t segment_bytes;  // a multiple of the page
+  int64_t disk_bytes;     // that all segments together may take; 0: what the file system has
+  IoPath io;
+};
+
+// Segments of a slab's log that a snapshot needs, and where its records are.
+struct SlabSnapshot {
+  std::vector<int64_t> records;  // by row: record number : 36 | generation : 28; 0: none
+  std::vector<int64_t>
+      segments;  // pairs: place of the segment in record numbers, number of its file
+};
+
+struct StoreStats {
+  int64_t reads, bytes_read, writes, bytes_written;  // records; bytes of the files
+  int64_t collected;                                 // records copied to free segments
+  int64_t live_records, segments, pinned_segments, disk_bytes;
+  int64_t queued, most_queued;  // jobs
+  int64_t waited_us;            // that callers have waited for jobs
+  int64_t io;                   // the IoPath in use
+};
+
+class RowStore {
+ public:
+  // Takes the directory: makes it where there is none, and locks it. Segments that no snapshot
+  // needs are deleted. Raises for another process' directory (with its pid), another format or
+  // geometry.
+  static std::shared_ptr<RowStore> open(const StoreOptions& options, std::vector<CachedSlab> slabs);
+  virtual ~RowStore() = default;  // does what is queued, and lets the directory go
+
+  // Raises what a job has failed with; from then on always.
+  virtual void check() = 0;
+  // Raises where a job that saves `rows` rows of a slab might not find room on the disk.
+  virtual void check_room(size_t slab, int64_t rows) = 0;
+  // Queues a job; moves of slab s at s.
+  virtual void submit(std::vector<SlabMoves> job) = 0;
+  // Waits until all jobs are done; raises as check().
+  virtual void drain() = 0;
+  virtual bool idle() = 0;
+
+  // Copies records from the log, not from the cache; waits for all jobs. Slots of `rows` are not
+  // read. `found[i]`: 0 where row i has no record with this handle.
+  virtual void read(size_t slab, const std::vector<RowMove>& rows, char* records,
+                    uint8_t* found) = 0;
+  // Appends records, of which only the payloads are read.
+  virtual void write(size_t slab, const std::vector<RowMove>& rows, const char* records) = 0;
+
+  // Everything up to here durable in files: what a snapshot needs of slab s at s. The segments stay
+  // until the next keep() at least.
+  virtual std::vector<SlabSnapshot> sync() = 0;
+  // Says which files (by slab) snapshots need from now on; the others go when they are empty.
+  virtual void keep(const std::vector<std::vector<int64_t>>& files) = 0;
+  // Goes back to a snapshot: what has been written since is deleted. Raises where a file is
+  // missing.
+  virtual void load(const std::vector<SlabSnapshot>& snapshot) = 0;
+
+  virtual StoreStats stats() = 0;
+};
+
+}  // namespace dynemb::cpu
