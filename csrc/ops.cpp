@@ -6,6 +6,7 @@
 // the backward only. A tensor changed in both would be copied whole by every compiled step.
 #include <torch/csrc/stable/library.h>
 
+#include <array>
 #include <string>
 
 #include "core/optimizers.h"
@@ -33,6 +34,35 @@ DYNEMB_DEFINE_OPS(m) {
 
   // Checksum of the memory of a tensor, as files have it.
   m.def("crc32c(Tensor data, int crc) -> Tensor");
+
+  // Rows of tiered tables: a cache of them in memory, and what moves between it and a store. places
+  // and slots have an entry for each slab, empty where its rows are in memory.
+  for (const auto& [name, more, result] :
+       {std::array{"stage_", "bool trains", "Tensor"}, std::array{"prefetch_", "int ahead", "()"},
+        std::array{"plan_moves_", "bool trains, int ahead", "(Tensor handles, Tensor moves)"}}) {
+    m.def((std::string(name) +
+           "(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor meta, "
+           "Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, " +
+           more + ") -> " + result)
+              .c_str());
+  }
+  m.def(
+      "take_dirty_(Tensor[] places, Tensor(a!)[] slots, Tensor(b!) tier_clock, int slab, int "
+      "begin, int most) "
+      "-> Tensor");
+  m.def(
+      "shrink_cache_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int slab, "
+      "int limit) -> Tensor");
+  m.def(
+      "forget_rows_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int slab, "
+      "Tensor handles) -> ()");
+  m.def(
+      "gather_records(Tensor[] weights, Tensor[] generations, Tensor[] state, int slab, "
+      "Tensor slots) -> Tensor");
+  m.def(
+      "scatter_records_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
+      "int slab, Tensor slots, Tensor records) -> ()");
+  m.def("store_submit(Tensor tier_clock, Tensor moves) -> ()");
 
   // Which shard owns an id, and which ids are the same.
   m.def("mix_ids(Tensor ids) -> Tensor");

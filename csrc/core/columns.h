@@ -23,6 +23,7 @@ enum MetaColumn : int {
   kMetaRefusedCount = 12,
   kMetaUnscored = 13,     // of counted ids: they have neither scores nor rows
   kMetaFirstColumn = 14,  // where the rows begin in those of a wider table; a multiple of 4
+  kMetaTiered = 15,       // 1: rows are cached in slots, and what has no slot lies in a store
   kMetaColumns = 16
 };
 
@@ -52,6 +53,50 @@ enum SlabColumn : int {
   kSlabGeneration = 4,     // of rows that are given out for the first time, less 1: grows when
                            // rows are given back
   kSlabColumns = 8
+};
+
+// `slots` int64 [slots, kSlotColumns]: the rows that a tiered slab has in memory.
+enum SlotColumn : int {
+  kSlotOwner = 0,  // handle of the row + 1; 0: the slot is free
+  kSlotId = 1,     // that owns the row; of a free slot, the next free one + 1
+  kSlotUse = 2,    // epoch of the last use : 32 | how often it was used : 32
+  kSlotMarks = 3,  // table : 32 | dirty : 1 | the slot's own generation : 28
+  kSlotColumns = 4
+};
+
+// `tier_clock` int64 [1 + slabs, kTierColumns]. The first row is the group's, the others are those
+// of slabs.
+enum TierHeadColumn : int {
+  kTierEpoch = 0,     // training steps, and reads between them
+  kTierTraining = 1,  // lookups that train since the last step
+};
+enum TierColumn : int {
+  kTierLimit = 0,       // slots that the cache should have
+  kTierUsed = 1,        // slots that have been used; those behind it are untouched
+  kTierFreeHead = 2,    // the first free slot below kTierUsed + 1; 0: there is none
+  kTierFreeCount = 3,   // how many are free
+  kTierTouches = 4,     // uses since counts were halved
+  kTierHits = 5,        // ids whose row had a slot, every occurrence counted
+  kTierMisses = 6,      // rows that got a slot for a lookup
+  kTierPrefetched = 7,  // rows that got a slot for a prefetch
+  kTierEvicted = 8,     // rows that lost their slot to others
+  kTierWritten = 9,     // rows on their way to the store, because they were dirty
+  kTierMostUsed = 10,   // most slots in use since the last step
+  kTierStale = 11,      // ids whose row had been given away
+  kTierSlotBytes = 12,  // memory of a slot with its row
+  kTierColumns = 16
+};
+
+// `moves` int64 [moves, kMoveColumns]: rows on their way between their slots and a store.
+enum MoveColumn : int {
+  kMoveSlab = 0,
+  kMoveLoads = 1,  // 0: from the slot to the store, 1: from the store to the slot
+  kMoveSlot = 2,
+  kMoveHandle = 3,  // of the row
+  kMoveId = 4,
+  kMoveTable = 5,
+  kMoveGeneration = 6,  // of the slot, with which the row is live there
+  kMoveColumns = 7
 };
 
 // `row_clock` int64 [tables + kRowClockExtra]: optimizer step per table, then these.

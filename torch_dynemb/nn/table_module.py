@@ -21,6 +21,7 @@ from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.storage.device import check_device, device_of
 from torch_dynemb.table import extension as table_extension
+from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.config import ROW_DTYPES
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableConfig, TableGroup
@@ -297,6 +298,10 @@ class TableModule(nn.Module):
             per_sample_weights is not None
             and per_sample_weights.requires_grad
             and torch.is_grad_enabled()
+        )
+        # rows that a gradient of weights needs stay in memory, too, until the step ends
+        handles = table_lookup.stage(
+            group.tables, ids, offsets, feature_tables, handles, trains=learning or weights_learn
         )
         if learning or weights_learn:
             code = group.config.optimizer_code if learning else NO_OPTIMIZER

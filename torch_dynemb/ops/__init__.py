@@ -79,7 +79,19 @@ from torch_dynemb.ops.routing import (  # noqa: E402
 )
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa: E402
-from torch_dynemb.ops.tensors import IndexTensors, RowTensors  # noqa: E402
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors  # noqa: E402
+from torch_dynemb.ops.tiers import (  # noqa: E402
+    PlannedMoves,
+    forget_rows_,
+    gather_records,
+    plan_moves_,
+    prefetch_,
+    record_bytes,
+    scatter_records_,
+    shrink_cache_,
+    stage_,
+    take_dirty_,
+)
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
@@ -93,9 +105,11 @@ __all__ = [
     "IndexTensors",
     "PartitionedIds",
     "PendingGradients",
+    "PlannedMoves",
     "Ragged",
     "RowTensors",
     "ScoredIds",
+    "TierTensors",
     "UniqueIds",
     "accumulate_grad_",
     "advance_step_",
@@ -117,6 +131,8 @@ __all__ = [
     "feature_cross_ragged",
     "find",
     "find_or_insert_",
+    "forget_rows_",
+    "gather_records",
     "get_scores",
     "grow_",
     "has_cuda_kernels",
@@ -131,7 +147,9 @@ __all__ = [
     "multi_hash",
     "murmurhash",
     "murmurhash64a",
+    "plan_moves_",
     "pool_rows",
+    "prefetch_",
     "ragged_cutoff_2d",
     "ragged_cutoff_3d",
     "ragged_tile",
@@ -139,17 +157,22 @@ __all__ = [
     "ragged_to_sparse",
     "ragged_topk_index_cutoff",
     "raise_device_errors",
+    "record_bytes",
     "reduce_grad",
     "release_",
     "release_group",
     "reported_counts",
     "reserve",
     "reserve_cuda",
+    "scatter_records_",
     "set_handles_",
     "set_scores_",
     "set_simd_level",
     "shrink_",
+    "shrink_cache_",
     "simd_level",
+    "stage_",
+    "take_dirty_",
     "unique_ids",
     "unique_ids_padded",
     "unmix_ids",

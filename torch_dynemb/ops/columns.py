@@ -36,6 +36,7 @@ class Meta(IntEnum):
     REFUSED_COUNT = 12
     UNSCORED = 13
     FIRST_COLUMN = 14
+    TIERED = 15
 
 
 META_COLUMNS = 16
@@ -72,6 +73,61 @@ class Slab(IntEnum):
 
 
 SLAB_COLUMNS = 8
+
+
+class Slot(IntEnum):
+    """Columns of ``slots``, int64 [slots, 4]: the rows that a tiered slab has in memory."""
+
+    OWNER = 0
+    ID = 1
+    USE = 2
+    MARKS = 3
+
+
+SLOT_COLUMNS = 4
+
+
+class TierHead(IntEnum):
+    """Columns of the first row of ``tier_clock``."""
+
+    EPOCH = 0
+    TRAINING = 1
+
+
+class Tier(IntEnum):
+    """Columns of ``tier_clock``, int64 [1 + slabs, 16], in the rows of slabs, from the second."""
+
+    LIMIT = 0
+    USED = 1
+    FREE_HEAD = 2
+    FREE_COUNT = 3
+    TOUCHES = 4
+    HITS = 5
+    MISSES = 6
+    PREFETCHED = 7
+    EVICTED = 8
+    WRITTEN = 9
+    MOST_USED = 10
+    STALE = 11
+    SLOT_BYTES = 12
+
+
+TIER_COLUMNS = 16
+
+
+class Move(IntEnum):
+    """Columns of ``moves``, int64 [moves, 7]: rows on their way between slots and a store."""
+
+    SLAB = 0
+    LOADS = 1
+    SLOT = 2
+    HANDLE = 3
+    ID = 4
+    TABLE = 5
+    GENERATION = 6
+
+
+MOVE_COLUMNS = 7
 
 
 class RowClock(IntEnum):

@@ -13,15 +13,15 @@ that changes an index raises RuntimeError while another thread changes the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.columns import BUCKET_WIDTH
 from torch_dynemb.ops.functional_copies import refuse_copies
+from torch_dynemb.ops.recomputation import always_saved
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 
@@ -527,22 +527,4 @@ def _export_batch_fake(
     )
 
 
-def _save_handles(
-    mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-) -> Any:
-    """Selective checkpointing saves what an insertion returns, whatever its policy says.
-
-    Compiled code checkpoints that way too. Repeated in a compiled backward, the insertion would
-    copy the index, which is changed in the forward only.
-    """
-    policy = mode.policy_fn
-    mode.policy_fn = lambda *_args, **_kwargs: CheckpointPolicy.MUST_SAVE
-    try:
-        return mode.__torch_dispatch__(func, types, args, kwargs)
-    finally:
-        mode.policy_fn = policy
-
-
-torch.library.register_torch_dispatch(
-    "dynemb::find_or_insert_", _CachingTorchDispatchMode, _save_handles
-)
+always_saved("find_or_insert_")

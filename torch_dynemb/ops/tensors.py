@@ -109,4 +109,21 @@ class RowTensors(NamedTuple):
         return self[:-1]
 
 
-__all__ = ["IndexTensors", "RowTensors"]
+class TierTensors(NamedTuple):
+    """Where the rows of tiered tables are: what lookups, and prefetches for them, change.
+
+    Of slabs whose rows are in memory, ``places`` and ``slots`` have no elements.
+
+    Attributes:
+        places: int32 [rows], one for each slab: the row's slot in the cache + 1; 0: it has none.
+        slots: int64 [slots, 4], one for each slab: whose row they have (``columns.Slot``).
+        clock: int64 [1 + slabs, 16]: of the group (``columns.TierHead``), then of each slab
+            (``columns.Tier``).
+    """
+
+    places: list[Tensor]
+    slots: list[Tensor]
+    clock: Tensor
+
+
+__all__ = ["IndexTensors", "RowTensors", "TierTensors"]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dynemb import ops
 from torch_dynemb.initializers import InitData, Initializer
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -23,27 +24,32 @@ from torch_dynemb.ops.columns import (
     MIN_BUCKETS,
     ROW_CLOCK_EXTRA,
     SLAB_COLUMNS,
+    SLOT_COLUMNS,
     TABLE_COLUMNS,
+    TIER_COLUMNS,
     Meta,
     Slab,
     Table,
 )
 from torch_dynemb.ops.pending import PendingGradients
-from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.policy.policy import Default
 from torch_dynemb.process.forked import watch
 from torch_dynemb.storage.address_space import ADDRESS_SPACE, address_limits
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.storage.static_tensors import mark_static
+from torch_dynemb.storage.tiers import SSDStore, Tiers, open_tiers
 from torch_dynemb.table.clock import set_now
 from torch_dynemb.table.config import ColumnShard, SlabConfig
-from torch_dynemb.table.group_config import GroupConfig
+from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 from torch_dynemb.table.tables import Tables
 
 # Exact counts of a table with a capacity: so many times the capacity, but at least so many ids.
 _COUNTED_PER_ID = 64
 _LEAST_COUNTED = 1 << 26
+# Slots are numbered with 32 bits.
+_MOST_TIERED_ROWS = (1 << 31) - 2
 # Bytes of addresses that groups have taken.
 _reserved: weakref.WeakKeyDictionary[HostState, int] = weakref.WeakKeyDictionary()
 
@@ -61,11 +67,12 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
         index = _index_tensors(config, memory, rows, constants)
         row_tensors = _row_tensors(config, memory, rows, constants)
         memory.bind(index, row_tensors)
+        tiers = _tiers(config, memory, rows, row_tensors)
     except BaseException:
         del _reserved[host]  # the error may keep the state for longer
         raise
     one_bag = torch.zeros(0, dtype=torch.int64, device=memory.device)
-    tables = Tables(config, memory, index, row_tensors, host, EvictionRecords(), one_bag)
+    tables = Tables(config, memory, index, row_tensors, host, EvictionRecords(), one_bag, tiers)
     mark_static(tables.tensors())
     watch(host)
     if config.keeps_time:
@@ -91,7 +98,7 @@ def _reserved_rows(config: GroupConfig, memory: TableMemory) -> tuple[list[int],
     slabs = config.slabs
     tables = [sum(table.slab == slab for table in config.tables) for slab in slabs]
     of_row = [_addresses_of_row(config, s, n) for s, n in zip(slabs, tables, strict=True)]
-    full = [memory.total_bytes() // _addresses_of_row(config, slab, 1) for slab in slabs]
+    full = [_most_rows(config, memory, slab) for slab in slabs]
     rows = [
         _slab_rows(config, slab, max(1, min(MAX_ROWS, n)))
         for slab, n in zip(slabs, full, strict=True)
@@ -107,6 +114,17 @@ def _reserved_rows(config: GroupConfig, memory: TableMemory) -> tuple[list[int],
     taken = sum(n * size for n, size in zip(rows, of_row, strict=True))
     taken += counters * _region_buckets(_counted_ids(config, memory, rows)) * 8 * BUCKET_WORDS
     return rows, taken
+
+
+def _most_rows(config: GroupConfig, memory: TableMemory, slab: SlabConfig) -> int:
+    """Rows that fill the machine's memory, or what the store may take."""
+    if not slab.tiered:
+        return memory.total_bytes() // _addresses_of_row(config, slab, 1)
+    storage = config.storage
+    if not isinstance(storage, SSDStore):
+        return _MOST_TIERED_ROWS
+    record = ops.record_bytes(config.row_bytes(slab) - 4)
+    return min(_MOST_TIERED_ROWS, storage.total_bytes() // record)
 
 
 def _counted_ids(config: GroupConfig, memory: TableMemory, rows: list[int]) -> int:
@@ -127,7 +145,8 @@ def _addresses_of_row(config: GroupConfig, slab: SlabConfig, tables: int) -> int
     slots = 100 / MAX_LOAD_PERCENT
     index = 8 * (BUCKET_WORDS / BUCKET_WIDTH + len(config.layout.score_words)) * slots
     pending = 2 * (3 * 8 + 4 * slab.dim) if config.split else 0
-    return config.row_bytes(slab) + 8 + pending + int(tables * index)
+    tiered = TIERED_ROW_BYTES + 8 * SLOT_COLUMNS if slab.tiered else 0
+    return config.row_bytes(slab) + 8 + pending + int(tables * index) + tiered
 
 
 def _slab_rows(config: GroupConfig, slab: SlabConfig, most: int) -> int:
@@ -171,6 +190,7 @@ def _describe_tables(config: GroupConfig, memory: TableMemory, rows: list[int]) 
         row[Meta.SEED] = _table_seed(config.seed, whole.table)
         row[Meta.FIRST_COLUMN] = whole.first_column
         row[Meta.SLAB] = slab
+        row[Meta.TIERED] = int(table.slab.tiered)
         row[Meta.DIM] = table.embedding_dim
         row[Meta.HAS_PADDING] = int(table.padding_idx is not None)
         row[Meta.PADDING_ID] = table.padding_idx or 0
@@ -244,7 +264,7 @@ def _index_tensors(
     )
     index.tables[:, Table.BUCKET_COUNT] = MIN_BUCKETS
     for s, slab in enumerate(config.slabs):
-        index.slabs[s, Slab.ROW_BYTES] = config.row_bytes(slab)
+        index.slabs[s, Slab.ROW_BYTES] = config.memory_row_bytes(slab)
     return index
 
 
@@ -272,6 +292,39 @@ def _row_tensors(
         meta=constants.row_meta,
         init_data=constants.init_data,
         pending=_pending_gradients(config, memory, rows).flat() if config.split else [],
+    )
+
+
+def _tiers(
+    config: GroupConfig, memory: TableMemory, rows: list[int], row_tensors: RowTensors
+) -> Tiers | None:
+    if config.storage is None:
+        return None
+    if memory.device.type != "cpu":
+        raise RuntimeError(
+            f"TableGroup: storage is {config.storage}, but the device is {memory.device}: rows "
+            "that need not be in memory are built for the CPU only"
+        )
+    slabs = list(enumerate(config.slabs))
+
+    def reserve(slab: SlabConfig, *size: int, dtype: torch.dtype) -> Tensor:
+        if not slab.tiered:
+            return torch.zeros(0, *size[1:], dtype=dtype, device=memory.device)
+        return memory.reserve(size, dtype, huge_pages=False)
+
+    tensors = TierTensors(
+        [reserve(slab, rows[s], dtype=torch.int32) for s, slab in slabs],
+        [reserve(slab, rows[s], SLOT_COLUMNS, dtype=torch.int64) for s, slab in slabs],
+        torch.zeros(1 + len(slabs), TIER_COLUMNS, dtype=torch.int64, device=memory.device),
+    )
+    return open_tiers(
+        config.storage,
+        tensors,
+        row_tensors,
+        cached=[s for s, slab in slabs if slab.tiered],
+        slot_bytes=[config.row_bytes(slab) + 8 * SLOT_COLUMNS for _, slab in slabs],
+        slab_names=[slab.name for _, slab in slabs],
+        table_names=config.names,
     )
 
 

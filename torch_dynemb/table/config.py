@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.policy.policy import FeaturePolicy, Policy, check_default, check_feature_policies
+from torch_dynemb.storage.tiers import Storage, check_storage
 
 EvalDefault = Literal["initial", "zeros"] | Tensor | Initializer
 
@@ -26,18 +27,20 @@ class SlabConfig(NamedTuple):
 
     dim: int
     dtype: torch.dtype
+    tiered: bool = False
 
     @property
     def name(self) -> str:
         """Names the rows in saved states."""
-        if self.dtype == torch.float32:
-            return f"dim{self.dim}"
-        return f"dim{self.dim}_{str(self.dtype).removeprefix('torch.')}"
+        name = f"dim{self.dim}"
+        if self.dtype != torch.float32:
+            name += f"_{str(self.dtype).removeprefix('torch.')}"
+        return f"{name}_tiered" if self.tiered else name
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int, bool]:
         """By which the slabs of a group, and so the rows of ``slabs``, are sorted."""
-        return self.dim, _SAVED_ORDER[self.dtype]
+        return self.dim, _SAVED_ORDER[self.dtype], self.tiered
 
 
 class ColumnShard(NamedTuple):
@@ -75,6 +78,7 @@ class TableConfig:
         dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; how rows are
             rounded is the optimizer's ``stochastic_rounding``.
         shard: the columns of a wider table that it has; None: it is a table of its own.
+        storage: where its rows lie that are not in memory; None: all are.
 
     Raises:
         TypeError, ValueError: a wrong value, or a contradiction.
@@ -90,6 +94,7 @@ class TableConfig:
     feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     shard: ColumnShard | None = None
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -159,6 +164,7 @@ class TableConfig:
                     f"TableConfig {self.name!r}: shard is {self.shard}, expected first_column to "
                     f"be a multiple of 4 from 0 to {dim - self.embedding_dim}"
                 )
+        check_storage(f"TableConfig {self.name!r}", self.storage)
         given = self.feature_names
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise TypeError(
@@ -176,7 +182,7 @@ class TableConfig:
     @property
     def slab(self) -> SlabConfig:
         """Which rows of its group the table's lie with."""
-        return SlabConfig(self.embedding_dim, self.dtype)
+        return SlabConfig(self.embedding_dim, self.dtype, self.storage is not None)
 
     def description(self) -> dict[str, Any]:
         """What identifies the table in a checkpoint."""

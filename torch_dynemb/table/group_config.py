@@ -13,7 +13,11 @@ from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAM
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitBy, parse_bytes
 from torch_dynemb.policy.layout import PolicyLayout, layout_of
+from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import SlabConfig, TableConfig, check_tables
+
+# Of a row that need not be in memory: where it is in the cache, and where in the store.
+TIERED_ROW_BYTES = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,7 @@ class GroupConfig:
         seed: of the initial values.
         split: whether gradients wait for the optimizer's ``step()``.
         slabs: what differs between the tensors of rows, in their order.
+        storage: of the tables that have one; None: all rows are in memory.
         layout: the policies as kernels read them.
         hooked: of each table, whether a hook decides who is admitted.
         optimizer_code: what lookups are given, see :func:`torch_dynemb.ops.embedding_bag`.
@@ -43,6 +48,7 @@ class GroupConfig:
     seed: int
     split: bool
     slabs: tuple[SlabConfig, ...] = field(init=False)
+    storage: Storage | None = field(init=False)
     layout: PolicyLayout = field(init=False)
     hooked: tuple[bool, ...] = field(init=False)
     optimizer_code: int = field(init=False)
@@ -54,7 +60,8 @@ class GroupConfig:
                 raise ValueError(f"TableGroup: {names.count(name)} tables are named {name!r}")
         slabs = sorted({table.slab for table in self.tables}, key=lambda slab: slab.order)
         object.__setattr__(self, "slabs", tuple(slabs))
-        row_bytes = [self.row_bytes(table.slab) for table in self.tables]
+        object.__setattr__(self, "storage", _common_storage(self.tables))
+        row_bytes = [self.memory_row_bytes(table.slab) for table in self.tables]
         object.__setattr__(self, "layout", layout_of(self.tables, row_bytes, self.memory_budget))
         hooked = (isinstance(table.policy.admission, AdmitBy) for table in self.tables)
         object.__setattr__(self, "hooked", tuple(hooked))
@@ -99,6 +106,10 @@ class GroupConfig:
         """Bytes of weights, generation and optimizer state of one row."""
         return slab.dim * slab.dtype.itemsize + 4 + self.state_bytes(slab)
 
+    def memory_row_bytes(self, slab: SlabConfig) -> int:
+        """Bytes of memory that a row takes, in the cache or not: all but what a cache is given."""
+        return TIERED_ROW_BYTES if slab.tiered else self.row_bytes(slab)
+
     def capacity_bound(self, table: int) -> int | None:
         """Ids that a table can never exceed; None: as many as there are rows."""
         if not self.layout.rows:
@@ -121,6 +132,23 @@ class GroupConfig:
             "seed": self.seed,
             "split": self.split,
         }
+
+
+def _common_storage(tables: tuple[TableConfig, ...]) -> Storage | None:
+    """The storage of the tables that have one.
+
+    Raises:
+        ValueError: two differ.
+    """
+    given = [table for table in tables if table.storage is not None]
+    for table in given:
+        if table.storage != given[0].storage:
+            raise ValueError(
+                f"TableGroup: tables {given[0].name!r} and {table.name!r} have different storage, "
+                f"{given[0].storage} and {table.storage}: tables of one group share a store, so "
+                "give them the same, or put them into two modules"
+            )
+    return given[0].storage if given else None
 
 
 def _code_of(optimizer: OptimizerConfig | None) -> int:

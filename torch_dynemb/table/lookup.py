@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.argument_checks import tensor
+from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.ops.columns import NO_HANDLE, Clock
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
 from torch_dynemb.table.evictions import keep_evicted_rows
@@ -60,6 +60,47 @@ def find_or_insert(
         ops.set_scores_(tables.index, ids, offsets, feature_tables, scores, word=word)
     keep_evicted_rows(tables, before)
     return handles
+
+
+def stage(
+    tables: Tables,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    handles: Tensor,
+    *,
+    trains: bool,
+) -> Tensor:
+    """Handles with which rows are read and changed; those that are not in memory are fetched.
+
+    Args:
+        handles: int64 [N], which the index has given for the ids.
+        trains: whether the rows will be changed.
+    """
+    if tables.tiers is None:
+        return handles
+    if tables.host.forked:
+        tables.check_own()
+    return tables.tiers.stage(
+        tables.index.meta, ids, handles, offsets, feature_tables, trains=trains
+    )
+
+
+def prefetch(
+    tables: Tables,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    *,
+    ahead: int = 1,
+) -> None:
+    """See :meth:`torch_dynemb.TableGroup.prefetch`."""
+    ahead = integer("prefetch: ahead", ahead, least=1)
+    if tables.tiers is None:
+        return
+    tables.check_own()
+    handles = find(tables, ids, offsets, feature_tables).handles
+    tables.tiers.prefetch(tables.index.meta, ids, handles, offsets, feature_tables, ahead=ahead)
 
 
 def without_expired(
@@ -136,4 +177,4 @@ def _admitted_by_hooks(
     return admitted
 
 
-__all__ = ["find", "find_or_insert", "without_expired"]
+__all__ = ["find", "find_or_insert", "prefetch", "stage", "without_expired"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import MAX_COUNT, Table
+from torch_dynemb.ops.columns import MAX_COUNT, Slab, Table
 from torch_dynemb.table.clock import check_now, now_of_step
 from torch_dynemb.table.evictions import take_evicted
 from torch_dynemb.table.tables import Tables
@@ -17,6 +17,8 @@ def step(tables: Tables, now: int | None = None) -> None:
     now = now_of_step(tables, now)
     ops.advance_step_(tables.index, tables.rows, now=now)
     tables.host.steps = min(tables.host.steps + 1, MAX_COUNT)
+    if tables.tiers is not None:
+        tables.tiers.end_step(tables.index.slabs[:, Slab.NEXT_ROW].tolist())
     for begin, cells, halve_every in tables.config.layout.sketches:
         if halve_every > 0 and tables.host.steps % halve_every == 0:
             tables.index.sketch[begin : begin + cells].bitwise_right_shift_(1)
@@ -55,6 +57,8 @@ def check_step(tables: Tables, now: int | None) -> None:
     tables.check_own()
     if now is not None:
         check_now(tables, now)
+    if tables.tiers is not None:
+        tables.tiers.check()
     work = tables.host.background
     error = None if work is None else work.untold_error()
     if work is not None and error is not None:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flat_int64
-from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, Slab, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, SLOT_COLUMNS, Slab, Table
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.process.forked import check_own
 from torch_dynemb.storage.memory import TableMemory
-from torch_dynemb.table.group_config import GroupConfig
+from torch_dynemb.storage.tiers import Tiers
+from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 
 
@@ -30,6 +31,7 @@ class Tables:
         host: what no kernel needs.
         evictions: what is done about evicted ids.
         one_bag: int64 [0], the offsets of a call of one feature whose ids are not pooled.
+        tiers: the cache and the store of the rows that need not be in memory; None: all are.
     """
 
     config: GroupConfig
@@ -39,6 +41,7 @@ class Tables:
     host: HostState
     evictions: EvictionRecords
     one_bag: Tensor
+    tiers: Tiers | None = None
 
     @property
     def device(self) -> torch.device:
@@ -51,6 +54,9 @@ class Tables:
         result = [index.buckets, index.scores, index.tables, index.slabs, index.free_rows]
         result += [index.clock, index.sketch, index.evicted]
         result += [*rows.weights, *rows.generations, *rows.state, rows.row_clock, *rows.pending]
+        if self.tiers is not None:
+            result += [*self.tiers.tensors.places, *self.tiers.tensors.slots]
+            result += [self.tiers.tensors.clock]
         return [*result, rows.hyper, index.meta, rows.meta, rows.init_data, index.policy]
 
     def check_own(self) -> None:
@@ -88,18 +94,23 @@ def exported(tables: Tables, table: int, batch_size: int) -> Iterator[ops.Export
 def used_bytes(tables: Tables) -> dict[str, int]:
     """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``."""
     config, index = tables.config, tables.index
-    rows = state = 0
+    rows = state = tiered = 0
     for s, slab in enumerate(config.slabs):
         of_row = config.state_bytes(slab)
-        rows += index.used_rows(s) * (config.row_bytes(slab) - of_row)
-        state += index.used_rows(s) * of_row
+        used = index.used_rows(s)
+        if tables.tiers is not None and slab.tiered:
+            tiered += used * TIERED_ROW_BYTES
+            used = tables.tiers.used_slots(s)
+            tiered += used * 8 * SLOT_COLUMNS
+        rows += used * (config.row_bytes(slab) - of_row)
+        state += used * of_row
     buckets = index.tables[:, Table.BUCKET_COUNT]
     scored = int(buckets[: len(config.tables)].sum())
     of_index = 8 * BUCKET_WORDS * int(buckets.sum()) + 8 * int(
         index.slabs[:, Slab.FREE_COUNT].sum()
     )
     of_index += 8 * BUCKET_WIDTH * len(config.layout.score_words) * scored
-    of_index += 4 * index.sketch.numel()
+    of_index += 4 * index.sketch.numel() + tiered
     return {"rows": rows, "state": state, "index": of_index, "total": rows + state + of_index}
 
 

@@ -53,6 +53,7 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
   Tensor result = zeros_cpu({1}, ScalarType::Long);
   auto* written = static_cast<int64_t*>(result.data_ptr());
   for (int64_t t = 0; t < index.table_count; ++t) {
+    if (index.meta_row(t)[kMetaTiered] != 0) continue;  // what is not in memory stays unwritten
     const TableView view = index.table(t);
     const TableRows& table = rows[t];
     const double initial = numbers[t * kHyperColumns + kHyperInitialState];

@@ -1,0 +1,59 @@
+#include "arguments/tiers.h"
+
+#include "core/columns.h"
+
+namespace dynemb {
+
+TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& places,
+                         const std::vector<Tensor>& slots, const Tensor& tier_clock) {
+  const char* op = call.op;
+  STD_TORCH_CHECK(!places.empty() && places.size() == slots.size(), "dynemb::", op, ": got ",
+                  places.size(), " places and ", slots.size(),
+                  " slots, expected one of each per slab");
+  check_tensor(call, "tier_clock", tier_clock, ScalarType::Long);
+  check_size(op, "tier_clock", tier_clock, 0, static_cast<int64_t>(places.size()) + 1);
+  check_size(op, "tier_clock", tier_clock, 1, kTierColumns);
+  TierTensors tiers{{}, static_cast<int64_t*>(tier_clock.data_ptr())};
+  for (size_t s = 0; s < places.size(); ++s) {
+    check_tensor(call, "places", places[s], ScalarType::Int);
+    check_tensor(call, "slots", slots[s], ScalarType::Long);
+    check_size(op, "slots", slots[s], 1, kSlotColumns);
+    STD_TORCH_CHECK(places[s].dim() == 1, "dynemb::", op, ": places[", s, "] has ", places[s].dim(),
+                    " dimensions, expected 1");
+    const int64_t rows = places[s].numel();
+    STD_TORCH_CHECK(slots[s].size(0) <= INT32_MAX, "dynemb::", op, ": slots[", s, "] has ",
+                    slots[s].size(0), " slots, expected at most ", INT32_MAX);
+    int64_t* clock = tiers.head + (static_cast<int64_t>(s) + 1) * kTierColumns;
+    const int64_t used = clock[kTierUsed];
+    STD_TORCH_CHECK(used >= 0 && used <= slots[s].size(0), "dynemb::", op, ": tier_clock says ",
+                    used, " slots of slab ", s, " are in use, but there are ", slots[s].size(0));
+    tiers.slabs.push_back({rows > 0 ? static_cast<int32_t*>(places[s].data_ptr()) : nullptr, rows,
+                           static_cast<int64_t*>(slots[s].data_ptr()), slots[s].size(0), clock});
+  }
+  return tiers;
+}
+
+std::vector<int64_t> slabs_of_tables(const CallContext& call, const Tensor& meta, size_t slabs) {
+  check_tensor(call, "meta", meta, ScalarType::Long);
+  check_size(call.op, "meta", meta, 1, kMetaColumns);
+  const auto* rows = static_cast<const int64_t*>(meta.data_ptr());
+  std::vector<int64_t> result(static_cast<size_t>(meta.size(0)));
+  for (size_t t = 0; t < result.size(); ++t) {
+    result[t] = rows[t * kMetaColumns + kMetaSlab];
+    STD_TORCH_CHECK(result[t] >= 0 && result[t] < static_cast<int64_t>(slabs), "dynemb::", call.op,
+                    ": meta says that table ", t, " is of slab ", result[t], ", expected 0 to ",
+                    slabs - 1);
+  }
+  return result;
+}
+
+const CacheTensors& cached_slab(const char* op, const TierTensors& tiers, int64_t slab) {
+  STD_TORCH_CHECK(slab >= 0 && slab < static_cast<int64_t>(tiers.slabs.size()), "dynemb::", op,
+                  ": slab is ", slab, ", expected 0 to ", tiers.slabs.size() - 1);
+  const CacheTensors& cache = tiers.slabs[static_cast<size_t>(slab)];
+  STD_TORCH_CHECK(cache.places != nullptr, "dynemb::", op, ": slab ", slab,
+                  " has no cache: its rows are in memory");
+  return cache;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,33 @@
+// The tensors of the caches of a group, checked, as pointers into memory.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "arguments/tensors.h"
+
+namespace dynemb {
+
+struct CacheTensors {
+  int32_t* places;  // [max_rows], slot + 1 of each row; nullptr: the slab has no cache
+  int64_t max_rows;
+  int64_t* slots;  // [slot_capacity, kSlotColumns]
+  int64_t slot_capacity;
+  int64_t* clock;  // [kTierColumns], the slab's row of tier_clock
+};
+
+struct TierTensors {
+  std::vector<CacheTensors> slabs;
+  int64_t* head;  // [kTierColumns], the first row of tier_clock
+};
+
+TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& places,
+                         const std::vector<Tensor>& slots, const Tensor& tier_clock);
+
+// The slab of each table, from `meta` int64 [tables, kMetaColumns].
+std::vector<int64_t> slabs_of_tables(const CallContext& call, const Tensor& meta, size_t slabs);
+
+// Raises unless `slab` has a cache.
+const CacheTensors& cached_slab(const char* op, const TierTensors& tiers, int64_t slab);
+
+}  // namespace dynemb

@@ -1,0 +1,349 @@
+#include "cpu/storage/cache.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "core/storage/cache.h"
+#include "cpu/memory/reserve.h"
+
+namespace dynemb::cpu {
+namespace {
+
+constexpr int64_t kBlock = 64;   // ids whose places, then slots, are on their way together
+constexpr int32_t kWanted = -1;  // place of a row that is about to get a slot
+constexpr int64_t kCheckedMemory = int64_t{64} << 20;  // memory is looked at in such steps
+
+int64_t* slot_at(const CacheTensors& cache, int64_t slot) {
+  return cache.slots + slot * kSlotColumns;
+}
+
+int32_t place_of(const CacheTensors& cache, int64_t handle) {
+  return __atomic_load_n(cache.places + handle_row(handle), __ATOMIC_RELAXED);
+}
+
+// Several threads may use one row: the outcome is the same in any order. Returns whether this is
+// the first use of the epoch.
+bool touch(const StageCall& call, int64_t* slot) {
+  if (call.changes && !slot_is_dirty(__atomic_load_n(slot + kSlotMarks, __ATOMIC_RELAXED))) {
+    __atomic_fetch_or(slot + kSlotMarks, kSlotDirty, __ATOMIC_RELAXED);
+  }
+  int64_t use = __atomic_load_n(slot + kSlotUse, __ATOMIC_RELAXED);
+  if (!epoch_is_past(use_epoch(use), call.epoch)) return false;
+  const uint32_t count = use_count(use);
+  const bool more = call.counts && count < UINT32_MAX;
+  return __atomic_compare_exchange_n(slot + kSlotUse, &use,
+                                     slot_use(call.epoch, count + (more ? 1 : 0)), false,
+                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+struct TileOutcome {
+  std::vector<int32_t> missing;  // positions
+  int64_t hits = 0;
+  int64_t touches = 0;
+  int64_t bad = -1;  // position of a handle that names no row
+};
+
+void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutcome* outcome) {
+  const CacheTensors& cache =
+      call.tiers->slabs[static_cast<size_t>(call.slab_of[static_cast<size_t>(tile.table)])];
+  const int64_t* handles = call.handles;
+  if (cache.places == nullptr) {
+    std::copy(handles + tile.begin, handles + tile.end, out + tile.begin);
+    return;
+  }
+  int32_t place[kBlock];
+  for (int64_t begin = tile.begin; begin < tile.end; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, tile.end);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = handle_row(handles[i]);
+      if (handles[i] >= 0 && row < cache.max_rows) __builtin_prefetch(cache.places + row);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      place[i - begin] = 0;
+      if (handles[i] < 0) continue;
+      if (handle_row(handles[i]) >= cache.max_rows) {
+        if (outcome->bad < 0) outcome->bad = i;
+        continue;
+      }
+      place[i - begin] = place_of(cache, handles[i]);
+      if (place[i - begin] > 0) __builtin_prefetch(slot_at(cache, place[i - begin] - 1), 1);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      if (handles[i] < 0) {
+        out[i] = handles[i];
+        continue;
+      }
+      const int64_t slot = place[i - begin] - 1;
+      if (slot >= 0 && slot_at(cache, slot)[kSlotOwner] == handles[i] + 1) {
+        outcome->touches += touch(call, slot_at(cache, slot));
+        ++outcome->hits;
+        out[i] = make_handle(slot, slot_generation(slot_at(cache, slot)[kSlotMarks]));
+      } else {
+        outcome->missing.push_back(static_cast<int32_t>(i));
+      }
+    }
+  }
+}
+
+// Gives a slot back, whose row has no place any more.
+void free_slot(const CacheTensors& cache, int64_t slot) {
+  int64_t* words = slot_at(cache, slot);
+  words[kSlotOwner] = 0;
+  words[kSlotId] = cache.clock[kTierFreeHead];
+  words[kSlotMarks] = slot_generation(words[kSlotMarks]);
+  cache.clock[kTierFreeHead] = slot + 1;
+  ++cache.clock[kTierFreeCount];
+}
+
+RowMove move_of(const int64_t* words, int64_t slot) {
+  return {slot, words[kSlotOwner] - 1, words[kSlotId], slot_table(words[kSlotMarks]),
+          slot_generation(words[kSlotMarks])};
+}
+
+// Takes the row out of a slot; it is saved first if it was changed.
+void evict(const CacheTensors& cache, int64_t slot, std::vector<RowMove>* saves) {
+  int64_t* words = slot_at(cache, slot);
+  if (slot_is_dirty(words[kSlotMarks])) {
+    saves->push_back(move_of(words, slot));
+    ++cache.clock[kTierWritten];
+  }
+  cache.places[handle_row(words[kSlotOwner] - 1)] = 0;
+  ++cache.clock[kTierEvicted];
+  free_slot(cache, slot);
+}
+
+// Takes up to `wanted` rows that are worth least out of their slots, of equal ones those of the
+// first slots.
+void sweep(const CacheTensors& cache, uint32_t epoch, int64_t wanted, std::vector<RowMove>* saves) {
+  std::array<int64_t, kWorths> having{};
+  const int64_t used = cache.clock[kTierUsed];
+  const bool halves = cache.clock[kTierTouches] >= kUsesBeforeHalving * cache.clock[kTierLimit];
+  if (halves) cache.clock[kTierTouches] = 0;
+  const auto may_go = [epoch](const int64_t* words) {
+    return words[kSlotOwner] != 0 && epoch_is_past(use_epoch(words[kSlotUse]), epoch);
+  };
+  for (int64_t slot = 0; slot < used; ++slot) {
+    int64_t* words = slot_at(cache, slot);
+    if (halves)
+      words[kSlotUse] = slot_use(use_epoch(words[kSlotUse]), use_count(words[kSlotUse]) / 2);
+    if (may_go(words)) ++having[static_cast<size_t>(slot_worth(words[kSlotUse], epoch))];
+  }
+  int last = 0;
+  int64_t below = 0;
+  while (last < kWorths - 1 && below + having[static_cast<size_t>(last)] < wanted) {
+    below += having[static_cast<size_t>(last)];
+    ++last;
+  }
+  int64_t of_last = std::min(wanted - below, having[static_cast<size_t>(last)]);
+  int64_t left = below + of_last;
+  for (int64_t slot = 0; slot < used && left > 0; ++slot) {
+    const int64_t* words = slot_at(cache, slot);
+    if (!may_go(words)) continue;
+    const int worth = slot_worth(words[kSlotUse], epoch);
+    if (worth > last || (worth == last && of_last == 0)) continue;
+    of_last -= worth == last;
+    --left;
+    evict(cache, slot, saves);
+  }
+}
+
+// Raises where memory is short for slots up to `slots`, which nothing has touched before.
+void check_slots(const char* op, const CacheTensors& cache, int64_t slots) {
+  const int64_t bytes = cache.clock[kTierSlotBytes];
+  const int64_t before = cache.clock[kTierUsed] * bytes / kCheckedMemory;
+  const int64_t after = slots * bytes / kCheckedMemory;
+  if (after > before) check_available_memory(op, (after - before) * kCheckedMemory);
+}
+
+// How many rows have to lose their slots so that `wanted` others get one; 0: there is room.
+int64_t victims_for(const CacheTensors& cache, int64_t wanted) {
+  const int64_t* clock = cache.clock;
+  const int64_t untouched = std::max<int64_t>(clock[kTierLimit] - clock[kTierUsed], 0);
+  const int64_t missing = wanted - clock[kTierFreeCount] - untouched;
+  return missing > 0 ? std::max(missing, clock[kTierLimit] / kSlotsPerSweep) : 0;
+}
+
+// Raises where there is no room for `wanted` rows: on the disk, or in memory, if the cache has to
+// grow because no row may lose its slot.
+void check_wanted(const StageCall& call, size_t slab, int64_t wanted, const RoomCheck& check_room) {
+  const CacheTensors& cache = call.tiers->slabs[slab];
+  const int64_t victims = victims_for(cache, wanted);
+  if (victims > 0) check_room(slab, victims);
+  const int64_t most = cache.clock[kTierUsed] + wanted - cache.clock[kTierFreeCount];
+  STD_TORCH_CHECK(most <= cache.slot_capacity, "dynemb::", call.op, ": the cache of slab ", slab,
+                  " may need ", most, " slots, but there are ", cache.slot_capacity,
+                  ": slots has to be as long as places");
+  check_slots(call.op, cache, most);
+}
+
+int64_t take_slot(const CacheTensors& cache) {
+  int64_t* clock = cache.clock;
+  const int64_t free = clock[kTierFreeHead] - 1;
+  if (free >= 0) {
+    clock[kTierFreeHead] = slot_at(cache, free)[kSlotId];
+    --clock[kTierFreeCount];
+    return free;
+  }
+  return clock[kTierUsed]++;
+}
+
+// Puts a row into a slot, whose row before is gone; returns what has to be loaded.
+RowMove put(const StageCall& call, const CacheTensors& cache, int64_t slot, int64_t handle,
+            int64_t id, int64_t table) {
+  int64_t* words = slot_at(cache, slot);
+  const int64_t generation = next_generation(slot_generation(words[kSlotMarks]));
+  words[kSlotOwner] = handle + 1;
+  words[kSlotId] = id;
+  words[kSlotUse] = slot_use(call.epoch, call.counts ? 1 : 0);
+  words[kSlotMarks] = slot_marks(table, call.changes, generation);
+  cache.places[handle_row(handle)] = static_cast<int32_t>(slot + 1);
+  ++cache.clock[call.counted_as];
+  ++cache.clock[kTierTouches];
+  return move_of(words, slot);
+}
+
+struct Missing {
+  int64_t position;
+  int64_t table;
+  size_t slab;
+};
+
+// The slot of a row that none had when the call began.
+int64_t slot_of_missing(const StageCall& call, const Missing& missing,
+                        std::vector<SlabMoves>* moves) {
+  const CacheTensors& cache = call.tiers->slabs[missing.slab];
+  const int64_t handle = call.handles[missing.position];
+  const int64_t id = call.features->ids[missing.position];
+  const int32_t place = place_of(cache, handle);
+  int64_t slot = place - 1;
+  if (place == kWanted) {
+    slot = take_slot(cache);
+    (*moves)[missing.slab].loads.push_back(put(call, cache, slot, handle, id, missing.table));
+  } else if (slot_at(cache, slot)[kSlotOwner] != handle + 1) {
+    const int32_t owner = handle_generation(slot_at(cache, slot)[kSlotOwner] - 1);
+    if (row_status(handle, owner) == RowStatus::kStale) {
+      ++cache.clock[kTierStale];
+      return kPaddingHandle;  // reads zeros, and gets no gradient
+    }
+    // the row belongs to another id now, so what its slot has is of nobody
+    (*moves)[missing.slab].loads.push_back(put(call, cache, slot, handle, id, missing.table));
+  } else {
+    ++cache.clock[kTierHits];
+  }
+  return make_handle(slot, slot_generation(slot_at(cache, slot)[kSlotMarks]));
+}
+
+}  // namespace
+
+std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_room,
+                                  int64_t* slot_handles) {
+  const std::vector<Tile> tiles = make_tiles(*call.features);
+  std::vector<TileOutcome> outcomes(tiles.size());
+  parallel_units(static_cast<int64_t>(tiles.size()), call.features->count,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t t = begin; t < end; ++t) {
+                     find_slots(call, tiles[static_cast<size_t>(t)], slot_handles,
+                                &outcomes[static_cast<size_t>(t)]);
+                   }
+                 });
+  std::vector<SlabMoves> moves(call.tiers->slabs.size());
+  std::vector<Missing> missing;
+  std::vector<int64_t> wanted(moves.size(), 0);
+  for (size_t t = 0; t < tiles.size(); ++t) {
+    const int64_t bad = outcomes[t].bad;
+    STD_TORCH_CHECK(bad < 0, "dynemb::", call.op, ": handles[", bad, "] is ", call.handles[bad],
+                    ", which names a row that there is not");
+  }
+  for (size_t t = 0; t < tiles.size(); ++t) {
+    const auto slab = static_cast<size_t>(call.slab_of[static_cast<size_t>(tiles[t].table)]);
+    const CacheTensors& cache = call.tiers->slabs[slab];
+    cache.clock[kTierHits] += outcomes[t].hits;
+    cache.clock[kTierTouches] += outcomes[t].touches;
+    for (const int32_t position : outcomes[t].missing) {
+      missing.push_back({position, tiles[t].table, slab});
+      int32_t* place = cache.places + handle_row(call.handles[position]);
+      if (*place == 0) {
+        *place = kWanted;
+        ++wanted[slab];
+      } else if (*place > 0) {
+        touch(call, slot_at(cache, *place - 1));  // of the row's earlier owner: it must stay here
+      }
+    }
+  }
+  if (missing.empty()) return moves;
+  const auto now = static_cast<uint32_t>(call.tiers->head[kTierEpoch]);
+  try {
+    for (size_t s = 0; s < moves.size(); ++s) {
+      if (wanted[s] > 0) check_wanted(call, s, wanted[s], check_room);
+    }
+    for (size_t s = 0; s < moves.size(); ++s) {
+      const CacheTensors& cache = call.tiers->slabs[s];
+      const int64_t victims = wanted[s] > 0 ? victims_for(cache, wanted[s]) : 0;
+      moves[s].saves.reserve(static_cast<size_t>(victims));  // nothing may fail from here on
+      moves[s].loads.reserve(missing.size());
+    }
+  } catch (...) {
+    for (const Missing& m : missing) {
+      int32_t* place = call.tiers->slabs[m.slab].places + handle_row(call.handles[m.position]);
+      if (*place == kWanted) *place = 0;
+    }
+    throw;
+  }
+  for (size_t s = 0; s < moves.size(); ++s) {
+    const CacheTensors& cache = call.tiers->slabs[s];
+    const int64_t victims = wanted[s] > 0 ? victims_for(cache, wanted[s]) : 0;
+    if (victims > 0) sweep(cache, now, victims, &moves[s].saves);
+  }
+  for (const Missing& m : missing) {
+    slot_handles[m.position] = slot_of_missing(call, m, &moves);
+  }
+  for (const CacheTensors& cache : call.tiers->slabs) {
+    const int64_t in_use = cache.clock[kTierUsed] - cache.clock[kTierFreeCount];
+    cache.clock[kTierMostUsed] = std::max(cache.clock[kTierMostUsed], in_use);
+  }
+  return moves;
+}
+
+std::vector<RowMove> take_dirty(const CacheTensors& cache, int64_t begin, int64_t most) {
+  std::vector<RowMove> saves;
+  for (int64_t slot = begin;
+       slot < cache.clock[kTierUsed] && static_cast<int64_t>(saves.size()) < most; ++slot) {
+    int64_t* words = slot_at(cache, slot);
+    if (words[kSlotOwner] == 0 || !slot_is_dirty(words[kSlotMarks])) continue;
+    saves.push_back(move_of(words, slot));
+    words[kSlotMarks] &= ~kSlotDirty;
+    ++cache.clock[kTierWritten];
+  }
+  return saves;
+}
+
+std::vector<RowMove> shrink(const CacheTensors& cache, int64_t limit) {
+  std::vector<RowMove> saves;
+  if (cache.clock[kTierUsed] <= limit) return saves;
+  for (int64_t slot = limit; slot < cache.clock[kTierUsed]; ++slot) {
+    if (slot_at(cache, slot)[kSlotOwner] != 0) evict(cache, slot, &saves);
+  }
+  cache.clock[kTierUsed] = limit;
+  cache.clock[kTierFreeHead] = 0;
+  cache.clock[kTierFreeCount] = 0;
+  for (int64_t slot = limit - 1; slot >= 0; --slot) {
+    if (slot_at(cache, slot)[kSlotOwner] == 0) free_slot(cache, slot);
+  }
+  return saves;
+}
+
+void forget(const char* op, const CacheTensors& cache, const int64_t* handles, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    STD_TORCH_CHECK(handles[i] >= 0 && handle_row(handles[i]) < cache.max_rows, "dynemb::", op,
+                    ": handles[", i, "] is ", handles[i], ", which names a row that there is not");
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t place = place_of(cache, handles[i]);
+    if (place == 0) continue;
+    cache.places[handle_row(handles[i])] = 0;
+    free_slot(cache, place - 1);
+  }
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,47 @@
+// Which rows are in the slots of a cache, and which have to move for a call.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "arguments/tiers.h"
+#include "cpu/index/args.h"
+#include "cpu/storage/row_store.h"
+
+namespace dynemb::cpu {
+
+// What ids of a call want of the cache.
+struct StageCall {
+  const char* op;
+  const TierTensors* tiers;
+  const FeatureArgs* features;
+  std::vector<int64_t> slab_of;  // by table
+  const int64_t* handles;        // of rows; negative: the id has none
+  bool changes;                  // the rows will be changed
+  bool counts;                   // this is a use that says something about later ones
+  uint32_t epoch;                // until which the rows keep their slots
+  TierColumn counted_as;         // kTierMisses or kTierPrefetched
+};
+
+// Is told how many rows of a slab may have to be saved, before anything has changed; raises where
+// there is no room for them.
+using RoomCheck = std::function<void(size_t slab, int64_t rows)>;
+
+// Gives slots to the rows of a call: their handles to `slot_handles` [ids], what has to move to the
+// result, of slab s at s. Places and slots are changed as if everything had moved. Raises before
+// they are.
+std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_room,
+                                  int64_t* slot_handles);
+
+// The rows of slots from `begin` on that have been changed since they were saved, up to `most` of
+// them; they count as saved from now on.
+std::vector<RowMove> take_dirty(const CacheTensors& cache, int64_t begin, int64_t most);
+
+// Takes the rows out of all slots from `limit` on; returns what has to be saved.
+std::vector<RowMove> shrink(const CacheTensors& cache, int64_t limit);
+
+// Takes rows out of the cache, with what was changed there.
+void forget(const char* op, const CacheTensors& cache, const int64_t* handles, int64_t count);
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,370 @@
+"""Ops on the cache of tiered tables: which rows are in memory, and what moves for a lookup.
+
+The rows of a tiered slab lie in a store, such as files on an SSD, and some of them in *slots* of a
+cache: ``weights``, ``generations`` and ``state`` have a row for each slot. Handles of rows, which
+the index gives, become handles of slots (slot: 36 bits, the slot's own generation: 28), which ops
+that read or change rows take as they are. A handle of a slot that has got another row since is
+stale, as one of a row's earlier owner is.
+
+What is wrong with an argument is raised before anything changes. These are ops of the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb.ops.columns import MOVE_COLUMNS
+from torch_dynemb.ops.functional_copies import refuse_copies
+from torch_dynemb.ops.recomputation import always_saved
+from torch_dynemb.ops.tensors import RowTensors, TierTensors
+
+RECORD_HEADER = 24  # bytes
+RECORD_ALIGNMENT = 8
+
+
+class PlannedMoves(NamedTuple):
+    """Result of :func:`plan_moves_`.
+
+    Attributes:
+        handles: int64 [N], of slots; negative ones are those that were given.
+        moves: int64 [moves, 7] (``columns.Move``): first the rows that go from their slots to the
+            store, then those that come.
+    """
+
+    handles: Tensor
+    moves: Tensor
+
+
+def record_bytes(row_bytes: int) -> int:
+    """Bytes of a record: a header, a row with its optimizer state, and zeros up to a word.
+
+    Args:
+        row_bytes: of weights and optimizer state of a row.
+    """
+    return -(-(RECORD_HEADER + row_bytes) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+
+
+def stage_(
+    tiers: TierTensors,
+    meta: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    *,
+    trains: bool,
+) -> Tensor:
+    """Brings the rows of a lookup into the cache, from the store of :func:`store_open`.
+
+    The rows' memory, which the store knows, changes as well.
+
+    Args:
+        tiers: of the tables; all tensors change.
+        meta: int64 [T, 16], constants of the tables.
+        ids, offsets, feature_tables: see :mod:`torch_dynemb.ops.index`.
+        handles: int64 [N], of rows, which the index has given for these ids.
+        trains: whether the rows will be changed; they keep their slots until the step ends.
+
+    Returns:
+        int64 [N], handles of slots; negative handles stay, and those of rows that are not in a
+        store.
+
+    Raises:
+        RuntimeError: tensors of no open store, or that do not fit each other; no room on the disk,
+            or in memory; nothing has changed then. Or a row could not be read or written; from then
+            on, every call raises it.
+    """
+    staged: Tensor = torch.ops.dynemb.stage_(
+        tiers.places,
+        tiers.slots,
+        tiers.clock,
+        meta,
+        ids,
+        handles,
+        offsets,
+        list(feature_tables),
+        trains,
+    )
+    return staged
+
+
+def prefetch_(
+    tiers: TierTensors,
+    meta: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    *,
+    ahead: int = 1,
+) -> None:
+    """Begins to bring rows into the cache that a lookup will want, and returns at once.
+
+    Args:
+        tiers, meta, ids, handles, offsets, feature_tables: as for :func:`stage_`.
+        ahead: how many steps until the lookup, at least 1; the rows keep their slots until then.
+
+    Raises:
+        RuntimeError: as :func:`stage_`, where what fails later is raised by a later call.
+    """
+    torch.ops.dynemb.prefetch_(
+        tiers.places,
+        tiers.slots,
+        tiers.clock,
+        meta,
+        ids,
+        handles,
+        offsets,
+        list(feature_tables),
+        ahead,
+    )
+
+
+@raises_out_of_memory
+def plan_moves_(
+    tiers: TierTensors,
+    meta: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    *,
+    trains: bool,
+    ahead: int = 0,
+) -> PlannedMoves:
+    """Decides which rows move for a lookup; the caller moves them before rows are read.
+
+    Args:
+        tiers, meta, ids, handles, offsets, feature_tables, trains: as for :func:`stage_`.
+        ahead: 0: for a lookup now; else as for :func:`prefetch_`.
+
+    Raises:
+        RuntimeError: values or shapes of an argument; nothing has changed.
+    """
+    planned = torch.ops.dynemb.plan_moves_(
+        tiers.places,
+        tiers.slots,
+        tiers.clock,
+        meta,
+        ids,
+        handles,
+        offsets,
+        list(feature_tables),
+        trains,
+        ahead,
+    )
+    return PlannedMoves(*planned)
+
+
+def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
+    """Moves to the store for rows that were changed since they were saved; they count as saved.
+
+    Args:
+        tiers: of the tables; slots and clock change.
+        slab: its number.
+        begin: the slot from which on they are looked for.
+        most: how many rows at most, at least 1.
+
+    Returns:
+        int64 [moves, 7] (``columns.Move``), ascending by slot.
+
+    Raises:
+        RuntimeError: an argument is out of range, or the slab has no cache.
+    """
+    moves: Tensor = torch.ops.dynemb.take_dirty_(
+        tiers.places, tiers.slots, tiers.clock, slab, begin, most
+    )
+    return moves
+
+
+def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
+    """Takes the rows out of all slots behind some of them.
+
+    Args:
+        tiers: of the tables; all tensors change.
+        slab: its number.
+        limit: slots that stay, at least 0.
+
+    Returns:
+        int64 [moves, 7] (``columns.Move``): rows that were changed, and so go to the store.
+
+    Raises:
+        RuntimeError: an argument is out of range, or the slab has no cache.
+    """
+    moves: Tensor = torch.ops.dynemb.shrink_cache_(
+        tiers.places, tiers.slots, tiers.clock, slab, limit
+    )
+    return moves
+
+
+def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
+    """Takes rows out of the cache without saving them: the caller writes others to the store.
+
+    Args:
+        tiers: of the tables; all tensors change.
+        slab: its number.
+        handles: int64 [n], of rows; those that are not in the cache are passed over.
+
+    Raises:
+        RuntimeError: a handle names no row, or the slab has no cache; nothing has changed.
+    """
+    torch.ops.dynemb.forget_rows_(tiers.places, tiers.slots, tiers.clock, slab, handles)
+
+
+@raises_out_of_memory
+def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
+    """Rows of slots as stores keep them.
+
+    Args:
+        rows: of the tables; nothing changes.
+        slab: its number.
+        slots: int64 [n], from 0.
+
+    Returns:
+        uint8 [n, bytes] (:func:`record_bytes`): a header of 24 bytes, the weights, and each tensor
+        of optimizer state. The header has the stored generation in its first 4 bytes, else zeros.
+
+    Raises:
+        RuntimeError: tensors that do not fit each other, or there is no such slot.
+    """
+    records: Tensor = torch.ops.dynemb.gather_records(
+        rows.weights, rows.generations, rows.state, slab, slots
+    )
+    return records
+
+
+def scatter_records_(rows: RowTensors, slab: int, slots: Tensor, records: Tensor) -> None:
+    """Writes rows into slots; the inverse of :func:`gather_records`.
+
+    Args:
+        rows: of the tables; weights, generations and state change.
+        slab: its number.
+        slots: int64 [n], from 0.
+        records: uint8 [n, bytes]; the first 4 bytes of each are the generation to store.
+
+    Raises:
+        RuntimeError: tensors that do not fit each other, or there is no such slot; nothing has
+            changed.
+    """
+    torch.ops.dynemb.scatter_records_(
+        rows.weights, rows.generations, rows.state, slab, slots, records
+    )
+
+
+@register_fake("stage_")
+def _stage_fake(
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    trains: bool,
+) -> Tensor:
+    refuse_copies("stage_", places, slots)
+    return torch.empty_like(handles)
+
+
+@register_fake("prefetch_")
+def _prefetch_fake(
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    ahead: int,
+) -> None:
+    refuse_copies("prefetch_", places, slots)
+
+
+def _new_moves(handles: Tensor) -> Tensor:
+    moves = torch.library.get_ctx().new_dynamic_size()
+    return handles.new_empty((moves, MOVE_COLUMNS))
+
+
+@register_fake("plan_moves_")
+def _plan_moves_fake(
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    trains: bool,
+    ahead: int,
+) -> tuple[Tensor, Tensor]:
+    refuse_copies("plan_moves_", places, slots)
+    return torch.empty_like(handles), _new_moves(handles)
+
+
+@register_fake("take_dirty_")
+def _take_dirty_fake(
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    slab: int,
+    begin: int,
+    most: int,
+) -> Tensor:
+    refuse_copies("take_dirty_", slots)
+    return _new_moves(tier_clock)
+
+
+@register_fake("shrink_cache_")
+def _shrink_cache_fake(
+    places: Sequence[Tensor], slots: Sequence[Tensor], tier_clock: Tensor, slab: int, limit: int
+) -> Tensor:
+    refuse_copies("shrink_cache_", places, slots)
+    return _new_moves(tier_clock)
+
+
+@register_fake("forget_rows_")
+def _forget_rows_fake(
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    slab: int,
+    handles: Tensor,
+) -> None:
+    refuse_copies("forget_rows_", places, slots)
+
+
+@register_fake("gather_records")
+def _gather_records_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    slab: int,
+    slots: Tensor,
+) -> Tensor:
+    tensors = [weights[slab], *state[slab :: len(weights)]]
+    row = sum(t.element_size() * (t.shape[1] if t.dim() == 2 else 1) for t in tensors)
+    return slots.new_empty((slots.shape[0], record_bytes(int(row))), dtype=torch.uint8)
+
+
+@register_fake("scatter_records_")
+def _scatter_records_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    slab: int,
+    slots: Tensor,
+    records: Tensor,
+) -> None:
+    refuse_copies("scatter_records_", weights, state)
+
+
+always_saved("stage_")
+always_saved("plan_moves_")

@@ -1,0 +1,17 @@
+"""Tables whose rows need not fit in memory: a cache of rows above a store of them."""
+
+from torch_dynemb.storage.tiers.configs import ExternalStore, SSDStore, Storage, check_storage
+from torch_dynemb.storage.tiers.opening import open_tiers
+from torch_dynemb.storage.tiers.protocol import RecordStore
+from torch_dynemb.storage.tiers.tiers import Records, Tiers
+
+__all__ = [
+    "ExternalStore",
+    "RecordStore",
+    "Records",
+    "SSDStore",
+    "Storage",
+    "Tiers",
+    "check_storage",
+    "open_tiers",
+]

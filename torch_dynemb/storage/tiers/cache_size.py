@@ -1,0 +1,83 @@
+"""How many rows of a table stay in memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.policy.admission import parse_bytes
+
+LEAST_SLOTS = 64
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+_ROWS = re.compile(r"\s*([0-9][0-9_]*)\s*rows\s*")
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Rows that stay in memory, in one of three units.
+
+    Attributes:
+        value: how many.
+        unit: ``"bytes"``, of rows with their optimizer state; ``"rows"``; or ``"fraction"``, of the
+            rows that the tables have at the time.
+    """
+
+    value: float
+    unit: Literal["bytes", "rows", "fraction"]
+
+    def slots(self, rows: int, slot_bytes: int, share: float) -> int:
+        """Slots of a slab.
+
+        Args:
+            rows: that the slab has.
+            slot_bytes: memory of a slot with its row.
+            share: of the slab, in those of all slabs.
+        """
+        if self.unit == "fraction":
+            wanted = self.value * rows
+        else:
+            wanted = self.value * share / (slot_bytes if self.unit == "bytes" else 1)
+        return max(LEAST_SLOTS, int(wanted))
+
+
+def parse_cache(owner: str, value: object) -> CacheSize:
+    """The size that an argument names.
+
+    Args:
+        owner: what an error begins with.
+        value: bytes (an int, or a text such as ``"4GB"``), a text such as ``"100000 rows"``, or a
+            fraction (a float from 0 to 1, or a text such as ``"25%"``).
+
+    Raises:
+        TypeError: it is neither a number nor a text.
+        ValueError: it is none of these, or not more than 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(
+            f"{owner} is {described(value)}, expected bytes (4 << 30 or '4GB'), '100000 rows', or "
+            "a fraction of the rows (0.25 or '25%')"
+        )
+    if isinstance(value, str) and (percent := _PERCENT.fullmatch(value)):
+        return _fraction(owner, value, float(percent[1]) / 100)
+    if isinstance(value, str) and (rows := _ROWS.fullmatch(value)):
+        return CacheSize(_positive(owner, value, int(rows[1])), "rows")
+    if isinstance(value, float):
+        return _fraction(owner, value, value)
+    return CacheSize(parse_bytes(owner, value), "bytes")
+
+
+def _fraction(owner: str, given: object, value: float) -> CacheSize:
+    if not 0 < value <= 1:
+        raise ValueError(f"{owner} is {given!r}, expected a fraction above 0, and 1 at most")
+    return CacheSize(value, "fraction")
+
+
+def _positive(owner: str, given: object, value: int) -> int:
+    if value <= 0:
+        raise ValueError(f"{owner} is {given!r}, expected 1 row at least")
+    return value
+
+
+__all__ = ["LEAST_SLOTS", "CacheSize", "parse_cache"]

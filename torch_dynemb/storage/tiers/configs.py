@@ -1,0 +1,148 @@
+"""Where the rows of a table lie that are not in memory, as users say it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.policy.admission import parse_bytes
+from torch_dynemb.storage.tiers.cache_size import CacheSize, parse_cache
+from torch_dynemb.storage.tiers.protocol import RecordStore
+
+PAGE_BYTES = 4096
+IO_PATHS = ("auto", "io_uring", "threads")
+
+
+@dataclass(frozen=True)
+class SSDStore:
+    """Rows on a disk, of which a cache in memory has those in use.
+
+    Ids, handles and scores stay in memory: about 35 bytes an id. Rows and optimizer state go to
+    files in ``path``, a log of segments that is collected as rows are overwritten. What has been
+    written since the last snapshot is lost when the process ends without another one.
+
+    Args:
+        path: a directory of this table group's own; made where there is none.
+        cache: rows in memory: bytes (an int, or a text such as ``"4GB"``), ``"100000 rows"``, or a
+            fraction of the rows that the tables have (0.25, or ``"25%"``). A step that needs more
+            at once gets more, with a warning.
+        disk: bytes that the files may take, a number or a text such as ``"200GB"``; default: what
+            the file system has free. Collection wants a third more than the rows take.
+        segment: bytes of a file, a multiple of 4096; at least two stay free.
+        io: how rows are read: ``"io_uring"``; ``"threads"``, with pread; or ``"auto"``, which is
+            io_uring where this build and the kernel have it.
+
+    Raises:
+        TypeError, ValueError: a wrong value.
+
+    Example:
+        >>> import torch_dynemb as td
+        >>> storage = td.SSDStore("/fast/rows", cache="25%", disk="200GB")
+        >>> table = td.TableConfig("user", 64, storage=storage)
+    """
+
+    path: str | os.PathLike[str]
+    cache: int | float | str = 0.25
+    disk: int | str | None = None
+    segment: int | str = 64 << 20
+    io: Literal["auto", "io_uring", "threads"] = "auto"
+    cache_size: CacheSize = field(init=False, repr=False, compare=False)
+    disk_bytes: int = field(init=False, repr=False, compare=False)
+    segment_bytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
+            raise TypeError(
+                f"SSDStore: path is {described(self.path)}, expected the name of a directory"
+            )
+        object.__setattr__(self, "path", str(Path(self.path)))
+        set_cache(self, self.cache)
+        disk = 0 if self.disk is None else parse_bytes("SSDStore: disk", self.disk)
+        segment = parse_bytes("SSDStore: segment", self.segment)
+        if segment % PAGE_BYTES != 0 or not 4 * PAGE_BYTES <= segment <= 1 << 32:
+            raise ValueError(
+                f"SSDStore: segment is {self.segment!r}, expected a multiple of {PAGE_BYTES} bytes "
+                f"from {4 * PAGE_BYTES} to {1 << 32}"
+            )
+        if 0 < disk < 4 * segment:
+            raise ValueError(
+                f"SSDStore: disk is {self.disk!r}, expected at least 4 segments of {segment} "
+                "bytes: two are kept free for collection"
+            )
+        object.__setattr__(self, "disk_bytes", disk)
+        object.__setattr__(self, "segment_bytes", segment)
+        if self.io not in IO_PATHS:
+            raise ValueError(f"SSDStore: io is {self.io!r}, expected one of {list(IO_PATHS)}")
+
+    def total_bytes(self) -> int:
+        """Bytes that the files may take: those of ``disk``, or what the file system has free."""
+        if self.disk_bytes > 0:
+            return self.disk_bytes
+        there = Path(self.path)
+        while not there.is_dir():
+            there = there.parent
+        return shutil.disk_usage(there).free
+
+    def within(self, name: str) -> SSDStore:
+        """The same in a directory below, for one of several groups or ranks.
+
+        Args:
+            name: of the directory.
+        """
+        return dataclasses.replace(self, path=str(Path(self.path) / name))
+
+
+@dataclass(frozen=True)
+class ExternalStore:
+    """Rows in a store of your own, of which a cache in memory has those in use.
+
+    Args:
+        store: reads and writes records; see :class:`torch_dynemb.storage.tiers.RecordStore`.
+        cache: rows in memory, as of :class:`SSDStore`.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or ``store`` lacks a method.
+    """
+
+    store: RecordStore
+    cache: int | float | str = 0.25
+    cache_size: CacheSize = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for method in ("read", "write", "erase", "flush", "snapshot", "restore"):
+            if not callable(getattr(self.store, method, None)):
+                raise TypeError(
+                    f"ExternalStore: store is {described(self.store)}, which has no {method}(): "
+                    "see torch_dynemb.storage.tiers.RecordStore"
+                )
+        set_cache(self, self.cache)
+
+
+Storage = SSDStore | ExternalStore
+
+
+def set_cache(storage: Storage, cache: object) -> None:
+    """Gives a new storage config the size of its cache.
+
+    Raises:
+        TypeError, ValueError: ``cache`` is none.
+    """
+    size = parse_cache(f"{type(storage).__name__}: cache", cache)
+    object.__setattr__(storage, "cache_size", size)
+
+
+def check_storage(owner: str, storage: object) -> None:
+    """Raises TypeError unless it says where rows lie, or None."""
+    if storage is not None and not isinstance(storage, SSDStore | ExternalStore):
+        raise TypeError(
+            f"{owner}: storage is {described(storage)}, expected SSDStore, ExternalStore, or None: "
+            "rows are in memory"
+        )
+
+
+__all__ = ["IO_PATHS", "PAGE_BYTES", "ExternalStore", "SSDStore", "Storage", "check_storage"]

@@ -1,0 +1,168 @@
+"""Rows in a store that is written in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import Move
+from torch_dynemb.ops.tensors import RowTensors, TierTensors
+from torch_dynemb.storage.tiers.cache_size import CacheSize
+from torch_dynemb.storage.tiers.protocol import RecordStore
+from torch_dynemb.storage.tiers.tiers import Records, Tiers
+
+# Words of the header of a record: 4-byte ones, then 8-byte ones.
+_GENERATION, _TABLE = 0, 1
+_HANDLE, _ID = 1, 2
+
+
+class ExternalTiers(Tiers):
+    """A cache over a :class:`RecordStore`, which is called by the thread that looks up.
+
+    Args:
+        store: reads and writes records.
+        names: of the tables.
+        cache, tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
+    """
+
+    def __init__(
+        self,
+        store: RecordStore,
+        names: Sequence[str],
+        cache: CacheSize,
+        tensors: TierTensors,
+        rows: RowTensors,
+        cached: Sequence[int],
+        slot_bytes: Sequence[int],
+    ) -> None:
+        super().__init__(cache, tensors, rows, cached, slot_bytes)
+        self.store = store
+        self._names = names
+        self._failure: str | None = None
+
+    def stage(
+        self,
+        meta: Tensor,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        feature_tables: Sequence[int],
+        *,
+        trains: bool,
+    ) -> Tensor:
+        self._check_eager()
+        self.check()
+        planned = ops.plan_moves_(
+            self.tensors, meta, ids, handles, offsets, feature_tables, trains=trains
+        )
+        self._move(planned.moves)
+        return planned.handles
+
+    def prefetch(
+        self,
+        meta: Tensor,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        feature_tables: Sequence[int],
+        *,
+        ahead: int,
+    ) -> None:
+        self._check_eager()
+        self.check()
+        planned = ops.plan_moves_(
+            self.tensors, meta, ids, handles, offsets, feature_tables, trains=False, ahead=ahead
+        )
+        self._move(planned.moves)
+
+    def _check_eager(self) -> None:
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "tables with an ExternalStore cannot be compiled, because the store is called in "
+                "Python: leave the lookup out of torch.compile, or use SSDStore"
+            )
+
+    def _move(self, moves: Tensor) -> None:
+        try:
+            loads = moves[:, Move.LOADS] != 0
+            for slab, table, some in _by_table(moves[~loads]):
+                self._save(slab, table, some)
+            for slab, table, some in _by_table(moves[loads]):
+                self._load(slab, table, some)
+        except BaseException as error:
+            # places and slots say that rows are where they are not
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+
+    def _save(self, slab: int, table: int, moves: Tensor) -> None:
+        records = ops.gather_records(self._rows, slab, moves[:, Move.SLOT].contiguous())
+        live = records.view(torch.int32)[:, _GENERATION] == moves[:, Move.GENERATION]
+        self._write(table, moves[live, Move.ID], moves[live, Move.HANDLE], records[live])
+
+    def _write(self, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
+        if ids.shape[0] == 0:
+            return
+        header = records.view(torch.int32)
+        header[:, _GENERATION], header[:, _TABLE] = 0, table
+        words = records.view(torch.int64)
+        words[:, _HANDLE], words[:, _ID] = handles, ids
+        self.store.write(self._names[table], ids, records)
+
+    def _load(self, slab: int, table: int, moves: Tensor) -> None:
+        stored = self._read_store(slab, table, moves[:, Move.ID], moves[:, Move.HANDLE])
+        found = stored.found
+        if not bool(found.any()):
+            return
+        records, slots = stored.records[found], moves[found, Move.SLOT]
+        records.view(torch.int32)[:, _GENERATION] = moves[found, Move.GENERATION].to(torch.int32)
+        ops.scatter_records_(self._rows, slab, slots, records)
+
+    def _read_store(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
+        self.check()
+        none = torch.empty(0, dtype=torch.int64)
+        size = ops.gather_records(self._rows, slab, none).shape[1]
+        records = torch.zeros(ids.shape[0], size, dtype=torch.uint8)
+        if ids.shape[0] == 0:
+            return Records(records, torch.zeros(0, dtype=torch.bool))
+        name = self._names[table]
+        found = self.store.read(name, ids.contiguous(), records)
+        if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != ids.shape:
+            raise TypeError(
+                f"ExternalStore: read({name!r}, ...) returned {found!r}, expected a bool tensor of "
+                f"shape {tuple(ids.shape)}"
+            )
+        words = records.view(torch.int64)
+        return Records(records, found & (words[:, _HANDLE] == handles) & (words[:, _ID] == ids))
+
+    def _write_store(
+        self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor
+    ) -> None:
+        self.check()
+        self._write(table, ids, handles, records.clone())
+
+    def drain(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(
+                "the ExternalStore has failed before, and rows of the tables are lost: go back to "
+                f"a checkpoint: {self._failure}"
+            )
+
+    def erase(self, table: int, ids: Tensor) -> None:
+        self.store.erase(self._names[table], ids)
+
+
+def _by_table(moves: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """Moves of one table of one slab at a time."""
+    keys = moves[:, [Move.SLAB, Move.TABLE]]
+    for slab, table in torch.unique(keys, dim=0).tolist():
+        chosen = (keys[:, 0] == slab) & (keys[:, 1] == table)
+        yield slab, table, moves[chosen]
+
+
+__all__ = ["ExternalTiers"]

@@ -1,0 +1,40 @@
+"""Makes the cache of a group with tiered tables, and opens its store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_dynemb.ops.tensors import RowTensors, TierTensors
+from torch_dynemb.storage.tiers.configs import ExternalStore, Storage
+from torch_dynemb.storage.tiers.external import ExternalTiers
+from torch_dynemb.storage.tiers.ssd import SSDTiers
+from torch_dynemb.storage.tiers.tiers import Tiers
+
+
+def open_tiers(
+    storage: Storage,
+    tensors: TierTensors,
+    rows: RowTensors,
+    *,
+    cached: Sequence[int],
+    slot_bytes: Sequence[int],
+    slab_names: Sequence[str],
+    table_names: Sequence[str],
+) -> Tiers:
+    """The cache and the store of a group.
+
+    Args:
+        storage: where rows lie.
+        tensors, rows, cached, slot_bytes: see :class:`Tiers`.
+        slab_names, table_names: of the group.
+
+    Raises:
+        RuntimeError: the store is in use, or of other tables.
+    """
+    if isinstance(storage, ExternalStore):
+        cache = storage.cache_size
+        return ExternalTiers(storage.store, table_names, cache, tensors, rows, cached, slot_bytes)
+    return SSDTiers(storage, slab_names, tensors, rows, cached, slot_bytes)
+
+
+__all__ = ["open_tiers"]

@@ -1,0 +1,98 @@
+"""Rows in files of a directory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.tensors import RowTensors, TierTensors
+from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
+from torch_dynemb.storage.tiers.tiers import Records, Tiers
+
+
+class SSDTiers(Tiers):
+    """A cache over files, which a thread of the library reads and writes.
+
+    Args:
+        storage: where the files are.
+        slab_names: name the directories of slabs.
+        tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
+
+    Raises:
+        RuntimeError: another process, or another group, has the directory; or its files are of
+            other tables.
+    """
+
+    def __init__(
+        self,
+        storage: SSDStore,
+        slab_names: Sequence[str],
+        tensors: TierTensors,
+        rows: RowTensors,
+        cached: Sequence[int],
+        slot_bytes: Sequence[int],
+    ) -> None:
+        super().__init__(storage.cache_size, tensors, rows, cached, slot_bytes)
+        self.storage = storage
+        ops.store_open(
+            tensors,
+            rows,
+            path=str(storage.path),
+            slab_names=slab_names,
+            tiered=[int(slab in cached) for slab in range(len(slab_names))],
+            segment_bytes=storage.segment_bytes,
+            disk_bytes=storage.disk_bytes,
+            io=IO_PATHS.index(storage.io),
+        )
+        # The thread knows addresses only: it ends before the tensors go, which this object has.
+        self._end = weakref.finalize(self, ops.store_close, tensors.clock)
+
+    def stage(
+        self,
+        meta: Tensor,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        feature_tables: Sequence[int],
+        *,
+        trains: bool,
+    ) -> Tensor:
+        return ops.stage_(self.tensors, meta, ids, handles, offsets, feature_tables, trains=trains)
+
+    def prefetch(
+        self,
+        meta: Tensor,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        feature_tables: Sequence[int],
+        *,
+        ahead: int,
+    ) -> None:
+        ops.prefetch_(self.tensors, meta, ids, handles, offsets, feature_tables, ahead=ahead)
+
+    def _move(self, moves: Tensor) -> None:
+        ops.store_submit(self.tensors.clock, moves)
+
+    def _read_store(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
+        return Records(*ops.store_read(self.tensors.clock, slab, handles, ids))
+
+    def _write_store(
+        self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor
+    ) -> None:
+        ops.store_write(self.tensors.clock, slab, handles, ids, table, records)
+
+    def drain(self) -> None:
+        ops.store_drain(self.tensors.clock)
+
+    def check(self) -> None:
+        ops.store_check(self.tensors.clock)
+
+    def erase(self, table: int, ids: Tensor) -> None:
+        """Does nothing: what is not in the index is not live when files are collected."""
+
+
+__all__ = ["SSDTiers"]
