@@ -10,6 +10,9 @@ GPU_PYTHON ?= python3
 # 1 compiles the CUDA kernels on any machine, 0 nowhere; unset: where torch has CUDA (setup.py)
 DYNEMB_CUDA ?=
 export DYNEMB_CUDA
+# 1 insists on liburing, 0 leaves it out; unset: where it is found (setup.py)
+DYNEMB_URING ?=
+export DYNEMB_URING
 # beside the one in constraints.txt, with whose torch and FBGEMM they run
 TORCHREC_VERSIONS := 1.6.1 1.9.2
 SPACE := $(subst ,, )
@@ -22,6 +25,7 @@ LIBRARY := torch_dynemb/_C.abi3.so
 KERNEL_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 # what the library was last compiled with; the other ones are gone
 CUDA_FLAG := $(STAMPS)/cuda-$(or $(DYNEMB_CUDA),unset)
+URING_FLAG := $(STAMPS)/uring-$(or $(DYNEMB_URING),unset)
 # directories too: their times change when a file is removed
 KERNEL_DIRECTORIES := $(shell find csrc -type d)
 CXX_FILES = $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
@@ -39,7 +43,8 @@ help:  ## this list
 	@awk -F ':.*##  *' '/^[a-z-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12 for a new .venv; CONSTRAINTS=file for other versions than'
 	@echo 'constraints.txt; PIP_INDEX_URL for a package index with, say, CPU builds of torch;'
-	@echo 'DYNEMB_CUDA=1 to compile the CUDA kernels also where torch has no CUDA.'
+	@echo 'DYNEMB_CUDA=1 to compile the CUDA kernels also where torch has no CUDA; DYNEMB_URING=0 to'
+	@echo 'build without liburing, 1 to insist on it.'
 
 build: $(LIBRARY) $(STAMPS)/package  ## compile the kernels and install torch_dynemb into .venv, editable
 
@@ -111,7 +116,11 @@ $(CUDA_FLAG): | $(STAMPS)/tools
 	@rm -f $(STAMPS)/cuda-*
 	@touch $@
 
-$(LIBRARY): setup.py $(KERNEL_SOURCES) $(KERNEL_DIRECTORIES) $(STAMPS)/tools $(CUDA_FLAG)
+$(URING_FLAG): | $(STAMPS)/tools
+	@rm -f $(STAMPS)/uring-*
+	@touch $@
+
+$(LIBRARY): setup.py $(KERNEL_SOURCES) $(KERNEL_DIRECTORIES) $(STAMPS)/tools $(CUDA_FLAG) $(URING_FLAG)
 	@command -v $${CXX:-c++} >/dev/null || \
 	    { echo "no C++ compiler $${CXX:-c++}: install g++ (Debian, Ubuntu: apt-get install g++) or set CXX" >&2; exit 1; }
 	$(VENV)/bin/python setup.py --quiet build_ext --inplace

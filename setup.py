@@ -9,6 +9,9 @@ Environment read here:
     ``DYNEMB_CUDA``: 1 compiles the CUDA sources on any machine, for all ARCHITECTURES; 0 leaves
         them out; unset, they are compiled where torch is a CUDA build and nvcc is found, for the
         GPUs of this machine if there are any.
+    ``DYNEMB_URING``: 1 makes it an error where no static liburing is found, with which files are
+        read by io_uring; 0 leaves it out, so that threads read them; unset, it is linked where it
+        is found.
     ``CUDA_HOME``: where nvcc is; otherwise it is looked for on ``PATH`` and in the usual place.
     ``TORCH_CUDA_ARCH_LIST``: GPU architectures, instead of those.
     ``MAX_JOBS``: compilations at a time; default, one a core.
@@ -21,12 +24,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from setuptools import Extension, setup
@@ -214,6 +220,104 @@ def architecture_flags(names: Sequence[str], *, portable: bool) -> list[str]:
     return [f"-gencode=arch={least},code=[{','.join(codes)}]"]
 
 
+class Uring(NamedTuple):
+    """liburing, to be linked statically.
+
+    Attributes:
+        archive: ``liburing.a``.
+        headers: the directory of ``liburing.h``; None where the compiler looks there anyway.
+    """
+
+    archive: Path
+    headers: Path | None
+
+
+# what csrc/cpu/storage calls; a shared library, because libraries of some systems are not made of
+# code that may lie at any address
+URING_PROGRAM = """
+#include <liburing.h>
+extern "C" int try_uring() {
+  io_uring ring;
+  if (io_uring_queue_init(1, &ring, 0) < 0) return 1;
+  io_uring_probe* probe = io_uring_get_probe_ring(&ring);
+  const int has_read = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ);
+  io_uring_free_probe(probe);
+  io_uring_prep_read(io_uring_get_sqe(&ring), 0, nullptr, 0, 0);
+  io_uring_submit_and_wait(&ring, 1);
+  io_uring_queue_exit(&ring);
+  return has_read;
+}
+"""
+
+
+def find_uring(environ: Mapping[str, str]) -> Uring | None:
+    """Looks for a static liburing by pkg-config, then where the compiler looks for libraries.
+
+    Args:
+        environ: environment variables; ``CXX`` names the compiler.
+
+    Returns:
+        One with which a shared library has been linked, or None where there is none.
+    """
+    compiler = shlex.split(environ.get("CXX", "c++"))
+
+    def answer(*command: str) -> str:
+        if shutil.which(command[0], path=environ.get("PATH")) is None:
+            return ""
+        reply = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**environ, "LC_ALL": "C"}
+        )
+        return reply.stdout.strip() if reply.returncode == 0 else ""
+
+    found: list[Uring] = []
+    if library := answer("pkg-config", "--variable=libdir", "liburing"):
+        # nothing for the system's own directory, which -isystem would put in the wrong order
+        headers = answer("pkg-config", "--cflags-only-I", "liburing").removeprefix("-I")
+        found.append(Uring(Path(library, "liburing.a"), Path(headers) if headers else None))
+    # the name itself where the compiler finds no such file
+    found.append(Uring(Path(answer(*compiler, "-print-file-name=liburing.a")), None))
+    for uring in found:
+        if uring.archive.is_absolute() and uring.archive.is_file():
+            with tempfile.TemporaryDirectory() as folder:
+                source, linked = Path(folder, "try.cpp"), Path(folder, "try.so")
+                source.write_text(URING_PROGRAM)
+                include = [] if uring.headers is None else ["-isystem", str(uring.headers)]
+                flags = ["-shared", "-fPIC", *include, "-o", str(linked)]
+                answer(*compiler, *flags, str(source), str(uring.archive))
+                if linked.is_file():
+                    return uring
+    return None
+
+
+def wanted_uring(environ: Mapping[str, str]) -> Uring | None:
+    """The liburing to link.
+
+    Args:
+        environ: environment variables; ``DYNEMB_URING`` and those of :func:`find_uring`.
+
+    Returns:
+        It, or None where it is not wanted, or not asked for and not found.
+
+    Raises:
+        RuntimeError: ``DYNEMB_URING`` is neither 0 nor 1, or is 1 where there is no liburing.
+    """
+    asked = environ.get("DYNEMB_URING", "")
+    if asked not in ("", "0", "1"):
+        raise RuntimeError(
+            f"DYNEMB_URING={asked!r} should be 1 to link liburing, 0 to leave it out, or unset"
+        )
+    if asked == "0":
+        return None
+    uring = find_uring(environ)
+    if asked == "1" and uring is None:
+        raise RuntimeError(
+            "DYNEMB_URING=1, but pkg-config and the compiler find no liburing.h with a liburing.a "
+            "that can be linked into a shared library. Install it (Debian, Ubuntu: apt-get install "
+            "liburing-dev), or unset DYNEMB_URING."
+        )
+    return uring
+
+
 def relative_paths(files: Iterable[Path]) -> list[str]:
     """The paths from the repository's root, as setuptools wants them, in a fixed order."""
     return sorted(str(file.relative_to(ROOT)) for file in files)
@@ -229,11 +333,14 @@ def cuda_files() -> list[str]:
     return relative_paths(SOURCES.rglob("*.cu"))
 
 
-def kernel_library(cuda_root: Path | None, architectures: Sequence[str] = ()) -> Extension:
+def kernel_library(
+    cuda_root: Path | None, architectures: Sequence[str] = (), *, uring: Uring | None = None
+) -> Extension:
     """Describes ``torch_dynemb._C``: C++ sources always, CUDA sources where there is a toolkit.
 
     Args:
         architectures: nvcc's flags for them; none: torch's, for TORCH_CUDA_ARCH_LIST.
+        uring: what reads of files go through; None: threads alone.
     """
     sources = relative_paths(SOURCES.rglob("*.cpp"))
     libraries = ["c10", "torch", "torch_cpu"]
@@ -242,6 +349,13 @@ def kernel_library(cuda_root: Path | None, architectures: Sequence[str] = ()) ->
         sources += cuda_sources
         libraries += ["cudart_static", "dl", "rt", "pthread"]
         library_dirs.append(str(cudart_directory(cuda_root)))
+    uring_flags, uring_link = [], []
+    if uring is not None:
+        uring_flags = ["-DDYNEMB_HAS_URING"]
+        if uring.headers is not None:
+            uring_flags += ["-isystem", str(uring.headers)]
+        # its functions stay inside: the process may have another version of it
+        uring_link = [str(uring.archive), f"-Wl,--exclude-libs,{uring.archive.name}"]
     abi = f"-DTORCH_TARGET_VERSION={STABLE_ABI_TORCH}"
     # torch's headers are system headers to the C++ compiler: -Wall and -Wextra are about our own
     system_headers = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
@@ -254,9 +368,9 @@ def kernel_library(cuda_root: Path | None, architectures: Sequence[str] = ()) ->
         library_dirs=library_dirs,
         # libtorch brings in libtorch_cuda where torch has it. The linker would leave it out: in
         # torch's CPU build, which we link with, it defines nothing that we use.
-        extra_link_args=["-Wl,--no-as-needed", "-ltorch"],
+        extra_link_args=["-Wl,--no-as-needed", "-ltorch", *uring_link],
         extra_compile_args={
-            "cxx": [abi, *CXX_FLAGS, *system_headers],
+            "cxx": [abi, *CXX_FLAGS, *uring_flags, *system_headers],
             "nvcc": [abi, *NVCC_FLAGS, *architectures, *system_headers],
         },
         language="c++",
@@ -318,9 +432,23 @@ def said_of_cuda(environ: Mapping[str, str], cuda_root: Path | None) -> str:
     )
 
 
+def said_of_uring(environ: Mapping[str, str], uring: Uring | None) -> str:
+    """The line that says how files will be read, and how to get something else."""
+    if uring is not None:
+        return f"io_uring is used where the kernel allows it, by {uring.archive}"
+    if environ.get("DYNEMB_URING") == "0":
+        return "io_uring is left out, so threads read files: DYNEMB_URING=0"
+    return (
+        "io_uring is left out, so threads read files, with more time of the processor: there is no "
+        "static liburing; install it (Debian, Ubuntu: apt-get install liburing-dev) for tables on "
+        "SSDs"
+    )
+
+
 def main() -> None:
     os.chdir(ROOT)
     cuda_root = wanted_cuda_root(os.environ, torch.version.cuda)
+    uring = wanted_uring(os.environ)
     architectures: list[str] = []
     if cuda_root is not None:
         cpp_extension.CUDA_HOME = str(cuda_root)  # torch's CPU wheel sets it to None
@@ -331,12 +459,13 @@ def main() -> None:
             )
     if "build_ext" in sys.argv:  # make and gpu-check; pip shows nothing of what is printed here
         print(said_of_cuda(os.environ, cuda_root), file=sys.stderr)
+        print(said_of_uring(os.environ, uring), file=sys.stderr)
     use_ccache(os.environ, cuda_root)
     # ninja is started from PATH, which lacks the scripts of an environment that is not activated
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
     setup(
-        ext_modules=[kernel_library(cuda_root, architectures)],
+        ext_modules=[kernel_library(cuda_root, architectures, uring=uring)],
         cmdclass={"build_ext": BuildKernels},
         options={
             "bdist_wheel": {"py_limited_api": "cp310"},

@@ -29,7 +29,8 @@ def build_script() -> ModuleType:
 
 
 # of the make that runs the tests
-MAKE_VARIABLES = {"MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS", "DATA", "DYNEMB_CUDA"}
+MAKE_VARIABLES = {"MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS", "DATA"}
+MAKE_VARIABLES |= {"DYNEMB_CUDA", "DYNEMB_URING"}
 
 
 def write_script(path: Path, text: str) -> Path:
@@ -129,22 +130,114 @@ def test_a_wrong_request_for_cuda_is_an_error(
         build_script.wanted_cuda_root({"DYNEMB_CUDA": "1"}, "13.0")
 
 
-def test_another_request_for_cuda_builds_the_library_again() -> None:
+@pytest.mark.parametrize("part", ["cuda", "uring"])
+def test_another_request_for_a_part_builds_the_library_again(part: str) -> None:
     """The flag is part of make's stamp, in both directions."""
-
-    def built(flag: str) -> bool:
-        environ = {k: v for k, v in os.environ.items() if k not in MAKE_VARIABLES}
-        command = ["make", "--no-print-directory", "--dry-run", "build", f"DYNEMB_CUDA={flag}"]
-        reply = subprocess.run(
-            command, cwd=ROOT, env=environ, check=True, capture_output=True, text=True
-        )
-        return "build_ext" in reply.stdout
-
-    stamps = list((ROOT / ".venv" / "stamps").glob("cuda-*"))
+    stamps = list((ROOT / ".venv" / "stamps").glob(f"{part}-*"))
     if len(stamps) != 1:
         pytest.skip("the library was not built by make")
-    was = stamps[0].name.removeprefix("cuda-")
-    assert built("1" if was != "1" else "0")
+    was = stamps[0].name.removeprefix(f"{part}-")
+    environ = {k: v for k, v in os.environ.items() if k not in MAKE_VARIABLES}
+    flag = f"DYNEMB_{part.upper()}={'1' if was != '1' else '0'}"
+    reply = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "build", flag],
+        cwd=ROOT,
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "build_ext" in reply.stdout
+
+
+URING_HEADER = """
+struct io_uring {};
+struct io_uring_probe;
+enum { IORING_OP_READ };
+extern "C" {
+int io_uring_queue_init(unsigned, io_uring*, unsigned);
+io_uring_probe* io_uring_get_probe_ring(io_uring*);
+int io_uring_opcode_supported(io_uring_probe*, int);
+void io_uring_free_probe(io_uring_probe*);
+struct io_uring_sqe;
+io_uring_sqe* io_uring_get_sqe(io_uring*);
+void io_uring_prep_read(io_uring_sqe*, int, void*, unsigned, unsigned long long);
+int io_uring_submit_and_wait(io_uring*, unsigned);
+void io_uring_queue_exit(io_uring*);
+}
+"""
+
+
+def make_uring(root: Path) -> dict[str, str]:
+    """A directory with a header and an empty library, and an environment that leads to them.
+
+    Without the system's own: the compiler says that it has none.
+    """
+    (root / "liburing.h").write_text(URING_HEADER)
+    (root / "liburing.a").write_bytes(b"!<arch>\n")
+    write_script(
+        root / "bin" / "pkg-config",
+        f"case $1 in --cflags-only-I) echo -I{root} ;; *) echo {root} ;; esac\n",
+    )
+    compiler = write_script(
+        root / "bin" / "compiler",
+        'case "$1" in -print-file-name=*) echo liburing.a ;; *) exec c++ "$@" ;; esac\n',
+    )
+    path = f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "CXX": str(compiler)}
+
+
+def test_liburing_is_where_pkg_config_says(build_script: ModuleType, tmp_path: Path) -> None:
+    environ = make_uring(tmp_path)
+    uring = build_script.wanted_uring(environ)
+    assert uring == (tmp_path / "liburing.a", tmp_path)
+    assert str(uring.archive) in build_script.said_of_uring(environ, uring)
+    extension = build_script.kernel_library(None, uring=uring)
+    assert "-DDYNEMB_HAS_URING" in extension.extra_compile_args["cxx"]
+    assert str(tmp_path) in extension.extra_compile_args["cxx"]
+    assert str(uring.archive) in extension.extra_link_args
+
+
+def test_liburing_is_where_the_compiler_looks(build_script: ModuleType, tmp_path: Path) -> None:
+    environ = make_uring(tmp_path)
+    write_script(tmp_path / "bin" / "pkg-config", "exit 1\n")
+    script = f"""case "$1" in
+-print-file-name=*) echo {tmp_path}/liburing.a ;;
+*) exec c++ -I{tmp_path} "$@" ;;
+esac
+"""
+    write_script(Path(environ["CXX"]), script)
+    assert build_script.wanted_uring(environ) == (tmp_path / "liburing.a", None)
+
+
+@pytest.mark.parametrize("missing", ["liburing.a", "liburing.h", "function", "pkg-config"])
+def test_what_is_not_a_whole_liburing_is_left_out(
+    build_script: ModuleType, tmp_path: Path, missing: str
+) -> None:
+    environ = make_uring(tmp_path)
+    if missing == "function":  # of an old version
+        header = URING_HEADER.replace("void io_uring_prep_read", "void io_uring_prep_other")
+        (tmp_path / "liburing.h").write_text(header)
+    elif missing == "pkg-config":
+        environ["PATH"] = str(tmp_path / "nothing")
+    elif missing == "liburing.h":  # the system may have one, with this name too
+        (tmp_path / missing).write_text("#error none\n")
+    else:
+        (tmp_path / missing).unlink()
+    assert build_script.wanted_uring(environ) is None
+    assert build_script.said_of_uring(environ, None).startswith("io_uring is left out")
+    with pytest.raises(RuntimeError, match=r"DYNEMB_URING=1, but .* apt-get install liburing-dev"):
+        build_script.wanted_uring({**environ, "DYNEMB_URING": "1"})
+
+
+def test_liburing_is_left_out_on_request(build_script: ModuleType, tmp_path: Path) -> None:
+    environ = {**make_uring(tmp_path), "DYNEMB_URING": "0"}
+    assert build_script.wanted_uring(environ) is None
+    assert build_script.said_of_uring(environ, None).endswith("DYNEMB_URING=0")
+    extension = build_script.kernel_library(None, uring=None)
+    assert "-DDYNEMB_HAS_URING" not in extension.extra_compile_args["cxx"]
+    with pytest.raises(RuntimeError, match="DYNEMB_URING='yes' should be 1"):
+        build_script.wanted_uring({**environ, "DYNEMB_URING": "yes"})
 
 
 def test_compilers_run_through_ccache_where_torch_does_not_see_to_it(
