@@ -64,6 +64,10 @@ DYNEMB_DEFINE_OPS(m) {
       "int slab, Tensor slots, Tensor records) -> ()");
   m.def("store_submit(Tensor tier_clock, Tensor moves) -> ()");
 
+  // Blocks of a file; a path is the bytes of its name.
+  m.def("store_io_paths() -> int[]");
+  m.def("read_blocks(Tensor path, Tensor offsets, int block_bytes, int io) -> Tensor");
+
   // Which shard owns an id, and which ids are the same.
   m.def("mix_ids(Tensor ids) -> Tensor");
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");

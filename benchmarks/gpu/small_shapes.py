@@ -44,7 +44,7 @@ OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }
 LONG_RUN = 3000  # occurrences of one id
-# No work for the device: memory, the host's instruction set, checksums of host memory.
+# No work for the device: memory, the host's instruction set, checksums of host memory, files.
 HOST_OPS = {
     "reserve",
     "release_",
@@ -52,6 +52,8 @@ HOST_OPS = {
     "reserve_cuda",
     "available_cuda_memory",
     "crc32c",
+    "store_io_paths",
+    "read_blocks",
     "raise_device_errors",
     "simd_level",
     "set_simd_level",

@@ -25,6 +25,8 @@ HOST_ONLY = {
     "release_",
     "available_memory",
     "crc32c",
+    "store_io_paths",
+    "read_blocks",
     "simd_level",
     "set_simd_level",
 }

@@ -23,7 +23,7 @@ expecttest = pytest.importorskip("expecttest")
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # Without tensors: these run as they are under torch.compile, and return no tensor to be faked.
-PLAIN = {"available_memory", "simd_level", "set_simd_level"}
+PLAIN = {"available_memory", "simd_level", "set_simd_level", "store_io_paths"}
 # With an autograd formula.
 DIFFERENTIABLE = {
     "embedding_bag",
@@ -275,8 +275,11 @@ dynemb::set_simd_level(int level) -> ()""",
 
     def test_storage(self) -> None:
         self.assertExpectedInline(
-            listing("crc32c"),
-            """dynemb::crc32c(Tensor data, int crc) -> Tensor""",
+            listing("crc32c", "store_io_paths", "read_blocks"),
+            """\
+dynemb::crc32c(Tensor data, int crc) -> Tensor
+dynemb::store_io_paths() -> int[]
+dynemb::read_blocks(Tensor path, Tensor offsets, int block_bytes, int io) -> Tensor""",
         )
 
 

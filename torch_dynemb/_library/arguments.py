@@ -53,6 +53,7 @@ _TENSORS = {
     "init_data": Expected(torch.float64, 1),
     "admit": Expected(torch.bool, 1),
     "boundaries": _ANY_ROW,
+    "path": Expected(torch.uint8, 1),
 }
 _IN_LISTS = {"tables": _WORDS}  # of the entries of a slab
 _ROW_WEIGHTS = Expected(None, 2)  # of one of the dtypes that rows are stored in
@@ -126,7 +127,13 @@ _FEATURE_NUMBERS = {
 _LAST_DTYPE_CODE = 5  # of reserve
 _LARGEST_CRC = 2**32 - 1
 # tensors that an op reads by the CPU, whatever devices others have kernels for
-_IN_HOST_MEMORY = (("crc32c", "data"),)
+_IN_HOST_MEMORY = {
+    ("crc32c", "data"): "sums bytes in host memory",
+    ("read_blocks", "path"): "reads files to host memory",
+    ("read_blocks", "offsets"): "reads files to host memory",
+}
+_PAGE_BYTES = 4096
+_LAST_IO_PATH = 2
 
 _RAGGED = ("values", "offsets")
 _LOOKUP = ("feature_tables", "feature_dims")
@@ -192,8 +199,8 @@ def _check_tensor(op: str, name: str, entry: str, tensor: Tensor) -> None:
     if (op, name) in _IN_HOST_MEMORY and tensor.device.type not in ("cpu", "meta"):
         _refuse(
             op,
-            f"{entry} is on {tensor.device}, but {op} sums bytes in host memory: copy to the CPU "
-            "first, with .cpu()",
+            f"{entry} is on {tensor.device}, but {op} {_IN_HOST_MEMORY[op, name]}: copy to the "
+            "CPU first, with .cpu()",
         )
     expected = _OTHERWISE.get((op, name)) or (_IN_LISTS.get(name) if entry != name else None)
     if expected is None:
@@ -295,6 +302,12 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
         )
     if "crc" in given and not 0 <= given["crc"] <= _LARGEST_CRC:
         _refuse(op, f"crc is {given['crc']}, expected 0 to {_LARGEST_CRC}, the sum so far")
+    if "block_bytes" in given and (
+        given["block_bytes"] < 1 or given["block_bytes"] % _PAGE_BYTES != 0
+    ):
+        _refuse(op, f"block_bytes is {given['block_bytes']}, expected a multiple of {_PAGE_BYTES}")
+    if "io" in given and not 0 <= given["io"] <= _LAST_IO_PATH:
+        _refuse(op, f"io is {given['io']}, expected 0 (auto), 1 (uring) or 2 (threads)")
     if "slots" in given and given["parts"] > given["slots"]:
         _refuse(
             op, f"parts is {given['parts']}, expected at most the number of slots, {given['slots']}"

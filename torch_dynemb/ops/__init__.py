@@ -78,6 +78,7 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     unmix_ids,
 )
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
+from torch_dynemb.ops.store import IoPath, read_blocks, store_io_paths  # noqa: E402
 from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa: E402
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors  # noqa: E402
 from torch_dynemb.ops.tiers import (  # noqa: E402
@@ -103,6 +104,7 @@ __all__ = [
     "ExportedBatch",
     "FoundIds",
     "IndexTensors",
+    "IoPath",
     "PartitionedIds",
     "PendingGradients",
     "PlannedMoves",
@@ -157,6 +159,7 @@ __all__ = [
     "ragged_to_sparse",
     "ragged_topk_index_cutoff",
     "raise_device_errors",
+    "read_blocks",
     "record_bytes",
     "reduce_grad",
     "release_",
@@ -172,6 +175,7 @@ __all__ = [
     "shrink_cache_",
     "simd_level",
     "stage_",
+    "store_io_paths",
     "take_dirty_",
     "unique_ids",
     "unique_ids_padded",

@@ -7,9 +7,11 @@
 #include <memory>
 #include <vector>
 
+#include "core/storage/record.h"
+
 namespace dynemb::cpu {
 
-// One block. Offsets, bytes and memory are multiples of a page.
+// One block. Offset, bytes and address are multiples of kPageBytes.
 struct BlockRead {
   int file;  // descriptor
   int64_t offset;
@@ -22,6 +24,7 @@ enum class IoPath : int64_t {
   kUring = 1,    // raises where there is none
   kThreads = 2,  // pread on threads of its own
 };
+constexpr int64_t kIoPaths = 3;
 
 // A block that could not be read: `error` is an errno, or 0 where the file ended too soon.
 struct BlockFailure {
@@ -29,17 +32,19 @@ struct BlockFailure {
   int error;
 };
 
+// For one thread at a time. A forked process cannot use its parent's, but may destroy it.
 class BlockReader {
  public:
   virtual ~BlockReader() = default;
   // Reads all blocks, as many at a time as the path allows. `done(i)` is called on this thread as
-  // block i has arrived, in any order. Returns those that failed, after all others have arrived.
+  // block i has arrived, in any order; it must not throw. Returns those that failed, after all
+  // others have arrived, ascending; nothing is said of what their memory holds.
   virtual std::vector<BlockFailure> read(const std::vector<BlockRead>& blocks,
                                          const std::function<void(size_t)>& done) = 0;
   virtual IoPath path() const = 0;
 };
 
-// A reader of a path; raises where the build or the kernel has none.
+// A reader of a path; raises where the build or the kernel has none. Messages have no op's name.
 std::unique_ptr<BlockReader> block_reader(IoPath path);
 
 // Whether this build has io_uring and the kernel allows it. Asks once.

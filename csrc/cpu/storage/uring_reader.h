@@ -1,0 +1,22 @@
+// Blocks by io_uring: a queue of them is handed to the kernel and no thread waits for each.
+#pragma once
+
+#include <memory>
+
+#include "cpu/storage/block_io.h"
+
+namespace dynemb::cpu {
+
+#if defined(DYNEMB_HAS_URING)
+constexpr bool kBuiltWithUring = true;
+#else
+constexpr bool kBuiltWithUring = false;
+#endif
+
+// Whether the kernel makes a ring and knows its reads. Raises where something else is missing, such
+// as descriptors.
+bool uring_is_allowed();
+// Only where it is allowed.
+std::unique_ptr<BlockReader> uring_reader();
+
+}  // namespace dynemb::cpu
