@@ -265,11 +265,11 @@ def test_a_failed_write_takes_the_new_ids_back(
     ids = torch.cat([new[:20], torch.tensor([301, 310, 0, 59]), new[20:]])
     handles = group.find(ids, torch.tensor([0, ids.numel()]), [0]).handles
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("no memory for a copy")
 
     with monkeypatch.context() as patch:
-        patch.setattr("torch_dynemb.table.rows._write_rows", fail)
+        patch.setattr("torch_dynemb.table.rows.write_rows", fail)
         with pytest.raises(MemoryError, match="no memory for a copy"):
             group.insert_or_assign(0, ids, values(44))
     assert not bool(group.contains(0, new).any())
@@ -290,11 +290,11 @@ def test_a_failed_write_takes_ids_back_that_had_rows_of_evicted_ones(
     group.step()
     new = torch.arange(100, 110)
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("no memory for a copy")
 
     with monkeypatch.context() as patch:
-        patch.setattr("torch_dynemb.table.rows._write_rows", fail)
+        patch.setattr("torch_dynemb.table.rows.write_rows", fail)
         with pytest.raises(MemoryError, match="no memory for a copy"):
             group.insert_or_assign(0, torch.cat([torch.arange(20, 30), new]), values(20))
     assert not bool(group.contains(0, new).any())

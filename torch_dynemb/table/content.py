@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,9 +10,6 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import (
-    GENERATION_BITS,
-    Hyper,
-    Meta,
     PolicyColumn,
     RowClock,
     Table,
@@ -20,9 +17,8 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import held_back
-from torch_dynemb.table import removal
+from torch_dynemb.table import removal, row_access
 from torch_dynemb.table.lookup import find
-from torch_dynemb.table.rows import handle_rows
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 _BATCH = 1 << 20
@@ -76,25 +72,17 @@ def _sorted_entries(tables: Tables, table: int) -> tuple[Tensor, Tensor, Tensor]
     return ids[order], handles[order], scores[order]
 
 
-def _state_tensors(tables: Tables, table: int) -> dict[str, Tensor]:
-    slab, slabs = int(tables.index.meta[table, Meta.SLAB]), len(tables.config.slabs)
-    config = tables.config.optimizer
-    state = () if config is None else config.state
-    return {tensor.name: tables.rows.state[k * slabs + slab] for k, tensor in enumerate(state)}
-
-
 def read_content(tables: Tables, table: int) -> TableContent:
-    """A copy of a table's content; :meth:`TableGroup.materialize` must have been called."""
+    """A copy of a table's content."""
     ids, handles, words = _sorted_entries(tables, table)
-    numbers = handle_rows(handles)
-    slab = int(tables.index.meta[table, Meta.SLAB])
+    rows = row_access.read_rows(tables, table, ids, handles)
     state = {
-        name: tensor[numbers] if tensor.dim() == 2 else tensor[numbers][:, None]
-        for name, tensor in _state_tensors(tables, table).items()
+        name: values if values.dim() == 2 else values[:, None]
+        for name, values in rows.state.items()
     }
     names = score_names(tables, table)
     kept = [tables.config.layout.score_words.index(name) for name in names]
-    return TableContent(ids, tables.rows.weights[slab][numbers], state, words[:, kept])
+    return TableContent(ids, rows.weights, state, words[:, kept])
 
 
 def read_counts(tables: Tables, table: int) -> CountedIds | None:
@@ -134,7 +122,7 @@ def write_content(
     """
     with held_back():
         try:
-            replace_ids(tables, table, content.ids, counted, content.state)
+            replace_ids(tables, table, content.ids, counted)
             write_rows(tables, table, RowBlock(content.ids, 0, *content[1:]), names)
         except BaseException:
             clear(tables, table)
@@ -190,7 +178,6 @@ def replace_ids(
     table: int,
     ids: Tensor,
     counted: CountedIds | None,
-    given_state: Container[str],
 ) -> None:
     """Gives a table other ids; :func:`write_rows` has to follow for all columns of all of them.
 
@@ -199,8 +186,6 @@ def replace_ids(
     Args:
         ids: int64 [n], every id once.
         counted: ids that wait for a row; None: none do.
-        given_state: names of the optimizer state that :func:`write_rows` will be given. What it
-            will not be given is that of new rows.
 
     Raises:
         RuntimeError: the table is full, or memory is short.
@@ -209,10 +194,6 @@ def replace_ids(
     ops.grow_(tables.index, table, ids.numel())
     if counted is not None and counted.ids.numel() > 0:
         write_counts(tables, table, counted)
-    slab = int(tables.index.meta[table, Meta.SLAB])
-    tensors = list(_state_tensors(tables, table).items())
-    fresh = [(k, tensor) for k, (name, tensor) in enumerate(tensors) if name not in given_state]
-    initial = float(tables.rows.hyper[table, Hyper.INITIAL_STATE]) if fresh else 0.0
     rule = tables.config.layout.assign_rows[table : table + 1]
     counters = tables.config.layout.counters[table]
     # all ids before their scores, which could make them old enough for an eviction
@@ -226,11 +207,6 @@ def replace_ids(
                 f"table {tables.config.tables[table].name!r} has no room for {ids.numel()} "
                 "ids: give it a larger capacity"
             )
-        numbers = handle_rows(handles)
-        generations = (handles & ((1 << GENERATION_BITS) - 1)).to(torch.int32)
-        _put(tables.rows.generations[slab], _run_of(numbers), generations)
-        for k, tensor in fresh:
-            tensor.index_fill_(0, numbers, initial if k == 0 else 0)
         if counters is not None:  # ids that have a row wait no longer
             ops.erase_(tables.index, flat, offsets, [counters])
 
@@ -238,27 +214,17 @@ def replace_ids(
 def write_rows(tables: Tables, table: int, block: RowBlock, names: Sequence[str]) -> None:
     """Writes what belongs to ids that :func:`replace_ids` has given the table.
 
+    Optimizer state that is not given with the first columns of a row is that of a new row.
+
     Args:
         names: of the columns of ``block.scores``; see :func:`write_content`.
     """
     if block.ids.numel() == 0:
         return
     flat, offsets, features = one_table(tables, table, block.ids)
-    numbers = handle_rows(find(tables, flat, offsets, features).handles)
-    slab = int(tables.index.meta[table, Meta.SLAB])
+    handles = find(tables, flat, offsets, features).handles
     first = block.first_column
-    places = _run_of(numbers)
-    columns = slice(first, first + block.rows.shape[1])
-    _put(tables.rows.weights[slab][:, columns], places, block.rows)
-    tensors = _state_tensors(tables, table)
-    for name, values in block.state.items():
-        tensor = tensors[name]
-        if tensor.dim() == 1:
-            _put(tensor, places, values[:, 0])
-        elif tensor.shape[1] == values.shape[1]:
-            _put(tensor, places, values)
-        else:
-            _put(tensor[:, first : first + values.shape[1]], places, values)
+    row_access.write_rows(tables, table, flat, handles, block.rows, block.state, first_column=first)
     if block.scores is None:
         return
     for column, name in enumerate(names):
@@ -272,22 +238,6 @@ def write_rows(tables: Tables, table: int, block: RowBlock, names: Sequence[str]
             block.scores[:, column].contiguous(),
             word=tables.config.layout.score_words.index(name),
         )
-
-
-def _run_of(numbers: Tensor) -> Tensor | slice:
-    """Row numbers as a slice where they are consecutive, as those of new ids are."""
-    first, last = numbers[[0, -1]].tolist()
-    if last - first + 1 == numbers.numel() and bool((numbers[1:] > numbers[:-1]).all()):
-        return slice(first, last + 1)
-    return numbers
-
-
-def _put(target: Tensor, places: Tensor | slice, values: Tensor) -> None:
-    """Writes rows of a tensor."""
-    if isinstance(places, slice):
-        target[places] = values
-    else:
-        target.index_copy_(0, places, values.to(target.dtype))
 
 
 def write_counts(tables: Tables, table: int, counted: CountedIds) -> None:

@@ -12,6 +12,7 @@ from torch_dynemb.ops.columns import EVICTED_COLUMNS, Evicted
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.host_state import EvictedIds, EvictionCallback, EvictionRecords
+from torch_dynemb.table.row_access import readable
 from torch_dynemb.table.tables import Tables
 
 
@@ -88,11 +89,13 @@ def keep_evicted_rows(tables: Tables, before: int) -> None:
     for t, table in enumerate(tables.config.tables):
         own = records[records[:, Evicted.TABLE] == t]
         if own.shape[0] > 0:
+            ids, evicted = (own[:, c].contiguous() for c in (Evicted.ID, Evicted.HANDLE))
+            rows, handles = readable(tables, t, ids, evicted)
             tables.evictions.rows[t].append(
                 ops.embedding_inference(
-                    tables.rows,
-                    own[:, Evicted.ID].contiguous(),
-                    own[:, Evicted.HANDLE].contiguous(),
+                    rows,
+                    ids,
+                    handles,
                     tables.one_bag,
                     feature_tables=[t],
                     dim=table.embedding_dim,

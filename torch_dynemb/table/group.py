@@ -14,8 +14,8 @@ from torch_dynemb.ops.columns import Pooling, RowClock, Table
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.process.sending import sent_as_bytes
 from torch_dynemb.storage.device import memory_of
-from torch_dynemb.table import clock, compaction, evictions, extension, lookup, removal
-from torch_dynemb.table import rows as row_access
+from torch_dynemb.table import clock, compaction, evictions, extension, lookup, removal, row_access
+from torch_dynemb.table import rows as table_rows
 from torch_dynemb.table import scores as score_access
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table import stats as table_stats
@@ -24,7 +24,8 @@ from torch_dynemb.table.allocation import allocate
 from torch_dynemb.table.config import EvalDefault, TableConfig, check_tables
 from torch_dynemb.table.group_config import GroupConfig, checked_config
 from torch_dynemb.table.host_state import EvictedIds, EvictionCallback
-from torch_dynemb.table.rows import ExportedRows, handle_rows
+from torch_dynemb.table.row_access import handle_rows
+from torch_dynemb.table.rows import ExportedRows
 from torch_dynemb.table.stats import ScalarWriter, TableStats
 from torch_dynemb.table.tables import Tables, one_table, used_bytes
 
@@ -368,7 +369,7 @@ class TableGroup:
             TypeError: ``table`` is no int, or ids are no int64.
             ValueError: ids are on another device.
         """
-        return row_access.read(self._tables, table, ids)
+        return table_rows.read(self._tables, table, ids)
 
     def insert_or_assign(self, table: int, ids: Tensor, rows: Tensor) -> None:
         """Sets rows of ids, inserting those that are new; optimizer state of a new row is fresh.
@@ -391,7 +392,7 @@ class TableGroup:
                 that made the tables; no row has been written, and none of the new ids is there, nor
                 is a count forgotten. Ids that were evicted to make room stay away.
         """
-        row_access.insert_or_assign(self._tables, table, ids, rows)
+        table_rows.insert_or_assign(self._tables, table, ids, rows)
 
     def materialize(self) -> int:
         """Writes the rows that no backward has written yet; returns how many."""
@@ -436,7 +437,7 @@ class TableGroup:
             ValueError: the score that ``since`` is about is not kept, or ``batch_size`` is less
                 than 4.
         """
-        return row_access.export(
+        return table_rows.export(
             self._tables, table, batch_size=batch_size, since=since, score=score
         )
 

@@ -11,7 +11,6 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, flag, integer, number
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
-    GENERATION_BITS,
     SKETCH_ROWS,
     Clock,
     Meta,
@@ -21,6 +20,7 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.lookup import find
+from torch_dynemb.table.row_access import readable, write_rows
 from torch_dynemb.table.scores import deciding_score, eviction_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
@@ -81,13 +81,14 @@ def clear(tables: Tables, table: int) -> int:
 def fill(tables: Tables, table: int, value: float) -> None:
     """See :meth:`torch_dynemb.TableGroup.fill`."""
     value = number("fill: value", value)
-    tables.config.table(table, "fill")
-    slab = int(tables.index.meta[int(table), Meta.SLAB])
+    dim = tables.config.table(table, "fill").embedding_dim
     tables.check_own()
-    ops.materialize_(tables.index, tables.rows)
-    rows = [batch.handles >> GENERATION_BITS for batch in exported(tables, table, 1 << 20)]
-    if rows:
-        tables.rows.weights[slab].index_fill_(0, torch.cat(rows), value)
+    dtype = tables.config.slabs[tables.config.slab_of(table)].dtype
+    row = torch.full((1, dim), value, dtype=dtype, device=tables.device)
+    with held_back():
+        for batch in exported(tables, table, 1 << 20):
+            rows = row.expand(batch.ids.numel(), dim)
+            write_rows(tables, table, batch.ids, batch.handles, rows, {})
 
 
 def reset_counts(tables: Tables, table: int) -> None:
@@ -176,10 +177,11 @@ def _checked(mask: object, ids: Tensor) -> Tensor:
 
 def _norms(tables: Tables, table: int, batch: ops.ExportedBatch) -> Tensor:
     """L2 norms of rows, float32 [n]."""
+    source, handles = readable(tables, table, batch.ids, batch.handles)
     rows = ops.embedding_inference(
-        tables.rows,
+        source,
         batch.ids,
-        batch.handles,
+        handles,
         torch.tensor([0, batch.ids.numel()], device=batch.ids.device),
         feature_tables=[table],
         dim=int(tables.index.meta[table, Meta.DIM]),

@@ -36,7 +36,7 @@ from torch_dynemb.table.content import TableContent, read_content
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
-from torch_dynemb.table.rows import handle_rows
+from torch_dynemb.table.row_access import handle_rows
 from torch_dynemb.table.tables import one_table
 
 

@@ -284,7 +284,7 @@ class ModuleState:
                 for local in self._local(self._shapes[name]):
                     ids, counted = load.arriving[local.place]
                     tables, table = local.group.tables, local.table
-                    replace_ids(tables, table, ids, counted, load.state_names)
+                    replace_ids(tables, table, ids, counted)
         except RuntimeError as raised:
             error = str(raised)
         try:
