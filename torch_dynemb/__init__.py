@@ -20,6 +20,7 @@ from torch_dynemb.nn import (
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingCollection,
     KeyedJagged,
+    prefetched,
 )
 from torch_dynemb.optim import (
     LAMB,
@@ -52,6 +53,7 @@ from torch_dynemb.policy.admission import (
 )
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.serving import freeze
+from torch_dynemb.storage.tiers import ExternalStore, SSDStore, StorageStats
 from torch_dynemb.table.group import TableConfig, TableGroup
 from torch_dynemb.table.host_state import EvictedIds
 from torch_dynemb.table.stats import TableStats
@@ -81,6 +83,7 @@ __all__ = [
     "DynamicEmbeddingBagCollection",
     "DynamicEmbeddingCollection",
     "EvictedIds",
+    "ExternalStore",
     "FeaturePolicy",
     "Ftrl",
     "FusedOptimizer",
@@ -96,8 +99,10 @@ __all__ = [
     "PartialRowWiseLAMB",
     "Policy",
     "RowWiseAdagrad",
+    "SSDStore",
     "SmartDecayAdam",
     "SplitOptimizer",
+    "StorageStats",
     "TableConfig",
     "TableGroup",
     "TableStats",
@@ -108,5 +113,6 @@ __all__ = [
     "checkpoint",
     "clip_grad_norm_",
     "freeze",
+    "prefetched",
     "register_admission",
 ]

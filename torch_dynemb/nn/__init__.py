@@ -4,6 +4,7 @@ from torch_dynemb.nn.bag import DynamicEmbeddingBag
 from torch_dynemb.nn.collection import DynamicEmbeddingBagCollection, DynamicEmbeddingCollection
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import KeyedJagged
+from torch_dynemb.nn.prefetching import prefetched
 
 __all__ = [
     "DynamicEmbedding",
@@ -11,4 +12,5 @@ __all__ = [
     "DynamicEmbeddingBagCollection",
     "DynamicEmbeddingCollection",
     "KeyedJagged",
+    "prefetched",
 ]

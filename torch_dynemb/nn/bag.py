@@ -18,6 +18,7 @@ from torch_dynemb.nn.inputs import (
 )
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
+from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import EvalDefault
 from torch_dynemb.table.group import pooling_of
 
@@ -77,7 +78,7 @@ class DynamicEmbeddingBag(SingleTable):
         padding_idx: as in :class:`DynamicEmbedding`; the padding id does not count in a mean.
         name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
             :class:`DynamicEmbedding`.
-        split, device, policy, max_rows, memory_budget: as in :class:`DynamicEmbedding`.
+        split, device, policy, max_rows, memory_budget, storage: as in :class:`DynamicEmbedding`.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :class:`DynamicEmbedding`; also ValueError for
@@ -109,6 +110,7 @@ class DynamicEmbeddingBag(SingleTable):
         policy: Policy | None = None,
         max_rows: int | None = None,
         memory_budget: int | str | None = None,
+        storage: Storage | None = None,
     ) -> None:
         self_pooling = pooling_of(mode)
         super().__init__(
@@ -126,6 +128,7 @@ class DynamicEmbeddingBag(SingleTable):
             policy=policy,
             max_rows=max_rows,
             memory_budget=memory_budget,
+            storage=storage,
         )
         self.mode = mode
         self.include_last_offset = include_last_offset
@@ -169,6 +172,22 @@ class DynamicEmbeddingBag(SingleTable):
             pooling=self._pooling,
             scores=None if scores is None else flat_scores("DynamicEmbeddingBag", scores, input),
         )
+
+    def prefetch(self, input: Tensor, offsets: Tensor | None = None, *, ahead: int = 1) -> None:
+        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+
+        Args:
+            input, offsets: what :meth:`forward` will be given.
+            ahead: in how many training steps, at least 1.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as :meth:`forward`, and
+                :meth:`DynamicEmbedding.prefetch`.
+        """
+        ids, bag_offsets, _ = bag_inputs(
+            input, offsets, None, include_last_offset=self.include_last_offset
+        )
+        self._prefetch(ids, bag_offsets, [0], ahead)
 
     @classmethod
     def from_embedding(

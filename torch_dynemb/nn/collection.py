@@ -220,6 +220,20 @@ class DynamicEmbeddingBagCollection(Collection):
             feature_policies=self.feature_policies,
         )
 
+    def prefetch(self, features: Features, *, ahead: int = 1) -> None:
+        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+
+        Args:
+            features: what :meth:`forward` will be given.
+            ahead: in how many training steps, at least 1.
+
+        Raises:
+            KeyError, TypeError, ValueError, RuntimeError: as :meth:`forward`, and
+                :meth:`DynamicEmbedding.prefetch`.
+        """
+        ids, offsets, _ = group_ids(type(self).__name__, self.feature_names, features)
+        self._prefetch(ids, offsets, self.feature_tables, ahead)
+
     def split(self, output: Tensor) -> dict[str, Tensor]:
         """The columns of an output by feature name.
 
@@ -347,6 +361,20 @@ class DynamicEmbeddingCollection(Collection):
             feature_policies=self.feature_policies,
         )
         return split_rows(rows, sizes, features)
+
+    def prefetch(self, features: Mapping[str, Tensor], *, ahead: int = 1) -> None:
+        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+
+        Args:
+            features: what :meth:`forward` will be given.
+            ahead: in how many training steps, at least 1.
+
+        Raises:
+            KeyError, TypeError, ValueError, RuntimeError: as :meth:`forward`, and
+                :meth:`DynamicEmbedding.prefetch`.
+        """
+        ids, offsets, _ = sequence_inputs(type(self).__name__, self.feature_names, features)
+        self._prefetch(ids, offsets, self.feature_tables, ahead)
 
     def _check_new_table(self, table: TableConfig) -> None:
         super()._check_new_table(table)

@@ -12,6 +12,7 @@ from torch_dynemb.nn.table_module import TableModule, default_name
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
+from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import EvalDefault, TableConfig
 
 
@@ -35,6 +36,7 @@ class SingleTable(TableModule):
         policy: Policy | None,
         max_rows: int | None,
         memory_budget: int | str | None,
+        storage: Storage | None,
     ) -> None:
         table = TableConfig(
             name=default_name() if name is None else name,
@@ -44,6 +46,7 @@ class SingleTable(TableModule):
             eval_default=eval_default,
             policy=Policy() if policy is None else policy,
             dtype=dtype,
+            storage=storage,
         )
         super().__init__(
             [table],
@@ -150,6 +153,8 @@ class DynamicEmbedding(SingleTable):
             id gets a row and keeps it.
         max_rows: rows to reserve; default: the capacity, or what would fill the machine's memory.
         memory_budget: bytes that the table may take, such as ``"4GB"``, instead of a capacity.
+        storage: where rows lie that are not in memory, such as :class:`torch_dynemb.SSDStore`;
+            default: all rows are in memory.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -183,6 +188,7 @@ class DynamicEmbedding(SingleTable):
         policy: Policy | None = None,
         max_rows: int | None = None,
         memory_budget: int | str | None = None,
+        storage: Storage | None = None,
     ) -> None:
         super().__init__(
             embedding_dim,
@@ -199,6 +205,7 @@ class DynamicEmbedding(SingleTable):
             policy=policy,
             max_rows=max_rows,
             memory_budget=memory_budget,
+            storage=storage,
         )
 
     def forward(self, input: Tensor, *, scores: Tensor | None = None) -> Tensor:
@@ -230,6 +237,25 @@ class DynamicEmbedding(SingleTable):
             scores=None if scores is None else flat_scores("DynamicEmbedding", scores, input),
         )
         return rows if input.dim() == 1 else rows.reshape(*input.shape, self.embedding_dim)
+
+    def prefetch(self, input: Tensor, *, ahead: int = 1) -> None:
+        """Begins to bring rows into memory that a forward will want, and returns at once.
+
+        Does nothing for a table without ``storage``. Nothing is inserted: ids that are new then
+        need nothing from the disk. A prefetch whose forward never comes costs its reads only.
+
+        Args:
+            input: int64 or int32, any shape; what :meth:`forward` will be given.
+            ahead: in how many training steps, at least 1: 1 for the batch after the one whose
+                forward ran last.
+
+        Raises:
+            TypeError, ValueError: ``input`` holds no integers, or ``ahead`` is less than 1.
+            RuntimeError: the storage has failed, or this process is a fork of the one that made
+                the table.
+        """
+        ids = flat_ids("DynamicEmbedding", input)
+        self._prefetch(ids, self._group.tables.one_bag, [0], ahead)
 
     @classmethod
     def from_embedding(

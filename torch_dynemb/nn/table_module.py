@@ -335,6 +335,17 @@ class TableModule(nn.Module):
             pooling=pooling,
         )
 
+    def _prefetch(
+        self, ids: Tensor, offsets: Tensor, feature_tables: list[int], ahead: int
+    ) -> None:
+        """Begins to bring the rows of ids into memory; see ``TableGroup.prefetch``."""
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                f"{type(self).__name__}.prefetch: called in compiled code, which runs in its own "
+                "order: call it between the forward and the next one, outside of torch.compile"
+            )
+        self._group.prefetch(ids, offsets, feature_tables, ahead=ahead)
+
     def _differentiable(
         self,
         ids: Tensor,

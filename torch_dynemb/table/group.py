@@ -14,6 +14,7 @@ from torch_dynemb.ops.columns import Pooling, RowClock, Table
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.process.sending import sent_as_bytes
 from torch_dynemb.storage.device import memory_of
+from torch_dynemb.storage.tiers import StorageStats
 from torch_dynemb.table import clock, compaction, evictions, extension, lookup, removal, row_access
 from torch_dynemb.table import rows as table_rows
 from torch_dynemb.table import scores as score_access
@@ -289,6 +290,25 @@ class TableGroup:
             TypeError, ValueError, RuntimeError: as :meth:`find`, if a table has a ttl.
         """
         return lookup.without_expired(self._tables, ids, offsets, feature_tables, handles)
+
+    def prefetch(
+        self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], *, ahead: int = 1
+    ) -> None:
+        """Begins to bring rows into memory that a lookup will want, and returns at once.
+
+        Does nothing where all rows are in memory. Nothing is inserted.
+
+        Args:
+            ids, offsets, feature_tables: as in :meth:`find`.
+            ahead: in how many training steps the lookup comes, at least 1; the rows stay until
+                then.
+
+        Raises:
+            TypeError, ValueError: as :meth:`find`, or ``ahead`` is no int, or less than 1.
+            RuntimeError: the storage has failed, there is no room in memory or on the disk, or
+                this process is a fork of the one that made the tables.
+        """
+        lookup.prefetch(self._tables, ids, offsets, feature_tables, ahead=ahead)
 
     def insert(self, table: int, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
         """Gives rows to ids of one table, as far as its policy lets them, as in training.
@@ -793,6 +813,17 @@ class TableGroup:
                 which may be a step or two behind.
         """
         return table_stats.stats(self._tables, wait=wait)
+
+    def storage_stats(self) -> StorageStats | None:
+        """What the cache and the store of tiered tables have done; None: all rows are in memory.
+
+        Raises:
+            RuntimeError: this process is a fork of the one that made the tables.
+        """
+        if self._tables.tiers is None:
+            return None
+        self._tables.check_own()
+        return self._tables.tiers.stats()
 
     def log_to(self, writer: ScalarWriter, step: int | None = None) -> None:
         """Writes :meth:`stats` to a ``torch.utils.tensorboard.SummaryWriter``, as ``table/name``.

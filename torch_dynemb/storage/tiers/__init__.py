@@ -3,6 +3,7 @@
 from torch_dynemb.storage.tiers.configs import ExternalStore, SSDStore, Storage, check_storage
 from torch_dynemb.storage.tiers.opening import open_tiers
 from torch_dynemb.storage.tiers.protocol import RecordStore
+from torch_dynemb.storage.tiers.stats import StorageStats
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Records",
     "SSDStore",
     "Storage",
+    "StorageStats",
     "Tiers",
     "check_storage",
     "open_tiers",

@@ -22,6 +22,7 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.ops.tensors import RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS, CacheSize
+from torch_dynemb.storage.tiers.stats import StorageStats
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
 _SAVED_AT_ONCE = 1 << 14
@@ -265,23 +266,27 @@ class Tiers(ABC):
         """
         return self._clock[self._at(slab, Tier.USED)]
 
-    def counts(self, slab: int) -> dict[str, int]:
-        """What has happened to the cache of a slab.
-
-        Args:
-            slab: its number.
-        """
+    def stats(self) -> StorageStats:
+        """What the cache and the store have done, all slabs together."""
         columns = {
             "slots": Tier.LIMIT,
             "hits": Tier.HITS,
             "misses": Tier.MISSES,
             "prefetched": Tier.PREFETCHED,
-            "cache_evicted": Tier.EVICTED,
+            "evicted": Tier.EVICTED,
             "write_backs": Tier.WRITTEN,
         }
-        result = {name: self._clock[self._at(slab, column)] for name, column in columns.items()}
-        free = self._clock[self._at(slab, Tier.FREE_COUNT)]
-        return {"cached": self.used_slots(slab) - free, **result}
+        counts = {
+            name: sum(self._clock[self._at(slab, column)] for slab in self.cached)
+            for name, column in columns.items()
+        }
+        free = sum(self._clock[self._at(slab, Tier.FREE_COUNT)] for slab in self.cached)
+        cached = sum(self.used_slots(slab) for slab in self.cached) - free
+        return StorageStats(cached=cached, **counts, **self._store_stats())
+
+    def _store_stats(self) -> dict[str, int]:
+        """Those of :class:`StorageStats` that the store counts."""
+        return {}
 
 
 __all__ = ["Records", "Tiers"]
