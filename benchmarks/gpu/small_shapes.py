@@ -44,7 +44,8 @@ OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }
 LONG_RUN = 3000  # occurrences of one id
-# No work for the device: memory, the host's instruction set, checksums of host memory, files.
+# No work for the device: memory, the host's instruction set, checksums of host memory, files, and
+# the cache of rows above them.
 HOST_OPS = {
     "reserve",
     "release_",
@@ -52,7 +53,16 @@ HOST_OPS = {
     "reserve_cuda",
     "available_cuda_memory",
     "crc32c",
+    "forget_rows_",
+    "gather_records",
+    "plan_moves_",
+    "prefetch_",
+    "scatter_records_",
+    "shrink_cache_",
+    "stage_",
     "store_io_paths",
+    "store_submit",
+    "take_dirty_",
     "read_blocks",
     "raise_device_errors",
     "simd_level",

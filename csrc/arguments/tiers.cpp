@@ -47,10 +47,10 @@ std::vector<int64_t> slabs_of_tables(const CallContext& call, const Tensor& meta
   return result;
 }
 
-const CacheTensors& cached_slab(const char* op, const TierTensors& tiers, int64_t slab) {
+const CacheSlab& cached_slab(const char* op, const TierTensors& tiers, int64_t slab) {
   STD_TORCH_CHECK(slab >= 0 && slab < static_cast<int64_t>(tiers.slabs.size()), "dynemb::", op,
                   ": slab is ", slab, ", expected 0 to ", tiers.slabs.size() - 1);
-  const CacheTensors& cache = tiers.slabs[static_cast<size_t>(slab)];
+  const CacheSlab& cache = tiers.slabs[static_cast<size_t>(slab)];
   STD_TORCH_CHECK(cache.places != nullptr, "dynemb::", op, ": slab ", slab,
                   " has no cache: its rows are in memory");
   return cache;

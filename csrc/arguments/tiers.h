@@ -8,7 +8,7 @@
 
 namespace dynemb {
 
-struct CacheTensors {
+struct CacheSlab {
   int32_t* places;  // [max_rows], slot + 1 of each row; nullptr: the slab has no cache
   int64_t max_rows;
   int64_t* slots;  // [slot_capacity, kSlotColumns]
@@ -17,7 +17,7 @@ struct CacheTensors {
 };
 
 struct TierTensors {
-  std::vector<CacheTensors> slabs;
+  std::vector<CacheSlab> slabs;
   int64_t* head;  // [kTierColumns], the first row of tier_clock
 };
 
@@ -28,6 +28,6 @@ TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& pla
 std::vector<int64_t> slabs_of_tables(const CallContext& call, const Tensor& meta, size_t slabs);
 
 // Raises unless `slab` has a cache.
-const CacheTensors& cached_slab(const char* op, const TierTensors& tiers, int64_t slab);
+const CacheSlab& cached_slab(const char* op, const TierTensors& tiers, int64_t slab);
 
 }  // namespace dynemb

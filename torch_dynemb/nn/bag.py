@@ -177,7 +177,8 @@ class DynamicEmbeddingBag(SingleTable):
         """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
-            input, offsets: what :meth:`forward` will be given.
+            input: int64 or int32; (B, L), or (N,) with offsets, as :meth:`forward` takes it.
+            offsets: int64 or int32 (B,), where each bag begins, as :meth:`forward` takes it.
             ahead: in how many training steps, at least 1.
 
         Raises:

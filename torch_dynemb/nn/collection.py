@@ -224,7 +224,7 @@ class DynamicEmbeddingBagCollection(Collection):
         """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
-            features: what :meth:`forward` will be given.
+            features: ids by name, of any shapes that :meth:`forward` takes.
             ahead: in how many training steps, at least 1.
 
         Raises:
@@ -366,7 +366,7 @@ class DynamicEmbeddingCollection(Collection):
         """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
-            features: what :meth:`forward` will be given.
+            features: ids by name, of any shapes that :meth:`forward` takes.
             ahead: in how many training steps, at least 1.
 
         Raises:

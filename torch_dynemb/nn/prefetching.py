@@ -18,12 +18,12 @@ def prefetched(batches: Iterable[T], prefetch: Callable[[T], object]) -> Iterato
 
     Example:
         >>> import torch, torch_dynemb as td
-        >>> users = td.DynamicEmbedding(8, optimizer=td.SGD(lr=0.1))
+        >>> users = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
         >>> for ids in td.prefetched(torch.arange(12).split(4), users.prefetch):
         ...     users(ids).sum().backward()
         ...     users.optimizer.step()
         >>> users.sizes()
-        {'dynamic_embedding_0': 12}
+        {'users': 12}
     """
     remaining = iter(batches)
     try:

@@ -14,11 +14,9 @@ constexpr int64_t kBlock = 64;   // ids whose places, then slots, are on their w
 constexpr int32_t kWanted = -1;  // place of a row that is about to get a slot
 constexpr int64_t kCheckedMemory = int64_t{64} << 20;  // memory is looked at in such steps
 
-int64_t* slot_at(const CacheTensors& cache, int64_t slot) {
-  return cache.slots + slot * kSlotColumns;
-}
+int64_t* slot_at(const CacheSlab& cache, int64_t slot) { return cache.slots + slot * kSlotColumns; }
 
-int32_t place_of(const CacheTensors& cache, int64_t handle) {
+int32_t place_of(const CacheSlab& cache, int64_t handle) {
   return __atomic_load_n(cache.places + handle_row(handle), __ATOMIC_RELAXED);
 }
 
@@ -45,7 +43,7 @@ struct TileOutcome {
 };
 
 void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutcome* outcome) {
-  const CacheTensors& cache =
+  const CacheSlab& cache =
       call.tiers->slabs[static_cast<size_t>(call.slab_of[static_cast<size_t>(tile.table)])];
   const int64_t* handles = call.handles;
   if (cache.places == nullptr) {
@@ -87,7 +85,7 @@ void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutco
 }
 
 // Gives a slot back, whose row has no place any more.
-void free_slot(const CacheTensors& cache, int64_t slot) {
+void free_slot(const CacheSlab& cache, int64_t slot) {
   int64_t* words = slot_at(cache, slot);
   words[kSlotOwner] = 0;
   words[kSlotId] = cache.clock[kTierFreeHead];
@@ -102,7 +100,7 @@ RowMove move_of(const int64_t* words, int64_t slot) {
 }
 
 // Takes the row out of a slot; it is saved first if it was changed.
-void evict(const CacheTensors& cache, int64_t slot, std::vector<RowMove>* saves) {
+void evict(const CacheSlab& cache, int64_t slot, std::vector<RowMove>* saves) {
   int64_t* words = slot_at(cache, slot);
   if (slot_is_dirty(words[kSlotMarks])) {
     saves->push_back(move_of(words, slot));
@@ -115,7 +113,7 @@ void evict(const CacheTensors& cache, int64_t slot, std::vector<RowMove>* saves)
 
 // Takes up to `wanted` rows that are worth least out of their slots, of equal ones those of the
 // first slots.
-void sweep(const CacheTensors& cache, uint32_t epoch, int64_t wanted, std::vector<RowMove>* saves) {
+void sweep(const CacheSlab& cache, uint32_t epoch, int64_t wanted, std::vector<RowMove>* saves) {
   std::array<int64_t, kWorths> having{};
   const int64_t used = cache.clock[kTierUsed];
   const bool halves = cache.clock[kTierTouches] >= kUsesBeforeHalving * cache.clock[kTierLimit];
@@ -149,7 +147,7 @@ void sweep(const CacheTensors& cache, uint32_t epoch, int64_t wanted, std::vecto
 }
 
 // Raises where memory is short for slots up to `slots`, which nothing has touched before.
-void check_slots(const char* op, const CacheTensors& cache, int64_t slots) {
+void check_slots(const char* op, const CacheSlab& cache, int64_t slots) {
   const int64_t bytes = cache.clock[kTierSlotBytes];
   const int64_t before = cache.clock[kTierUsed] * bytes / kCheckedMemory;
   const int64_t after = slots * bytes / kCheckedMemory;
@@ -157,7 +155,7 @@ void check_slots(const char* op, const CacheTensors& cache, int64_t slots) {
 }
 
 // How many rows have to lose their slots so that `wanted` others get one; 0: there is room.
-int64_t victims_for(const CacheTensors& cache, int64_t wanted) {
+int64_t victims_for(const CacheSlab& cache, int64_t wanted) {
   const int64_t* clock = cache.clock;
   const int64_t untouched = std::max<int64_t>(clock[kTierLimit] - clock[kTierUsed], 0);
   const int64_t missing = wanted - clock[kTierFreeCount] - untouched;
@@ -167,7 +165,7 @@ int64_t victims_for(const CacheTensors& cache, int64_t wanted) {
 // Raises where there is no room for `wanted` rows: on the disk, or in memory, if the cache has to
 // grow because no row may lose its slot.
 void check_wanted(const StageCall& call, size_t slab, int64_t wanted, const RoomCheck& check_room) {
-  const CacheTensors& cache = call.tiers->slabs[slab];
+  const CacheSlab& cache = call.tiers->slabs[slab];
   const int64_t victims = victims_for(cache, wanted);
   if (victims > 0) check_room(slab, victims);
   const int64_t most = cache.clock[kTierUsed] + wanted - cache.clock[kTierFreeCount];
@@ -177,7 +175,7 @@ void check_wanted(const StageCall& call, size_t slab, int64_t wanted, const Room
   check_slots(call.op, cache, most);
 }
 
-int64_t take_slot(const CacheTensors& cache) {
+int64_t take_slot(const CacheSlab& cache) {
   int64_t* clock = cache.clock;
   const int64_t free = clock[kTierFreeHead] - 1;
   if (free >= 0) {
@@ -189,8 +187,8 @@ int64_t take_slot(const CacheTensors& cache) {
 }
 
 // Puts a row into a slot, whose row before is gone; returns what has to be loaded.
-RowMove put(const StageCall& call, const CacheTensors& cache, int64_t slot, int64_t handle,
-            int64_t id, int64_t table) {
+RowMove put(const StageCall& call, const CacheSlab& cache, int64_t slot, int64_t handle, int64_t id,
+            int64_t table) {
   int64_t* words = slot_at(cache, slot);
   const int64_t generation = next_generation(slot_generation(words[kSlotMarks]));
   words[kSlotOwner] = handle + 1;
@@ -212,7 +210,7 @@ struct Missing {
 // The slot of a row that none had when the call began.
 int64_t slot_of_missing(const StageCall& call, const Missing& missing,
                         std::vector<SlabMoves>* moves) {
-  const CacheTensors& cache = call.tiers->slabs[missing.slab];
+  const CacheSlab& cache = call.tiers->slabs[missing.slab];
   const int64_t handle = call.handles[missing.position];
   const int64_t id = call.features->ids[missing.position];
   const int32_t place = place_of(cache, handle);
@@ -257,7 +255,7 @@ std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_
   }
   for (size_t t = 0; t < tiles.size(); ++t) {
     const auto slab = static_cast<size_t>(call.slab_of[static_cast<size_t>(tiles[t].table)]);
-    const CacheTensors& cache = call.tiers->slabs[slab];
+    const CacheSlab& cache = call.tiers->slabs[slab];
     cache.clock[kTierHits] += outcomes[t].hits;
     cache.clock[kTierTouches] += outcomes[t].touches;
     for (const int32_t position : outcomes[t].missing) {
@@ -278,7 +276,7 @@ std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_
       if (wanted[s] > 0) check_wanted(call, s, wanted[s], check_room);
     }
     for (size_t s = 0; s < moves.size(); ++s) {
-      const CacheTensors& cache = call.tiers->slabs[s];
+      const CacheSlab& cache = call.tiers->slabs[s];
       const int64_t victims = wanted[s] > 0 ? victims_for(cache, wanted[s]) : 0;
       moves[s].saves.reserve(static_cast<size_t>(victims));  // nothing may fail from here on
       moves[s].loads.reserve(missing.size());
@@ -291,21 +289,21 @@ std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_
     throw;
   }
   for (size_t s = 0; s < moves.size(); ++s) {
-    const CacheTensors& cache = call.tiers->slabs[s];
+    const CacheSlab& cache = call.tiers->slabs[s];
     const int64_t victims = wanted[s] > 0 ? victims_for(cache, wanted[s]) : 0;
     if (victims > 0) sweep(cache, now, victims, &moves[s].saves);
   }
   for (const Missing& m : missing) {
     slot_handles[m.position] = slot_of_missing(call, m, &moves);
   }
-  for (const CacheTensors& cache : call.tiers->slabs) {
+  for (const CacheSlab& cache : call.tiers->slabs) {
     const int64_t in_use = cache.clock[kTierUsed] - cache.clock[kTierFreeCount];
     cache.clock[kTierMostUsed] = std::max(cache.clock[kTierMostUsed], in_use);
   }
   return moves;
 }
 
-std::vector<RowMove> take_dirty(const CacheTensors& cache, int64_t begin, int64_t most) {
+std::vector<RowMove> take_dirty(const CacheSlab& cache, int64_t begin, int64_t most) {
   std::vector<RowMove> saves;
   for (int64_t slot = begin;
        slot < cache.clock[kTierUsed] && static_cast<int64_t>(saves.size()) < most; ++slot) {
@@ -318,7 +316,7 @@ std::vector<RowMove> take_dirty(const CacheTensors& cache, int64_t begin, int64_
   return saves;
 }
 
-std::vector<RowMove> shrink(const CacheTensors& cache, int64_t limit) {
+std::vector<RowMove> shrink(const CacheSlab& cache, int64_t limit) {
   std::vector<RowMove> saves;
   if (cache.clock[kTierUsed] <= limit) return saves;
   for (int64_t slot = limit; slot < cache.clock[kTierUsed]; ++slot) {
@@ -333,7 +331,7 @@ std::vector<RowMove> shrink(const CacheTensors& cache, int64_t limit) {
   return saves;
 }
 
-void forget(const char* op, const CacheTensors& cache, const int64_t* handles, int64_t count) {
+void forget(const char* op, const CacheSlab& cache, const int64_t* handles, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     STD_TORCH_CHECK(handles[i] >= 0 && handle_row(handles[i]) < cache.max_rows, "dynemb::", op,
                     ": handles[", i, "] is ", handles[i], ", which names a row that there is not");

@@ -36,12 +36,12 @@ std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_
 
 // The rows of slots from `begin` on that have been changed since they were saved, up to `most` of
 // them; they count as saved from now on.
-std::vector<RowMove> take_dirty(const CacheTensors& cache, int64_t begin, int64_t most);
+std::vector<RowMove> take_dirty(const CacheSlab& cache, int64_t begin, int64_t most);
 
 // Takes the rows out of all slots from `limit` on; returns what has to be saved.
-std::vector<RowMove> shrink(const CacheTensors& cache, int64_t limit);
+std::vector<RowMove> shrink(const CacheSlab& cache, int64_t limit);
 
 // Takes rows out of the cache, with what was changed there.
-void forget(const char* op, const CacheTensors& cache, const int64_t* handles, int64_t count);
+void forget(const char* op, const CacheSlab& cache, const int64_t* handles, int64_t count);
 
 }  // namespace dynemb::cpu
