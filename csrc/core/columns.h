@@ -60,7 +60,7 @@ enum SlotColumn : int {
   kSlotOwner = 0,  // handle of the row + 1; 0: the slot is free
   kSlotId = 1,     // that owns the row; of a free slot, the next free one + 1
   kSlotUse = 2,    // epoch of the last use : 32 | how often it was used : 32
-  kSlotMarks = 3,  // table : 32 | dirty : 1 | the slot's own generation : 28
+  kSlotMarks = 3,  // table : 15 | job : 19 | dirty : 1 | the slot's own generation : 28
   kSlotColumns = 4
 };
 

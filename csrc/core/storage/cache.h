@@ -14,7 +14,13 @@
 namespace dynemb {
 
 constexpr int64_t kSlotDirty = int64_t{1} << kGenerationBits;
-constexpr int kSlotTableShift = 32;
+// The last job that moves a row out of the slot or into it. Jobs are counted; of their numbers, the
+// last bits tell those apart that are not done.
+constexpr int kSlotJobShift = kGenerationBits + 1;
+constexpr int kSlotJobBits = 19;
+constexpr int64_t kSlotJobMask = (int64_t{1} << kSlotJobBits) - 1;
+constexpr int kSlotTableShift = kSlotJobShift + kSlotJobBits;
+constexpr int64_t kMostTables = int64_t{1} << (63 - kSlotTableShift);
 
 DYNEMB_HD int32_t slot_generation(int64_t marks) {
   return static_cast<int32_t>(marks & kGenerationMask);
@@ -23,9 +29,22 @@ DYNEMB_HD bool slot_is_dirty(int64_t marks) { return (marks & kSlotDirty) != 0; 
 DYNEMB_HD int32_t slot_table(int64_t marks) {
   return static_cast<int32_t>(marks >> kSlotTableShift);
 }
-DYNEMB_HD int64_t slot_marks(int64_t table, bool dirty, int64_t generation) {
-  return table << kSlotTableShift | (dirty ? kSlotDirty : 0) | generation;
+DYNEMB_HD int64_t slot_job(int64_t marks) { return marks >> kSlotJobShift & kSlotJobMask; }
+DYNEMB_HD int64_t slot_marks(int64_t table, int64_t job, bool dirty, int64_t generation) {
+  return table << kSlotTableShift | (job & kSlotJobMask) << kSlotJobShift |
+         (dirty ? kSlotDirty : 0) | generation;
 }
+
+// A job with these last bits that is not done, of those after `done` and up to `last`; `done` if
+// there is none.
+DYNEMB_HD int64_t unfinished_job(int64_t bits, int64_t done, int64_t last) {
+  const int64_t ahead = (bits - done) & kSlotJobMask;
+  return ahead <= last - done ? done + ahead : done;
+}
+
+// Place of a row without a slot whose changes went to the store, where the job that takes them there
+// may not be done. Other rows without a slot have 0, whether they have a record or not.
+constexpr int32_t kSavedPlace = -2;
 
 // Epochs are compared as 32-bit numbers that may wrap around.
 DYNEMB_HD uint32_t use_epoch(int64_t use) { return static_cast<uint32_t>(use >> 32); }

@@ -39,8 +39,17 @@ struct TileOutcome {
   std::vector<int32_t> missing;  // positions
   int64_t hits = 0;
   int64_t touches = 0;
+  int64_t wait_for = 0;
   int64_t bad = -1;  // position of a handle that names no row
 };
+
+// The job after which the row of a slot may be read and changed.
+int64_t job_before_use(const StageCall& call, const int64_t* words) {
+  const Jobs* jobs = call.jobs;
+  if (jobs == nullptr || jobs->next == jobs->done + 1) return 0;
+  const int64_t marks = __atomic_load_n(words + kSlotMarks, __ATOMIC_RELAXED);
+  return unfinished_job(slot_job(marks), jobs->done, jobs->next - 1);
+}
 
 void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutcome* outcome) {
   const CacheSlab& cache =
@@ -75,6 +84,7 @@ void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutco
       const int64_t slot = place[i - begin] - 1;
       if (slot >= 0 && slot_at(cache, slot)[kSlotOwner] == handles[i] + 1) {
         outcome->touches += touch(call, slot_at(cache, slot));
+        outcome->wait_for = std::max(outcome->wait_for, job_before_use(call, slot_at(cache, slot)));
         ++outcome->hits;
         out[i] = make_handle(slot, slot_generation(slot_at(cache, slot)[kSlotMarks]));
       } else {
@@ -89,7 +99,8 @@ void free_slot(const CacheSlab& cache, int64_t slot) {
   int64_t* words = slot_at(cache, slot);
   words[kSlotOwner] = 0;
   words[kSlotId] = cache.clock[kTierFreeHead];
-  words[kSlotMarks] = slot_generation(words[kSlotMarks]);
+  words[kSlotMarks] =
+      slot_marks(0, slot_job(words[kSlotMarks]), false, slot_generation(words[kSlotMarks]));
   cache.clock[kTierFreeHead] = slot + 1;
   ++cache.clock[kTierFreeCount];
 }
@@ -99,21 +110,27 @@ RowMove move_of(const int64_t* words, int64_t slot) {
           slot_generation(words[kSlotMarks])};
 }
 
-// Takes the row out of a slot; it is saved first if it was changed.
-void evict(const CacheSlab& cache, int64_t slot, std::vector<RowMove>* saves) {
+// Takes the row out of a slot; it is saved first if it was changed, by job `job`, or 0: at once.
+void evict(const CacheSlab& cache, int64_t slot, int64_t job, std::vector<RowMove>* saves) {
   int64_t* words = slot_at(cache, slot);
+  int32_t place = 0;
   if (slot_is_dirty(words[kSlotMarks])) {
     saves->push_back(move_of(words, slot));
     ++cache.clock[kTierWritten];
+    if (job > 0) {
+      place = kSavedPlace;
+      words[kSlotMarks] = slot_marks(0, job, false, slot_generation(words[kSlotMarks]));
+    }
   }
-  cache.places[handle_row(words[kSlotOwner] - 1)] = 0;
+  cache.places[handle_row(words[kSlotOwner] - 1)] = place;
   ++cache.clock[kTierEvicted];
   free_slot(cache, slot);
 }
 
 // Takes up to `wanted` rows that are worth least out of their slots, of equal ones those of the
 // first slots.
-void sweep(const CacheSlab& cache, uint32_t epoch, int64_t wanted, std::vector<RowMove>* saves) {
+void sweep(const CacheSlab& cache, uint32_t epoch, int64_t wanted, int64_t job,
+           std::vector<RowMove>* saves) {
   std::array<int64_t, kWorths> having{};
   const int64_t used = cache.clock[kTierUsed];
   const bool halves = cache.clock[kTierTouches] >= kUsesBeforeHalving * cache.clock[kTierLimit];
@@ -142,7 +159,7 @@ void sweep(const CacheSlab& cache, uint32_t epoch, int64_t wanted, std::vector<R
     if (worth > last || (worth == last && of_last == 0)) continue;
     of_last -= worth == last;
     --left;
-    evict(cache, slot, saves);
+    evict(cache, slot, job, saves);
   }
 }
 
@@ -186,38 +203,45 @@ int64_t take_slot(const CacheSlab& cache) {
   return clock[kTierUsed]++;
 }
 
-// Puts a row into a slot, whose row before is gone; returns what has to be loaded.
-RowMove put(const StageCall& call, const CacheSlab& cache, int64_t slot, int64_t handle, int64_t id,
-            int64_t table) {
-  int64_t* words = slot_at(cache, slot);
-  const int64_t generation = next_generation(slot_generation(words[kSlotMarks]));
-  words[kSlotOwner] = handle + 1;
-  words[kSlotId] = id;
-  words[kSlotUse] = slot_use(call.epoch, call.counts ? 1 : 0);
-  words[kSlotMarks] = slot_marks(table, call.changes, generation);
-  cache.places[handle_row(handle)] = static_cast<int32_t>(slot + 1);
-  ++cache.clock[call.counted_as];
-  ++cache.clock[kTierTouches];
-  return move_of(words, slot);
-}
-
 struct Missing {
   int64_t position;
   int64_t table;
   size_t slab;
+  int32_t place;  // that the row had before the call
 };
 
-// The slot of a row that none had when the call began.
-int64_t slot_of_missing(const StageCall& call, const Missing& missing,
-                        std::vector<SlabMoves>* moves) {
+bool may_have_record(const StageCall& call, const Missing& missing) {
+  if (call.jobs == nullptr || missing.place == kSavedPlace) return true;
+  return call.jobs->has_record(missing.slab, call.handles[missing.position]);
+}
+
+// Puts a row into a slot, whose row before is gone.
+void put(const StageCall& call, const Missing& missing, int64_t slot, Plan* plan) {
   const CacheSlab& cache = call.tiers->slabs[missing.slab];
   const int64_t handle = call.handles[missing.position];
-  const int64_t id = call.features->ids[missing.position];
+  int64_t* words = slot_at(cache, slot);
+  const bool loads = may_have_record(call, missing);
+  const int64_t job = loads && call.jobs != nullptr ? call.jobs->next : slot_job(words[kSlotMarks]);
+  const int64_t generation = next_generation(slot_generation(words[kSlotMarks]));
+  words[kSlotOwner] = handle + 1;
+  words[kSlotId] = call.features->ids[missing.position];
+  words[kSlotUse] = slot_use(call.epoch, call.counts ? 1 : 0);
+  words[kSlotMarks] = slot_marks(missing.table, job, call.changes, generation);
+  cache.places[handle_row(handle)] = static_cast<int32_t>(slot + 1);
+  ++cache.clock[call.counted_as];
+  ++cache.clock[kTierTouches];
+  if (loads) plan->moves[missing.slab].loads.push_back(move_of(words, slot));
+}
+
+// The handle of the slot of a row that none had when the call began.
+int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* plan) {
+  const CacheSlab& cache = call.tiers->slabs[missing.slab];
+  const int64_t handle = call.handles[missing.position];
   const int32_t place = place_of(cache, handle);
   int64_t slot = place - 1;
   if (place == kWanted) {
     slot = take_slot(cache);
-    (*moves)[missing.slab].loads.push_back(put(call, cache, slot, handle, id, missing.table));
+    put(call, missing, slot, plan);
   } else if (slot_at(cache, slot)[kSlotOwner] != handle + 1) {
     const int32_t owner = handle_generation(slot_at(cache, slot)[kSlotOwner] - 1);
     if (row_status(handle, owner) == RowStatus::kStale) {
@@ -225,17 +249,22 @@ int64_t slot_of_missing(const StageCall& call, const Missing& missing,
       return kPaddingHandle;  // reads zeros, and gets no gradient
     }
     // the row belongs to another id now, so what its slot has is of nobody
-    (*moves)[missing.slab].loads.push_back(put(call, cache, slot, handle, id, missing.table));
+    put(call, missing, slot, plan);
   } else {
     ++cache.clock[kTierHits];
   }
-  return make_handle(slot, slot_generation(slot_at(cache, slot)[kSlotMarks]));
+  const int64_t* words = slot_at(cache, slot);
+  if (call.jobs != nullptr) {
+    const int64_t job =
+        unfinished_job(slot_job(words[kSlotMarks]), call.jobs->done, call.jobs->next);
+    plan->wait_for = std::max(plan->wait_for, job);
+  }
+  return make_handle(slot, slot_generation(words[kSlotMarks]));
 }
 
 }  // namespace
 
-std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_room,
-                                  int64_t* slot_handles) {
+Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slot_handles) {
   const std::vector<Tile> tiles = make_tiles(*call.features);
   std::vector<TileOutcome> outcomes(tiles.size());
   parallel_units(static_cast<int64_t>(tiles.size()), call.features->count,
@@ -245,7 +274,8 @@ std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_
                                 &outcomes[static_cast<size_t>(t)]);
                    }
                  });
-  std::vector<SlabMoves> moves(call.tiers->slabs.size());
+  Plan plan{std::vector<SlabMoves>(call.tiers->slabs.size()), 0};
+  std::vector<SlabMoves>& moves = plan.moves;
   std::vector<Missing> missing;
   std::vector<int64_t> wanted(moves.size(), 0);
   for (size_t t = 0; t < tiles.size(); ++t) {
@@ -258,10 +288,11 @@ std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_
     const CacheSlab& cache = call.tiers->slabs[slab];
     cache.clock[kTierHits] += outcomes[t].hits;
     cache.clock[kTierTouches] += outcomes[t].touches;
+    plan.wait_for = std::max(plan.wait_for, outcomes[t].wait_for);
     for (const int32_t position : outcomes[t].missing) {
-      missing.push_back({position, tiles[t].table, slab});
       int32_t* place = cache.places + handle_row(call.handles[position]);
-      if (*place == 0) {
+      missing.push_back({position, tiles[t].table, slab, *place});
+      if (*place == 0 || *place == kSavedPlace) {
         *place = kWanted;
         ++wanted[slab];
       } else if (*place > 0) {
@@ -269,7 +300,7 @@ std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_
       }
     }
   }
-  if (missing.empty()) return moves;
+  if (missing.empty()) return plan;
   const auto now = static_cast<uint32_t>(call.tiers->head[kTierEpoch]);
   try {
     for (size_t s = 0; s < moves.size(); ++s) {
@@ -284,23 +315,24 @@ std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_
   } catch (...) {
     for (const Missing& m : missing) {
       int32_t* place = call.tiers->slabs[m.slab].places + handle_row(call.handles[m.position]);
-      if (*place == kWanted) *place = 0;
+      if (*place == kWanted && m.place != kWanted) *place = m.place;
     }
     throw;
   }
+  const int64_t job = call.jobs == nullptr ? 0 : call.jobs->next;
   for (size_t s = 0; s < moves.size(); ++s) {
     const CacheSlab& cache = call.tiers->slabs[s];
     const int64_t victims = wanted[s] > 0 ? victims_for(cache, wanted[s]) : 0;
-    if (victims > 0) sweep(cache, now, victims, &moves[s].saves);
+    if (victims > 0) sweep(cache, now, victims, job, &moves[s].saves);
   }
   for (const Missing& m : missing) {
-    slot_handles[m.position] = slot_of_missing(call, m, &moves);
+    slot_handles[m.position] = slot_of_missing(call, m, &plan);
   }
   for (const CacheSlab& cache : call.tiers->slabs) {
     const int64_t in_use = cache.clock[kTierUsed] - cache.clock[kTierFreeCount];
     cache.clock[kTierMostUsed] = std::max(cache.clock[kTierMostUsed], in_use);
   }
-  return moves;
+  return plan;
 }
 
 std::vector<RowMove> take_dirty(const CacheSlab& cache, int64_t begin, int64_t most) {
@@ -320,7 +352,7 @@ std::vector<RowMove> shrink(const CacheSlab& cache, int64_t limit) {
   std::vector<RowMove> saves;
   if (cache.clock[kTierUsed] <= limit) return saves;
   for (int64_t slot = limit; slot < cache.clock[kTierUsed]; ++slot) {
-    if (slot_at(cache, slot)[kSlotOwner] != 0) evict(cache, slot, &saves);
+    if (slot_at(cache, slot)[kSlotOwner] != 0) evict(cache, slot, 0, &saves);
   }
   cache.clock[kTierUsed] = limit;
   cache.clock[kTierFreeHead] = 0;
@@ -338,9 +370,8 @@ void forget(const char* op, const CacheSlab& cache, const int64_t* handles, int6
   }
   for (int64_t i = 0; i < count; ++i) {
     const int32_t place = place_of(cache, handles[i]);
-    if (place == 0) continue;
     cache.places[handle_row(handles[i])] = 0;
-    free_slot(cache, place - 1);
+    if (place > 0) free_slot(cache, place - 1);
   }
 }
 

@@ -11,6 +11,14 @@
 
 namespace dynemb::cpu {
 
+// Which jobs of a store the cache has to mind. Jobs are numbered from 1.
+struct Jobs {
+  int64_t done;  // all up to this one are
+  int64_t next;  // the number of the one that moves what the call wants moved
+  // Whether the store has a record of the row, as far as finished jobs have written it.
+  std::function<bool(size_t slab, int64_t handle)> has_record;
+};
+
 // What ids of a call want of the cache.
 struct StageCall {
   const char* op;
@@ -22,6 +30,12 @@ struct StageCall {
   bool counts;                   // this is a use that says something about later ones
   uint32_t epoch;                // until which the rows keep their slots
   TierColumn counted_as;         // kTierMisses or kTierPrefetched
+  const Jobs* jobs;              // nullptr: everything has moved before the next call
+};
+
+struct Plan {
+  std::vector<SlabMoves> moves;  // of slab s at s
+  int64_t wait_for;              // the job after which the rows may be read and changed
 };
 
 // Is told how many rows of a slab may have to be saved, before anything has changed; raises where
@@ -29,10 +43,8 @@ struct StageCall {
 using RoomCheck = std::function<void(size_t slab, int64_t rows)>;
 
 // Gives slots to the rows of a call: their handles to `slot_handles` [ids], what has to move to the
-// result, of slab s at s. Places and slots are changed as if everything had moved. Raises before
-// they are.
-std::vector<SlabMoves> plan_moves(const StageCall& call, const RoomCheck& check_room,
-                                  int64_t* slot_handles);
+// result. Places and slots are changed as if everything had moved. Raises before they are.
+Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slot_handles);
 
 // The rows of slots from `begin` on that have been changed since they were saved, up to `most` of
 // them; they count as saved from now on.

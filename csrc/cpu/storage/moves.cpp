@@ -48,9 +48,8 @@ std::tuple<Tensor, Tensor> plan_moves_(std::vector<Tensor> places, std::vector<T
                                     : prefetch_call(op, tiers, features, given, ahead);
   Tensor slot_handles = empty_cpu({features.count}, ScalarType::Long);
   const auto no_check = [](size_t, int64_t) {};
-  const std::vector<SlabMoves> planned =
-      plan_moves(call, no_check, static_cast<int64_t*>(slot_handles.data_ptr()));
-  return {slot_handles, moves_tensor(planned)};
+  const Plan plan = plan_moves(call, no_check, static_cast<int64_t*>(slot_handles.data_ptr()));
+  return {slot_handles, moves_tensor(plan.moves)};
 }
 
 Tensor moves_of_slab(size_t slabs, int64_t slab, std::vector<RowMove> saves) {

@@ -19,7 +19,8 @@ StageCall lookup_call(const char* op, const TierTensors& tiers, const FeatureArg
     ++head[kTierEpoch];
   }
   const auto epoch = static_cast<uint32_t>(head[kTierEpoch]);
-  return {op, &tiers, &features, std::move(slab_of), handles, trains, trains, epoch, kTierMisses};
+  return {op,     &tiers, &features, std::move(slab_of), handles,
+          trains, trains, epoch,     kTierMisses,        nullptr};
 }
 
 StageCall prefetch_call(const char* op, const TierTensors& tiers, const FeatureArgs& features,
@@ -37,7 +38,8 @@ StageCall prefetch_call(const char* op, const TierTensors& tiers, const FeatureA
           false,
           true,
           epoch,
-          kTierPrefetched};
+          kTierPrefetched,
+          nullptr};
 }
 
 }  // namespace dynemb::cpu
