@@ -68,6 +68,26 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("store_io_paths() -> int[]");
   m.def("read_blocks(Tensor path, Tensor offsets, int block_bytes, int io) -> Tensor");
 
+  // Rows on a disk. A store is known by the address of tier_clock and keeps the addresses of what
+  // it is opened with; text is uint8, names have a line for each slab.
+  m.def(
+      "store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slots, "
+      "Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor tiered, Tensor names, "
+      "int segment_bytes, int disk_bytes, int io) -> ()");
+  m.def(
+      "store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) "
+      "-> (Tensor records, Tensor found)");
+  m.def(
+      "store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int table, "
+      "Tensor records) -> ()");
+  m.def("store_drain(Tensor tier_clock) -> ()");
+  m.def("store_check(Tensor tier_clock) -> ()");
+  m.def("store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)");
+  m.def("store_keep(Tensor tier_clock, Tensor[] files) -> ()");
+  m.def("store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()");
+  m.def("store_stats(Tensor tier_clock) -> Tensor");
+  m.def("store_close(Tensor tier_clock) -> ()");
+
   // Which shard owns an id, and which ids are the same.
   m.def("mix_ids(Tensor ids) -> Tensor");
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");

@@ -67,6 +67,16 @@ HOST_OPS = {
     "raise_device_errors",
     "simd_level",
     "set_simd_level",
+    "store_check",
+    "store_close",
+    "store_drain",
+    "store_keep",
+    "store_load",
+    "store_open",
+    "store_read",
+    "store_stats",
+    "store_sync",
+    "store_write",
 }
 GPU_MEMORY_OPS = {"bind_group", "end_step", "release_group"}
 

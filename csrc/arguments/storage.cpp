@@ -1,5 +1,7 @@
 #include "arguments/storage.h"
 
+#include "core/columns.h"
+#include "core/index/handle.h"
 #include "core/storage/record.h"
 
 namespace dynemb {
@@ -48,6 +50,97 @@ void check_blocks(const char* op, const Tensor& offsets, int64_t block_bytes) {
                     "] is ", offset[i], ", expected a multiple of ", kPageBytes);
   }
   result_bytes(op, "block_bytes", block_bytes, {count, block_bytes}, 1);
+}
+
+namespace {
+
+// Of a slab's tensor, with a row for each slot.
+void check_cached(const char* op, const char* name, size_t i, const Tensor& tensor, int64_t rows) {
+  const std::string entry = entry_name(name, i);
+  check_tensor(op, entry.c_str(), tensor, tensor.scalar_type());
+  check_size(op, entry.c_str(), tensor, 0, rows);
+}
+
+void check_slabs(const char* op, const char* name, const std::vector<Tensor>& list, size_t slabs) {
+  STD_TORCH_CHECK(list.size() == slabs, "dynemb::", op, ": ", name, " has ", list.size(),
+                  " tensors, expected one for each of ", slabs, " slabs");
+  for (size_t s = 0; s < slabs; ++s) check_defined(op, name, s, list[s]);
+}
+
+}  // namespace
+
+void check_tier_clock(const char* op, const Tensor& tier_clock) {
+  check_defined(op, "tier_clock", tier_clock);
+  STD_TORCH_CHECK(tier_clock.is_cpu(), "dynemb::", op, ": tier_clock is on ",
+                  device_name(tier_clock), ", but ", op,
+                  " stores rows of host memory: tables with rows on a disk have to be on the CPU");
+  check_layout(op, "tier_clock", tier_clock, ScalarType::Long);
+  check_size(op, "tier_clock", tier_clock, 1, kTierColumns);
+}
+
+void check_cache_tensors(const char* op, const Tensor& tier_clock, const CacheTensors& cache,
+                         const Tensor& tiered) {
+  const size_t slabs = cache.weights.size();
+  STD_TORCH_CHECK(slabs > 0, "dynemb::", op,
+                  ": weights has no tensors, expected one for each slab");
+  check_size(op, "tier_clock", tier_clock, 0, static_cast<int64_t>(slabs) + 1);
+  check_words(op, "tiered", tiered);
+  check_length(op, "tiered", tiered, static_cast<int64_t>(slabs));
+  check_slabs(op, "weights", cache.weights, slabs);
+  check_slabs(op, "places", cache.places, slabs);
+  check_slabs(op, "slots", cache.slots, slabs);
+  check_slabs(op, "generations", cache.generations, slabs);
+  STD_TORCH_CHECK(cache.state.size() % slabs == 0, "dynemb::", op, ": state has ",
+                  cache.state.size(), " tensors, expected a multiple of the ", slabs, " slabs");
+  for (size_t s = 0; s < slabs; ++s) {
+    if (static_cast<const int64_t*>(tiered.data_ptr())[s] == 0) continue;
+    const std::string name = entry_name("weights", s);
+    STD_TORCH_CHECK(cache.weights[s].dim() == 2, "dynemb::", op, ": ", name, " has ",
+                    cache.weights[s].dim(), " dimensions, expected 2");
+    const int64_t rows = cache.weights[s].size(0);
+    STD_TORCH_CHECK(rows > 0 && rows <= INT32_MAX, "dynemb::", op, ": ", name, " has ", rows,
+                    " rows, expected 1 to ", INT32_MAX);
+    check_cached(op, "weights", s, cache.weights[s], rows);
+    const std::string places = entry_name("places", s);
+    check_tensor(op, places.c_str(), cache.places[s], ScalarType::Int);
+    STD_TORCH_CHECK(cache.places[s].dim() == 1 && cache.places[s].numel() > 0, "dynemb::", op, ": ",
+                    places, " has ", cache.places[s].dim(), " dimensions and ",
+                    cache.places[s].numel(), " elements, expected one for each row of slab ", s);
+    check_cached(op, "slots", s, cache.slots[s], rows);
+    check_layout(op, entry_name("slots", s).c_str(), cache.slots[s], ScalarType::Long);
+    check_size(op, entry_name("slots", s).c_str(), cache.slots[s], 1, kSlotColumns);
+    check_cached(op, "generations", s, cache.generations[s], rows);
+    check_layout(op, entry_name("generations", s).c_str(), cache.generations[s], ScalarType::Int);
+    check_length(op, entry_name("generations", s).c_str(), cache.generations[s], rows);
+    for (size_t i = s; i < cache.state.size(); i += slabs) {
+      check_defined(op, "state", i, cache.state[i]);
+      check_cached(op, "state", i, cache.state[i], rows);
+    }
+  }
+}
+
+std::string text_of(const char* op, const char* name, const Tensor& text) {
+  check_tensor(op, name, text, ScalarType::Byte);
+  STD_TORCH_CHECK(text.dim() == 1, "dynemb::", op, ": ", name, " has ", text.dim(),
+                  " dimensions, expected 1");
+  return {static_cast<const char*>(text.data_ptr()), static_cast<size_t>(text.numel())};
+}
+
+void check_slab(const char* op, int64_t slab, int64_t slabs) {
+  STD_TORCH_CHECK(slab >= 0 && slab < slabs, "dynemb::", op, ": slab is ", slab, ", expected 0 to ",
+                  slabs - 1);
+}
+
+void check_stored_rows(const char* op, const Tensor& handles, const Tensor& ids, int64_t max_rows) {
+  check_words(op, "handles", handles);
+  check_words(op, "ids", ids);
+  check_length(op, "ids", ids, handles.numel());
+  const auto* handle = static_cast<const int64_t*>(handles.data_ptr());
+  for (int64_t i = 0; i < handles.numel(); ++i) {
+    STD_TORCH_CHECK(handle[i] >= 0 && handle_row(handle[i]) < max_rows, "dynemb::", op,
+                    ": handles[", i, "] is ", handle[i], ", expected one of a row from 0 to ",
+                    max_rows - 1);
+  }
 }
 
 }  // namespace dynemb

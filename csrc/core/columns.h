@@ -137,4 +137,22 @@ enum HyperColumn : int {
 
 constexpr double kDecayByItself = 2.0;  // of kHyperDecoupled
 
+// What store_stats gives, int64 [kStoreStatColumns]: counted from when the store was opened.
+enum StoreStatColumn : int {
+  kStoreStatReads = 0,  // records
+  kStoreStatBytesRead = 1,
+  kStoreStatWrites = 2,  // records
+  kStoreStatBytesWritten = 3,
+  kStoreStatCollected = 4,  // records that were written again to free segments
+  kStoreStatLiveRecords = 5,
+  kStoreStatSegments = 6,
+  kStoreStatPinnedSegments = 7,  // that snapshots need
+  kStoreStatDiskBytes = 8,
+  kStoreStatQueued = 9,  // jobs
+  kStoreStatMostQueued = 10,
+  kStoreStatWaitedUs = 11,  // that callers have waited for jobs
+  kStoreStatIo = 12,        // the IoPath in use
+  kStoreStatColumns = 16
+};
+
 }  // namespace dynemb

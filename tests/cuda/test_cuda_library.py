@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from op_cases import GPU_MEMORY_OPS, all_op_names
+from op_cases import GPU_MEMORY_OPS, STORE_OPS, all_op_names
 
 import setup
 import torch_dynemb
@@ -33,6 +33,7 @@ HOST_ONLY = {
     "read_blocks",
     "simd_level",
     "set_simd_level",
+    *STORE_OPS,
 }
 # Without a tensor argument, so no device selects them.
 DEVICELESS = {"reserve_cuda", "available_cuda_memory", "raise_device_errors"}

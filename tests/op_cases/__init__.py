@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from op_cases import ids, index, pooling, process, ragged, rows, storage
 from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
-from op_cases.names import GPU_MEMORY_OPS, all_op_names, op_names, schema
+from op_cases.names import GPU_MEMORY_OPS, STORE_OPS, all_op_names, op_names, schema
 
 __all__ = [
     "CASES",
     "GPU_MEMORY_OPS",
     "OPTIMIZERS",
+    "STORE_OPS",
     "Case",
     "all_op_names",
     "make_group",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, op_names, schema
+from op_cases import CASES, STORE_OPS, op_names, schema
 from torch import Tensor
 
 from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
@@ -275,11 +275,25 @@ dynemb::set_simd_level(int level) -> ()""",
 
     def test_storage(self) -> None:
         self.assertExpectedInline(
-            listing("crc32c", "store_io_paths", "read_blocks"),
+            listing("crc32c", "store_io_paths", "read_blocks", *sorted(STORE_OPS)),
             """\
 dynemb::crc32c(Tensor data, int crc) -> Tensor
 dynemb::store_io_paths() -> int[]
-dynemb::read_blocks(Tensor path, Tensor offsets, int block_bytes, int io) -> Tensor""",
+dynemb::read_blocks(Tensor path, Tensor offsets, int block_bytes, int io) -> Tensor
+dynemb::store_check(Tensor tier_clock) -> ()
+dynemb::store_close(Tensor tier_clock) -> ()
+dynemb::store_drain(Tensor tier_clock) -> ()
+dynemb::store_keep(Tensor tier_clock, Tensor[] files) -> ()
+dynemb::store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()
+dynemb::store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slots,
+    Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor tiered, Tensor names,
+    int segment_bytes, int disk_bytes, int io) -> ()
+dynemb::store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) -> (Tensor
+    records, Tensor found)
+dynemb::store_stats(Tensor tier_clock) -> Tensor
+dynemb::store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)
+dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int table,
+    Tensor records) -> ()""",
         )
 
 
@@ -378,6 +392,7 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.Slab, "columns.h", "SlabColumn", "Slab", "SLAB_COLUMNS"),
         (columns.RowClock, "columns.h", "RowClockColumn", "RowClock", "ROW_CLOCK_EXTRA"),
         (columns.Hyper, "columns.h", "HyperColumn", "Hyper", "HYPER_COLUMNS"),
+        (columns.StoreStat, "columns.h", "StoreStatColumn", "StoreStat", "STORE_STAT_COLUMNS"),
         (columns.InitKind, "rows/initializer.h", "InitKind", "Init", None),
         (columns.PolicyColumn, "policy/decisions.h", "PolicyColumn", "Policy", "POLICY_COLUMNS"),
         (columns.OnFull, "policy/decisions.h", "OnFull", "Full", None),

@@ -7,6 +7,7 @@ from torch_dynemb._library.library import load_library
 
 load_library()
 
+from torch_dynemb.ops.block_reads import IoPath, read_blocks, store_io_paths  # noqa: E402
 from torch_dynemb.ops.checksum import crc32c  # noqa: E402
 from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
@@ -78,7 +79,20 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     unmix_ids,
 )
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
-from torch_dynemb.ops.store import IoPath, read_blocks, store_io_paths  # noqa: E402
+from torch_dynemb.ops.store import (  # noqa: E402
+    StoredRecords,
+    StoreSnapshot,
+    store_check,
+    store_close,
+    store_drain,
+    store_keep,
+    store_load,
+    store_open,
+    store_read,
+    store_stats,
+    store_sync,
+    store_write,
+)
 from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa: E402
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors  # noqa: E402
 from torch_dynemb.ops.tiers import (  # noqa: E402
@@ -111,6 +125,8 @@ __all__ = [
     "Ragged",
     "RowTensors",
     "ScoredIds",
+    "StoreSnapshot",
+    "StoredRecords",
     "TierTensors",
     "UniqueIds",
     "accumulate_grad_",
@@ -175,7 +191,17 @@ __all__ = [
     "shrink_cache_",
     "simd_level",
     "stage_",
+    "store_check",
+    "store_close",
+    "store_drain",
     "store_io_paths",
+    "store_keep",
+    "store_load",
+    "store_open",
+    "store_read",
+    "store_stats",
+    "store_sync",
+    "store_write",
     "take_dirty_",
     "unique_ids",
     "unique_ids_padded",

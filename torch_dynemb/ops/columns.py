@@ -269,3 +269,29 @@ class Pooling(IntEnum):
     SUM = 0
     MEAN = 1
     NONE = 2
+
+
+class StoreStat(IntEnum):
+    """Columns of what ``store_stats`` gives, int64 [16]; counted from when it was opened.
+
+    READS, WRITES, COLLECTED and LIVE_RECORDS are records, BYTES_READ and BYTES_WRITTEN those of
+    files, QUEUED and MOST_QUEUED jobs of the storage thread, WAITED_US microseconds that callers
+    have waited for it, PINNED_SEGMENTS those that snapshots need, IO an ``IoPath``.
+    """
+
+    READS = 0
+    BYTES_READ = 1
+    WRITES = 2
+    BYTES_WRITTEN = 3
+    COLLECTED = 4
+    LIVE_RECORDS = 5
+    SEGMENTS = 6
+    PINNED_SEGMENTS = 7
+    DISK_BYTES = 8
+    QUEUED = 9
+    MOST_QUEUED = 10
+    WAITED_US = 11
+    IO = 12
+
+
+STORE_STAT_COLUMNS = 16

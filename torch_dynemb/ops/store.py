@@ -1,78 +1,322 @@
-"""Blocks of files: which ways of reading them there are, and reads by each of them."""
+"""Rows on a disk: a log for each slab, beneath a cache whose slots are the rows of its tensors.
+
+A store belongs to the group of tables whose ``tier_clock`` it was opened with, and is found by that
+tensor's address, so a copy of the tensor has no store. It keeps the addresses of the tensors, not
+the tensors: :func:`store_close` comes before they go. One thread of the store does all jobs in the
+order in which they came; other Python threads run while an op waits for it.
+
+What a job has failed with (a disk that fails, a record that is damaged) is raised by every call
+after it. A forked process cannot use the store of its parent.
+"""
 
 from __future__ import annotations
 
 import os
-from enum import IntEnum
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import register_fake
+from torch_dynemb.ops.block_reads import IoPath
+from torch_dynemb.ops.columns import STORE_STAT_COLUMNS
+from torch_dynemb.ops.tensors import RowTensors, TierTensors
 
 
-class IoPath(IntEnum):
-    """How blocks of files are read."""
+class StoredRecords(NamedTuple):
+    """Records of a log.
 
-    AUTO = 0  # by io_uring where there is one, else by threads
-    URING = 1  # a queue of reads in the kernel
-    THREADS = 2  # 32 threads that wait for a read each
-
-
-def store_io_paths() -> list[IoPath]:
-    """The ways of reading files that this build and this kernel have; AUTO takes the first.
-
-    io_uring is there if torch_dynemb was built with liburing and the kernel allows it, which many
-    containers do not. It is asked once in a process.
-
-    Returns:
-        ``IoPath.THREADS``, and ``IoPath.URING`` before it where there is one.
-
-    Raises:
-        RuntimeError: the kernel's answer says neither, such as that the process may open no more
-            files.
-
-    Example:
-        >>> IoPath.THREADS in store_io_paths()
-        True
+    Attributes:
+        records: uint8 [ids, bytes of a record]; zeros where there is none.
+        found: bool [ids]: whether the log has a record of this owner of the row.
     """
-    return [IoPath(path) for path in torch.ops.dynemb.store_io_paths()]
+
+    records: Tensor
+    found: Tensor
 
 
-def read_blocks(
-    path: str | os.PathLike[str], offsets: Tensor, *, block_bytes: int, io: IoPath = IoPath.AUTO
-) -> Tensor:
-    """Reads blocks of a file, many at a time, past the page cache where the file system can.
+class StoreSnapshot(NamedTuple):
+    """What a snapshot needs to find the rows again, by slab; empty for slabs without a log.
 
-    Tables on SSDs read their rows in this way; this function is for tests and measurements of it.
-    Other Python threads run meanwhile.
+    Attributes:
+        records: int64 [rows], where the record of each row is.
+        segments: int64 [2 * segments], pairs of the place of a segment in ``records`` and the
+            number of its file.
+    """
+
+    records: list[Tensor]
+    segments: list[Tensor]
+
+
+def _as_bytes(text: str | bytes) -> Tensor:
+    data = text.encode() if isinstance(text, str) else text
+    return torch.tensor(list(data), dtype=torch.uint8)
+
+
+def store_open(
+    tiers: TierTensors,
+    rows: RowTensors,
+    *,
+    path: str | os.PathLike[str],
+    slab_names: Sequence[str],
+    tiered: Sequence[int],
+    segment_bytes: int,
+    disk_bytes: int = 0,
+    io: int = IoPath.AUTO,
+) -> None:
+    """Opens the store of a group in a directory, which it makes where there is none.
+
+    Segments that are there stay as they are until :func:`store_keep` says which are needed.
 
     Args:
-        path: of a file.
-        offsets: int64 [n], where blocks begin, multiples of 4096 in any order.
-        block_bytes: of each of them, a multiple of 4096.
-        io: how they are read.
-
-    Returns:
-        uint8 [n, block_bytes], on the CPU.
+        tiers: the caches of the group. The store is known by the address of their ``clock``.
+        rows: of the group; those of tiered slabs have a row for each slot.
+        path: the directory. One store at a time may have it.
+        slab_names: names of the slabs, each its own: letters, digits, ``.``, ``_`` and ``-``.
+        tiered: for each slab, 1 if it has a log, else 0; at least one has.
+        segment_bytes: of a file, a multiple of 4096 up to 4 GiB, with room for a record.
+        disk_bytes: that all files together may take at any time, at least four segments for each
+            slab with a log; 0: what the file system has, of which it takes about twice the rows.
+        io: how blocks are read, an :class:`IoPath`.
 
     Raises:
-        RuntimeError: an argument is wrong, there is no such way of reading, the file cannot be
-            opened, or a block cannot be read: with the offset of the first such one, and why.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     written = file.write(b"a" * 4096 + b"b" * 4096)
-        ...     file.flush()
-        ...     blocks = read_blocks(file.name, torch.tensor([4096, 0]), block_bytes=4096)
-        >>> blocks[:, 0].tolist() == [ord("b"), ord("a")]
-        True
+        RuntimeError: wrong arguments; another process has the directory (its number is named); the
+            files there have another version, or records or segments of other sizes; io is
+            ``IoPath.URING``, but this build or kernel has none; the file system fails.
     """
-    name = torch.tensor(list(os.fsencode(path)), dtype=torch.uint8)
-    return torch.ops.dynemb.read_blocks(name, offsets, block_bytes, int(io))  # type: ignore[no-any-return]
+    torch.ops.dynemb.store_open(
+        tiers.clock,
+        _as_bytes(os.fsencode(path)),
+        tiers.places,
+        tiers.slots,
+        rows.weights,
+        rows.generations,
+        rows.state,
+        torch.tensor(list(tiered), dtype=torch.int64),
+        _as_bytes("\n".join(slab_names)),
+        segment_bytes,
+        disk_bytes,
+        int(io),
+    )
 
 
-@register_fake("read_blocks")
-def _read_blocks_fake(path: Tensor, offsets: Tensor, block_bytes: int, io: int) -> Tensor:
-    return offsets.new_empty((offsets.shape[0], block_bytes), dtype=torch.uint8)
+def store_read(tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor) -> StoredRecords:
+    """Copies records from the log of a slab, after all jobs. What is in the cache is not seen.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+        slab: number of a slab with a log.
+        handles: int64 [ids], row handles.
+        ids: int64 [ids], whose rows they are.
+
+    Returns:
+        The records, with their checksums verified.
+
+    Raises:
+        RuntimeError: no store, no such slab or row; a record is damaged or of another id (the file,
+            the offset and the id are named), or cannot be read.
+    """
+    return StoredRecords(*torch.ops.dynemb.store_read(tier_clock, slab, handles, ids))
+
+
+def store_write(
+    tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor, table: int, records: Tensor
+) -> None:
+    """Appends records to the log of a slab, after all jobs. What is in the cache stays as it is.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+        slab: number of a slab with a log.
+        handles: int64 [ids], row handles.
+        ids: int64 [ids], whose rows they are.
+        table: that the ids are in.
+        records: uint8 [ids, bytes of a record]; of the first 24 bytes, the header, none is read.
+
+    Raises:
+        RuntimeError: no store, no such slab or row; records of another size; the disk is full: then
+            nothing has been written, and there may be room later.
+    """
+    torch.ops.dynemb.store_write(tier_clock, slab, handles, ids, table, records)
+
+
+def store_drain(tier_clock: Tensor) -> None:
+    """Waits until all jobs of a store are done.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+
+    Raises:
+        RuntimeError: no store, or a job has failed.
+    """
+    torch.ops.dynemb.store_drain(tier_clock)
+
+
+def store_check(tier_clock: Tensor) -> None:
+    """Raises what a job of a store has failed with. Waits for nothing.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+
+    Raises:
+        RuntimeError: no store, or a job has failed.
+    """
+    torch.ops.dynemb.store_check(tier_clock)
+
+
+def store_sync(tier_clock: Tensor) -> StoreSnapshot:
+    """Makes all records durable, after all jobs.
+
+    Their segments stay until :func:`store_keep` says that they are not needed.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+
+    Returns:
+        What :func:`store_load` needs to come back to here.
+
+    Raises:
+        RuntimeError: no store, or the file system fails.
+    """
+    return StoreSnapshot(*torch.ops.dynemb.store_sync(tier_clock))
+
+
+def store_keep(tier_clock: Tensor, files: Sequence[Tensor]) -> None:
+    """Says which files snapshots need from now on.
+
+    Of the others, those that the store has written are reused when their rows have been written
+    again; those that were there when it was opened are deleted.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+        files: int64 [files] of each slab, numbers of files.
+
+    Raises:
+        RuntimeError: no store, lists that do not fit it, or the file system fails.
+    """
+    torch.ops.dynemb.store_keep(tier_clock, list(files))
+
+
+def store_load(tier_clock: Tensor, snapshot: StoreSnapshot) -> None:
+    """Goes back to a snapshot, after all jobs. What is in the cache stays as it is.
+
+    Files that the store has written and that neither this nor another snapshot needs are deleted.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+        snapshot: of a store of the same path and slabs.
+
+    Raises:
+        RuntimeError: no store; a file is missing, short or damaged at its beginning, or the
+            snapshot does not fit it: then nothing has changed. Or the file system fails.
+    """
+    torch.ops.dynemb.store_load(tier_clock, snapshot.records, snapshot.segments)
+
+
+def store_stats(tier_clock: Tensor) -> Tensor:
+    """What a store has done since it was opened. Waits for nothing.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+
+    Returns:
+        int64 [16]; the columns are :class:`torch_dynemb.ops.columns.StoreStat`.
+
+    Raises:
+        RuntimeError: no store.
+    """
+    stats: Tensor = torch.ops.dynemb.store_stats(tier_clock)
+    return stats
+
+
+def store_close(tier_clock: Tensor) -> None:
+    """Does the jobs that are queued, and lets the directory go. Files stay as they are.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+
+    Raises:
+        RuntimeError: no store.
+    """
+    torch.ops.dynemb.store_close(tier_clock)
+
+
+@register_fake("store_open")
+def _store_open_fake(
+    tier_clock: Tensor,
+    path: Tensor,
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    tiered: Tensor,
+    names: Tensor,
+    segment_bytes: int,
+    disk_bytes: int,
+    io: int,
+) -> None:
+    return None
+
+
+@register_fake("store_read")
+def _store_read_fake(
+    tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    # only the store knows how large its records are
+    record_bytes = torch.library.get_ctx().new_dynamic_size()
+    rows = handles.shape[0]
+    return (
+        handles.new_empty((rows, record_bytes), dtype=torch.uint8),
+        handles.new_empty((rows,), dtype=torch.bool),
+    )
+
+
+@register_fake("store_write")
+def _store_write_fake(
+    tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor, table: int, records: Tensor
+) -> None:
+    return None
+
+
+@register_fake("store_drain")
+def _store_drain_fake(tier_clock: Tensor) -> None:
+    return None
+
+
+@register_fake("store_check")
+def _store_check_fake(tier_clock: Tensor) -> None:
+    return None
+
+
+@register_fake("store_sync")
+def _store_sync_fake(tier_clock: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def one_of_each_slab() -> list[Tensor]:
+        return [
+            tier_clock.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+            for _ in range(tier_clock.shape[0] - 1)
+        ]
+
+    return one_of_each_slab(), one_of_each_slab()
+
+
+@register_fake("store_keep")
+def _store_keep_fake(tier_clock: Tensor, files: Sequence[Tensor]) -> None:
+    return None
+
+
+@register_fake("store_load")
+def _store_load_fake(
+    tier_clock: Tensor, records: Sequence[Tensor], segments: Sequence[Tensor]
+) -> None:
+    return None
+
+
+@register_fake("store_stats")
+def _store_stats_fake(tier_clock: Tensor) -> Tensor:
+    return tier_clock.new_empty((STORE_STAT_COLUMNS,))
+
+
+@register_fake("store_close")
+def _store_close_fake(tier_clock: Tensor) -> None:
+    return None

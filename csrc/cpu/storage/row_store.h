@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/storage/record.h"
 #include "cpu/storage/block_io.h"
 
 namespace dynemb::cpu {
@@ -21,12 +22,20 @@ struct RowPart {
   int64_t bytes;
 };
 
-// The cache's memory of one slab.
+// The cache's memory of one slab. A slab that is all in memory has no parts, and no log.
 struct CachedSlab {
   std::vector<RowPart> parts;  // weights, then each tensor of optimizer state
   int32_t* generations;        // [slots]
   int64_t max_rows;            // row numbers are less
   std::string name;            // of its directory
+
+  bool is_stored() const { return !parts.empty(); }
+  // Bytes of a record.
+  int64_t record() const {
+    int64_t bytes = 0;
+    for (const RowPart& part : parts) bytes += part.bytes;
+    return record_bytes(bytes);
+  }
 };
 
 // A row on its way between its slot and the log.
@@ -68,15 +77,17 @@ struct StoreStats {
 
 class RowStore {
  public:
-  // Takes the directory: makes it where there is none, and locks it. Segments that no snapshot
-  // needs are deleted. Raises for another process' directory (with its pid), another format or
-  // geometry.
+  // Takes the directory: makes it where there is none, and locks it. Segments that are there stay
+  // as they are until keep() says which of them snapshots need. Raises for another process'
+  // directory (with its pid), another format or geometry.
   static std::shared_ptr<RowStore> open(const StoreOptions& options, std::vector<CachedSlab> slabs);
   virtual ~RowStore() = default;  // does what is queued, and lets the directory go
 
   // Raises what a job has failed with; from then on always.
   virtual void check() = 0;
-  // Raises where a job that saves `rows` rows of a slab might not find room on the disk.
+  // Raises where a job that saves `rows` rows of a slab might not find room on the disk: nothing
+  // has changed then, and there may be room later. What has passed is promised to the next job;
+  // jobs that save rows need a promise for each slab. May wait for jobs.
   virtual void check_room(size_t slab, int64_t rows) = 0;
   // Queues a job; moves of slab s at s.
   virtual void submit(std::vector<SlabMoves> job) = 0;
@@ -85,7 +96,8 @@ class RowStore {
   virtual bool idle() = 0;
 
   // Copies records from the log, not from the cache; waits for all jobs. Slots of `rows` are not
-  // read. `found[i]`: 0 where row i has no record with this handle.
+  // read. `found[i]`: 0 where row i has no record with this handle. A record that is damaged raises
+  // here and everything after it goes on.
   virtual void read(size_t slab, const std::vector<RowMove>& rows, char* records,
                     uint8_t* found) = 0;
   // Appends records, of which only the payloads are read.
@@ -94,10 +106,11 @@ class RowStore {
   // Everything up to here durable in files: what a snapshot needs of slab s at s. The segments stay
   // until the next keep() at least.
   virtual std::vector<SlabSnapshot> sync() = 0;
-  // Says which files (by slab) snapshots need from now on; the others go when they are empty.
+  // Says which files (by slab) snapshots need from now on. Of the others, those of this store go
+  // when they are empty; those that were there before it are deleted.
   virtual void keep(const std::vector<std::vector<int64_t>>& files) = 0;
-  // Goes back to a snapshot: what has been written since is deleted. Raises where a file is
-  // missing.
+  // Goes back to a snapshot: what this store has written since is deleted, but for what other
+  // snapshots need. Raises where a file is missing or short, before anything has changed.
   virtual void load(const std::vector<SlabSnapshot>& snapshot) = 0;
 
   virtual StoreStats stats() = 0;

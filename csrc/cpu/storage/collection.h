@@ -1,0 +1,57 @@
+// Makes segments free whose records are mostly out of date: what is live in them is appended to the
+// log again. Greedy: the segment with the smallest part of live records goes first.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cpu/storage/record_log.h"
+#include "cpu/storage/segment_files.h"
+
+namespace dynemb::cpu {
+
+class Collection {
+ public:
+  Collection(SegmentFiles& files, std::vector<std::unique_ptr<RecordLog>>& logs);
+
+  // Segments with more than this part of live records are not worth collecting.
+  static constexpr double kMostLive = 15.0 / 16.0;
+
+  struct Victim {
+    RecordLog* log = nullptr;
+    int64_t place = 0;
+    double live_part() const;
+    int64_t live() const { return log == nullptr ? 0 : log->live_of(place); }
+  };
+
+  // The segment to be collected next; its log is null where there is none.
+  Victim best() const;
+  bool is_running() const { return victim_.log != nullptr; }
+  const Victim& victim() const { return victim_; }
+  void begin(const Victim& victim);
+  double live_part_at_begin() const { return live_part_at_begin_; }
+  // Copies up to `records` records; ends with the segment.
+  // Returns how many it copied. Raises where a record cannot be read.
+  int64_t step(int64_t records);
+  void abandon();
+  int64_t collected() const { return collected_; }
+  int64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  void read_chunk();
+  void end();
+
+  SegmentFiles& files_;
+  std::vector<std::unique_ptr<RecordLog>>& logs_;  // by slab; null for those without a log
+  Victim victim_;
+  double live_part_at_begin_ = 0;
+  int64_t next_ = 0;  // record of the segment
+  PageBuffer chunk_;
+  int64_t chunk_begin_ = 0;  // offsets in the file
+  int64_t chunk_end_ = 0;
+  int64_t collected_ = 0;
+  int64_t bytes_read_ = 0;
+};
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,297 @@
+#include "cpu/storage/record_log.h"
+
+#include <torch/headeronly/util/Exception.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/index/handle.h"
+#include "cpu/storage/crc32c.h"
+
+namespace dynemb::cpu {
+namespace {
+
+constexpr int64_t kBufferBytes = int64_t{1} << 20;
+constexpr int64_t kRecordBits = 36;
+
+// A record that is larger than the usual buffer has one of its size, and the header's page.
+int64_t buffer_bytes(const SegmentLayout& layout) {
+  const int64_t least = (1 + layout.pages_per_record()) * kPageBytes;
+  return std::max(least, std::min(kBufferBytes, layout.segment));
+}
+
+}  // namespace
+
+RecordLog::RecordLog(SegmentFiles& files, size_t slab, int64_t record_bytes, int64_t max_rows)
+    : files_(files),
+      slab_(slab),
+      layout_{record_bytes, files.segment_bytes()},
+      map_(max_rows),
+      places_(1),
+      buffer_(buffer_bytes(layout_)) {}
+
+RecordLog::~RecordLog() {
+  for (const Place& place : places_) {
+    if (place.file.descriptor >= 0) close(place.file.descriptor);
+  }
+  for (const SegmentFile& file : free_) close(file.descriptor);
+}
+
+SegmentFile RecordLog::take_free() {
+  const SegmentFile file = free_.back();
+  free_.pop_back();
+  return file;
+}
+
+int64_t RecordLog::head_room() const {
+  return head_ == 0 ? 0 : layout_.records_per_segment() - next_;
+}
+
+int64_t RecordLog::page_of_next() const { return layout_.offset(next_) / kPageBytes; }
+
+void RecordLog::next_segment() {
+  STD_TORCH_CHECK(!free_.empty(), "dynemb: no segment is free for ", files_.name(slab_, 0),
+                  ": a job was queued without room for it");
+  auto vacant = std::find_if(places_.begin() + 1, places_.end(),
+                             [](const Place& place) { return place.state == PlaceState::kVacant; });
+  head_ = vacant - places_.begin();
+  STD_TORCH_CHECK((head_ + 1) * layout_.records_per_segment() < int64_t{1} << kRecordBits,
+                  "dynemb: the log has more records than ", kRecordBits, " bits can number");
+  if (vacant == places_.end()) places_.emplace_back();
+  places_[head_] = {take_free(), PlaceState::kHead, 0, true};
+  ++used_;
+  next_ = 0;
+  buffer_page_ = 0;
+  files_.write_header(slab_, places_[head_].file.number, buffer_.data());
+}
+
+void RecordLog::write_buffer() {
+  // the page of the next record has content if that is not the first there
+  const bool partial = layout_.offset(next_) % kPageBytes != 0;
+  const int64_t end = page_of_next() + (partial ? 1 : 0);
+  const int64_t bytes = (end - buffer_page_) * kPageBytes;
+  if (bytes > 0) {
+    files_.write(slab_, places_[head_].file, buffer_page_ * kPageBytes, buffer_.data(), bytes);
+    places_[head_].unsynced = true;
+  }
+  buffer_page_ = end;
+}
+
+void RecordLog::seal() {
+  write_buffer();
+  files_.forget_pages(places_[head_].file, 0, layout_.segment);
+  places_[head_].state = PlaceState::kSealed;
+  head_ = 0;
+}
+
+void RecordLog::flush() {
+  if (head_ == 0) return;
+  write_buffer();
+  const int64_t a_page = layout_.records_per_page();
+  next_ = std::min((next_ + a_page - 1) / a_page * a_page, layout_.records_per_segment());
+}
+
+char* RecordLog::begin_record() {
+  if (head_ != 0 && next_ == layout_.records_per_segment()) seal();
+  if (head_ == 0) next_segment();
+  const int64_t page = page_of_next();
+  const int64_t offset = layout_.offset(next_);
+  if ((page + layout_.pages_per_record() - buffer_page_) * kPageBytes > buffer_.bytes()) {
+    write_buffer();
+    buffer_page_ = page;
+  }
+  char* memory = buffer_.data() + (offset - buffer_page_ * kPageBytes);
+  // what is behind the last record of a page is zeros, whatever the buffer had before
+  if (offset % kPageBytes == 0) {
+    std::memset(memory, 0, static_cast<size_t>(layout_.pages_per_record() * kPageBytes));
+  }
+  return memory;
+}
+
+void RecordLog::end_record(int64_t handle, int64_t id, int32_t table) {
+  char* memory = buffer_.data() + (layout_.offset(next_) - buffer_page_ * kPageBytes);
+  RecordHeader header{0, table, handle, id};
+  std::memcpy(memory, &header, sizeof(header));
+  header.crc = crc32c(0, memory + sizeof(header.crc),
+                      static_cast<size_t>(layout_.record) - sizeof(header.crc));
+  std::memcpy(memory, &header.crc, sizeof(header.crc));
+  const int64_t before = map_.number(handle_row(handle));
+  if (before != RecordMap::kNone) {
+    --places_[before / layout_.records_per_segment()].live;
+    --live_;
+  }
+  map_.set(handle, first_record(head_) + next_);
+  ++places_[head_].live;
+  ++live_;
+  ++next_;
+}
+
+void RecordLog::sync() {
+  flush();
+  for (Place& place : places_) {
+    if (place.state == PlaceState::kVacant || !place.unsynced) continue;
+    files_.sync(slab_, place.file);
+    files_.forget_pages(place.file, 0, layout_.segment);
+    place.unsynced = false;
+  }
+}
+
+const char* RecordLog::in_memory(int64_t number) const {
+  if (head_ == 0 || number < first_record(head_)) return nullptr;
+  const int64_t k = number - first_record(head_);
+  if (k >= next_) return nullptr;
+  const int64_t offset = layout_.offset(k) - buffer_page_ * kPageBytes;
+  return offset < 0 ? nullptr : buffer_.data() + offset;
+}
+
+BlockRead RecordLog::block(int64_t number, char* to) const {
+  const int64_t place = number / layout_.records_per_segment();
+  const int64_t offset = layout_.offset(number % layout_.records_per_segment());
+  return {places_[place].file.descriptor, offset / kPageBytes * kPageBytes, to, block_bytes()};
+}
+
+int64_t RecordLog::offset_in_block(int64_t number) const {
+  return layout_.offset(number % layout_.records_per_segment()) % kPageBytes;
+}
+
+std::string RecordLog::place_of(int64_t number, int64_t id) const {
+  const int64_t place = number / layout_.records_per_segment();
+  return "offset " + std::to_string(layout_.offset(number % layout_.records_per_segment())) +
+         " of " + files_.name(slab_, places_[place].file.number) + " (id " + std::to_string(id) +
+         ")";
+}
+
+std::string RecordLog::fault(const char* record, int64_t number, int64_t handle, int64_t id) const {
+  RecordHeader header;
+  std::memcpy(&header, record, sizeof(header));
+  const uint32_t crc = crc32c(0, record + sizeof(header.crc),
+                              static_cast<size_t>(layout_.record) - sizeof(header.crc));
+  if (header.crc != crc) {
+    return "dynemb: the record at " + place_of(number, id) +
+           " is damaged: its checksum does not fit its bytes. It has not been used. Load a "
+           "snapshot, and look after the disk";
+  }
+  if (header.handle != handle || header.id != id) {
+    return "dynemb: the record at " + place_of(number, id) + " is of id " +
+           std::to_string(header.id) + ", handle " + std::to_string(header.handle) +
+           ", expected handle " + std::to_string(handle) +
+           ". It has not been used. Load a snapshot, and look after the disk";
+  }
+  return "";
+}
+
+bool RecordLog::is_pinned(int64_t place) const {
+  return pinned_.count(places_[place].file.number) != 0;
+}
+
+void RecordLog::pin(std::set<int64_t> numbers) {
+  pinned_ = std::move(numbers);
+  pinned_there_ = 0;
+  for (const int64_t number : pinned_) {
+    pinned_there_ += static_cast<int64_t>(files_.numbers(slab_).count(number));
+  }
+}
+
+void RecordLog::delete_others() {
+  std::set<int64_t> own = pinned_;
+  for (const Place& place : places_) own.insert(place.file.number);
+  for (const SegmentFile& file : free_) own.insert(file.number);
+  const std::set<int64_t> there = files_.numbers(slab_);
+  for (const int64_t number : there) {
+    if (own.count(number) == 0) files_.remove(slab_, number);
+  }
+}
+
+void RecordLog::recycle(int64_t place) {
+  SegmentFile file = places_[place].file;
+  places_[place] = Place();
+  --used_;
+  files_.rename(slab_, file, slab_);
+  free_.push_back(file);
+}
+
+std::vector<int64_t> RecordLog::live_segments() const {
+  std::vector<int64_t> segments;
+  for (size_t place = 1; place < places_.size(); ++place) {
+    if (places_[place].live == 0) continue;
+    segments.push_back(static_cast<int64_t>(place));
+    segments.push_back(places_[place].file.number);
+  }
+  return segments;
+}
+
+RecordLog::Restored RecordLog::open_snapshot(const std::vector<int64_t>& entries,
+                                             const std::vector<int64_t>& segments) const {
+  const int64_t a_segment = layout_.records_per_segment();
+  const std::string slab = files_.name(slab_, 0);
+  STD_TORCH_CHECK(static_cast<int64_t>(entries.size()) <= map_.max_rows(), "dynemb: records of ",
+                  slab, " has ", entries.size(), " rows, expected at most ", map_.max_rows());
+  STD_TORCH_CHECK(segments.size() % 2 == 0, "dynemb: segments of ", slab, " has ", segments.size(),
+                  " numbers, expected pairs");
+  Restored state{entries, {}, {}};
+  std::vector<int64_t> live;  // by place
+  for (size_t i = 0; i < segments.size(); i += 2) {
+    const int64_t place = segments[i];
+    STD_TORCH_CHECK(place > 0 && place < (int64_t{1} << kRecordBits) / a_segment,
+                    "dynemb: segments of ", slab, " has place ", place);
+    if (static_cast<size_t>(place) >= live.size()) live.resize(place + 1, -1);
+    STD_TORCH_CHECK(live[place] < 0, "dynemb: segments of ", slab, " has place ", place, " twice");
+    live[place] = 0;
+  }
+  for (size_t row = 0; row < entries.size(); ++row) {
+    if (entries[row] == 0) continue;
+    const int64_t place = handle_row(entries[row]) / a_segment;
+    STD_TORCH_CHECK(place > 0 && place < static_cast<int64_t>(live.size()) && live[place] >= 0,
+                    "dynemb: records of ", slab, " leads row ", row, " to place ", place,
+                    ", which is not among the segments");
+    ++live[place];
+  }
+  try {
+    for (size_t i = 0; i < segments.size(); i += 2) {
+      state.segments.emplace_back(segments[i], files_.open(slab_, segments[i + 1]));
+      state.live.push_back(live[segments[i]]);
+    }
+  } catch (...) {
+    state.close();
+    throw;
+  }
+  return state;
+}
+
+void RecordLog::Restored::close() {
+  for (const auto& [place, file] : segments) ::close(file.descriptor);
+  segments.clear();
+}
+
+void RecordLog::drop(int64_t place) {
+  if (places_[place].file.descriptor >= 0) close(places_[place].file.descriptor);
+  places_[place] = Place();
+}
+
+void RecordLog::restore(const Restored& state) {
+  std::set<int64_t> written;
+  for (size_t place = 1; place < places_.size(); ++place) {
+    if (places_[place].state == PlaceState::kVacant) continue;
+    written.insert(places_[place].file.number);
+    drop(static_cast<int64_t>(place));
+  }
+  places_.assign(1, Place());
+  used_ = live_ = head_ = next_ = 0;
+  std::set<int64_t> pinned = pinned_;
+  for (size_t i = 0; i < state.segments.size(); ++i) {
+    const auto& [place, file] = state.segments[i];
+    if (static_cast<size_t>(place) >= places_.size()) places_.resize(place + 1);
+    places_[place] = {file, PlaceState::kSealed, state.live[i], false};
+    pinned.insert(file.number);  // the snapshot is there until keep() says otherwise
+    live_ += state.live[i];
+    ++used_;
+  }
+  map_.assign(state.entries);
+  pin(std::move(pinned));
+  for (const int64_t number : written) {
+    if (pinned_.count(number) == 0) files_.remove(slab_, number);
+  }
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,37 @@
+// Where the record of each row is.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dynemb::cpu {
+
+// Record numbers by row, with the generation of the row's owner: number : 36 | generation : 28, 0
+// where there is none. In reserved memory: only rows that have had a record take some.
+class RecordMap {
+ public:
+  explicit RecordMap(int64_t max_rows);
+  ~RecordMap();
+  RecordMap(const RecordMap&) = delete;
+  RecordMap& operator=(const RecordMap&) = delete;
+
+  static constexpr int64_t kNone = -1;
+
+  // The number of the record of the row's owner; kNone where there is none.
+  int64_t find(int64_t handle) const;
+  // The number of the record of whoever has owned the row last.
+  int64_t number(int64_t row) const;
+  void set(int64_t handle, int64_t number);
+  int64_t max_rows() const { return max_rows_; }
+
+  // All entries up to the last row that has had a record.
+  std::vector<int64_t> entries() const;
+  void assign(const std::vector<int64_t>& entries);
+
+ private:
+  int64_t* words_;
+  int64_t max_rows_;
+  int64_t rows_ = 0;  // that have had a record: all others are behind
+};
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,81 @@
+#include "cpu/storage/record_reader.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace dynemb::cpu {
+namespace {
+
+constexpr int64_t kBatchBytes = int64_t{8} << 20;  // of blocks that are read at a time
+
+}  // namespace
+
+RecordReader::RecordReader(IoPath path, int64_t largest_block)
+    : reader_(block_reader(path)), blocks_(std::max(kBatchBytes, largest_block)) {}
+
+void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
+                        const std::function<void(size_t, const char*)>& use) {
+  // in order of files: records of one page are read once
+  std::sort(wanted.begin(), wanted.end(), [](const WantedRecord& a, const WantedRecord& b) {
+    return a.number != b.number ? a.number < b.number : a.index < b.index;
+  });
+  std::string fault;
+  const auto check_and_use = [&](const WantedRecord& record, const char* bytes) {
+    std::string wrong = log.fault(bytes, record.number, record.handle, record.id);
+    if (wrong.empty()) {
+      use(record.index, bytes);
+    } else if (fault.empty()) {
+      fault = std::move(wrong);
+    }
+  };
+  const int64_t block_bytes = log.block_bytes();
+  const auto most = static_cast<size_t>(blocks_.bytes() / block_bytes);
+  std::vector<BlockRead> blocks;
+  std::vector<size_t> first;  // of `wanted`, in each block
+  for (size_t next = 0; next < wanted.size();) {
+    blocks.clear();
+    first.clear();
+    for (; next < wanted.size(); ++next) {
+      const WantedRecord& record = wanted[next];
+      if (const char* bytes = log.in_memory(record.number)) {
+        check_and_use(record, bytes);
+        continue;
+      }
+      const BlockRead block = log.block(
+          record.number, blocks_.data() + static_cast<int64_t>(blocks.size()) * block_bytes);
+      if (!blocks.empty() && blocks.back().file == block.file &&
+          blocks.back().offset == block.offset) {
+        continue;
+      }
+      if (blocks.size() == most) break;
+      blocks.push_back(block);
+      first.push_back(next);
+    }
+    // what is in memory lies behind what is not, in the last segment or by itself
+    const auto failures = reader_->read(blocks, [&](size_t i) {
+      const size_t end = i + 1 < first.size() ? first[i + 1] : next;
+      for (size_t k = first[i]; k < end; ++k) {
+        const WantedRecord& record = wanted[k];
+        if (log.in_memory(record.number) != nullptr) continue;
+        check_and_use(record, blocks[i].to + log.offset_in_block(record.number));
+      }
+    });
+    bytes_read_ += static_cast<int64_t>(blocks.size()) * block_bytes;
+    for (const BlockFailure& failure : failures) {
+      const WantedRecord& record = wanted[first[failure.block]];
+      const std::string where = log.place_of(record.number, record.id);
+      STD_TORCH_CHECK(failure.error != 0, "dynemb: the record at ", where,
+                      " is behind the end of the file, which has been cut: load a snapshot");
+      STD_TORCH_CHECK(false, "dynemb: reading the record at ", where,
+                      " failed: ", std::strerror(failure.error));
+    }
+    STD_TORCH_CHECK(fault.empty(), fault);
+  }
+  STD_TORCH_CHECK(fault.empty(), fault);
+  reads_ += static_cast<int64_t>(wanted.size());
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,265 @@
+#include "cpu/storage/row_store.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "cpu/storage/forks.h"
+#include "cpu/storage/room.h"
+#include "cpu/storage/segment_files.h"
+#include "cpu/storage/store_worker.h"
+
+namespace dynemb::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What a task that somebody waits for has come to.
+struct Outcome {
+  bool done = false;
+  std::exception_ptr error;
+};
+
+struct Task {
+  std::function<void()> run;
+  Outcome* outcome;  // null: nobody waits
+  bool is_fatal;     // whether the store cannot be used after it has failed
+};
+
+// The thread, its queue, and what it works on. A forked child has no such thread and leaves all of
+// this as it is.
+class StoreThread {
+ public:
+  StoreThread(const StoreOptions& options, std::vector<CachedSlab> slabs)
+      : room_(slabs.size()), worker_(options, std::move(slabs), mutex_, room_) {
+    worker_.add_stats(stats_);
+    thread_ = std::thread([this] { work(); });
+  }
+
+  ~StoreThread() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ends_ = true;
+    }
+    queued_.notify_one();
+    thread_.join();
+  }
+
+  StoreThread(const StoreThread&) = delete;
+  StoreThread& operator=(const StoreThread&) = delete;
+
+  StoreWorker& worker() { return worker_; }
+
+  void check() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    raise_failure();
+  }
+
+  void check_room(size_t slab, int64_t rows) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      raise_failure();
+      room_[slab].promised = 0;
+      if (room_.is_enough(slab, rows)) {
+        room_[slab].promised = rows;
+        return;
+      }
+    }
+    call([this, slab, rows] { worker_.make_room(slab, rows); });
+  }
+
+  void submit(std::vector<SlabMoves> job) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    raise_failure();
+    for (size_t s = 0; s < room_.size(); ++s) {
+      room_[s].promised = 0;
+      if (s < job.size()) room_[s].queued += static_cast<int64_t>(job[s].saves.size());
+    }
+    // by shared_ptr, because a std::function has to be copyable
+    auto moves = std::make_shared<std::vector<SlabMoves>>(std::move(job));
+    enqueue({[this, moves] { worker_.run(*moves); }, nullptr, true});
+  }
+
+  void write(size_t slab, const std::vector<RowMove>& rows, const char* records) {
+    check_room(slab, static_cast<int64_t>(rows.size()));
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      room_[slab].promised = 0;
+      room_[slab].queued += static_cast<int64_t>(rows.size());
+    }
+    call([&] { worker_.write(slab, rows, records); });
+  }
+
+  // Runs `f` on the thread, after all jobs, and raises what it raises.
+  void call(std::function<void()> f, bool is_fatal = true) {
+    Outcome outcome;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      raise_failure();
+      enqueue({std::move(f), &outcome, is_fatal});
+      wait(lock, [&] { return outcome.done; });
+    }
+    if (outcome.error) std::rethrow_exception(outcome.error);
+  }
+
+  void drain() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!is_idle()) wait(lock, [&] { return is_idle(); });
+    raise_failure();
+  }
+
+  bool idle() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return is_idle();
+  }
+
+  StoreStats stats() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    StoreStats stats = stats_;
+    stats.queued = static_cast<int64_t>(tasks_.size()) + (busy_ ? 1 : 0);
+    return stats;
+  }
+
+ private:
+  void raise_failure() const {
+    if (!failure_.empty()) throw std::runtime_error(failure_);
+  }
+  bool is_idle() const { return tasks_.empty() && !busy_; }
+
+  void enqueue(Task task) {
+    tasks_.push_back(std::move(task));
+    const auto queued = static_cast<int64_t>(tasks_.size()) + (busy_ ? 1 : 0);
+    stats_.most_queued = std::max(stats_.most_queued, queued);
+    queued_.notify_one();
+  }
+
+  template <class Condition>
+  void wait(std::unique_lock<std::mutex>& lock, const Condition& condition) {
+    const auto begin = Clock::now();
+    finished_.wait(lock, condition);
+    const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
+    stats_.waited_us += waited.count();
+  }
+
+  void work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      queued_.wait(lock, [&] { return ends_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      busy_ = true;
+      std::exception_ptr error;
+      std::string failure = failure_;
+      lock.unlock();
+      if (failure.empty()) {
+        error = run(task, failure);
+      } else {
+        error = std::make_exception_ptr(std::runtime_error(failure));
+      }
+      lock.lock();
+      if (failure_.empty()) failure_ = std::move(failure);
+      worker_.add_stats(stats_);
+      busy_ = false;
+      if (task.outcome != nullptr) *task.outcome = {true, error};
+      finished_.notify_all();
+    }
+  }
+
+  // Returns what the task has raised; sets `failure` where the store cannot be used any more.
+  static std::exception_ptr run(const Task& task, std::string& failure) {
+    try {
+      task.run();
+    } catch (const Refusal&) {
+      return std::current_exception();
+    } catch (const std::exception& error) {
+      if (task.is_fatal) failure = error.what();
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable queued_;
+  std::condition_variable finished_;
+  std::deque<Task> tasks_;
+  bool busy_ = false;
+  bool ends_ = false;
+  std::string failure_;
+  StoreStats stats_{};
+  Room room_;
+  StoreWorker worker_;
+  std::thread thread_;
+};
+
+class ThreadedStore : public RowStore {
+ public:
+  ThreadedStore(const StoreOptions& options, std::vector<CachedSlab> slabs)
+      : forks_(forks()), thread_(std::make_unique<StoreThread>(options, std::move(slabs))) {
+    in_child_ = at_fork([this] { thread_->worker().files().forked(); });
+  }
+
+  ~ThreadedStore() override {
+    if (forks() != forks_) {
+      static_cast<void>(thread_.release());  // its thread is in the parent
+      return;
+    }
+    forget_fork(in_child_);
+  }
+
+  void check() override { thread().check(); }
+  void check_room(size_t slab, int64_t rows) override { thread().check_room(slab, rows); }
+  void submit(std::vector<SlabMoves> job) override { thread().submit(std::move(job)); }
+  void drain() override { thread().drain(); }
+  bool idle() override { return thread().idle(); }
+
+  void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found) override {
+    thread().call([&] { thread_->worker().read(slab, rows, records, found); }, /*is_fatal=*/false);
+  }
+  void write(size_t slab, const std::vector<RowMove>& rows, const char* records) override {
+    thread().write(slab, rows, records);
+  }
+  std::vector<SlabSnapshot> sync() override {
+    std::vector<SlabSnapshot> snapshot;
+    thread().call([&] { snapshot = thread_->worker().sync(); });
+    return snapshot;
+  }
+  void keep(const std::vector<std::vector<int64_t>>& files) override {
+    thread().call([&] { thread_->worker().keep(files); }, /*is_fatal=*/false);
+  }
+  void load(const std::vector<SlabSnapshot>& snapshot) override {
+    thread().call([&] { thread_->worker().load(snapshot); });
+  }
+  StoreStats stats() override { return thread().stats(); }
+
+ private:
+  StoreThread& thread() {
+    STD_TORCH_CHECK(forks() == forks_,
+                    "dynemb: a forked process cannot use the store of its parent, whose thread it "
+                    "does not have: start processes with the method spawn, and give each a path of "
+                    "its own");
+    return *thread_;
+  }
+
+  int64_t forks_;
+  std::unique_ptr<StoreThread> thread_;
+  int64_t in_child_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<RowStore> RowStore::open(const StoreOptions& options,
+                                         std::vector<CachedSlab> slabs) {
+  return std::make_shared<ThreadedStore>(options, std::move(slabs));
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,71 @@
+// What the storage thread does: moves rows between slots and logs, and keeps segments ready.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/storage/collection.h"
+#include "cpu/storage/record_log.h"
+#include "cpu/storage/record_reader.h"
+#include "cpu/storage/room.h"
+#include "cpu/storage/row_store.h"
+#include "cpu/storage/segment_files.h"
+
+namespace dynemb::cpu {
+
+// What is asked for cannot be done. Nothing has changed, and the store goes on.
+struct Refusal : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class StoreWorker {
+ public:
+  // `mutex` is held where `room` is read or changed.
+  StoreWorker(const StoreOptions& options, std::vector<CachedSlab> slabs, std::mutex& mutex,
+              Room& room);
+
+  void run(const std::vector<SlabMoves>& job);
+  // Takes, makes or collects segments until `rows` more fit, and promises them. Raises Refusal.
+  void make_room(size_t slab, int64_t rows);
+  void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found);
+  void write(size_t slab, const std::vector<RowMove>& rows, const char* records);
+  std::vector<SlabSnapshot> sync();
+  void keep(const std::vector<std::vector<int64_t>>& files);
+  void load(const std::vector<SlabSnapshot>& snapshot);
+
+  void add_stats(StoreStats& stats) const;
+  SegmentFiles& files() { return files_; }
+
+ private:
+  void save_rows(size_t slab, const std::vector<RowMove>& saves);
+  void load_rows(size_t slab, const std::vector<RowMove>& loads);
+  void append_done(size_t slab, int64_t rows);
+
+  void publish(size_t slab);
+  bool create_segment(size_t slab, bool beyond_usual);
+  bool take_segment_of_another(size_t slab, int64_t spare);
+  bool begin_collection(double most_live);
+  void step_collection(int64_t records);
+  void finish_collection();
+  int64_t usual_bytes() const;
+  bool is_low();
+  void prepare(int64_t appended_bytes);
+  [[noreturn]] void raise_disk_full(size_t slab, int64_t rows);
+
+  StoreOptions options_;
+  std::vector<CachedSlab> slabs_;
+  SegmentFiles files_;
+  std::vector<std::unique_ptr<RecordLog>> logs_;  // null for slabs without rows on the disk
+  Collection collection_;
+  RecordReader reader_;
+  std::mutex& mutex_;
+  Room& room_;
+  int64_t writes_ = 0;
+  int64_t write_bytes_ = 0;
+};
+
+}  // namespace dynemb::cpu
