@@ -308,7 +308,7 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
         _refuse(op, f"block_bytes is {given['block_bytes']}, expected a multiple of {_PAGE_BYTES}")
     if "io" in given and not 0 <= given["io"] <= _LAST_IO_PATH:
         _refuse(op, f"io is {given['io']}, expected 0 (auto), 1 (uring) or 2 (threads)")
-    if "slots" in given and given["parts"] > given["slots"]:
+    if {"parts", "slots"} <= given.keys() and given["parts"] > given["slots"]:
         _refuse(
             op, f"parts is {given['parts']}, expected at most the number of slots, {given['slots']}"
         )

@@ -90,6 +90,7 @@ from torch_dynemb.ops.store import (  # noqa: E402
     store_open,
     store_read,
     store_stats,
+    store_submit,
     store_sync,
     store_write,
 )
@@ -200,6 +201,7 @@ __all__ = [
     "store_open",
     "store_read",
     "store_stats",
+    "store_submit",
     "store_sync",
     "store_write",
     "take_dirty_",

@@ -140,6 +140,22 @@ def store_write(
     torch.ops.dynemb.store_write(tier_clock, slab, handles, ids, table, records)
 
 
+def store_submit(tier_clock: Tensor, moves: Tensor) -> None:
+    """Queues a job that moves rows between slots and the log.
+
+    Rows that it saves must not change before it is done: see :func:`store_drain`.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+        moves: int64 [moves, 7] (``columns.Move``).
+
+    Raises:
+        RuntimeError: no store; a move is of no slab; the disk is full: then nothing has been
+            queued. Or a job has failed before.
+    """
+    torch.ops.dynemb.store_submit(tier_clock, moves)
+
+
 def store_drain(tier_clock: Tensor) -> None:
     """Waits until all jobs of a store are done.
 
@@ -276,6 +292,11 @@ def _store_read_fake(
 def _store_write_fake(
     tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor, table: int, records: Tensor
 ) -> None:
+    return None
+
+
+@register_fake("store_submit")
+def _store_submit_fake(tier_clock: Tensor, moves: Tensor) -> None:
     return None
 
 

@@ -47,6 +47,7 @@ class RecordLog {
 
   // The number of the record of the row's owner, or RecordMap::kNone.
   int64_t find(int64_t handle) const { return map_.find(handle); }
+  bool has_record(int64_t handle) const { return map_.has(handle); }  // also for other threads
   // The record, where it has not been written yet; else null.
   const char* in_memory(int64_t number) const;
   // The pages that have a record, to be read to `to`.

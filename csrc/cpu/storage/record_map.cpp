@@ -38,6 +38,13 @@ int64_t RecordMap::find(int64_t handle) const {
                                                                            : kNone;
 }
 
+bool RecordMap::has(int64_t handle) const {
+  const int64_t row = handle_row(handle);
+  if (row < 0 || row >= max_rows_) return false;
+  const int64_t word = __atomic_load_n(words_ + row, __ATOMIC_RELAXED);
+  return word != 0 && handle_generation(word) == handle_generation(handle);
+}
+
 int64_t RecordMap::number(int64_t row) const {
   if (row < 0 || row >= rows_ || words_[row] == 0) return kNone;
   return handle_row(words_[row]);
@@ -45,7 +52,7 @@ int64_t RecordMap::number(int64_t row) const {
 
 void RecordMap::set(int64_t handle, int64_t number) {
   const int64_t row = handle_row(handle);
-  words_[row] = make_handle(number, handle_generation(handle));
+  __atomic_store_n(words_ + row, make_handle(number, handle_generation(handle)), __ATOMIC_RELAXED);
   rows_ = std::max(rows_, row + 1);
 }
 

@@ -19,6 +19,8 @@ class RecordMap {
 
   // The number of the record of the row's owner; kNone where there is none.
   int64_t find(int64_t handle) const;
+  // Whether there is one; another thread may write meanwhile.
+  bool has(int64_t handle) const;
   // The number of the record of whoever has owned the row last.
   int64_t number(int64_t row) const;
   void set(int64_t handle, int64_t number);

@@ -3,6 +3,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -86,7 +87,19 @@ class StoreThread {
     }
     // by shared_ptr, because a std::function has to be copyable
     auto moves = std::make_shared<std::vector<SlabMoves>>(std::move(job));
-    enqueue({[this, moves] { worker_.run(*moves); }, nullptr, true});
+    const int64_t number = ++jobs_submitted_;
+    enqueue({[this, moves, number] { worker_.run(*moves, [this, number] { moved(number); }); },
+             nullptr, true});
+  }
+
+  int64_t jobs_submitted() const { return jobs_submitted_; }
+  int64_t jobs_done() const { return jobs_done_.load(std::memory_order_acquire); }
+
+  void wait_for(int64_t job) {
+    if (jobs_done() >= job) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait(lock, [&] { return jobs_done() >= job || !failure_.empty(); });
+    if (jobs_done() < job) raise_failure();
   }
 
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records) {
@@ -175,6 +188,14 @@ class StoreThread {
     }
   }
 
+  void moved(int64_t job) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      jobs_done_.store(job, std::memory_order_release);
+    }
+    finished_.notify_all();
+  }
+
   // Returns what the task has raised; sets `failure` where the store cannot be used any more.
   static std::exception_ptr run(const Task& task, std::string& failure) {
     try {
@@ -195,6 +216,8 @@ class StoreThread {
   bool busy_ = false;
   bool ends_ = false;
   std::string failure_;
+  int64_t jobs_submitted_ = 0;  // of the callers, of whom there is one at a time
+  std::atomic<int64_t> jobs_done_{0};
   StoreStats stats_{};
   Room room_;
   StoreWorker worker_;
@@ -221,6 +244,12 @@ class ThreadedStore : public RowStore {
   void submit(std::vector<SlabMoves> job) override { thread().submit(std::move(job)); }
   void drain() override { thread().drain(); }
   bool idle() override { return thread().idle(); }
+  int64_t jobs_submitted() override { return thread().jobs_submitted(); }
+  int64_t jobs_done() override { return thread().jobs_done(); }
+  void wait_for(int64_t job) override { thread().wait_for(job); }
+  bool has_record(size_t slab, int64_t handle) override {
+    return thread().worker().has_record(slab, handle);
+  }
 
   void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found) override {
     thread().call([&] { thread_->worker().read(slab, rows, records, found); }, /*is_fatal=*/false);

@@ -89,10 +89,17 @@ class RowStore {
   // has changed then, and there may be room later. What has passed is promised to the next job;
   // jobs that save rows need a promise for each slab. May wait for jobs.
   virtual void check_room(size_t slab, int64_t rows) = 0;
-  // Queues a job; moves of slab s at s.
+  // Queues a job; moves of slab s at s. Jobs are numbered from 1.
   virtual void submit(std::vector<SlabMoves> job) = 0;
+  virtual int64_t jobs_submitted() = 0;  // the number of the last one
+  // The last job after which all rows have moved, and those of the jobs before.
+  virtual int64_t jobs_done() = 0;
+  // Waits until the rows of a job have moved; raises as check().
+  virtual void wait_for(int64_t job) = 0;
   // Waits until all jobs are done; raises as check().
   virtual void drain() = 0;
+  // Whether the log has a record with this handle, but for what unfinished jobs save.
+  virtual bool has_record(size_t slab, int64_t handle) = 0;
   virtual bool idle() = 0;
 
   // Copies records from the log, not from the cache; waits for all jobs. Slots of `rows` are not

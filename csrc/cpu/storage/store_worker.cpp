@@ -61,10 +61,11 @@ StoreWorker::StoreWorker(const StoreOptions& options, std::vector<CachedSlab> sl
       mutex_(mutex),
       room_(room) {}
 
-void StoreWorker::run(const std::vector<SlabMoves>& job) {
+void StoreWorker::run(const std::vector<SlabMoves>& job, const std::function<void()>& moved) {
   const int64_t before = write_bytes_;
   for (size_t s = 0; s < job.size(); ++s) save_rows(s, job[s].saves);
   for (size_t s = 0; s < job.size(); ++s) load_rows(s, job[s].loads);
+  moved();
   prepare(write_bytes_ - before);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -28,7 +29,10 @@ class StoreWorker {
   StoreWorker(const StoreOptions& options, std::vector<CachedSlab> slabs, std::mutex& mutex,
               Room& room);
 
-  void run(const std::vector<SlabMoves>& job);
+  // `moved` is called when all rows have moved, before segments are collected for later jobs.
+  void run(const std::vector<SlabMoves>& job, const std::function<void()>& moved);
+  // Also for other threads than the store's.
+  bool has_record(size_t slab, int64_t handle) const { return logs_[slab]->has_record(handle); }
   // Takes, makes or collects segments until `rows` more fit, and promises them. Raises Refusal.
   void make_room(size_t slab, int64_t rows);
   void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found);

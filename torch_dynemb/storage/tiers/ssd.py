@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.ops.columns import StoreStat
 from torch_dynemb.ops.tensors import RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
@@ -90,6 +92,21 @@ class SSDTiers(Tiers):
 
     def check(self) -> None:
         ops.store_check(self.tensors.clock)
+
+    def _store_stats(self) -> dict[str, Any]:
+        counts = ops.store_stats(self.tensors.clock).tolist()
+        columns = {
+            "reads": StoreStat.READS,
+            "bytes_read": StoreStat.BYTES_READ,
+            "bytes_written": StoreStat.BYTES_WRITTEN,
+            "collected": StoreStat.COLLECTED,
+            "stored": StoreStat.LIVE_RECORDS,
+            "disk_bytes": StoreStat.DISK_BYTES,
+            "queued": StoreStat.QUEUED,
+            "most_queued": StoreStat.MOST_QUEUED,
+        }
+        stats = {name: counts[column] for name, column in columns.items()}
+        return {**stats, "waited": counts[StoreStat.WAITED_US] / 1e6}
 
     def erase(self, table: int, ids: Tensor) -> None:
         """Does nothing: what is not in the index is not live when files are collected."""

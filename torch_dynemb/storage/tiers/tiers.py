@@ -6,7 +6,7 @@ import ctypes
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -284,7 +284,7 @@ class Tiers(ABC):
         cached = sum(self.used_slots(slab) for slab in self.cached) - free
         return StorageStats(cached=cached, **counts, **self._store_stats())
 
-    def _store_stats(self) -> dict[str, int]:
+    def _store_stats(self) -> dict[str, Any]:
         """Those of :class:`StorageStats` that the store counts."""
         return {}
 

@@ -1,0 +1,117 @@
+// stage_, prefetch_ and store_submit: the rows of a lookup move between their slots and an open
+// store. Weights and state are changed without being arguments, through the addresses that the
+// store knows: no value of a row that has a slot changes, and whoever reads the others needs the
+// handles that stage_ returns. Tensors that no store knows, such as copies, raise.
+#include <torch/csrc/stable/library.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/columns.h"
+#include "cpu/index/one_writer.h"
+#include "cpu/storage/registry.h"
+#include "cpu/storage/stage_call.h"
+
+namespace dynemb::cpu {
+namespace {
+
+bool moves_any(const std::vector<SlabMoves>& moves) {
+  for (const SlabMoves& of_slab : moves) {
+    if (!of_slab.saves.empty() || !of_slab.loads.empty()) return true;
+  }
+  return false;
+}
+
+// The store that was opened for these tensors. Copies of them have none.
+std::shared_ptr<RegisteredStore> store_of_cache(const char* op, const Tensor& tier_clock,
+                                                const std::vector<Tensor>& places,
+                                                const std::vector<Tensor>& slots) {
+  std::shared_ptr<RegisteredStore> entry = registered_store(op, tier_clock);
+  bool same = entry->places.size() == places.size() && entry->slots.size() == slots.size();
+  for (size_t s = 0; same && s < places.size(); ++s) {
+    same = entry->places[s].data == places[s].data_ptr() &&
+           entry->slots[s].data == slots[s].data_ptr();
+  }
+  STD_TORCH_CHECK(same, "dynemb::", op, ": places and slots are not those that the store of ",
+                  "tier_clock was opened with: give the tensors of one group");
+  return entry;
+}
+
+// Queues what has to move for a call; returns the job after which its rows may be used.
+int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
+  const Jobs jobs{store.jobs_done(), store.jobs_submitted() + 1,
+                  [&store](size_t slab, int64_t h) { return store.has_record(slab, h); }};
+  call.jobs = &jobs;
+  const auto check_room = [&store](size_t slab, int64_t rows) { store.check_room(slab, rows); };
+  Plan plan = plan_moves(call, check_room, slot_handles);
+  if (moves_any(plan.moves)) store.submit(std::move(plan.moves));
+  return plan.wait_for;
+}
+
+Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock, Tensor meta,
+              Tensor ids, Tensor handles, Tensor offsets, std::vector<int64_t> feature_tables,
+              bool trains) {
+  const char* op = "stage_";
+  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const OneWriter writer(op, tiers.head);
+  const auto entry = store_of_cache(op, tier_clock, places, slots);
+  RowStore& store = *entry->store;
+  store.check();
+  const StagedIds given{meta, ids, handles, offsets, feature_tables};
+  const FeatureArgs features = staged_features(op, given);
+  const StageCall call = lookup_call(op, tiers, features, given, trains);
+  Tensor slot_handles = empty_cpu({features.count}, ScalarType::Long);
+  const int64_t job = submit_moves(store, call, static_cast<int64_t*>(slot_handles.data_ptr()));
+  store.wait_for(job);
+  return slot_handles;
+}
+
+void prefetch_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
+               Tensor meta, Tensor ids, Tensor handles, Tensor offsets,
+               std::vector<int64_t> feature_tables, int64_t ahead) {
+  const char* op = "prefetch_";
+  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const OneWriter writer(op, tiers.head);
+  const auto entry = store_of_cache(op, tier_clock, places, slots);
+  entry->store->check();
+  const StagedIds given{meta, ids, handles, offsets, feature_tables};
+  const FeatureArgs features = staged_features(op, given);
+  const StageCall call = prefetch_call(op, tiers, features, given, ahead);
+  std::vector<int64_t> slot_handles(static_cast<size_t>(features.count));
+  submit_moves(*entry->store, call, slot_handles.data());
+}
+
+void store_submit(Tensor tier_clock, Tensor moves) {
+  const char* op = "store_submit";
+  const auto entry = registered_store(op, tier_clock);
+  RowStore& store = *entry->store;
+  check_tensor(op, "moves", moves, ScalarType::Long);
+  check_size(op, "moves", moves, 1, kMoveColumns);
+  const auto slabs = tier_clock.size(0) - 1;
+  std::vector<SlabMoves> job(static_cast<size_t>(slabs));
+  const auto* rows = static_cast<const int64_t*>(moves.data_ptr());
+  for (int64_t i = 0; i < moves.size(0); ++i) {
+    const int64_t* row = rows + i * kMoveColumns;
+    STD_TORCH_CHECK(row[kMoveSlab] >= 0 && row[kMoveSlab] < slabs, "dynemb::", op, ": moves[", i,
+                    "] is of slab ", row[kMoveSlab], ", expected 0 to ", slabs - 1);
+    SlabMoves& of_slab = job[static_cast<size_t>(row[kMoveSlab])];
+    (row[kMoveLoads] != 0 ? of_slab.loads : of_slab.saves)
+        .push_back({row[kMoveSlot], row[kMoveHandle], row[kMoveId],
+                    static_cast<int32_t>(row[kMoveTable]),
+                    static_cast<int32_t>(row[kMoveGeneration])});
+  }
+  for (size_t s = 0; s < job.size(); ++s) {
+    if (!job[s].saves.empty()) store.check_room(s, static_cast<int64_t>(job[s].saves.size()));
+  }
+  if (moves_any(job)) store.submit(std::move(job));
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("stage_", TORCH_BOX(&dynemb::cpu::stage_));
+  m.impl("prefetch_", TORCH_BOX(&dynemb::cpu::prefetch_));
+  m.impl("store_submit", TORCH_BOX(&dynemb::cpu::store_submit));
+}
