@@ -11,8 +11,7 @@ namespace dynemb {
 struct CacheSlab {
   int32_t* places;  // [max_rows], slot + 1 of each row; nullptr: the slab has no cache
   int64_t max_rows;
-  int64_t* slots;  // [slot_capacity, kSlotColumns]
-  int64_t slot_capacity;
+  int64_t* slots;  // [max_rows, kSlotColumns]
   int64_t* clock;  // [kTierColumns], the slab's row of tier_clock
 };
 
@@ -20,6 +19,9 @@ struct TierTensors {
   std::vector<CacheSlab> slabs;
   int64_t* head;  // [kTierColumns], the first row of tier_clock
 };
+
+// Raises unless a tensor of tiered tables is in host memory: there are no kernels for others.
+void check_tier_memory(const char* op, const char* name, const Tensor& tensor);
 
 TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& places,
                          const std::vector<Tensor>& slots, const Tensor& tier_clock);

@@ -20,6 +20,20 @@ int32_t place_of(const CacheSlab& cache, int64_t handle) {
   return __atomic_load_n(cache.places + handle_row(handle), __ATOMIC_RELAXED);
 }
 
+// Raises for what is no slot, nor says where the row is otherwise.
+int32_t check_place(const char* op, const CacheSlab& cache, int64_t handle) {
+  const int32_t place = place_of(cache, handle);
+  STD_TORCH_CHECK((place >= 0 && place <= cache.clock[kTierUsed]) || place == kSavedPlace,
+                  "dynemb::", op, ": places[", handle_row(handle), "] is ", place,
+                  ", expected 0 to ", cache.clock[kTierUsed], ", or ", kSavedPlace);
+  return place;
+}
+
+// Counts on after the largest number, which only a damaged counter has.
+void add_to(int64_t* counter, int64_t more) {
+  *counter = static_cast<int64_t>(static_cast<uint64_t>(*counter) + static_cast<uint64_t>(more));
+}
+
 // Several threads may use one row: the outcome is the same in any order. Returns whether this is
 // the first use of the epoch.
 bool touch(const StageCall& call, int64_t* slot) {
@@ -40,7 +54,7 @@ struct TileOutcome {
   int64_t hits = 0;
   int64_t touches = 0;
   int64_t wait_for = 0;
-  int64_t bad = -1;  // position of a handle that names no row
+  int64_t bad = -1;  // position of a row whose place is none
 };
 
 // The job after which the row of a slot may be read and changed.
@@ -63,17 +77,17 @@ void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutco
   for (int64_t begin = tile.begin; begin < tile.end; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, tile.end);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = handle_row(handles[i]);
-      if (handles[i] >= 0 && row < cache.max_rows) __builtin_prefetch(cache.places + row);
+      if (handles[i] >= 0) __builtin_prefetch(cache.places + handle_row(handles[i]));
     }
     for (int64_t i = begin; i < end; ++i) {
       place[i - begin] = 0;
       if (handles[i] < 0) continue;
-      if (handle_row(handles[i]) >= cache.max_rows) {
-        if (outcome->bad < 0) outcome->bad = i;
-        continue;
-      }
       place[i - begin] = place_of(cache, handles[i]);
+      if ((place[i - begin] < 0 && place[i - begin] != kSavedPlace) ||
+          place[i - begin] > cache.clock[kTierUsed]) {
+        outcome->bad = i;
+        return;
+      }
       if (place[i - begin] > 0) __builtin_prefetch(slot_at(cache, place[i - begin] - 1), 1);
     }
     for (int64_t i = begin; i < end; ++i) {
@@ -92,6 +106,27 @@ void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutco
       }
     }
   }
+}
+
+// Raises for a handle that names no row of its slab.
+void check_handles(const StageCall& call, const std::vector<Tile>& tiles) {
+  for (const Tile& tile : tiles) {
+    const CacheSlab& cache =
+        call.tiers->slabs[static_cast<size_t>(call.slab_of[static_cast<size_t>(tile.table)])];
+    if (cache.places == nullptr) continue;
+    int64_t last = 0;
+    for (int64_t i = tile.begin; i < tile.end; ++i) last = std::max(last, call.handles[i]);
+    STD_TORCH_CHECK(handle_row(last) < cache.max_rows, "dynemb::", call.op, ": a handle names row ",
+                    handle_row(last), ", but the table has ", cache.max_rows, " rows");
+  }
+}
+
+// Begins the epoch of a call, and of the training step that it is of.
+void begin_epoch(const StageCall& call) {
+  int64_t* head = call.tiers->head;
+  if (call.counted_as != kTierMisses) return;  // a prefetch is of the step that goes on
+  if (call.changes) head[kTierTraining] = 1;
+  if (static_cast<uint32_t>(head[kTierEpoch]) != call.epoch) add_to(&head[kTierEpoch], 1);
 }
 
 // Gives a slot back, whose row has no place any more.
@@ -116,14 +151,15 @@ void evict(const CacheSlab& cache, int64_t slot, int64_t job, std::vector<RowMov
   int32_t place = 0;
   if (slot_is_dirty(words[kSlotMarks])) {
     saves->push_back(move_of(words, slot));
-    ++cache.clock[kTierWritten];
+    add_to(&cache.clock[kTierWritten], 1);
     if (job > 0) {
       place = kSavedPlace;
       words[kSlotMarks] = slot_marks(0, job, false, slot_generation(words[kSlotMarks]));
     }
   }
-  cache.places[handle_row(words[kSlotOwner] - 1)] = place;
-  ++cache.clock[kTierEvicted];
+  const int64_t row = handle_row(words[kSlotOwner] - 1);
+  if (row < cache.max_rows && cache.places[row] == slot + 1) cache.places[row] = place;
+  add_to(&cache.clock[kTierEvicted], 1);
   free_slot(cache, slot);
 }
 
@@ -136,7 +172,7 @@ void sweep(const CacheSlab& cache, uint32_t epoch, int64_t wanted, int64_t job,
   const bool halves = cache.clock[kTierTouches] >= kUsesBeforeHalving * cache.clock[kTierLimit];
   if (halves) cache.clock[kTierTouches] = 0;
   const auto may_go = [epoch](const int64_t* words) {
-    return words[kSlotOwner] != 0 && epoch_is_past(use_epoch(words[kSlotUse]), epoch);
+    return words[kSlotOwner] > 0 && epoch_is_past(use_epoch(words[kSlotUse]), epoch);
   };
   for (int64_t slot = 0; slot < used; ++slot) {
     int64_t* words = slot_at(cache, slot);
@@ -186,20 +222,22 @@ void check_wanted(const StageCall& call, size_t slab, int64_t wanted, const Room
   const int64_t victims = victims_for(cache, wanted);
   if (victims > 0) check_room(slab, victims);
   const int64_t most = cache.clock[kTierUsed] + wanted - cache.clock[kTierFreeCount];
-  STD_TORCH_CHECK(most <= cache.slot_capacity, "dynemb::", call.op, ": the cache of slab ", slab,
-                  " may need ", most, " slots, but there are ", cache.slot_capacity,
-                  ": slots has to be as long as places");
+  STD_TORCH_CHECK(most <= cache.max_rows, "dynemb::", call.op, ": the cache of slab ", slab,
+                  " may need ", most, " slots, but there are ", cache.max_rows);
   check_slots(call.op, cache, most);
 }
 
-int64_t take_slot(const CacheSlab& cache) {
+int64_t take_slot(const char* op, const CacheSlab& cache) {
   int64_t* clock = cache.clock;
   const int64_t free = clock[kTierFreeHead] - 1;
   if (free >= 0) {
-    clock[kTierFreeHead] = slot_at(cache, free)[kSlotId];
+    const int64_t next = slot_at(cache, free)[kSlotId];
+    clock[kTierFreeHead] = next >= 0 && next <= clock[kTierUsed] ? next : 0;
     --clock[kTierFreeCount];
     return free;
   }
+  STD_TORCH_CHECK(clock[kTierUsed] < cache.max_rows, "dynemb::", op, ": slots has fewer free ",
+                  "ones than tier_clock says");
   return clock[kTierUsed]++;
 }
 
@@ -228,8 +266,8 @@ void put(const StageCall& call, const Missing& missing, int64_t slot, Plan* plan
   words[kSlotUse] = slot_use(call.epoch, call.counts ? 1 : 0);
   words[kSlotMarks] = slot_marks(missing.table, job, call.changes, generation);
   cache.places[handle_row(handle)] = static_cast<int32_t>(slot + 1);
-  ++cache.clock[call.counted_as];
-  ++cache.clock[kTierTouches];
+  add_to(&cache.clock[call.counted_as], 1);
+  add_to(&cache.clock[kTierTouches], 1);
   if (loads) plan->moves[missing.slab].loads.push_back(move_of(words, slot));
 }
 
@@ -240,18 +278,18 @@ int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* pla
   const int32_t place = place_of(cache, handle);
   int64_t slot = place - 1;
   if (place == kWanted) {
-    slot = take_slot(cache);
+    slot = take_slot(call.op, cache);
     put(call, missing, slot, plan);
   } else if (slot_at(cache, slot)[kSlotOwner] != handle + 1) {
-    const int32_t owner = handle_generation(slot_at(cache, slot)[kSlotOwner] - 1);
-    if (row_status(handle, owner) == RowStatus::kStale) {
-      ++cache.clock[kTierStale];
+    const int64_t owner = std::max<int64_t>(slot_at(cache, slot)[kSlotOwner], 1) - 1;
+    if (row_status(handle, handle_generation(owner)) == RowStatus::kStale) {
+      add_to(&cache.clock[kTierStale], 1);
       return kPaddingHandle;  // reads zeros, and gets no gradient
     }
     // the row belongs to another id now, so what its slot has is of nobody
     put(call, missing, slot, plan);
   } else {
-    ++cache.clock[kTierHits];
+    add_to(&cache.clock[kTierHits], 1);
   }
   const int64_t* words = slot_at(cache, slot);
   if (call.jobs != nullptr) {
@@ -266,6 +304,8 @@ int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* pla
 
 Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slot_handles) {
   const std::vector<Tile> tiles = make_tiles(*call.features);
+  check_handles(call, tiles);
+  begin_epoch(call);
   std::vector<TileOutcome> outcomes(tiles.size());
   parallel_units(static_cast<int64_t>(tiles.size()), call.features->count,
                  [&](int64_t begin, int64_t end) {
@@ -280,14 +320,15 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
   std::vector<int64_t> wanted(moves.size(), 0);
   for (size_t t = 0; t < tiles.size(); ++t) {
     const int64_t bad = outcomes[t].bad;
-    STD_TORCH_CHECK(bad < 0, "dynemb::", call.op, ": handles[", bad, "] is ", call.handles[bad],
-                    ", which names a row that there is not");
+    if (bad < 0) continue;
+    const auto slab = static_cast<size_t>(call.slab_of[static_cast<size_t>(tiles[t].table)]);
+    check_place(call.op, call.tiers->slabs[slab], call.handles[bad]);
   }
   for (size_t t = 0; t < tiles.size(); ++t) {
     const auto slab = static_cast<size_t>(call.slab_of[static_cast<size_t>(tiles[t].table)]);
     const CacheSlab& cache = call.tiers->slabs[slab];
-    cache.clock[kTierHits] += outcomes[t].hits;
-    cache.clock[kTierTouches] += outcomes[t].touches;
+    add_to(&cache.clock[kTierHits], outcomes[t].hits);
+    add_to(&cache.clock[kTierTouches], outcomes[t].touches);
     plan.wait_for = std::max(plan.wait_for, outcomes[t].wait_for);
     for (const int32_t position : outcomes[t].missing) {
       int32_t* place = cache.places + handle_row(call.handles[position]);
@@ -340,10 +381,10 @@ std::vector<RowMove> take_dirty(const CacheSlab& cache, int64_t begin, int64_t m
   for (int64_t slot = begin;
        slot < cache.clock[kTierUsed] && static_cast<int64_t>(saves.size()) < most; ++slot) {
     int64_t* words = slot_at(cache, slot);
-    if (words[kSlotOwner] == 0 || !slot_is_dirty(words[kSlotMarks])) continue;
+    if (words[kSlotOwner] <= 0 || !slot_is_dirty(words[kSlotMarks])) continue;
     saves.push_back(move_of(words, slot));
     words[kSlotMarks] &= ~kSlotDirty;
-    ++cache.clock[kTierWritten];
+    add_to(&cache.clock[kTierWritten], 1);
   }
   return saves;
 }
@@ -352,21 +393,25 @@ std::vector<RowMove> shrink(const CacheSlab& cache, int64_t limit) {
   std::vector<RowMove> saves;
   if (cache.clock[kTierUsed] <= limit) return saves;
   for (int64_t slot = limit; slot < cache.clock[kTierUsed]; ++slot) {
-    if (slot_at(cache, slot)[kSlotOwner] != 0) evict(cache, slot, 0, &saves);
+    if (slot_at(cache, slot)[kSlotOwner] > 0) evict(cache, slot, 0, &saves);
   }
   cache.clock[kTierUsed] = limit;
   cache.clock[kTierFreeHead] = 0;
   cache.clock[kTierFreeCount] = 0;
   for (int64_t slot = limit - 1; slot >= 0; --slot) {
-    if (slot_at(cache, slot)[kSlotOwner] == 0) free_slot(cache, slot);
+    if (slot_at(cache, slot)[kSlotOwner] <= 0) free_slot(cache, slot);
   }
   return saves;
 }
 
 void forget(const char* op, const CacheSlab& cache, const int64_t* handles, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    STD_TORCH_CHECK(handles[i] >= 0 && handle_row(handles[i]) < cache.max_rows, "dynemb::", op,
-                    ": handles[", i, "] is ", handles[i], ", which names a row that there is not");
+    STD_TORCH_CHECK(handles[i] >= 0, "dynemb::", op, ": handles[", i, "] is ", handles[i],
+                    ", expected the handle of a row");
+    STD_TORCH_CHECK(handle_row(handles[i]) < cache.max_rows, "dynemb::", op,
+                    ": a handle names row ", handle_row(handles[i]), ", but the table has ",
+                    cache.max_rows, " rows");
+    check_place(op, cache, handles[i]);
   }
   for (int64_t i = 0; i < count; ++i) {
     const int32_t place = place_of(cache, handles[i]);

@@ -43,7 +43,8 @@ struct Plan {
 using RoomCheck = std::function<void(size_t slab, int64_t rows)>;
 
 // Gives slots to the rows of a call: their handles to `slot_handles` [ids], what has to move to the
-// result. Places and slots are changed as if everything had moved. Raises before they are.
+// result. Places and slots are changed as if everything had moved. Raises before
+// they are, but for when rows were used last where `check_room` raises, or memory is short.
 Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slot_handles);
 
 // The rows of slots from `begin` on that have been changed since they were saved, up to `most` of

@@ -98,3 +98,11 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("shrink_cache_", TORCH_BOX(&dynemb::cpu::shrink_cache_));
   m.impl("forget_rows_", TORCH_BOX(&dynemb::cpu::forget_rows_));
 }
+
+// To say of a GPU's tensors what is wrong, also where no CUDA kernel has been built.
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
+  m.impl("plan_moves_", TORCH_BOX(&dynemb::cpu::plan_moves_));
+  m.impl("take_dirty_", TORCH_BOX(&dynemb::cpu::take_dirty_));
+  m.impl("shrink_cache_", TORCH_BOX(&dynemb::cpu::shrink_cache_));
+  m.impl("forget_rows_", TORCH_BOX(&dynemb::cpu::forget_rows_));
+}

@@ -4,9 +4,11 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "arguments/rows.h"
+#include "arguments/tiers.h"
 #include "core/storage/record.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/results.h"
@@ -35,6 +37,17 @@ SlabParts slab_parts(const char* op, const std::vector<Tensor>& weights,
                       static_cast<int64_t>(state.size()) % slabs == 0,
                   "dynemb::", op, ": slab is ", slab, " of ", slabs, " weights, ",
                   generations.size(), " generations and ", state.size(), " state tensors");
+  for (const auto& [name, list] :
+       {std::pair{"weights", &weights}, {"generations", &generations}, {"state", &state}}) {
+    for (const Tensor& tensor : *list) check_tier_memory(op, name, tensor);
+  }
+  for (size_t s = 0; s < weights.size(); ++s) {
+    storage_of(call, "weights", weights[s]);
+    STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", op,
+                    ": weights must have shape (rows, dim)");
+    check_tensor(call, "generations", generations[s], ScalarType::Int);
+    check_length(op, "generations", generations[s], weights[s].size(0));
+  }
   state_tensors(call, weights, state);  // raises for what is no state
   SlabParts result{{}, nullptr, weights[slab].size(0), 0};
   const auto add = [&result](const Tensor& tensor) {
@@ -42,9 +55,6 @@ SlabParts slab_parts(const char* op, const std::vector<Tensor>& weights,
     const auto element = static_cast<int64_t>(tensor.element_size());
     result.parts.push_back({static_cast<char*>(tensor.data_ptr()), columns * element});
   };
-  storage_of(call, "weights", weights[slab]);
-  check_tensor(call, "generations", generations[slab], ScalarType::Int);
-  check_length(op, "generations", generations[slab], result.slots);
   result.generations = static_cast<int32_t*>(generations[slab].data_ptr());
   add(weights[slab]);
   for (size_t k = static_cast<size_t>(slab); k < state.size(); k += weights.size()) add(state[k]);
@@ -125,6 +135,12 @@ void scatter_records_(std::vector<Tensor> weights, std::vector<Tensor> generatio
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("gather_records", TORCH_BOX(&dynemb::cpu::gather_records));
+  m.impl("scatter_records_", TORCH_BOX(&dynemb::cpu::scatter_records_));
+}
+
+// To say of a GPU's tensors what is wrong, also where no CUDA kernel has been built.
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
   m.impl("gather_records", TORCH_BOX(&dynemb::cpu::gather_records));
   m.impl("scatter_records_", TORCH_BOX(&dynemb::cpu::scatter_records_));
 }
