@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from op_cases import ids, index, pooling, process, ragged, rows, storage
+from op_cases import ids, index, pooling, process, ragged, rows, storage, tiers
 from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
 from op_cases.names import GPU_MEMORY_OPS, STORE_OPS, all_op_names, op_names, schema
 
@@ -10,6 +10,7 @@ __all__ = [
     "CASES",
     "GPU_MEMORY_OPS",
     "OPTIMIZERS",
+    "REGISTERED",
     "STORE_OPS",
     "Case",
     "all_op_names",
@@ -19,6 +20,7 @@ __all__ = [
     "schema",
 ]
 
+REGISTERED = tiers.REGISTERED
 CASES: dict[str, dict[str, Case]] = {
     **process.CASES,
     **ids.CASES,
@@ -27,4 +29,5 @@ CASES: dict[str, dict[str, Case]] = {
     **index.CASES,
     **rows.CASES,
     **storage.CASES,
+    **tiers.CASES,
 }

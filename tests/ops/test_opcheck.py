@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from execution import simd
-from op_cases import CASES, Case, op_names
+from op_cases import CASES, REGISTERED, Case, op_names, tiers
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from torch_dynemb import ops
 
@@ -30,7 +33,7 @@ EVERY_CASE = [
 
 
 def test_every_op_has_a_case() -> None:
-    assert sorted(CASES) == op_names()
+    assert sorted({*CASES, *REGISTERED}) == op_names()
     assert all(CASES.values())
 
 
@@ -41,3 +44,33 @@ def test_opcheck(name: str, case: Case) -> None:
     with simd(ops.simd_level()):  # set_simd_level is among the ops
         result = torch.library.opcheck(op, case(), test_utils=utilities)
     assert result == dict.fromkeys(utilities, "SUCCESS")
+
+
+CPU_TENSORS = {"places", "slots", "tier_clock", "weights", "generations", "state"}
+
+
+@pytest.mark.parametrize("key", ["CPU", "CUDA"])
+@pytest.mark.parametrize("name", tiers.CASES)
+def test_caches_are_refused_where_they_are_not_on_the_cpu(name: str, key: str) -> None:
+    """By the kernel for CUDA tensors, too, which a build without CUDA kernels has."""
+    op = getattr(torch.ops.dynemb, name).default
+    arguments = next(iter(tiers.CASES[name].values()))()
+    names = [argument.name for argument in op._schema.arguments]
+    for position, argument in enumerate(names):
+        if argument not in CPU_TENSORS or (argument == "slots" and "places" not in names):
+            continue
+        elsewhere = tree_map_only(Tensor, lambda t: t.to("meta"), arguments[position])
+        changed = (*arguments[:position], elsewhere, *arguments[position + 1 :])
+        message = rf"{name}: {argument} is on another device, but {name} moves rows in host memory"
+        with pytest.raises(RuntimeError, match=message):
+            op._op_dk(getattr(torch._C.DispatchKey, key), *changed)
+
+
+@pytest.mark.parametrize("name", tiers.CASES)
+def test_traced_calls_refuse_them_with_the_same_words(name: str) -> None:
+    given = next(iter(tiers.CASES[name].values()))()
+    with FakeTensorMode() as mode:
+        arguments = tree_map_only(Tensor, lambda t: mode.from_tensor(t).to("cuda:0"), given)
+        message = rf"{name}: \w+\[0\] is on cuda:0, but {name} moves rows in host memory: tables w"
+        with pytest.raises(RuntimeError, match=message):
+            getattr(torch.ops.dynemb, name)(*arguments)

@@ -296,6 +296,42 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
     Tensor records) -> ()""",
         )
 
+    def test_tiers(self) -> None:
+        self.assertExpectedInline(
+            listing(
+                "stage_",
+                "prefetch_",
+                "plan_moves_",
+                "take_dirty_",
+                "shrink_cache_",
+                "forget_rows_",
+                "gather_records",
+                "scatter_records_",
+                "store_submit",
+            ),
+            """\
+dynemb::stage_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
+    meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, bool trains)
+    -> Tensor
+dynemb::prefetch_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
+    meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, int ahead) ->
+    ()
+dynemb::plan_moves_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
+    meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, bool trains,
+    int ahead) -> (Tensor handles, Tensor moves)
+dynemb::take_dirty_(Tensor[] places, Tensor(a!)[] slots, Tensor(b!) tier_clock, int slab,
+    int begin, int most) -> Tensor
+dynemb::shrink_cache_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int
+    slab, int limit) -> Tensor
+dynemb::forget_rows_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int
+    slab, Tensor handles) -> ()
+dynemb::gather_records(Tensor[] weights, Tensor[] generations, Tensor[] state, int slab,
+    Tensor slots) -> Tensor
+dynemb::scatter_records_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[]
+    state, int slab, Tensor slots, Tensor records) -> ()
+dynemb::store_submit(Tensor tier_clock, Tensor moves) -> ()""",
+        )
+
 
 def test_all_optimizers_have_one_form() -> None:
     for suffix in ("_update_", "_backward_"):
@@ -350,7 +386,7 @@ def changed_arguments(name: str, arguments: tuple[Any, ...]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in op_names() if name not in PLAIN])
+@pytest.mark.parametrize("name", [name for name in sorted(CASES) if name not in PLAIN])
 def test_what_is_declared_changed_changes_and_nothing_else(name: str) -> None:
     declared = {
         formal.name
@@ -397,6 +433,10 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.PolicyColumn, "policy/decisions.h", "PolicyColumn", "Policy", "POLICY_COLUMNS"),
         (columns.OnFull, "policy/decisions.h", "OnFull", "Full", None),
         (columns.Admission, "policy/decisions.h", "Admission", "Admit", None),
+        (columns.Slot, "columns.h", "SlotColumn", "Slot", "SLOT_COLUMNS"),
+        (columns.TierHead, "columns.h", "TierHeadColumn", "Tier", None),
+        (columns.Tier, "columns.h", "TierColumn", "Tier", "TIER_COLUMNS"),
+        (columns.Move, "columns.h", "MoveColumn", "Move", "MOVE_COLUMNS"),
         (columns.Evicted, "policy/decisions.h", "EvictedColumn", "Evicted", "EVICTED_COLUMNS"),
     ],
 )

@@ -54,8 +54,14 @@ _TENSORS = {
     "admit": Expected(torch.bool, 1),
     "boundaries": _ANY_ROW,
     "path": Expected(torch.uint8, 1),
+    "places": Expected(torch.int32, 1),
+    "slots": _WORDS,
+    "tier_clock": _WORD_ROWS,
+    "moves": _WORD_ROWS,
+    "records": Expected(torch.uint8, 2),
 }
-_IN_LISTS = {"tables": _WORDS}  # of the entries of a slab
+# of the entries of a slab; of its cache
+_IN_LISTS = {"tables": _WORDS, "slots": _WORD_ROWS}
 _ROW_WEIGHTS = Expected(None, 2)  # of one of the dtypes that rows are stored in
 # where an argument of that name is another thing
 _OTHERWISE = {
@@ -102,6 +108,8 @@ _LEAST = {
     **dict.fromkeys(("table", "begin", "ids", "word", "max_ids", "pooling", "feature_tables"), 0),
     **dict.fromkeys(("feature_policies", "updated_tables", "weighted", "ragged", "size"), 0),
     **dict.fromkeys(("dtype", "level", "table_buckets", "slab_rows"), 0),
+    **dict.fromkeys(("slab", "limit", "ahead"), 0),
+    "most": 1,
     "optimizer": -1,
 }
 # numbers of an op that may be any, unlike those of the same name elsewhere
@@ -127,10 +135,24 @@ _FEATURE_NUMBERS = {
 _LAST_DTYPE_CODE = 5  # of reserve
 _LARGEST_CRC = 2**32 - 1
 # tensors that an op reads by the CPU, whatever devices others have kernels for
+_READS_FILES = "reads files to host memory: copy to the CPU first, with .cpu()"
+_MOVES_ROWS = (
+    "moves rows in host memory: tables with storage are on the CPU, and so are their tensors"
+)
+_CACHE_OPS = (
+    *("stage_", "prefetch_", "plan_moves_", "take_dirty_", "shrink_cache_", "forget_rows_"),
+)
+_RECORD_OPS = ("gather_records", "scatter_records_")
 _IN_HOST_MEMORY = {
-    ("crc32c", "data"): "sums bytes in host memory",
-    ("read_blocks", "path"): "reads files to host memory",
-    ("read_blocks", "offsets"): "reads files to host memory",
+    ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
+    ("read_blocks", "path"): _READS_FILES,
+    ("read_blocks", "offsets"): _READS_FILES,
+    **{(op, name): _MOVES_ROWS for op in _CACHE_OPS for name in ("places", "slots", "tier_clock")},
+    **{
+        (op, name): _MOVES_ROWS
+        for op in _RECORD_OPS
+        for name in ("weights", "generations", "state")
+    },
 }
 _PAGE_BYTES = 4096
 _LAST_IO_PATH = 2
@@ -172,6 +194,8 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "reduce_grad": (_SLABS, _LOOKUP),
     "bag_weight_grad": (_SLABS, _LOOKUP),
     "accumulate_grad_": (_SLABS, _LOOKUP),
+    **dict.fromkeys(_CACHE_OPS, (("places", "slots"),)),
+    **dict.fromkeys(_RECORD_OPS, (_SLABS,)),
 }
 # lists that may have no entry
 _MAY_BE_EMPTY = ("weights", "x_weights", "y_weights", "offsets", "multipliers", "hashes")
@@ -199,8 +223,7 @@ def _check_tensor(op: str, name: str, entry: str, tensor: Tensor) -> None:
     if (op, name) in _IN_HOST_MEMORY and tensor.device.type not in ("cpu", "meta"):
         _refuse(
             op,
-            f"{entry} is on {tensor.device}, but {op} {_IN_HOST_MEMORY[op, name]}: copy to the "
-            "CPU first, with .cpu()",
+            f"{entry} is on {tensor.device}, but {op} {_IN_HOST_MEMORY[op, name]}",
         )
     expected = _OTHERWISE.get((op, name)) or (_IN_LISTS.get(name) if entry != name else None)
     if expected is None:
@@ -308,7 +331,19 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
         _refuse(op, f"block_bytes is {given['block_bytes']}, expected a multiple of {_PAGE_BYTES}")
     if "io" in given and not 0 <= given["io"] <= _LAST_IO_PATH:
         _refuse(op, f"io is {given['io']}, expected 0 (auto), 1 (uring) or 2 (threads)")
-    if {"parts", "slots"} <= given.keys() and given["parts"] > given["slots"]:
+    if "slab" in given and (op in _RECORD_OPS or "places" in given):
+        slabs = len(given["weights" if op in _RECORD_OPS else "places"])
+        if given["slab"] >= slabs:
+            _refuse(op, f"slab is {given['slab']}, expected 0 to {slabs - 1}")
+    if op in _RECORD_OPS and len(given["state"]) % len(given["weights"]) != 0:
+        _refuse(
+            op,
+            f"state has {len(given['state'])} tensors, expected a multiple of the "
+            f"{len(given['weights'])} slabs",
+        )
+    if op == "prefetch_" and given["ahead"] < 1:
+        _refuse(op, f"ahead is {given['ahead']}, expected 1 at least: the steps until the lookup")
+    if "parts" in given and "slots" in given and given["parts"] > given["slots"]:
         _refuse(
             op, f"parts is {given['parts']}, expected at most the number of slots, {given['slots']}"
         )

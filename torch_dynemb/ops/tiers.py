@@ -75,9 +75,9 @@ def stage_(
         store.
 
     Raises:
-        RuntimeError: tensors of no open store, or that do not fit each other; no room on the disk,
-            or in memory; nothing has changed then. Or a row could not be read or written; from then
-            on, every call raises it.
+        RuntimeError: tensors of no open store, or that do not fit each other; nothing has changed
+            then. No room on the disk, or in memory; no row has moved then. Or a row could not be
+            read or written; from then on, every call raises it.
     """
     staged: Tensor = torch.ops.dynemb.stage_(
         tiers.places,

@@ -137,7 +137,15 @@ def set_cache(storage: Storage, cache: object) -> None:
 
 
 def check_storage(owner: str, storage: object) -> None:
-    """Raises TypeError unless it says where rows lie, or None."""
+    """Checks the ``storage`` of a table.
+
+    Args:
+        owner: what an error begins with.
+        storage: says where rows lie; None: in memory.
+
+    Raises:
+        TypeError: it is something else.
+    """
     if storage is not None and not isinstance(storage, SSDStore | ExternalStore):
         raise TypeError(
             f"{owner}: storage is {described(storage)}, expected SSDStore, ExternalStore, or None: "
