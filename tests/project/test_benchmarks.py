@@ -45,6 +45,7 @@ SMALL = {
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
     "checkpoint": ["--ids", "26000"],
+    "tiers": ["--megabytes", "2", "--reads", "200"],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
 SLOW = ("dcp_load", "feature_ops", "lifecycle", "optimizers")  # 9 seconds each
@@ -77,6 +78,8 @@ def test_prints_one_json_line_per_case(
         and importlib.util.find_spec("torchrec") is None
     ):
         pytest.skip(f"torchrec, which {name}.py compares with, is missing")
+    if name == "tiers" and shutil.which("fio") is None:
+        pytest.skip("fio, which tiers.py compares with, is not installed")
     run(monkeypatch, name, "--json", "--quick", "--rounds", "1", *SMALL[name])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows
@@ -110,7 +113,7 @@ def test_an_unknown_benchmark_is_named(
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
     expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
-    expected += ", checkpoint"
+    expected += ", checkpoint, tiers"
     assert expected in capsys.readouterr().err
 
 

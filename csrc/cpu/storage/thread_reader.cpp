@@ -17,6 +17,9 @@ namespace dynemb::cpu {
 namespace {
 
 constexpr size_t kThreads = 32;
+// Outcomes for which the caller is woken: for each of them it would be by far too often, 49,000 to
+// 80,000 reads a second in place of 88,000 to 91,000.
+constexpr size_t kOutcomes = 32;
 
 // How the read of a block has ended.
 struct Outcome {
@@ -76,11 +79,13 @@ class Pool {
     for (size_t i = std::min(blocks.size(), kThreads); i > 0; --i) work_.notify_one();
   }
 
-  // Waits for outcomes and exchanges them for those in `outcomes`.
-  void take(std::vector<Outcome>& outcomes) {
+  // Waits for many of the `left` outcomes that are still to come, and exchanges them for those in
+  // `outcomes`.
+  void take(size_t left, std::vector<Outcome>& outcomes) {
     outcomes.clear();
     std::unique_lock<std::mutex> lock(mutex_);
-    arrived_.wait(lock, [this] { return !outcomes_.empty(); });
+    wanted_ = std::min(left, kOutcomes);
+    arrived_.wait(lock, [this] { return outcomes_.size() >= wanted_; });
     outcomes_.swap(outcomes);
   }
 
@@ -97,7 +102,7 @@ class Pool {
       const Outcome outcome = read_block(i, block);
       lock.lock();
       outcomes_.push_back(outcome);
-      if (outcomes_.size() == 1) arrived_.notify_one();
+      if (outcomes_.size() == wanted_) arrived_.notify_one();
     }
   }
 
@@ -116,6 +121,7 @@ class Pool {
   const std::vector<BlockRead>* blocks_ = nullptr;  // of which some are not yet taken
   size_t next_ = 0;                                 // of them
   std::vector<Outcome> outcomes_;                   // that nobody has taken
+  size_t wanted_ = 0;                               // of them, by the caller
   bool ends_ = false;
   std::vector<std::thread> threads_;
 };
@@ -151,7 +157,7 @@ class ThreadReader final : public BlockReader {
     std::vector<Outcome> outcomes;
     outcomes.reserve(blocks.size());  // so that the pool's threads allocate nothing
     for (size_t finished = 0; finished < blocks.size(); finished += outcomes.size()) {
-      pool_->take(outcomes);
+      pool_->take(blocks.size() - finished, outcomes);
       for (const Outcome& outcome : outcomes) finish(outcome);
     }
     std::sort(failures.begin(), failures.end(),
