@@ -10,6 +10,7 @@ import torch
 from seeding import seeded
 
 import torch_dynemb as td
+from torch_dynemb.ops.columns import Slab
 
 pytestmark = pytest.mark.any_device
 
@@ -119,3 +120,24 @@ def test_given_scores_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
         td.checkpoint.save(tmp_path / name, trained)
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert model.group.stats(wait=True)[model.group.names[0]].evicted > 0
+
+
+def test_ids_on_rows_that_others_had_before_a_load_begin_anew(tmp_path: Path) -> None:
+    """Whoever had the rows before, they have newer handles than those of the checkpoint."""
+    saved, filled, empty = (model_of(("all", "counted", "step"), max_rows=2000) for _ in range(3))
+    train(saved, range(2))
+    assert saved.group.index.slabs[:, Slab.FREE_COUNT].min() > 0
+    td.checkpoint.save(tmp_path / "saved", saved)
+    train(filled, range(2, 8))
+    for model in (filled, empty):
+        assert td.checkpoint.load(tmp_path / "saved", model).tables["all"].exact
+    new = torch.arange(1000, 1090)
+    for model in (filled, empty):
+        model.group.insert_or_assign(2, new[:10], torch.ones(10, 8))
+        for table in (0, 2):
+            model.group.insert(table, new)
+    for table in (0, 2):
+        assert torch.equal(filled.group.read(table, new), empty.group.read(table, new))
+    state = filled.state_dict()
+    empty.load_state_dict(state)
+    assert torch.equal(filled.group.read(0, new), empty.group.read(0, new))

@@ -263,6 +263,8 @@ class ExactLoad:
         index.meta[:, Meta.SEED] = self._state[GROUP_SEEDS].to(tables.device)
         for s in range(len(tables.config.slabs)):
             free = self._state[free_rows_entry(s)]
+            # what these rows had before the load may be newer than their next owners
+            rows.generations[s][(free >> GENERATION_BITS).to(tables.device)] = 0
             index.free_rows[s, : free.shape[0]] = free.to(tables.device)
         self._place_all(publish=True)
         index.clock.copy_(self._state[GROUP_CLOCK])
