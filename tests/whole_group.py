@@ -21,6 +21,14 @@ GENERATIONS = (1 << GENERATION_BITS) - 1
 
 def check_whole(group: td.TableGroup) -> None:
     """No id twice, every id is found, no row is lost or has two owners, counts are true."""
+    for slab, handles in enumerate(check_owners(group)):
+        # rows are never newer than their owners
+        stored = group.rows.generations[slab][handles >> GENERATION_BITS]
+        assert bool((stored <= (handles & GENERATIONS)).all())
+
+
+def check_owners(group: td.TableGroup) -> list[Tensor]:
+    """The same, wherever rows lie; returns the handles of each slab's ids."""
     owned: list[list[Tensor]] = [[] for _ in group.config.slabs]
     for table, config in enumerate(group.config.tables):
         batches = list(exported(group.tables, table, 1 << 20))
@@ -45,6 +53,4 @@ def check_whole(group: td.TableGroup) -> None:
         free = group.index.free_rows[slab, : row[Slab.FREE_COUNT]]
         rows = torch.cat([handles, free]) >> GENERATION_BITS
         assert torch.equal(rows.sort().values, torch.arange(used))
-        # rows are never newer than their owners
-        stored = group.rows.generations[slab][handles >> GENERATION_BITS]
-        assert bool((stored <= (handles & GENERATIONS)).all())
+    return [torch.cat(of_slab) for of_slab in owned]

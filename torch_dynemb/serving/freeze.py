@@ -59,6 +59,7 @@ def freeze(model: Model) -> Model:
     Raises:
         TypeError: ``model`` is no module, or has tables that nobody has registered with
             :func:`torch_dynemb.serving.freezes`.
+        RuntimeError: rows of a table lie in a store, and the copy does not fit in memory.
 
     Example:
         >>> import torch, torch_dynemb as td

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, Meta, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Meta, Table
 from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.row_access import handle_rows, read_rows
 from torch_dynemb.table.tables import exported
+
+_GENERATIONS = (1 << GENERATION_BITS) - 1
+_ROWS_AT_ONCE = 1 << 14  # that are read from a store
 
 
 class FrozenTables(nn.Module):
@@ -21,10 +25,14 @@ class FrozenTables(nn.Module):
 
     Args:
         group: what to copy; its rows are materialised first.
+
+    Raises:
+        RuntimeError: rows lie in a store, and the copy does not fit in memory.
     """
 
     def __init__(self, group: TableGroup) -> None:
         super().__init__()
+        _check_room(group)
         group.materialize()
         count = len(group.config.tables)
         meta, tables = group.index.meta[:count].clone(), group.index.tables[:count].clone()
@@ -42,10 +50,9 @@ class FrozenTables(nn.Module):
         self.register_buffer("init_data", group.rows.init_data.clone())
         self.slabs = len(group.config.slabs)
         for s in range(self.slabs):
-            # at least one row, so that an empty table has a shape that kernels accept
-            used = max(1, group.index.used_rows(s))
-            self.register_buffer(f"weights{s}", group.rows.weights[s][:used].clone())
-            self.register_buffer(f"generations{s}", group.rows.generations[s][:used].clone())
+            weights, generations = _copied_rows(group, s)
+            self.register_buffer(f"weights{s}", weights)
+            self.register_buffer(f"generations{s}", generations)
 
     def _load_from_state_dict(
         self,
@@ -116,6 +123,44 @@ class FrozenTables(nn.Module):
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
         return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
+
+
+def _check_room(group: TableGroup) -> None:
+    """Raises RuntimeError where rows of a store do not fit in memory."""
+    slabs = group.config.slabs
+    stored = [s for s in range(len(slabs)) if group.tables.stored(s) is not None]
+    needed = sum(
+        group.index.used_rows(s) * (slabs[s].dim * slabs[s].dtype.itemsize + 4) for s in stored
+    )
+    free = ops.available_memory() if needed > 0 else 0
+    if needed > free:
+        raise RuntimeError(
+            f"freeze: a copy of the rows {[slabs[s].name for s in stored]}, which lie in a store, "
+            f"takes {needed} bytes, but {free} bytes of memory are free: freeze on a machine with "
+            "more memory, or look rows up in the model itself, in eval mode"
+        )
+
+
+def _copied_rows(group: TableGroup, slab: int) -> tuple[Tensor, Tensor]:
+    """Weights and generations of the rows of a slab, whether they are in memory or in a store."""
+    # at least one row, so that an empty table has a shape that kernels accept
+    used = max(1, group.index.used_rows(slab))
+    tables = group.tables
+    if tables.stored(slab) is None:
+        return (
+            group.rows.weights[slab][:used].clone(),
+            group.rows.generations[slab][:used].clone(),
+        )
+    weights = group.rows.weights[slab].new_zeros(used, group.config.slabs[slab].dim)
+    generations = group.rows.generations[slab].new_zeros(used)
+    for table in range(len(group.config.tables)):
+        if group.config.slab_of(table) != slab:
+            continue
+        for batch in exported(tables, table, _ROWS_AT_ONCE):
+            numbers = handle_rows(batch.handles)
+            weights[numbers] = read_rows(tables, table, batch.ids, batch.handles).weights
+            generations[numbers] = (batch.handles & _GENERATIONS).to(torch.int32)
+    return weights, generations
 
 
 def _forget_expired(group: TableGroup, buckets: Tensor, tables: Tensor, meta: Tensor) -> None:

@@ -47,11 +47,11 @@ class CudaMemory:
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
         ops.end_step(index, rows)
 
-    def release(self, index: IndexTensors, rows: RowTensors) -> None:
+    def release(self, index: IndexTensors, rows: RowTensors, slab_rows: Sequence[int]) -> None:
         ops.release_group(
             index,
             index.tables[:, Table.BUCKET_COUNT].tolist(),
-            [index.used_rows(slab) for slab in range(index.slabs.shape[0])],
+            list(slab_rows),
         )
         self.bind(index, rows)
 

@@ -46,7 +46,7 @@ class HostMemory:
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
         pass
 
-    def release(self, index: IndexTensors, rows: RowTensors) -> None:
+    def release(self, index: IndexTensors, rows: RowTensors, slab_rows: Sequence[int]) -> None:
         for table in range(index.tables.shape[0]):
             active = index.active_buckets(table)
             end = active.start + int(index.meta[table, Meta.REGION_BUCKETS])
@@ -54,8 +54,7 @@ class HostMemory:
             if index.scores.shape[0] > 0 and not bool(index.meta[table, Meta.UNSCORED]):
                 ops.release_(index.scores, active.stop, end)
         slabs = len(rows.weights)
-        for slab in range(slabs):
-            used = index.used_rows(slab)
+        for slab, used in enumerate(slab_rows):
             for tensor in (rows.weights[slab], *rows.state[slab::slabs]):
                 ops.release_(tensor, used, tensor.shape[0])
             free = index.free_rows[slab]

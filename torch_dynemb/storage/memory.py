@@ -58,8 +58,13 @@ class TableMemory(Protocol):
             RuntimeError: what kernels of earlier calls have found wrong.
         """
 
-    def release(self, index: IndexTensors, rows: RowTensors) -> None:
-        """Gives memory back beyond what the group holds; generations of rows stay."""
+    def release(self, index: IndexTensors, rows: RowTensors, slab_rows: Sequence[int]) -> None:
+        """Gives memory back beyond what the group holds; generations of rows stay.
+
+        Args:
+            index, rows: of the group.
+            slab_rows: for how many rows each slab needs memory.
+        """
 
 
 __all__ = ["TableMemory"]

@@ -38,12 +38,18 @@ def compact(tables: Tables) -> int:
     tables.check_own()
     before = used_bytes(tables)["total"]
     for slab in range(len(tables.config.slabs)):
-        _compact_rows(tables, slab)
+        if tables.stored(slab) is None or _has_no_ids(tables, slab):
+            _compact_rows(tables, slab)
     for table in range(tables.index.tables.shape[0]):
         ops.shrink_(tables.index, table, 0)
     with held_back():
-        tables.memory.release(tables.index, tables.rows)
+        tables.release_memory()
     return before - used_bytes(tables)["total"]
+
+
+def _has_no_ids(tables: Tables, slab: int) -> bool:
+    row = tables.index.slabs[slab]
+    return int(row[Slab.FREE_COUNT]) == int(row[Slab.NEXT_ROW])
 
 
 def _compact_rows(tables: Tables, slab: int) -> None:
@@ -55,6 +61,8 @@ def _compact_rows(tables: Tables, slab: int) -> None:
     free = tables.index.free_rows[slab, :count].clone()
     moves, newest = _moves(tables, slab, end, free)
     # handles that are still out there are older, and what comes next is newer, and not 0
+    if tables.stored(slab) is not None:  # which may have rows under handles that no id has had
+        newest = max(newest, int(tables.index.slabs[slab, Slab.GENERATION]))
     generation = newest % _GENERATIONS + 1
     after = tables.index.slabs[slab].clone()
     for column, value in (
@@ -73,7 +81,8 @@ def _compact_rows(tables: Tables, slab: int) -> None:
             tables.index.slabs[slab, Slab.FREE_COUNT] = 0
             for move in moves:
                 _give_rows(tables, slab, move)
-            tables.rows.generations[slab][end:used] = generation
+            if tables.stored(slab) is None:
+                tables.rows.generations[slab][end:used] = generation
             tables.index.slabs[slab].copy_(after)
         except BaseException:
             if int(tables.index.slabs[slab, Slab.NEXT_ROW]) == used:

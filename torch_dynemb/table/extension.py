@@ -17,6 +17,11 @@ from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.evictions import record_as
 from torch_dynemb.table.tables import Tables
 
+# what to do instead of replacing tables
+AS_NEW = (
+    "save the model with torch_dynemb.checkpoint.save, construct it as it shall be, and load that "
+    "checkpoint into it"
+)
 NEVER = (1 << 63) - 1  # expiry of ids that come from a time without one
 
 
@@ -29,7 +34,9 @@ def extend(tables: Tables, table: TableConfig) -> Tables:
 
     Raises:
         ValueError: the tables do not go together.
+        RuntimeError: rows lie in a store.
     """
+    tables.check_in_memory("add_table", AS_NEW)
     config = dataclasses.replace(tables.config, tables=(*tables.config.tables, table))
     extended = allocate(config, tables.memory)
     table_state.fill(extended, _merged(tables, extended))
@@ -45,7 +52,9 @@ def reoptimize(tables: Tables, optimizer: OptimizerConfig) -> Tables:
 
     Raises:
         TypeError: ``optimizer`` is no optimizer config.
+        RuntimeError: rows lie in a store.
     """
+    tables.check_in_memory("set_optimizer", AS_NEW)
     if not isinstance(optimizer, OptimizerConfig):
         raise TypeError(
             f"set_optimizer: config is {optimizer!r}, expected one such as "
@@ -71,7 +80,12 @@ def reoptimize(tables: Tables, optimizer: OptimizerConfig) -> Tables:
 
 
 def move(tables: Tables, memory: TableMemory) -> Tables:
-    """Tables with the content of others, on another device."""
+    """Tables with the content of others, on another device.
+
+    Raises:
+        RuntimeError: rows lie in a store.
+    """
+    tables.check_in_memory("to")
     moved = allocate(tables.config, memory)
     table_state.fill(moved, table_state.save(tables))
     moved.rows.hyper.copy_(tables.rows.hyper)

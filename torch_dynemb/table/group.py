@@ -125,9 +125,9 @@ class TableGroup:
 
         Raises:
             TypeError: ``device`` is neither a device nor the name of one.
-            RuntimeError: tables cannot lie there, or too little memory, or the group is a module's,
-                or this process is a fork of the one that made the tables. In both cases nothing has
-                been moved.
+            RuntimeError: tables cannot lie there, or rows lie in a store, or too little memory, or
+                the group is a module's, or this process is a fork of the one that made the tables.
+                In both cases nothing has been moved.
         """
         self._check_no_owner("to")
         self.become(self.on_device(device))
@@ -143,7 +143,7 @@ class TableGroup:
 
         Raises:
             TypeError: ``device`` is neither a device nor the name of one.
-            RuntimeError: tables cannot lie there, or too little memory.
+            RuntimeError: tables cannot lie there, or rows lie in a store, or too little memory.
         """
         memory = memory_of("TableGroup.to", device)
         return (
@@ -182,9 +182,9 @@ class TableGroup:
         Raises:
             TypeError: ``table`` is no :class:`TableConfig`.
             ValueError: its name is taken, or its policy contradicts the group's budget.
-            RuntimeError: the group is a module's, or too little memory, or addresses, or this
-                process is a fork of the one that made the tables. In all cases nothing has been
-                changed.
+            RuntimeError: the group is a module's, or rows lie in a store, or too little memory, or
+                addresses, or this process is a fork of the one that made the tables. In all cases
+                nothing has been changed.
         """
         check_tables("add_table", [table])
         self._check_no_owner("add_table")
@@ -199,9 +199,9 @@ class TableGroup:
 
         Raises:
             TypeError: ``config`` is no optimizer config.
-            RuntimeError: the group is a module's, or too little memory, or addresses, or this
-                process is a fork of the one that made the tables. In both cases nothing has been
-                changed.
+            RuntimeError: the group is a module's, or rows lie in a store, or too little memory, or
+                addresses, or this process is a fork of the one that made the tables. In both cases
+                nothing has been changed.
         """
         self._check_no_owner("set_optimizer")
         self.become(extension.reoptimize(self._tables, config))
@@ -415,7 +415,10 @@ class TableGroup:
         table_rows.insert_or_assign(self._tables, table, ids, rows)
 
     def materialize(self) -> int:
-        """Writes the rows that no backward has written yet; returns how many."""
+        """Writes the rows that no backward has written yet; returns how many.
+
+        Rows that lie in a store stay as they are: who reads them gets their initial values.
+        """
         return row_access.materialize(self._tables)
 
     def fill(self, table: int, value: float) -> None:
@@ -712,6 +715,8 @@ class TableGroup:
     def compact(self) -> int:
         """Moves rows together, shrinks the indexes, and gives the memory beyond them back.
 
+        Rows that lie in a store keep their places there, of which later ids take the free ones.
+
         Between training steps only: handles of a forward whose backward is still to come become
         stale, and their gradients are dropped and counted. Tensors keep shape and address.
 
@@ -796,7 +801,8 @@ class TableGroup:
     def memory(self) -> dict[str, int]:
         """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``.
 
-        ``index`` includes scores and what admission counts.
+        ``index`` includes scores and what admission counts. Of rows that lie in a store, those
+        that are in memory count.
         """
         return used_bytes(self._tables)
 
@@ -847,6 +853,9 @@ class TableGroup:
         """Copies of the used part of everything, after writing the rows that are not written yet.
 
         Loading it continues bit for bit. ``format`` is a JSON text as uint8.
+
+        Raises:
+            RuntimeError: rows lie in a store and need not fit in memory.
         """
         return table_state.save(self._tables)
 
@@ -864,12 +873,13 @@ class TableGroup:
             ValueError: ``tensors`` is not the state of a group like this one, or is damaged;
                 nothing has been changed.
             RuntimeError: this process is a fork of the one that made the tables; nothing has been
-                changed. Or memory is short.
+                changed. Or rows lie in a store, or memory is short.
         """
         self._tables.check_own()
         table_state.load(self._tables, tensors)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._tables.check_in_memory("pickle, copy.deepcopy")
         host = self._tables.host
         return {
             "arguments": {**self.config.arguments(), "device": self.device},

@@ -24,6 +24,7 @@ from torch_dynemb.table.row_access import readable, write_rows
 from torch_dynemb.table.scores import deciding_score, eviction_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
+_FILLED_AT_ONCE = 1 << 17
 Predicate = Callable[[Tensor, Tensor], Tensor]
 Condition = Callable[[ops.ExportedBatch], Tensor]
 
@@ -86,7 +87,7 @@ def fill(tables: Tables, table: int, value: float) -> None:
     dtype = tables.config.slabs[tables.config.slab_of(table)].dtype
     row = torch.full((1, dim), value, dtype=dtype, device=tables.device)
     with held_back():
-        for batch in exported(tables, table, 1 << 20):
+        for batch in exported(tables, table, _FILLED_AT_ONCE):
             rows = row.expand(batch.ids.numel(), dim)
             write_rows(tables, table, batch.ids, batch.handles, rows, {})
 

@@ -6,18 +6,29 @@ writes rows by their handles does it here, so that it need not know where a row 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, GENERATION_BITS, Hyper, Meta, Table
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    BUCKET_WORDS,
+    GENERATION_BITS,
+    Hyper,
+    Meta,
+    Slab,
+    Table,
+)
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.storage.tiers import Tiers
+from torch_dynemb.table.records import packed, record_bytes, state_of, weights_of
 from torch_dynemb.table.tables import Tables
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
+_PIECE_BYTES = 8 << 20  # of records that are read from a store together
 
 
 class RowValues(NamedTuple):
@@ -38,6 +49,16 @@ class RowValues(NamedTuple):
 def handle_rows(handles: Tensor) -> Tensor:
     """Row numbers of handles, int64; handles must not be negative."""
     return handles >> GENERATION_BITS
+
+
+def first_generation(tables: Tables, slab: int) -> int:
+    """The generation of handles of rows that have had no owner yet; waits for a GPU.
+
+    Args:
+        tables: of the group.
+        slab: of the rows.
+    """
+    return (int(tables.index.slabs[slab, Slab.GENERATION]) % _GENERATIONS) + 1
 
 
 def state_names(tables: Tables) -> list[str]:
@@ -64,7 +85,26 @@ def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[
     Returns:
         Rows, and the handles int64 [n] with which ops find them there.
     """
-    return tables.rows, handles
+    slab = tables.config.slab_of(table)
+    stored = tables.stored(slab)
+    if stored is None:
+        return tables.rows, handles
+    there = (handles >= 0).nonzero()[:, 0]
+    of_rows = handles[there]
+    of = tables.config.slabs[slab]
+    weights = torch.empty(max(1, there.numel()), of.dim, dtype=of.dtype, device=ids.device)
+    generations = torch.zeros(weights.shape[0], dtype=torch.int32, device=ids.device)
+    for piece in _pieces(tables, slab, there.numel()):
+        records, found = stored.read(slab, table, ids[there[piece]], of_rows[piece])
+        weights[piece] = weights_of(tables.config, slab, records)
+        generations[piece] = _generations(of_rows[piece]) * found
+    local = torch.arange(there.numel(), device=ids.device) << GENERATION_BITS
+    local = handles.index_copy(0, there, local | (of_rows & _GENERATIONS))
+    rows = tables.rows._replace(
+        weights=_with(tables.rows.weights, slab, weights),
+        generations=_with(tables.rows.generations, slab, generations),
+    )
+    return rows, local
 
 
 def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowValues:
@@ -77,11 +117,15 @@ def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowVa
         handles: int64 [n], of the ids; all of rows.
     """
     slab, numbers = tables.config.slab_of(table), handle_rows(handles)
-    values = RowValues(
-        tables.rows.weights[slab][numbers],
-        {name: tensor[numbers] for name, tensor in state_tensors(tables, slab).items()},
-        tables.rows.generations[slab][numbers] == _generations(handles),
-    )
+    stored = tables.stored(slab)
+    if stored is not None:
+        values = _read_stored(tables, stored, table, ids, handles)
+    else:
+        values = RowValues(
+            tables.rows.weights[slab][numbers],
+            {name: tensor[numbers] for name, tensor in state_tensors(tables, slab).items()},
+            tables.rows.generations[slab][numbers] == _generations(handles),
+        )
     if not bool(values.written.all()):
         _write_initial_values(tables, table, ids, values)
     return values
@@ -114,10 +158,18 @@ def write_rows(
         first_column: which column of the table the first one is.
         next_row: int64 [], the first row that had never had an owner before these ids had their
             handles, where that is known: memory beyond it is not touched in vain.
+
+    Raises:
+        RuntimeError: rows lie on a disk that has no room, and nothing has been written; or that
+            fails.
     """
     if ids.numel() == 0:
         return
     slab = tables.config.slab_of(table)
+    stored = tables.stored(slab)
+    if stored is not None:
+        _write_stored(tables, stored, table, ids, handles, weights, state, first_column)
+        return
     places = _places(handles, next_row)
     tensors = state_tensors(tables, slab)
     fresh = {name: tensor for name, tensor in tensors.items() if name not in state}
@@ -126,20 +178,84 @@ def write_rows(
     columns = slice(first_column, first_column + weights.shape[1])
     _put(tables.rows.weights[slab][:, columns], places, weights)
     for name, values in state.items():
-        tensor = tensors[name]
-        if tensor.dim() == 1:
-            _put(tensor, places, values.reshape(-1))
-        elif tensor.shape[1] == values.shape[1]:
-            _put(tensor, places, values)
-        else:
-            _put(tensor[:, first_column : first_column + values.shape[1]], places, values)
+        target = _columns_of(tensors[name], values, first_column)
+        _put(target, places, values if values.dim() == target.dim() else values[:, 0])
     # last: it makes the rows those of the ids
     _put(tables.rows.generations[slab], places, places.generations)
 
 
 def materialize(tables: Tables) -> int:
-    """Writes the rows that no backward has written yet; returns how many."""
+    """Writes the rows that no backward has written yet; returns how many.
+
+    Rows in a store stay as they are: who reads them gets the values that they start with.
+    """
     return int(ops.materialize_(tables.index, tables.rows))
+
+
+# -- rows in a store -----------------------------------------------------------------------------
+
+
+def _pieces(tables: Tables, slab: int, count: int) -> Iterator[slice]:
+    """Ranges of rows that are read from a store together."""
+    step = max(1, _PIECE_BYTES // record_bytes(tables.config, slab))
+    for begin in range(0, count, step):
+        yield slice(begin, min(begin + step, count))
+
+
+def _with(tensors: list[Tensor], number: int, tensor: Tensor) -> list[Tensor]:
+    return [*tensors[:number], tensor, *tensors[number + 1 :]]
+
+
+def _read_stored(
+    tables: Tables, stored: Tiers, table: int, ids: Tensor, handles: Tensor
+) -> RowValues:
+    """What there is; rows that nobody has written have no values."""
+    config, slab = tables.config, tables.config.slab_of(table)
+    count = ids.numel()
+    values = RowValues(
+        tables.rows.weights[slab].new_empty(count, config.slabs[slab].dim),
+        {
+            name: tensor.new_empty(count, *tensor.shape[1:])
+            for name, tensor in state_tensors(tables, slab).items()
+        },
+        torch.empty(count, dtype=torch.bool, device=ids.device),
+    )
+    for piece in _pieces(tables, slab, ids.numel()):
+        records, found = stored.read(slab, table, ids[piece], handles[piece])
+        values.weights[piece] = weights_of(config, slab, records)
+        for name, tensor in state_of(config, slab, records).items():
+            values.state[name][piece] = tensor
+        values.written[piece] = found
+    return values
+
+
+def _write_stored(
+    tables: Tables,
+    stored: Tiers,
+    table: int,
+    ids: Tensor,
+    handles: Tensor,
+    weights: Tensor,
+    state: Mapping[str, Tensor],
+    first_column: int,
+) -> None:
+    """All rows together, so that a disk without room has changed nothing."""
+    config, slab = tables.config, tables.config.slab_of(table)
+    whole = RowValues(weights, dict(state), torch.empty(0))
+    shapes = state_tensors(tables, slab)
+    given = all(
+        name in state and state[name].shape[1:].numel() == tensor.shape[1:].numel()
+        for name, tensor in shapes.items()
+    )
+    if not given or weights.shape[1] < config.slabs[slab].dim:
+        whole = read_rows(tables, table, ids, handles)
+        whole.weights[:, first_column : first_column + weights.shape[1]] = weights
+        for name, values in state.items():
+            target = _columns_of(whole.state[name], values, first_column)
+            target[:] = values if values.dim() == target.dim() else values[:, 0]
+    own = whole.weights.to(config.slabs[slab].dtype)
+    of_state = {name: whole.state[name].to(tensor.dtype) for name, tensor in shapes.items()}
+    stored.write(slab, table, ids, handles, packed(config, slab, own, of_state))
 
 
 # -- where rows lie ------------------------------------------------------------------------------
@@ -180,6 +296,13 @@ def _places(handles: Tensor, next_row: Tensor | None) -> _Places:
 def _generations(handles: Tensor) -> Tensor:
     """int32 [n]."""
     return (handles & _GENERATIONS).to(torch.int32)
+
+
+def _columns_of(tensor: Tensor, values: Tensor, first_column: int) -> Tensor:
+    """The columns of a tensor of state that values, of some columns or of all, are for."""
+    if tensor.dim() == 1 or tensor.shape[1] == values.shape[1]:
+        return tensor
+    return tensor[:, first_column : first_column + values.shape[1]]
 
 
 def _put(target: Tensor, places: _Places, values: Tensor) -> None:
@@ -238,7 +361,8 @@ def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowVa
         padded = torch.nn.functional.pad(words, (0, buckets * BUCKET_WIDTH - count))
         lines[:, column : column + BUCKET_WIDTH] = padded.view(buckets, BUCKET_WIDTH)
     meta = tables.rows.meta[table : table + 1].clone()  # of an index with this table alone
-    meta[:, Meta.SLAB], meta[:, Meta.REGION_BEGIN], meta[:, Meta.REGION_BUCKETS] = 0, 0, buckets
+    meta[:, [Meta.SLAB, Meta.REGION_BEGIN, Meta.TIERED]] = 0
+    meta[:, Meta.REGION_BUCKETS] = buckets
     of_table = torch.zeros_like(tables.index.tables[:1])
     of_table[:, Table.BUCKET_COUNT] = buckets
     ops.materialize_(
@@ -255,6 +379,7 @@ def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowVa
 
 __all__ = [
     "RowValues",
+    "first_generation",
     "handle_rows",
     "materialize",
     "read_rows",

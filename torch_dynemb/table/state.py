@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb import ops
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Clock, Meta, Slab, Table
 from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.row_access import materialize, state_names
 from torch_dynemb.table.state_check import check_content
 from torch_dynemb.table.state_entries import check_format, plain_entries, read_format
 from torch_dynemb.table.tables import Tables
@@ -34,13 +34,11 @@ def describe(tables: Tables) -> dict[str, Any]:
     }
 
 
-def _optimizer_state_names(tables: Tables) -> list[str]:
-    config = tables.config.optimizer
-    return [] if config is None else [tensor.name for tensor in config.state]
-
-
 def used_tensors(tables: Tables) -> Iterator[tuple[str, Tensor]]:
-    """Names and used parts (views) of everything that is saved, without ``format``."""
+    """Names and used parts (views) of everything that is saved, without ``format``.
+
+    Rows that lie in a store are left out.
+    """
     for t, table in enumerate(tables.config.tables):
         active = tables.index.active_buckets(t)
         yield f"{table.name}.buckets", tables.index.buckets[active]
@@ -59,9 +57,11 @@ def used_tensors(tables: Tables) -> Iterator[tuple[str, Tensor]]:
             f"{slab.name}.free_rows",
             tables.index.free_rows[s, : int(tables.index.slabs[s, Slab.FREE_COUNT])],
         )
+        if tables.stored(s) is not None:
+            continue
         yield f"{slab.name}.weights", tables.rows.weights[s][:used]
         yield f"{slab.name}.generations", tables.rows.generations[s][:used]
-        for k, name in enumerate(_optimizer_state_names(tables)):
+        for k, name in enumerate(state_names(tables)):
             yield f"{slab.name}.{name}", tables.rows.state[k * slabs + s][:used]
     yield "seeds", tables.index.meta[:, Meta.SEED]
     yield "tables", tables.index.tables
@@ -77,8 +77,13 @@ def _as_text(description: dict[str, Any]) -> Tensor:
 
 
 def save(tables: Tables) -> dict[str, Tensor]:
-    """Copies of the used part of everything, after writing the rows that are not written yet."""
-    ops.materialize_(tables.index, tables.rows)
+    """Copies of the used part of everything, after writing the rows that are not written yet.
+
+    Raises:
+        RuntimeError: rows lie in a store.
+    """
+    tables.check_in_memory("state_dict")
+    materialize(tables)
     policies = {table.name: table.policy.description() for table in tables.config.tables}
     description = {"version": FORMAT_VERSION, **describe(tables), "policies": policies}
     result = {"format": _as_text(description)}
@@ -95,7 +100,9 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
 
     Raises:
         ValueError: the state does not fit; nothing has been changed.
+        RuntimeError: rows lie in a store; nothing has been changed.
     """
+    tables.check_in_memory("load_state_dict", "load a checkpoint with torch_dynemb.checkpoint.load")
     tensors = in_own_order(tables, tensors)
     check(tables, tensors)
     with held_back():

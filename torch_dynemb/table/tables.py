@@ -18,6 +18,12 @@ from torch_dynemb.storage.tiers import Tiers
 from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 
+# what to do instead of a copy of all rows
+STREAM = (
+    "save the model with torch_dynemb.checkpoint.save, which streams them, and load that where it "
+    "is wanted"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
@@ -63,6 +69,45 @@ class Tables:
         """Raises RuntimeError in a process that got the tables by a fork."""
         check_own(self.host)
 
+    def stored(self, slab: int) -> Tiers | None:
+        """Where the rows of a slab lie, if that is not in ``rows``.
+
+        Args:
+            slab: its number.
+        """
+        return self.tiers if self.tiers is not None and self.tiers.holds(slab) else None
+
+    def check_in_memory(self, call: str, remedy: str = STREAM) -> None:
+        """Raises RuntimeError where rows lie in a store beneath memory.
+
+        Args:
+            call: what needs them in memory.
+            remedy: what to do instead.
+        """
+        names = [
+            table.name
+            for number, table in enumerate(self.config.tables)
+            if self.stored(self.config.slab_of(number)) is not None
+        ]
+        if names:
+            raise RuntimeError(
+                f"{call}: the rows of {names} lie in a store and need not fit in memory: {remedy}"
+            )
+
+    def rows_in_memory(self, slab: int) -> int:
+        """For how many rows a slab takes memory; waits for a GPU.
+
+        Args:
+            slab: its number.
+        """
+        stored = self.stored(slab)
+        return self.index.used_rows(slab) if stored is None else stored.used_slots(slab)
+
+    def release_memory(self) -> None:
+        """Gives memory back beyond what the tables hold."""
+        slabs = [self.rows_in_memory(slab) for slab in range(len(self.config.slabs))]
+        self.memory.release(self.index, self.rows, slabs)
+
     def bind_memory(self) -> None:
         """After counts were written from outside; see :meth:`TableMemory.bind`."""
         self.memory.bind(self.index, self.rows)
@@ -98,9 +143,9 @@ def used_bytes(tables: Tables) -> dict[str, int]:
     for s, slab in enumerate(config.slabs):
         of_row = config.state_bytes(slab)
         used = index.used_rows(s)
-        if tables.tiers is not None and slab.tiered:
+        if tables.stored(s) is not None:
             tiered += used * TIERED_ROW_BYTES
-            used = tables.tiers.used_slots(s)
+            used = tables.rows_in_memory(s)
             tiered += used * 8 * SLOT_COLUMNS
         rows += used * (config.row_bytes(slab) - of_row)
         state += used * of_row

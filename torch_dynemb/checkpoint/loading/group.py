@@ -19,6 +19,7 @@ from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, PolicyColumn, Slab, Tab
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import compaction, content
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.row_access import first_generation
 from torch_dynemb.table.state import recount
 
 
@@ -93,10 +94,10 @@ class GroupLoad:
                     f"checkpoint.load: {rows} rows {slab.name!r} are to be loaded, but the model "
                     f"reserves {reserved}: construct it with a larger max_rows, capacity or budget"
                 )
-            needed += rows * tables.config.row_bytes(slab)
+            needed += rows * tables.config.row_bytes(slab) if tables.stored(s) is None else 0
         if sum(kept) == 0 and tables.device.type == "cpu":
             free = ops.available_memory() + sum(
-                int(tables.index.slabs[s, Slab.NEXT_ROW]) * tables.config.row_bytes(slab)
+                tables.rows_in_memory(s) * tables.config.row_bytes(slab)
                 for s, slab in enumerate(tables.config.slabs)
             )
             if needed > free:
@@ -199,7 +200,13 @@ class GroupLoad:
         if self._before is not None:
             self._before.put_back()
             self._before = None
-        tables.memory.release(tables.index, tables.rows)
+        for s in range(len(tables.config.slabs)):
+            if tables.stored(s) is not None:
+                # what has been written under handles that nobody has must never be found
+                newest = 0 if self._exact is None else self._exact.newest[s]
+                newest = max(newest, first_generation(tables, s))
+                tables.index.slabs[s, Slab.GENERATION] = newest
+        tables.release_memory()
 
 
 def is_filled(group: TableGroup, plans: Sequence[TablePlan], manifest: Manifest) -> bool:

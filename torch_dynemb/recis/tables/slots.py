@@ -38,6 +38,9 @@ class Slot:
         """A copy for all row numbers, [rows, columns]: ``value()[ids_map().rows]`` is of the ids.
 
         Rows of all children are there, and what nobody's rows hold.
+
+        Raises:
+            RuntimeError: rows lie in a store.
         """
         return self._read()
 
@@ -102,13 +105,19 @@ def slot_group(
     """
     slab, slabs = int(group.index.meta[table, Meta.SLAB]), len(group.config.slabs)
 
-    def rows() -> Tensor:
+    def check() -> None:
+        group.tables.check_in_memory(
+            "Slot.value", "the slot group itself has the rows of a child, and export() batches"
+        )
         group.materialize()
+
+    def rows() -> Tensor:
+        check()
         return floats(group.rows.weights[slab][: group.index.used_rows(slab)].clone())
 
     def state_of(place: int) -> Callable[[], Tensor]:
         def state() -> Tensor:
-            group.materialize()
+            check()
             tensor = group.rows.state[place * slabs + slab][: group.index.used_rows(slab)].clone()
             return tensor if tensor.dim() == 2 else tensor[:, None]
 

@@ -93,8 +93,13 @@ class ModuleState:
     # -- saving ---------------------------------------------------------------------------------
 
     def entries(self) -> dict[str, ShardedTensor | Tensor]:
-        """The entries of all tables, by their names in the module's state dict."""
+        """The entries of all tables, by their names in the module's state dict.
+
+        Raises:
+            RuntimeError: rows lie in a store.
+        """
         for kernel in self._kernels:
+            kernel.tables.group.tables.check_in_memory("state_dict")
             kernel.tables.group.materialize()
         local = {name: list(self._local(shape)) for name, shape in self._shapes.items()}
         contents = {

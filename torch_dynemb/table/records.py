@@ -1,0 +1,92 @@
+"""Rows as the records of a store, and back (csrc/core/storage/record.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.table.group_config import GroupConfig
+
+HEADER_BYTES = 24
+_ALIGNMENT = 8
+
+
+def record_bytes(config: GroupConfig, slab: int) -> int:
+    """Bytes of a record.
+
+    Args:
+        config: of the group.
+        slab: whose rows they are.
+    """
+    *_, (_, _, end) = _fields(config, slab)
+    return -(-end // _ALIGNMENT) * _ALIGNMENT
+
+
+def packed(config: GroupConfig, slab: int, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Records with headers of zeros, uint8 [n, bytes].
+
+    Args:
+        config: of the group.
+        slab: whose rows they are.
+        weights: [n, dim], of the dtype of the slab.
+        state: all optimizer state by name: [n], or [n, columns].
+    """
+    count = weights.shape[0]
+    records = weights.new_zeros(count, record_bytes(config, slab), dtype=torch.uint8)
+    tensors = [weights, *(state[tensor.name] for tensor in _state(config))]
+    for values, (dtype, begin, end) in zip(tensors, _fields(config, slab), strict=True):
+        columns = values.reshape(count, (end - begin) // dtype.itemsize)
+        records[:, begin:end] = columns.contiguous().view(torch.uint8)
+    return records
+
+
+def weights_of(config: GroupConfig, slab: int, records: Tensor) -> Tensor:
+    """The weights of records, [n, dim]: a copy.
+
+    Args:
+        config: of the group.
+        slab: whose rows they are.
+        records: uint8 [n, bytes].
+    """
+    return _values(records, next(_fields(config, slab)))
+
+
+def state_of(config: GroupConfig, slab: int, records: Tensor) -> dict[str, Tensor]:
+    """The optimizer state of records by name, [n] or [n, columns]: copies.
+
+    Args:
+        config, slab, records: as for :func:`weights_of`.
+    """
+    _, *fields = _fields(config, slab)
+    return {
+        tensor.name: _values(records, field)[:, 0] if tensor.per_row else _values(records, field)
+        for tensor, field in zip(_state(config), fields, strict=True)
+    }
+
+
+def _values(records: Tensor, field: tuple[torch.dtype, int, int]) -> Tensor:
+    """[n, columns]."""
+    dtype, begin, end = field
+    # new memory, because bytes of a record may begin anywhere
+    values = records.new_empty(records.shape[0], end - begin).copy_(records[:, begin:end])
+    return values.view(dtype)
+
+
+def _state(config: GroupConfig) -> tuple[StateTensor, ...]:
+    return () if config.optimizer is None else tuple(config.optimizer.state)
+
+
+def _fields(config: GroupConfig, slab: int) -> Iterator[tuple[torch.dtype, int, int]]:
+    """Of weights, then of each tensor of state: dtype, and where its bytes begin and end."""
+    of = config.slabs[slab]
+    end = HEADER_BYTES + of.dim * of.dtype.itemsize
+    yield of.dtype, HEADER_BYTES, end
+    for tensor in _state(config):
+        begin, end = end, end + tensor.row_bytes(of.dim)
+        yield tensor.dtype, begin, end
+
+
+__all__ = ["HEADER_BYTES", "packed", "record_bytes", "state_of", "weights_of"]
