@@ -40,7 +40,8 @@ class Before:
             if number < len(tables.config.tables) and tables.config.layout.score_words:
                 index.scores[active] = 0
         for s, next_row in enumerate(self._next_rows):
-            tables.rows.generations[s][next_row : index.used_rows(s)] = 0
+            if tables.stored(s) is None:
+                tables.rows.generations[s][next_row : index.used_rows(s)] = 0
         for tensor, values in self._kept:
             tensor.copy_(values)
         index.tables[self._numbers, Table.TOMBSTONES] = 0  # of ids that were there before a load

@@ -45,6 +45,8 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.records import record_bytes
+from torch_dynemb.table.row_access import handle_rows, state_tensors, write_rows
 from torch_dynemb.table.state import empty
 from torch_dynemb.table.state_check import check_counts
 
@@ -132,6 +134,10 @@ class ExactLoad:
         saved: the group that was saved.
         stream: where from.
 
+    Attributes:
+        newest: by slab, the newest generation of handles under which rows have been written to a
+            store.
+
     Raises:
         DamagedFileError: the file of the group is damaged, or says what cannot be.
     """
@@ -140,6 +146,7 @@ class ExactLoad:
         self, group: TableGroup, plans: Sequence[TablePlan], saved: SavedGroup, stream: Stream
     ) -> None:
         self._tables, self._stream = group.tables, stream
+        self.newest = [0] * len(group.config.slabs)
         self._words = group.config.layout.score_words
         self._saved = [_saved_of(plan) for plan in plans]
         in_order = sorted(self._saved, key=lambda of: of.table)
@@ -160,6 +167,7 @@ class ExactLoad:
         Raises:
             DamagedFileError: a file is damaged.
             ValueError: rows or state of them are such as nobody has saved.
+            RuntimeError: rows lie on a disk, which has no room for them, or fails.
         """
         tables = self._tables
         tables.memory.bind(
@@ -168,23 +176,60 @@ class ExactLoad:
             self._state[GROUP_TABLES][:, Table.BUCKET_COUNT].tolist(),
             self._state[GROUP_SLABS][:, Slab.NEXT_ROW].tolist(),
         )
-        read_ahead(self._reads())
+        in_store = [
+            saved
+            for saved in self._saved
+            if tables.stored(tables.config.slab_of(saved.table)) is not None
+        ]
+        read_ahead(self._reads([saved for saved in self._saved if saved not in in_store]))
+        for saved in in_store:
+            self._stream_to_store(saved)
 
-    def _reads(self) -> Generator[Read, None, None]:
-        """Rows and state of all tables, piece by piece."""
+    def _stream_to_store(self, saved: _Saved) -> None:
+        """Rows and state of a table, as many rows at a time as fit in a piece with their state."""
+        tables, table = self._tables, saved.table
+        slab = tables.config.slab_of(table)
+        state = state_tensors(tables, slab)
+        weights = tables.rows.weights[slab]
+        with self._open(saved, saved.source) as rows, self._open(saved, saved.first) as ids_of:
+            handles = self._handles_of(saved, rows)
+            for low, high in rows.ranges(record_bytes(tables.config, slab)):
+                ids = torch.empty(high - low, dtype=torch.int64)
+                ids_of.read(ID, low, ids)
+                own = weights.new_empty(high - low, weights.shape[1])
+                rows.read(WEIGHT, low, own)
+                of_state = {}
+                for name, tensor in state.items():
+                    values = tensor.new_empty(high - low, *tensor.shape[1:])
+                    rows.read(state_entry(name), low, values)
+                    if values.dtype == torch.int32:
+                        check_counts(state_entry(name), values)
+                    of_state[name] = values
+                of_rows = handles[low:high]
+                self.newest[slab] = max(self.newest[slab], int((of_rows & _GENERATION_MASK).max()))
+                write_rows(tables, table, ids, of_rows, own, of_state)
+                row_bytes = rows.section(WEIGHT).row_bytes
+                row_bytes += sum(rows.section(state_entry(name)).row_bytes for name in state)
+                self._stream.progress((high - low) * row_bytes)
+            rows.finish()
+            ids_of.finish()
+
+    def _handles_of(self, saved: _Saved, rows: SavedRows) -> Tensor:
+        handles = rows.whole(HANDLE)
+        slab = self._tables.config.slab_of(saved.table)
+        check_handles(f"{saved.where} with rows that", handles, self._rows_of(slab))
+        return handles
+
+    def _reads(self, in_memory: Sequence[_Saved]) -> Generator[Read, None, None]:
+        """Rows and state of tables, piece by piece."""
         tables = self._tables
-        slabs = len(tables.config.slabs)
-        optimizer = tables.config.optimizer
-        names = [] if optimizer is None else [tensor.name for tensor in optimizer.state]
-        for saved in self._saved:
+        for saved in in_memory:
             slab = tables.config.slab_of(saved.table)
             targets = {WEIGHT: tables.rows.weights[slab]}
-            for k, name in enumerate(names):
-                targets[state_entry(name)] = tables.rows.state[k * slabs + slab]
+            for name, tensor in state_tensors(tables, slab).items():
+                targets[state_entry(name)] = tensor
             with self._open(saved, saved.source) as rows:
-                handles = rows.whole(HANDLE)
-                check_handles(f"{saved.where} with rows that", handles, self._rows_of(slab))
-                numbers = handles >> GENERATION_BITS
+                numbers = handle_rows(self._handles_of(saved, rows))
                 for name, target in targets.items():
                     section = rows.section(name)
                     for low, high in rows.ranges(section.row_bytes):
@@ -263,8 +308,10 @@ class ExactLoad:
         index.meta[:, Meta.SEED] = self._state[GROUP_SEEDS].to(tables.device)
         for s in range(len(tables.config.slabs)):
             free = self._state[free_rows_entry(s)]
-            # what these rows had before the load may be newer than their next owners
-            rows.generations[s][(free >> GENERATION_BITS).to(tables.device)] = 0
+            if tables.stored(s) is not None:
+                free = _newer(free, int(generation[s]))
+            else:  # what these rows had before the load may be newer than their next owners
+                rows.generations[s][(free >> GENERATION_BITS).to(tables.device)] = 0
             index.free_rows[s, : free.shape[0]] = free.to(tables.device)
         self._place_all(publish=True)
         index.clock.copy_(self._state[GROUP_CLOCK])
@@ -305,15 +352,16 @@ class ExactLoad:
         """Returns the handles, int64 [n], of the CPU."""
         tables, count = self._tables, saved.source.ids
         begin = int(tables.index.meta[saved.table, Meta.REGION_BEGIN])
-        generations = tables.rows.generations[tables.config.slab_of(saved.table)]
+        slab = tables.config.slab_of(saved.table)
+        writes_generations = publish and tables.stored(slab) is None
+        generations = tables.rows.generations[slab]
         step = int(self._state[GROUP_CLOCK][Clock.STEP])
         with (
             self._open(saved, saved.source) as own,
             self._open(saved, saved.first) as ids_of,
         ):
             ids, handles = ids_of.whole(ID), own.whole(HANDLE)
-            rows = self._rows_of(tables.config.slab_of(saved.table))
-            check_handles(f"{saved.where} with rows that", handles, rows)
+            check_handles(f"{saved.where} with rows that", handles, self._rows_of(slab))
             for low in range(0, count, _IDS_AT_ONCE):
                 high = min(low + _IDS_AT_ONCE, count)
                 slots = torch.empty(high - low, dtype=own.section(SLOT).dtype)
@@ -322,7 +370,7 @@ class ExactLoad:
                 part = handles[low:high].to(tables.device)
                 buckets[bucket, slot] = ids[low:high].to(tables.device)
                 buckets[bucket, BUCKET_WIDTH + slot] = part + 1
-                if publish:
+                if writes_generations:
                     generations[part >> GENERATION_BITS] = (part & _GENERATION_MASK).to(torch.int32)
                 for number, word in enumerate(self._words):
                     values = torch.empty(high - low, dtype=torch.int64)
@@ -413,6 +461,17 @@ def _places(where: str, slots: Tensor, buckets: Tensor) -> tuple[Tensor, Tensor]
         raise ValueError(f"{where} with an id in slot {wrong}, expected 0 to {most - 1}")
     slots = slots.to(device=buckets.device, dtype=torch.int64)
     return slots // BUCKET_WIDTH, slots % BUCKET_WIDTH
+
+
+def _newer(free: Tensor, generation: int) -> Tensor:
+    """Handles of free rows, none of which is one that a row of a store has had before a load.
+
+    Args:
+        free: int64 [n], of the CPU.
+        generation: no handle before the load is newer than this.
+    """
+    rows = free >> GENERATION_BITS << GENERATION_BITS
+    return torch.maximum(free, rows | generation % _GENERATION_MASK + 1) if generation else free
 
 
 def _widened(rows: Tensor) -> Tensor:

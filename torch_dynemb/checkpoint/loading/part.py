@@ -19,14 +19,13 @@ from torch_dynemb.checkpoint.entries import (
     COUNT,
     ID,
     SKETCH,
-    WEIGHT,
     score_entry,
     state_entry,
 )
+from torch_dynemb.checkpoint.loading.row_reading import Chosen, RowReading, Target, places_of
 from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import SavedPart
-from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
 from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.checkpoint.saving.table_files import Progress
@@ -39,27 +38,14 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
-from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.content import CountedIds, write_counts
+from torch_dynemb.table.records import record_bytes
+from torch_dynemb.table.row_access import first_generation, state_tensors, write_rows
 from torch_dynemb.table.state_check import check_counts
 from torch_dynemb.table.tables import Tables
 
 _IDS_AT_ONCE = 1 << 20
 _COUNTERS = slice(Table.INSERTED, Table.DEFAULT_SERVED + 1)
-
-
-class _Chosen(NamedTuple):
-    """Ids of a saved part that are loaded.
-
-    Attributes:
-        source: the saved part.
-        ids: int64 [n].
-        places: int64 [n], which rows of the source; None: all of them.
-    """
-
-    source: SavedPart
-    ids: Tensor
-    places: Tensor | None
 
 
 class Stream(NamedTuple):
@@ -93,7 +79,8 @@ class PartLoad:
     def __init__(self, plan: TablePlan, stream: Stream) -> None:
         self._plan, self._stream = plan, stream
         self._part = plan.part
-        self._chosen: list[_Chosen] = []
+        self._reading = RowReading(plan, stream.progress)
+        self._chosen: list[Chosen] = []
         self._scores: dict[str, Tensor] = {}
         self._counted: CountedIds | None = None
         self._sketch: Tensor | None = None
@@ -138,10 +125,10 @@ class PartLoad:
                     "the padding id of the model's: give it the padding_idx it was saved with"
                 )
             if bool(own.all()):
-                self._chosen.append(_Chosen(source, ids, None))
+                self._chosen.append(Chosen(source, ids, None))
             else:
                 places = own.nonzero()[:, 0]
-                self._chosen.append(_Chosen(source, ids[places], places))
+                self._chosen.append(Chosen(source, ids[places], places))
         self.count = sum(chosen.ids.numel() for chosen in self._chosen)
         self._read_scores()
         bound = self._tables.config.capacity_bound(self._part.table)
@@ -258,126 +245,56 @@ class PartLoad:
 
         Raises:
             DamagedFileError: a file is damaged.
+            RuntimeError: rows lie on a disk, which has no room for them, or fails.
         """
         self._begin = begin
+        in_store = self._tables.stored(self.slab) is not None
         for chosen in self._chosen:
             sources = [
                 source for source in self._plan.sources if source.id_slots == chosen.source.id_slots
             ]
             with ExitStack() as stack:
                 opened = [(source, stack.enter_context(self._open(source))) for source in sources]
-                self._stream_weights(opened, chosen, begin)
-                for tensor in self._plan.state:
-                    self._stream_state(tensor, opened, chosen, begin)
+                if in_store:
+                    self._stream_to_store(opened, chosen, begin)
+                else:
+                    self._reading.read(opened, chosen, self._in_memory(begin))
                 for _, rows in opened:
                     rows.finish()
             begin += chosen.ids.numel()
-        if not self._plan.state:
+        if not self._plan.state and not in_store:
             self._reset_state(begin)
 
-    def _stream_weights(
-        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: _Chosen, begin: int
-    ) -> None:
-        weights = self._tables.rows.weights[self.slab]
-        own = self._part.columns
-        for source, rows in opened:
-            first = max(own.start, source.first_column)
-            last = min(own.stop, source.first_column + source.columns)
-            saved = slice(first - source.first_column, last - source.first_column)
-            target = slice(first - own.start, last - own.start)
-            self._copy(rows, WEIGHT, chosen, weights, begin, saved, target)
+    def _in_memory(self, begin: int) -> Target:
+        tables = self._tables
+        state = state_tensors(tables, self.slab)
+        return Target(tables.rows.weights[self.slab], state, begin, None)
 
-    def _stream_state(
-        self,
-        tensor: StateTensor,
-        opened: Sequence[tuple[SavedPart, SavedRows]],
-        chosen: _Chosen,
-        begin: int,
+    def _stream_to_store(
+        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, begin: int
     ) -> None:
-        values = self._state_tensor(tensor)
-        name = state_entry(tensor.name)
-        if tensor.per_row:
-            self._combine(rows_of(opened, self._part.columns), name, chosen, values, begin)
-            return
-        own = self._part.columns
-        for source, rows in opened:
-            if tensor.dtype == torch.uint8:
-                whole = slice(0, values.shape[1])
-                self._copy(rows, name, chosen, values, begin, whole, whole)
-                continue
-            first = max(own.start, source.first_column)
-            last = min(own.stop, source.first_column + source.columns)
-            saved = slice(first - source.first_column, last - source.first_column)
-            target = slice(first - own.start, last - own.start)
-            self._copy(rows, name, chosen, values, begin, saved, target)
-
-    def _state_tensor(self, tensor: StateTensor) -> Tensor:
-        config = self._tables.config
-        assert config.optimizer is not None
-        number = [of.name for of in config.optimizer.state].index(tensor.name)
-        return self._tables.rows.state[number * len(config.slabs) + self.slab]
-
-    def _copy(
-        self,
-        rows: SavedRows,
-        name: str,
-        chosen: _Chosen,
-        target: Tensor,
-        begin: int,
-        saved_columns: slice,
-        target_columns: slice,
-    ) -> None:
-        """Some columns of the chosen rows, piece by piece."""
-        section = rows.section(name)
-        width = section.shape[1]
-        straight = (
-            chosen.places is None
-            and target.device.type == "cpu"
-            and section.dtype == target.dtype
-            and saved_columns == slice(0, width)
-            and target_columns == slice(0, target.shape[1])
-        )
-        buffer = torch.empty(0)
-        for low, high in rows.ranges(section.row_bytes):
-            if straight:
-                rows.read(name, low, target[begin + low : begin + high])
-            else:
-                if buffer.numel() == 0:
-                    buffer = torch.empty((high - low, width), dtype=section.dtype)
-                piece = buffer[: high - low]
-                rows.read(name, low, piece)
-                at, values = _picked(chosen, low, high, piece)
-                out = target[begin + at : begin + at + values.shape[0], target_columns]
-                out.copy_(values[:, saved_columns])
-            self._stream.progress((high - low) * section.row_bytes)
-
-    def _combine(
-        self,
-        opened: Sequence[tuple[int, SavedRows]],
-        name: str,
-        chosen: _Chosen,
-        target: Tensor,
-        begin: int,
-    ) -> None:
-        """One value for each row of the chosen ones, piece by piece."""
-        section = opened[0][1].section(name)
-        for low, high in opened[0][1].ranges(section.row_bytes):
-            pieces = []
-            for width, rows in opened:
-                piece = torch.empty(high - low, dtype=section.dtype)
-                rows.read(name, low, piece)
-                pieces.append((width, piece))
-            values = combined_by_row(pieces)
-            if values.dtype == torch.int32:
-                check_counts(name, values)
-            at, picked = _picked(chosen, low, high, values)
-            target[begin + at : begin + at + picked.shape[0]].copy_(picked)
-            self._stream.progress((high - low) * section.row_bytes)
+        """Piece by piece with all columns and state, under the handles that the ids will get."""
+        tables, slab = self._tables, self.slab
+        names = [tensor.name for tensor in self._plan.state]
+        generation = first_generation(tables, slab)
+        for low, high in opened[0][1].ranges(record_bytes(tables.config, slab)):
+            at, count = places_of(chosen, low, high)
+            state = state_tensors(tables, slab)
+            target = Target(
+                tables.rows.weights[slab].new_empty(count, len(self._part.columns)),
+                {name: state[name].new_empty(count, *state[name].shape[1:]) for name in names},
+                -at,
+                range(low, high),
+            )
+            self._reading.read(opened, chosen, target)
+            ids = chosen.ids[at : at + count].to(tables.device)
+            rows = torch.arange(begin + at, begin + at + count, device=tables.device)
+            handles = (rows << GENERATION_BITS) | generation
+            write_rows(tables, self._part.table, ids, handles, target.weights, target.state)
 
     def _reset_state(self, end: int) -> None:
         """Optimizer state of the rows as that of new ones."""
-        slabs = len(self._tables.config.slabs)
-        for k, tensor in enumerate(self._tables.rows.state[self.slab :: slabs]):
+        for k, tensor in enumerate(state_tensors(self._tables, self.slab).values()):
             initial = self._tables.rows.hyper[self._part.table, Hyper.INITIAL_STATE]
             tensor[self._begin : end] = initial.to(tensor.dtype) if k == 0 else 0
 
@@ -430,7 +347,11 @@ class PartLoad:
             if torch.unique(ids).numel() != count:
                 raise ValueError(f"table {self._part.name!r} was saved with an id twice")
             ops.set_handles_(tables.index, ids, offsets, [table], expected)
-        tables.rows.generations[self.slab][begin : begin + count] = generations.to(torch.int32)
+        if tables.stored(self.slab) is None:
+            tables.rows.generations[self.slab][begin : begin + count] = generations.to(torch.int32)
+        else:
+            # rows of a store have been written for these handles
+            assert bool((generations == first_generation(tables, self.slab)).all())
         for word, values in self._scores.items():
             ops.set_scores_(
                 tables.index,
@@ -460,26 +381,6 @@ class PartLoad:
         self._tables.index.tables[self._part.table, _COUNTERS] = torch.tensor(
             counters[_COUNTERS], device=self._tables.device
         )
-
-
-def rows_of(
-    opened: Sequence[tuple[SavedPart, SavedRows]], own: range
-) -> list[tuple[int, SavedRows]]:
-    """How many of some columns each source has."""
-    result = []
-    for source, rows in opened:
-        first = max(own.start, source.first_column)
-        result.append((min(own.stop, source.first_column + source.columns) - first, rows))
-    return result
-
-
-def _picked(chosen: _Chosen, low: int, high: int, piece: Tensor) -> tuple[int, Tensor]:
-    """The chosen ones of some rows, and how many chosen ones are before them."""
-    if chosen.places is None:
-        return low, piece
-    bounds = torch.tensor([low, high])
-    first, last = torch.searchsorted(chosen.places, bounds).tolist()
-    return first, piece[chosen.places[first:last] - low]
 
 
 __all__ = ["PartLoad", "Stream"]

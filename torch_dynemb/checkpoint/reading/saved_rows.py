@@ -152,11 +152,17 @@ class SavedRows(SummedReaders):
             self.read(name, begin, out[begin : begin + step])
         return out
 
-    def ranges(self, row_bytes: int) -> Iterator[tuple[int, int]]:
-        """Pieces of about 8 MiB of rows of so many bytes: where they begin and end."""
+    def ranges(self, row_bytes: int, within: range | None = None) -> Iterator[tuple[int, int]]:
+        """Pieces of about 8 MiB of rows of so many bytes: where they begin and end.
+
+        Args:
+            row_bytes: of a row.
+            within: of these rows; default: of all.
+        """
         step = max(1, PIECE_BYTES // max(1, row_bytes))
-        for begin in range(0, self.count, step):
-            yield begin, min(begin + step, self.count)
+        rows = range(self.count) if within is None else within
+        for begin in range(rows.start, rows.stop, step):
+            yield begin, min(begin + step, rows.stop)
 
 
 def _check_tensors(

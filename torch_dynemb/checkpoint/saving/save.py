@@ -116,7 +116,8 @@ def save(
             cannot be saved without pickling it.
         FileExistsError: ``path`` is there and no checkpoint.
         RuntimeError: another save goes on in the background, gradients are pending for an
-            optimizer's ``step()``, or memory is short for the copy.
+            optimizer's ``step()``, or memory is short for the copy, or ``asynchronous`` is asked
+            for where rows lie in a store.
         OSError: the disk is full, or fails. In all cases all ranks raise, and what was at ``path``
             before is as it was. With ``asynchronous``, what the thread raises is raised by
             ``wait()``, or by the next ``optimizer.step()``.
@@ -150,6 +151,11 @@ def save(
         parts = parts_of(model)
         for group in groups_of(parts):
             _check_saveable(group)
+            if asynchronous:
+                group.tables.check_in_memory(
+                    "checkpoint.save: asynchronous=True",
+                    "save without asynchronous, which streams them",
+                )
         return target, parts
 
     target, parts = ranks.run(prepare)
@@ -215,7 +221,7 @@ def _source_of(
 
 
 def _rows_of(source: _Source) -> int:
-    return sum(slab.weights.shape[0] for group in source.groups for slab in group.slabs)
+    return sum(slab.used for group in source.groups for slab in group.slabs)
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -274,9 +280,7 @@ def _write_files(
 
 
 def _bytes_of(group: GroupSource) -> int:
-    tensors = [t for slab in group.slabs for t in (slab.weights, *slab.state.values())]
-    rows = sum(20 * slab.weights.shape[0] for slab in group.slabs)
-    return rows + sum(t.numel() * t.element_size() for t in tensors)
+    return sum((20 + slab.row_bytes) * slab.used for slab in group.slabs)
 
 
 def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTable:

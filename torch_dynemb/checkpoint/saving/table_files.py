@@ -39,14 +39,14 @@ from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import IdSlots
-from torch_dynemb.checkpoint.saving.source import (
-    GroupSource,
+from torch_dynemb.checkpoint.saving.row_order import (
     OccupiedSlots,
     RowOrder,
-    TableSource,
     occupied_slots,
     tombstones,
 )
+from torch_dynemb.checkpoint.saving.source import GroupSource
+from torch_dynemb.checkpoint.saving.table_source import TableSource
 from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
 
 FILE_BYTES = 2 << 30

@@ -1,0 +1,206 @@
+"""Reads rows of saved parts, whatever columns and ids each has, into rows of a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.checkpoint.entries import WEIGHT, state_entry
+from torch_dynemb.checkpoint.loading.table_plan import TablePlan
+from torch_dynemb.checkpoint.manifest.records import SavedPart
+from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
+from torch_dynemb.checkpoint.reading.saved_rows import SavedRows
+from torch_dynemb.checkpoint.saving.table_files import Progress
+from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.table.state_check import check_counts
+
+
+class Chosen(NamedTuple):
+    """Ids of a saved part that are loaded.
+
+    Attributes:
+        source: the saved part.
+        ids: int64 [n].
+        places: int64 [n], which rows of the source; None: all of them.
+    """
+
+    source: SavedPart
+    ids: Tensor
+    places: Tensor | None
+
+
+class Target(NamedTuple):
+    """Where rows of a saved part are read to.
+
+    Attributes:
+        weights: [rows, columns].
+        state: optimizer state by name: [rows], or [rows, columns].
+        begin: the row of the first chosen one.
+        saved: which rows of the saved part are read; None: all.
+    """
+
+    weights: Tensor
+    state: dict[str, Tensor]
+    begin: int
+    saved: range | None
+
+
+class RowReading:
+    """Reads rows of a part.
+
+    Args:
+        plan: of the part.
+        progress: is told of bytes that were read.
+    """
+
+    def __init__(self, plan: TablePlan, progress: Progress) -> None:
+        self._plan, self._progress = plan, progress
+        self._columns = plan.part.columns
+
+    def read(
+        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, target: Target
+    ) -> None:
+        """Reads weights and state of chosen rows.
+
+        Args:
+            opened: saved parts that have these rows between them, and their files.
+            chosen: rows of them.
+            target: where to.
+
+        Raises:
+            DamagedFileError: a file is damaged.
+        """
+        self._read_weights(opened, chosen, target)
+        for tensor in self._plan.state:
+            self._read_state(tensor, opened, chosen, target)
+
+    def _read_weights(
+        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, to: Target
+    ) -> None:
+        own = self._columns
+        for source, rows in opened:
+            first = max(own.start, source.first_column)
+            last = min(own.stop, source.first_column + source.columns)
+            saved = slice(first - source.first_column, last - source.first_column)
+            target = slice(first - own.start, last - own.start)
+            self._copy(rows, WEIGHT, chosen, to, to.weights, saved, target)
+
+    def _read_state(
+        self,
+        tensor: StateTensor,
+        opened: Sequence[tuple[SavedPart, SavedRows]],
+        chosen: Chosen,
+        to: Target,
+    ) -> None:
+        values = to.state[tensor.name]
+        name = state_entry(tensor.name)
+        if tensor.per_row:
+            self._combine(_columns_of(opened, self._columns), name, chosen, to, values)
+            return
+        own = self._columns
+        for source, rows in opened:
+            if tensor.dtype == torch.uint8:
+                whole = slice(0, values.shape[1])
+                self._copy(rows, name, chosen, to, values, whole, whole)
+                continue
+            first = max(own.start, source.first_column)
+            last = min(own.stop, source.first_column + source.columns)
+            saved = slice(first - source.first_column, last - source.first_column)
+            target = slice(first - own.start, last - own.start)
+            self._copy(rows, name, chosen, to, values, saved, target)
+
+    def _copy(
+        self,
+        rows: SavedRows,
+        name: str,
+        chosen: Chosen,
+        to: Target,
+        target: Tensor,
+        saved_columns: slice,
+        target_columns: slice,
+    ) -> None:
+        """Some columns of the chosen rows, piece by piece."""
+        section, begin = rows.section(name), to.begin
+        width = section.shape[1]
+        straight = (
+            chosen.places is None
+            and target.device.type == "cpu"
+            and section.dtype == target.dtype
+            and saved_columns == slice(0, width)
+            and target_columns == slice(0, target.shape[1])
+        )
+        buffer = torch.empty(0)
+        for low, high in rows.ranges(section.row_bytes, to.saved):
+            if straight:
+                rows.read(name, low, target[begin + low : begin + high])
+            else:
+                if buffer.numel() == 0:
+                    buffer = torch.empty((high - low, width), dtype=section.dtype)
+                piece = buffer[: high - low]
+                rows.read(name, low, piece)
+                at, values = _picked(chosen, low, high, piece)
+                out = target[begin + at : begin + at + values.shape[0], target_columns]
+                out.copy_(values[:, saved_columns])
+            self._progress((high - low) * section.row_bytes)
+
+    def _combine(
+        self,
+        opened: Sequence[tuple[int, SavedRows]],
+        name: str,
+        chosen: Chosen,
+        to: Target,
+        target: Tensor,
+    ) -> None:
+        """One value for each row of the chosen ones, piece by piece."""
+        section, begin = opened[0][1].section(name), to.begin
+        for low, high in opened[0][1].ranges(section.row_bytes, to.saved):
+            pieces = []
+            for width, rows in opened:
+                piece = torch.empty(high - low, dtype=section.dtype)
+                rows.read(name, low, piece)
+                pieces.append((width, piece))
+            values = combined_by_row(pieces)
+            if values.dtype == torch.int32:
+                check_counts(name, values)
+            at, picked = _picked(chosen, low, high, values)
+            target[begin + at : begin + at + picked.shape[0]].copy_(picked)
+            self._progress((high - low) * section.row_bytes)
+
+
+def _columns_of(
+    opened: Sequence[tuple[SavedPart, SavedRows]], own: range
+) -> list[tuple[int, SavedRows]]:
+    """How many of some columns each source has."""
+    result = []
+    for source, rows in opened:
+        first = max(own.start, source.first_column)
+        result.append((min(own.stop, source.first_column + source.columns) - first, rows))
+    return result
+
+
+def places_of(chosen: Chosen, low: int, high: int) -> tuple[int, int]:
+    """Of some rows of a saved part: how many chosen ones are before them, and among them.
+
+    Args:
+        chosen: rows of the part.
+        low, high: which rows are meant.
+    """
+    if chosen.places is None:
+        return low, high - low
+    bounds = torch.tensor([low, high])
+    first, last = torch.searchsorted(chosen.places, bounds).tolist()
+    return first, last - first
+
+
+def _picked(chosen: Chosen, low: int, high: int, piece: Tensor) -> tuple[int, Tensor]:
+    """The chosen ones of some rows, and how many chosen ones are before them."""
+    first, count = places_of(chosen, low, high)
+    if chosen.places is None:
+        return first, piece
+    return first, piece[chosen.places[first : first + count] - low]
+
+
+__all__ = ["Chosen", "RowReading", "Target", "places_of"]

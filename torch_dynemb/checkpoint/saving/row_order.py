@@ -1,0 +1,121 @@
+"""Which ids have the rows of a slab, found by a scan of the index.
+
+Rows are then read in the order in which they lie in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.checkpoint.saving.source import GroupSource
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Table
+
+_BUCKETS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 16
+_GENERATIONS = (1 << GENERATION_BITS) - 1
+
+
+class OccupiedSlots(NamedTuple):
+    """Ids of a piece of an index.
+
+    Attributes:
+        slots: int64 [n], ascending: bucket * 4 + slot.
+        ids: int64 [n].
+        stored: int64 [n], a handle or a count, and 1.
+    """
+
+    slots: Tensor
+    ids: Tensor
+    stored: Tensor
+
+
+def occupied_slots(buckets: Tensor) -> Iterator[OccupiedSlots]:
+    """The ids of a table, piece by piece, on the CPU.
+
+    Args:
+        buckets: int64 [buckets, 8].
+    """
+    for begin in range(0, buckets.shape[0], _BUCKETS_AT_ONCE):
+        piece = buckets[begin : begin + _BUCKETS_AT_ONCE].cpu()
+        stored = piece[:, BUCKET_WIDTH:].reshape(-1)
+        slots = stored.nonzero()[:, 0]
+        ids = piece[:, :BUCKET_WIDTH].reshape(-1)
+        yield OccupiedSlots(slots + begin * BUCKET_WIDTH, ids[slots], stored[slots])
+
+
+def tombstones(buckets: Tensor) -> Tensor:
+    """What erased ids have left in an index, int64 [n, 2]: slots and keys."""
+    found = [torch.empty(0, 2, dtype=torch.int64)]
+    for begin in range(0, buckets.shape[0], _BUCKETS_AT_ONCE):
+        piece = buckets[begin : begin + _BUCKETS_AT_ONCE].cpu()
+        keys = piece[:, :BUCKET_WIDTH].reshape(-1)
+        left = (keys != 0) & (piece[:, BUCKET_WIDTH:].reshape(-1) == 0)
+        slots = left.nonzero()[:, 0]
+        found.append(torch.stack([slots + begin * BUCKET_WIDTH, keys[slots]], 1))
+    return torch.cat(found)
+
+
+class RowOrder:
+    """Whose the rows of a slab are: at most 17 bytes for every row, and 21 of those in a store.
+
+    Args:
+        source: the group.
+        slab: its number.
+    """
+
+    def __init__(self, source: GroupSource, slab: int) -> None:
+        used = source.slabs[slab].used
+        stored = source.slabs[slab].in_store is not None
+        config = source.config
+        tables = [t for t in range(len(config.tables)) if config.slab_of(t) == slab]
+        buckets = max((source.buckets_of[t].buckets.shape[0] for t in tables), default=0)
+        slot_dtype = torch.int32 if buckets * BUCKET_WIDTH < 1 << 31 else torch.int64
+        owner_dtype = torch.uint8 if len(tables) < 255 else torch.int32
+        self.ids = torch.zeros(used, dtype=torch.int64)
+        self.slots = torch.zeros(used, dtype=slot_dtype)
+        owner = torch.zeros(used, dtype=owner_dtype)  # 0: nobody's
+        # of rows in memory they are beside the rows
+        self.generations = torch.zeros(used if stored else 0, dtype=torch.int32)
+        for k, t in enumerate(tables):
+            for piece in occupied_slots(source.buckets_of[t].buckets):
+                handles = piece.stored - 1
+                rows = handles >> GENERATION_BITS
+                if stored:
+                    self.generations[rows] = (handles & _GENERATIONS).to(torch.int32)
+                self.ids[rows] = piece.ids
+                self.slots[rows] = piece.slots.to(slot_dtype)
+                owner[rows] = k + 1
+        counts = [int(source.tables[t, Table.SIZE]) for t in tables]
+        rows_by_table = [None] if counts == [used] else _rows_by_owner(owner, counts)
+        self._rows = dict(zip(tables, rows_by_table, strict=True))
+
+    def rows_of(self, table: int) -> Tensor | None:
+        """The row numbers of a table, ascending; None: all rows of the slab are its own."""
+        return self._rows[table]
+
+
+def _rows_by_owner(owner: Tensor, counts: list[int]) -> list[Tensor]:
+    """Row numbers by owner, ascending.
+
+    Args:
+        owner: integer [rows], from 1; 0: nobody's.
+        counts: how many rows each has.
+    """
+    dtype = torch.int32 if owner.shape[0] < 1 << 31 else torch.int64
+    result = [torch.empty(count, dtype=dtype) for count in counts]
+    filled = [0] * len(counts)
+    for begin in range(0, owner.shape[0], _ROWS_AT_ONCE):
+        piece = owner[begin : begin + _ROWS_AT_ONCE]
+        order = torch.argsort(piece, stable=True).add_(begin)
+        first, *here = torch.bincount(piece, minlength=len(counts) + 1).tolist()
+        for k, rows in enumerate(order[first:].split(here)):
+            result[k][filled[k] : filled[k] + here[k]] = rows
+            filled[k] += here[k]
+    return result
+
+
+__all__ = ["OccupiedSlots", "RowOrder", "occupied_slots", "tombstones"]

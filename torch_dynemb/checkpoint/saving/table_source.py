@@ -1,0 +1,148 @@
+"""What a save reads of a table, piece by piece: its ids, their rows, state and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.checkpoint.saving.row_order import RowOrder
+from torch_dynemb.checkpoint.saving.source import GroupSource
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
+from torch_dynemb.table.row_access import RowValues, read_rows
+from torch_dynemb.table.tables import Tables
+
+PIECE_BYTES = 8 << 20
+
+
+def _ranges(rows: range, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Pieces of a range of rows: where they begin and end."""
+    step = max(1, PIECE_BYTES // row_bytes)
+    for begin in range(rows.start, rows.stop, step):
+        yield begin, min(begin + step, rows.stop)
+
+
+class TableSource:
+    """The ids of a table and what belongs to them, in the order of their rows, or of the ids.
+
+    Its methods give values of a range of them, piece by piece.
+
+    Args:
+        source: the group.
+        table: its number.
+        order: of its slab.
+        by_id: ids ascend; else rows do.
+    """
+
+    def __init__(
+        self, source: GroupSource, table: int, order: RowOrder, *, by_id: bool = False
+    ) -> None:
+        slab = source.config.slab_of(table)
+        self._table = table
+        self._slab, self._scores = source.slabs[slab], source.buckets_of[table].scores
+        self._order = order
+        self._rows = order.rows_of(table)
+        if by_id:
+            ids = order.ids if self._rows is None else order.ids[self._rows.long()]
+            places = torch.argsort(ids)
+            self._rows = places if self._rows is None else self._rows[places]
+        self._ascends = not by_id
+        self.count = order.ids.shape[0] if self._rows is None else self._rows.shape[0]
+        self._buffer: Tensor | None = None
+
+    @property
+    def wide_slots(self) -> bool:
+        """Whether slots take 8 bytes, not 4."""
+        return self._order.slots.dtype == torch.int64
+
+    def _numbers(self, begin: int, end: int) -> Tensor | slice:
+        """Rows of some ids: a slice where they follow each other."""
+        if self._rows is None:
+            return slice(begin, end)
+        rows = self._rows[begin:end]
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first != end - begin - 1:
+            return rows
+        follow = self._ascends or bool((rows[1:] > rows[:-1]).all())
+        return slice(first, last + 1) if follow else rows
+
+    def ids(self, rows: range) -> Iterator[Tensor]:
+        """int64 [n] each."""
+        yield from self._pieces(rows, self._order.ids)
+
+    def slots(self, rows: range) -> Iterator[Tensor]:
+        """int32 or int64 [n] each: where the ids stand in the index."""
+        yield from self._pieces(rows, self._order.slots)
+
+    def handles(self, rows: range) -> Iterator[Tensor]:
+        """int64 [n] each."""
+        for begin, end in _ranges(rows, 8):
+            yield self._handles(self._numbers(begin, end))
+
+    def _handles(self, numbers: Tensor | slice) -> Tensor:
+        stored = self._slab.in_store is not None
+        of_rows = self._order.generations if stored else self._slab.generations
+        if isinstance(numbers, slice):
+            places = torch.arange(numbers.start, numbers.stop)
+            generations = of_rows[numbers]
+        else:
+            places = numbers.long()
+            generations = of_rows[places.to(of_rows.device)]
+        return (places << GENERATION_BITS) | generations.cpu().long()
+
+    def weights(self, rows: range) -> Iterator[Tensor]:
+        """[n, columns] each."""
+        if self._slab.in_store is None:
+            yield from self._pieces(rows, self._slab.weights)
+        else:
+            for values in self._stored_rows(self._slab.in_store, rows):
+                yield values.weights
+
+    def state(self, rows: range, name: str) -> Iterator[Tensor]:
+        """[n] or [n, columns] each."""
+        if self._slab.in_store is None:
+            yield from self._pieces(rows, self._slab.state[name])
+        else:
+            for values in self._stored_rows(self._slab.in_store, rows):
+                yield values.state[name]
+
+    def _stored_rows(self, tables: Tables, rows: range) -> Iterator[RowValues]:
+        """Rows that lie in a store, as many at a time as fit in a piece with their state."""
+        for begin, end in _ranges(rows, self._slab.row_bytes):
+            numbers = self._numbers(begin, end)
+            places = numbers if isinstance(numbers, slice) else numbers.long()
+            yield read_rows(tables, self._table, self._order.ids[places], self._handles(numbers))
+
+    def scores(self, rows: range, word: int) -> Iterator[Tensor]:
+        """int64 [n] each; ``word`` is one of those that the group keeps."""
+        for slots in self.slots(rows):
+            places = slots.long()
+            flat = self._scores.reshape(-1)
+            at = places // BUCKET_WIDTH * self._scores.shape[1] + word * BUCKET_WIDTH
+            yield flat[(at + places % BUCKET_WIDTH).to(flat.device)].cpu()
+
+    def _pieces(self, rows: range, values: Tensor) -> Iterator[Tensor]:
+        """Values of the rows; each piece is valid until the next one is asked for."""
+        row_bytes = values.element_size() * (values[:1].numel() if values.shape[0] > 0 else 1)
+        for begin, end in _ranges(rows, row_bytes):
+            numbers = self._numbers(begin, end)
+            if isinstance(numbers, slice):
+                yield values[numbers].cpu()
+            else:
+                yield self._gathered(values, numbers.to(values.device)).cpu()
+
+    def _gathered(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Rows in a buffer that is used again and again: new memory costs more than the copy."""
+        buffer = self._buffer
+        if (
+            buffer is None
+            or (buffer.dtype, buffer.shape[1:]) != (values.dtype, values.shape[1:])
+            or buffer.shape[0] < rows.shape[0]
+        ):
+            buffer = self._buffer = values.new_empty((rows.shape[0], *values.shape[1:]))
+        out = buffer[: rows.shape[0]]
+        return torch.index_select(values, 0, rows, out=out)
+
+
+__all__ = ["PIECE_BYTES", "TableSource"]
