@@ -129,10 +129,19 @@ def trained_model(steps: int = 3, ids: int = 600) -> nn.ModuleDict:
 class ColumnShards(nn.Module):
     """A table in column shards, each a module of its own, all with the same ids."""
 
-    def __init__(self, dims: Sequence[int], optimizer: td.OptimizerConfig) -> None:
+    def __init__(
+        self,
+        dims: Sequence[int],
+        optimizer: td.OptimizerConfig,
+        storage: Sequence[td.ExternalStore | None] | None = None,
+    ) -> None:
         super().__init__()
         self.dims = list(dims)
-        self.shards = nn.ModuleList(td.DynamicEmbedding(dim, optimizer=optimizer) for dim in dims)
+        storages = [None] * len(dims) if storage is None else storage
+        self.shards = nn.ModuleList(
+            td.DynamicEmbedding(dim, optimizer=optimizer, storage=of)
+            for dim, of in zip(dims, storages, strict=True)
+        )
 
     def train_on(self, ids: Tensor) -> None:
         """A step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,30 @@ class WholeModel(nn.Module):
     Args:
         other: with a larger capacity and rows of another dtype, so that a load gives ids and rows
             other places than they had.
+        storage: of the tables by name, and of the bag; those that have none are in memory.
     """
 
-    def __init__(self, *, other: bool = False) -> None:
+    def __init__(self, *, other: bool = False, storage: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         torch.manual_seed(5)
+        where = {} if storage is None else storage
         scored = td.Policy(
             score=("frequency", "timestamp", "custom"), capacity=50 if other else 40, ttl=100
         )
         self.tables = td.DynamicEmbeddingBagCollection(
             [
-                td.TableConfig("scored", 4, policy=scored),
-                td.TableConfig("counted", 4, policy=td.Policy(admission=td.AdmitFrequent(2))),
+                td.TableConfig("scored", 4, policy=scored, storage=where.get("scored")),
                 td.TableConfig(
-                    "sketched", 8, policy=td.Policy(admission=td.AdmitFrequentSketch(2, 64))
+                    "counted",
+                    4,
+                    policy=td.Policy(admission=td.AdmitFrequent(2)),
+                    storage=where.get("counted"),
+                ),
+                td.TableConfig(
+                    "sketched",
+                    8,
+                    policy=td.Policy(admission=td.AdmitFrequentSketch(2, 64)),
+                    storage=where.get("sketched"),
                 ),
             ],
             optimizer=td.Adam(lr=0.1, row_steps=True),
@@ -48,6 +59,7 @@ class WholeModel(nn.Module):
             max_rows=200,
             name="bag",
             dtype=torch.bfloat16 if other else torch.float32,
+            storage=where.get("bag"),
         )
         self.dense = nn.Linear(20, 2)
 

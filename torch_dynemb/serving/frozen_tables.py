@@ -38,6 +38,7 @@ class FrozenTables(nn.Module):
         meta, tables = group.index.meta[:count].clone(), group.index.tables[:count].clone()
         active = [group.index.active_buckets(t) for t in range(count)]
         meta[:, Meta.REGION_BUCKETS] = tables[:, Table.BUCKET_COUNT]
+        meta[:, Meta.TIERED] = 0  # all rows of the copy are in memory
         meta[:, Meta.REGION_BEGIN] = (
             meta[:, Meta.REGION_BUCKETS].cumsum(0) - (meta[:, Meta.REGION_BUCKETS])
         )

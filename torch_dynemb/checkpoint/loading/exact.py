@@ -45,6 +45,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.records import record_bytes
 from torch_dynemb.table.row_access import handle_rows, state_tensors, write_rows
 from torch_dynemb.table.state import empty
@@ -88,8 +89,19 @@ def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Mani
         return None
     (number,) = found
     saved = manifest.groups[number]
-    same = saved.score_words == list(config.layout.score_words)
+    same = saved.score_words == list(config.layout.score_words) and _same_slabs(config, saved)
     return number if same and len(saved.tables) == len(plans) else None
+
+
+def _same_slabs(config: GroupConfig, saved: SavedGroup) -> bool:
+    """Whether those tables have slabs in common, and in the same order, that had them."""
+    of_tables = [
+        table.slab._replace(tiered=number in saved.stored)
+        for number, table in enumerate(config.tables)
+    ]
+    slabs = sorted(set(of_tables), key=lambda slab: slab.order)
+    numbers = [slabs.index(slab) for slab in of_tables]
+    return numbers == [config.slab_of(table) for table in range(len(config.tables))]
 
 
 def source_of(part: TablePart, saved: Sequence[SavedPart]) -> SavedPart | None:

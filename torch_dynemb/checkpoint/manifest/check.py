@@ -39,6 +39,7 @@ def check_manifest(manifest: Manifest) -> None:
         _texts(f"groups[{k}].tables", group.tables)
         _texts(f"groups[{k}].score_words", group.score_words, _SCORES)
         _check_file(f"groups[{k}].file", group.file)
+        _numbers(f"groups[{k}].stored", group.stored)
     for name, table in manifest.tables.items():
         _check_table(f"table {name!r}", table, len(manifest.groups))
         _check_parts(name, table)

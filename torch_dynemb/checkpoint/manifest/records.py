@@ -152,12 +152,15 @@ class SavedGroup:
         tables: names of its tables that were saved.
         score_words: what the group kept of ids, in order.
         file: with the state of the group that is not portable.
+        stored: numbers in the group of the tables whose rows lay in a store, beside those of the
+            other tables of their dim.
     """
 
     rank: int
     tables: list[str]
     score_words: list[str]
     file: SavedFile
+    stored: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,8 @@ def write_group(
             saved[part.number] = _write_part(folder, source, part, order, number)
     file = folder.write(group_file(folder.rank, folder.ranks, number), _group_sections(source), 0)
     words = list(source.config.layout.score_words)
-    group = SavedGroup(folder.rank, [part.name for part in parts], words, file)
+    stored = [t for t, table in enumerate(source.config.tables) if table.slab.tiered]
+    group = SavedGroup(folder.rank, [part.name for part in parts], words, file, stored)
     return group, [saved[part.number] for part in parts]
 
 
