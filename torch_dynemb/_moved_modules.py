@@ -17,6 +17,8 @@ _MODULES = {
         "evictions": "table.host_state",
         "freeze": "serving",
         "optim.config": "optim",
+        "recis.id_exchange": "nn.id_exchange",
+        "recis.tables.optimized_later": "nn.optimized_later",
         "recis.rank_group": "distributed.ranks",
         "row_access": "table.rows",
         "sending": "process.sending",

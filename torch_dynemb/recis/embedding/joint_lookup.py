@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
+from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.recis.embedding.bags import Bags
 from torch_dynemb.recis.embedding.options import EmbeddingOption
-from torch_dynemb.recis.id_exchange import IdExchange
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.packed_rows import unpack_rows
 

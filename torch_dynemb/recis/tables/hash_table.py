@@ -13,6 +13,7 @@ from torch_dynemb.argument_checks import described, float_rows, integer
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
+from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.admission import AdmissionRule
@@ -28,7 +29,6 @@ from torch_dynemb.recis.tables.arguments import (
 )
 from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
-from torch_dynemb.recis.tables.optimized_later import OptimizedLater
 from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
 from torch_dynemb.recis.tables.shard import SLICE, check_in_slice, saved_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
@@ -70,6 +70,8 @@ class HashTable(OptimizedLater):
     Raises:
         TypeError, ValueError: a wrong value, or several children without ``coalesced``.
     """
+
+    how_to_optimize = "give it to one, such as SparseAdam(filter_out_sparse_param(model))"
 
     def __init__(
         self,
@@ -234,6 +236,11 @@ class HashTable(OptimizedLater):
                 f"{self._rules}: a lookup can be ReadOnly, other rules are given to the table"
             )
         return False
+
+    @property
+    def id_slots(self) -> int:
+        """To how many slots ids are dealt, of which each rank has some."""
+        return self.slice.slice_size
 
     @property
     def counts_occurrences(self) -> bool:

@@ -27,7 +27,12 @@ class OptimizedLater(TableModule):
         device: of the rows.
         max_rows: rows to reserve; None: what would fill the device's memory.
         seed: of initial values; None: torch's.
+
+    Attributes:
+        how_to_optimize: what an error says to who has given it no optimizer.
     """
+
+    how_to_optimize = "call set_optimizer()"
 
     def __init__(
         self,
@@ -62,8 +67,7 @@ class OptimizedLater(TableModule):
         """
         if self.trainable and not self._has_optimizer:
             raise RuntimeError(
-                f"HashTable {self.name!r} has no optimizer yet: give it to one, such as "
-                "SparseAdam(filter_out_sparse_param(model))"
+                f"{type(self).__name__} {self.name!r} has no optimizer yet: {self.how_to_optimize}"
             )
         return super().optimizer
 
@@ -88,10 +92,12 @@ class OptimizedLater(TableModule):
             ValueError: the table is not trainable.
         """
         if not self.trainable:
-            raise ValueError(f"HashTable {self.name!r} is not trainable: it takes no optimizer")
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r} is not trainable: it takes no optimizer"
+            )
         if not isinstance(config, OptimizerConfig):
             raise TypeError(
-                f"HashTable.set_optimizer: config is {config!r}, expected one such as "
+                f"{type(self).__name__}.set_optimizer: config is {config!r}, expected one such as "
                 "torch_dynemb.Adam(lr=1e-3)"
             )
         return super().set_optimizer(config)

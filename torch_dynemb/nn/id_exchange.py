@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +10,54 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
 from torch_dynemb.distributed.ranks import RankGroup
-from torch_dynemb.recis.tables.hash_table import HashTable
+from torch_dynemb.table.group import TableGroup
+
+
+class SharedTable(Protocol):
+    """A table that ranks share, each with some of its ids.
+
+    Attributes:
+        grad_reduce_by: ``"worker"``: the gradient of an id is the sum of what ranks send, divided
+            by the number of ranks; ``"id"``: by the number of ranks that sent it.
+    """
+
+    grad_reduce_by: str
+
+    @property
+    def group(self) -> TableGroup:
+        """The rows that this rank has."""
+
+    @property
+    def id_slots(self) -> int:
+        """To how many slots ids are dealt, of which each rank has some."""
+
+    @property
+    def counts_occurrences(self) -> bool:
+        """Whether lookups need to know how often an id occurs."""
+
+    def learns(self) -> bool:
+        """Whether a lookup now is one of training."""
+
+    def lookup(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        *,
+        children: list[int],
+        reads_only: bool,
+        trains: bool,
+        counts: Tensor | None,
+    ) -> Tensor:
+        """Rows [n, columns] of ids that this rank has.
+
+        Args:
+            ids: int64 [n], child after child.
+            offsets: int64 [children + 1], where children begin in ``ids``.
+            children: their numbers.
+            reads_only: True: new ids get no row.
+            trains: False: as in evaluation.
+            counts: int64 [n], how often each id occurs; None: once.
+        """
 
 
 class _ScaledGradient(torch.autograd.Function):
@@ -55,12 +102,17 @@ class IdExchange:
     """
 
     def __init__(
-        self, table: HashTable, ids: Tensor, offsets: Tensor, children: list[int], ranks: RankGroup
+        self,
+        table: SharedTable,
+        ids: Tensor,
+        offsets: Tensor,
+        children: list[int],
+        ranks: RankGroup,
     ) -> None:
         self._table = table
         self._children = children
         self._ranks = ranks
-        distinct = ops.ids_partition(ids, offsets, parts=ranks.size, slots=table.slice.slice_size)
+        distinct = ops.ids_partition(ids, offsets, parts=ranks.size, slots=table.id_slots)
         self.inverse = distinct.inverse
         proposed = table.group.proposed_now
         with torch.no_grad():
@@ -120,4 +172,4 @@ class IdExchange:
         return senders.to(torch.float32).reciprocal()[:, None]
 
 
-__all__ = ["IdExchange"]
+__all__ = ["IdExchange", "SharedTable"]
