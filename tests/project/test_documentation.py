@@ -22,6 +22,7 @@ PACKAGES = (
     "torch_dynemb.checkpoint",
     "torch_dynemb.storage.tiers",
     "torch_dynemb.serving",
+    "torch_dynemb.oneembedding",
     "torch_dynemb.recis",
     "torch_dynemb.recis.functional",
     "torch_dynemb.torchrec",

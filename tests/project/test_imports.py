@@ -26,7 +26,7 @@ FLOORS = (
     ("nn",),
     ("checkpoint",),
     ("serving",),
-    ("recis", "torchrec"),
+    ("oneembedding", "recis", "torchrec"),
     ("compat",),
     ("__main__",),
 )

@@ -1,0 +1,44 @@
+"""Embeddings with the names and arguments of OneEmbedding, of OneFlow (github.com/Oneflow-Inc)."""
+
+from torch_dynemb.oneembedding import saved_parts as _saved_parts  # noqa: F401 - registers tables
+from torch_dynemb.oneembedding.initializers import (
+    make_constant_initializer,
+    make_normal_initializer,
+    make_trunc_normal_initializer,
+    make_uniform_initializer,
+)
+from torch_dynemb.oneembedding.modules import MultiTableEmbedding, MultiTableMultiColumnEmbedding
+from torch_dynemb.oneembedding.optimizer import Optimizer
+from torch_dynemb.oneembedding.optimizers import Ftrl, SmartDecayAdam
+from torch_dynemb.oneembedding.stores import (
+    StoreOptions,
+    make_cached_host_mem_store_options,
+    make_device_mem_store_options,
+)
+from torch_dynemb.oneembedding.tables import (
+    ColumnOptions,
+    TableOptions,
+    make_column_options,
+    make_table,
+    make_table_options,
+)
+
+__all__ = [
+    "ColumnOptions",
+    "Ftrl",
+    "MultiTableEmbedding",
+    "MultiTableMultiColumnEmbedding",
+    "Optimizer",
+    "SmartDecayAdam",
+    "StoreOptions",
+    "TableOptions",
+    "make_cached_host_mem_store_options",
+    "make_column_options",
+    "make_constant_initializer",
+    "make_device_mem_store_options",
+    "make_normal_initializer",
+    "make_table",
+    "make_table_options",
+    "make_trunc_normal_initializer",
+    "make_uniform_initializer",
+]

@@ -1,0 +1,363 @@
+"""What OneEmbedding's modules share: several tables with the same columns, over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import described, integer, text
+from torch_dynemb.checkpoint import LoadReport
+from torch_dynemb.distributed.agreement import Described, Option, check_agreement, comparable
+from torch_dynemb.distributed.owners import share_of, slots_of
+from torch_dynemb.distributed.ranks import process_group_of, rank_group
+from torch_dynemb.initializers import Initializer
+from torch_dynemb.nn.id_exchange import IdExchange
+from torch_dynemb.nn.optimized_later import OptimizedLater
+from torch_dynemb.oneembedding.ids_by_table import ids_by_table
+from torch_dynemb.oneembedding.initializers import DEFAULT_INITIALIZER
+from torch_dynemb.oneembedding.keys import id_of, ids_of, key_type_of
+from torch_dynemb.oneembedding.snapshots import load_embedding, save_embedding
+from torch_dynemb.oneembedding.stores import StoreOptions
+from torch_dynemb.oneembedding.tables import TableOptions
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
+from torch_dynemb.optim.clipping import SharedRows
+from torch_dynemb.policy.policy import Policy
+from torch_dynemb.storage.device import device_of
+from torch_dynemb.table.config import ROW_DTYPES, TableConfig
+from torch_dynemb.table.dense_state import leaves_tables_out
+
+_SLOTS = 65536  # to which ids are dealt; each rank has some of them
+_SLOTS_ENTRY = "id_slots"  # of the state
+
+
+class Embedding(OptimizedLater):
+    """What :class:`MultiTableEmbedding` and :class:`MultiTableMultiColumnEmbedding` share."""
+
+    grad_reduce_by = "worker"
+    how_to_optimize = (
+        "wrap the optimizer of its parameters, oneembedding.Optimizer(optimizer, [embedding]), or "
+        "call embedding.set_optimizer(torch_dynemb.Adam(lr=1e-3))"
+    )
+
+    def __init__(
+        self,
+        name: str,
+        dims: Sequence[int],
+        dtype: torch.dtype,
+        key_type: torch.dtype,
+        tables: Sequence[TableOptions] | None,
+        store_options: StoreOptions,
+        default_initializer: Initializer | None,
+        padding_idx: int | None,
+        seed: int,
+        *,
+        optimizer: OptimizerConfig | None,
+        device: torch.device | str | None,
+        pg: dist.ProcessGroup | None,
+    ) -> None:
+        owner = type(self).__name__
+        text(f"{owner}: name", name)
+        if dtype not in ROW_DTYPES:
+            raise TypeError(f"{owner}: dtype is {described(dtype)}, expected one of {ROW_DTYPES}")
+        key_type_of(f"{owner}: key_type", key_type)
+        options = _table_options(owner, tables, default_initializer)
+        if not isinstance(store_options, StoreOptions):
+            raise TypeError(
+                f"{owner}: store_options is {described(store_options)}, expected one such as "
+                "make_device_mem_store_options(path, capacity)"
+            )
+        padding = None
+        if padding_idx is not None:
+            padding = id_of(f"{owner}: padding_idx", padding_idx, key_type)
+        seed = integer(f"{owner}: seed", seed, least=0, most=(1 << 64) - 1)
+        on = torch.get_default_device() if device is None else device_of(owner, device)
+        store_options.check_device(owner, on)
+        ranks = rank_group(pg)
+        size = 1 if ranks is None else ranks.size
+        store_options.check_ranks(owner, size)
+        configs = []
+        for t, table in enumerate(options):
+            capacity = table.capacity or store_options.capacity
+            configs.append(
+                TableConfig(
+                    name=f"{name}.{t}",
+                    embedding_dim=sum(dims),
+                    initializer=table.initializer(f"{owner}: tables[{t}]", dims),
+                    padding_idx=padding,
+                    policy=Policy(capacity=None if capacity is None else share_of(capacity, size)),
+                    dtype=dtype,
+                )
+            )
+        alike = _alike(dims, dtype, key_type, options, store_options, padding, seed)
+        check_agreement(owner, alike, process_group_of(ranks))
+        super().__init__(name, configs, trainable=True, device=on, max_rows=None, seed=seed)
+        self.dtype, self.key_type = dtype, key_type
+        self.embedding_dim, self.column_dims = sum(dims), list(dims)
+        self.num_tables = len(options)
+        self.padding_idx, self.seed = padding_idx, seed
+        self.store_options = store_options
+        self.storage_dim = store_options.stored_dim(self.embedding_dim)
+        self.rank_id, self.world_size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        self.rank_group = ranks
+        if optimizer is not None:
+            self.set_optimizer(optimizer)
+
+    # -- lookup ----------------------------------------------------------------------------------
+
+    def forward(self, ids: Tensor, table_ids: Tensor | None = None) -> Tensor:
+        """Rows of ids; in training a new id gets one.
+
+        Over several ranks all of them call it, also with no ids.
+
+        Args:
+            ids: of the embedding's key type: (batch, tables), an id of each table side by side; of
+                any shape with ``table_ids``, or where there is one table.
+            table_ids: integers of the shape of ``ids``, the number of the table of each id.
+
+        Returns:
+            Of the embedding's dtype, the shape of ``ids`` + (sum of the dims,).
+
+        Raises:
+            TypeError: a dtype does not match.
+            ValueError: shapes do not match, or there is no such table.
+            RuntimeError: gradients of an earlier lookup are pending, but the embedding has no
+                optimizer that would apply them.
+        """
+        owner = type(self).__name__
+        keys = ids_of(f"{owner}: ids", ids, self.key_type)
+        if table_ids is not None:
+            if not isinstance(table_ids, Tensor) or table_ids.is_floating_point():
+                raise TypeError(
+                    f"{owner}: table_ids is {described(table_ids)}, expected a tensor of integers"
+                )
+            table_ids = table_ids.to(torch.int64)
+        self._check_optimized()
+        given = ids_by_table(owner, keys, table_ids, self.num_tables)
+        children = list(range(self.num_tables))
+        if process_group_of(self.rank_group) is None:
+            rows = self.lookup(given.ids, given.offsets, children=children)
+        else:
+            assert self.rank_group is not None
+            exchange = IdExchange(self, given.ids, given.offsets, children, self.rank_group)
+            distinct = exchange.rows(reads_only=False, trains=True)
+            each = torch.arange(given.ids.shape[0] + 1, device=keys.device)
+            rows = ops.pool_rows(distinct, exchange.inverse, each, features=1)
+        return given.in_order(rows, ids.shape).to(self.dtype)
+
+    def lookup(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        *,
+        children: list[int],
+        reads_only: bool = False,
+        trains: bool = True,
+        counts: Tensor | None = None,
+    ) -> Tensor:
+        """Rows of ids that this rank has, in one call for all tables.
+
+        Args:
+            ids: int64 [n], table after table.
+            offsets: int64 [len(children) + 1], where tables begin in ``ids``.
+            children: numbers of the tables.
+            reads_only: True: new ids get no row.
+            trains: False: as in evaluation.
+            counts: int64 [n], how often each id occurs; default: once.
+
+        Returns:
+            float32 [n, columns].
+        """
+        return self._lookup(
+            ids,
+            offsets,
+            None,
+            feature_tables=children,
+            feature_dims=[self.embedding_dim] * len(children),
+            pooling=Pooling.NONE,
+            counts=counts,
+            inserts=not reads_only,
+            trains=trains,
+        )
+
+    @property
+    def id_slots(self) -> int:
+        """To how many slots ids are dealt, of which each rank has some."""
+        return _SLOTS
+
+    @property
+    def own_slots(self) -> range:
+        """The slots of which this rank has the ids."""
+        return slots_of(self.rank_id, self.world_size, _SLOTS)
+
+    @property
+    def counts_occurrences(self) -> bool:
+        """Whether lookups need to know how often an id occurs: they do not."""
+        return False
+
+    def _check_optimized(self) -> None:
+        if self._has_optimizer or self._optimizer is None or not self.learns():
+            return
+        if torch.compiler.is_compiling() or self._group.device.type != "cpu":
+            return  # a GPU would have to be waited for
+        if self._optimizer.updates_since_step() > 0:
+            raise RuntimeError(
+                f"{type(self).__name__} {self.name!r}: there are gradients, but nothing will apply "
+                f"them: {self.how_to_optimize}"
+            )
+
+    # -- optimizer -------------------------------------------------------------------------------
+
+    @property
+    def shared_rows(self) -> SharedRows | None:
+        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        process_group = process_group_of(self.rank_group)
+        return None if process_group is None else SharedRows(process_group, self._group.device)
+
+    def check_optimizer(self, config: OptimizerConfig) -> None:
+        """Raises ValueError where the store options leave too little room for a row's state.
+
+        Args:
+            config: of the optimizer.
+
+        Raises:
+            ValueError: ``size_factor`` or ``storage_dim`` is too small for it.
+        """
+        dim = self.embedding_dim
+        state = sum(
+            tensor.columns(dim) if tensor.dtype != torch.uint8 else -(-tensor.row_bytes(dim) // 4)
+            for tensor in config.state
+        )
+        owner = f"{type(self).__name__} {self.name!r}"
+        self.store_options.check_state(owner, dim, config.name, dim + state)
+
+    def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
+        """Gives the rows an optimizer; gradients that are pending stay.
+
+        Args:
+            config: such as ``torch_dynemb.Adam(lr=1e-3)``.
+
+        Returns:
+            The new ``optimizer``; using the old one raises.
+
+        Raises:
+            TypeError: ``config`` is no optimizer config.
+            ValueError: the store options leave too little room for its state.
+        """
+        if isinstance(config, OptimizerConfig):
+            self.check_optimizer(config)
+        return super().set_optimizer(config)
+
+    # -- snapshots and state ---------------------------------------------------------------------
+
+    def save_snapshot(self, snapshot_name: str) -> None:
+        """Saves rows, optimizer state and clocks as ``<persistent_path>/snapshots/<name>``.
+
+        It is a checkpoint (:func:`torch_dynemb.checkpoint.save`) of all ranks, which call it
+        together between two steps: whole or not at all, with checksums.
+
+        Args:
+            snapshot_name: a name of a folder; a snapshot of this name is replaced.
+
+        Raises:
+            TypeError, ValueError: it is no such name.
+            RuntimeError: gradients are pending.
+            OSError: the disk is full, or fails.
+        """
+        save_embedding(self, self.store_options.root(), snapshot_name)
+
+    def load_snapshot(self, snapshot_name: str, *, optimizer_state: bool = True) -> LoadReport:
+        """Replaces the rows by those of a snapshot; all ranks call it together.
+
+        As many or other ranks may have saved it. Where it has optimizer state, give the embedding
+        its optimizer first.
+
+        Args:
+            snapshot_name: a snapshot under the ``persistent_path``.
+            optimizer_state: False: optimizer state begins anew.
+
+        Returns:
+            What was loaded.
+
+        Raises:
+            TypeError, ValueError: it is no name, or the snapshot does not fit.
+            FileNotFoundError: there is no such snapshot.
+        """
+        return load_embedding(
+            self, self.store_options.root(), snapshot_name, optimizer_state=optimizer_state
+        )
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not leaves_tables_out():
+            own = self.own_slots
+            destination[prefix + _SLOTS_ENTRY] = torch.tensor([own.start, own.stop, _SLOTS])
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        if leaves_tables_out():
+            return
+        *_, missing_keys, _, error_msgs = arguments
+        entry = prefix + _SLOTS_ENTRY
+        if entry not in state_dict:
+            missing_keys.append(entry)
+            return
+        saved, own = state_dict[entry], self.own_slots
+        if not isinstance(saved, Tensor) or saved.tolist() != [own.start, own.stop, _SLOTS]:
+            error_msgs.append(
+                f"{prefix.rstrip('.') or type(self).__name__}: the state is of another rank or "
+                "number of ranks: load each rank's own, or use save_snapshot and load_snapshot"
+            )
+            return
+        others = {name: value for name, value in state_dict.items() if name != entry}
+        super()._load_from_state_dict(others, prefix, *arguments)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Embedding:
+        probe = fn(torch.zeros(1, device=self._group.device))
+        self.store_options.check_device(f"{type(self).__name__}.to()", probe.device)
+        super()._apply(fn, recurse)
+        return self
+
+    def extra_repr(self) -> str:
+        config = self._group.config.optimizer if self._has_optimizer else None
+        return f"{self.name!r}, {self._group.sizes()}, dims={self.column_dims}, optimizer={config}"
+
+
+def _table_options(
+    owner: str, tables: object, default_initializer: Initializer | None
+) -> list[TableOptions]:
+    if default_initializer is not None and not isinstance(default_initializer, Initializer):
+        raise TypeError(
+            f"{owner}: default_initializer is {described(default_initializer)}, expected one such "
+            "as make_normal_initializer(0, 0.05)"
+        )
+    if tables is None:
+        return [TableOptions(default_initializer or DEFAULT_INITIALIZER)]
+    if not isinstance(tables, list | tuple) or not tables:
+        raise TypeError(
+            f"{owner}: tables is {described(tables)}, expected None, or a list of "
+            "make_table_options(...)"
+        )
+    for t, table in enumerate(tables):
+        if not isinstance(table, TableOptions):
+            raise TypeError(
+                f"{owner}: tables[{t}] is {described(table)}, expected make_table_options(...)"
+            )
+    return list(tables)
+
+
+def _alike(*values: Any) -> Described:
+    """What all ranks must have alike."""
+    names = ("dims", "dtype", "key_type", "tables", "store_options", "padding_idx", "seed")
+    return {Option("", name): comparable(value) for name, value in zip(names, values, strict=True)}
+
+
+__all__ = ["Embedding"]

@@ -1,0 +1,90 @@
+"""Ids of an embedding as lookups take them: table after table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class IdsByTable(NamedTuple):
+    """Ids, those of a table together.
+
+    Attributes:
+        ids: int64 [n].
+        offsets: int64 [tables + 1], where tables begin in ``ids``.
+        places: int64 [n], where the row of each id that was given is among those of ``ids``; None:
+            in the same order, or, if there are several tables, in that of the transposed ids.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    places: Tensor | None
+
+    def in_order(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """Rows of ``ids`` as the ids were given.
+
+        Args:
+            rows: [n, columns].
+            shape: of the ids that were given.
+
+        Returns:
+            [*shape, columns].
+        """
+        columns = rows.shape[1]
+        if self.places is not None:
+            rows = rows.index_select(0, self.places)
+        elif self.offsets.shape[0] > 2:
+            rows = rows.view(self.offsets.shape[0] - 1, -1, columns).transpose(0, 1)
+        return rows.reshape(*shape, columns)
+
+
+def ids_by_table(owner: str, ids: Tensor, table_ids: Tensor | None, tables: int) -> IdsByTable:
+    """Brings ids into the order of their tables.
+
+    Args:
+        owner: what errors begin with.
+        ids: int64 of any shape; without ``table_ids`` the last dimension has one for each table.
+        table_ids: int64 of the same shape, the table of each id; None: see ``ids``.
+        tables: how many there are.
+
+    Raises:
+        ValueError: shapes do not match, or there is no such table.
+    """
+    if table_ids is None:
+        if tables > 1 and (ids.dim() == 0 or ids.shape[-1] != tables):
+            raise ValueError(
+                f"{owner}: ids has shape {tuple(ids.shape)}, expected (batch, {tables}), an id of "
+                "each table, or table_ids of the same shape"
+            )
+        flat = ids.reshape(-1)
+        if tables > 1:
+            flat = ids.reshape(-1, tables).t().reshape(-1)
+        bounds = torch.arange(tables + 1, device=ids.device) * (flat.shape[0] // tables)
+        return IdsByTable(flat, bounds, None)
+    if table_ids.shape != ids.shape:
+        raise ValueError(
+            f"{owner}: table_ids has shape {tuple(table_ids.shape)}, expected that of ids, "
+            f"{tuple(ids.shape)}"
+        )
+    of_ids = table_ids.reshape(-1).contiguous()
+    _check_tables(owner, of_ids, tables)
+    order = torch.argsort(of_ids, stable=True)
+    numbers = torch.arange(tables + 1, device=ids.device)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(order.shape[0], device=ids.device)
+    return IdsByTable(ids.reshape(-1)[order], torch.searchsorted(of_ids[order], numbers), places)
+
+
+def _check_tables(owner: str, table_ids: Tensor, tables: int) -> None:
+    inside = (table_ids >= 0) & (table_ids < tables)
+    if torch.compiler.is_compiling() or table_ids.is_cuda:  # whose values nobody waits for
+        torch._assert_async(inside.all(), f"{owner}: table_ids has others than 0 to {tables - 1}")
+    elif not bool(inside.all()):
+        raise ValueError(
+            f"{owner}: table_ids has {int(table_ids[~inside][0])}, expected 0 to {tables - 1}"
+        )
+
+
+__all__ = ["IdsByTable", "ids_by_table"]
