@@ -1,6 +1,7 @@
 """Embeddings with the names and arguments of OneEmbedding, of OneFlow (github.com/Oneflow-Inc)."""
 
 from torch_dynemb.oneembedding import saved_parts as _saved_parts  # noqa: F401 - registers tables
+from torch_dynemb.oneembedding.import_snapshot import import_snapshot
 from torch_dynemb.oneembedding.initializers import (
     make_constant_initializer,
     make_normal_initializer,
@@ -15,6 +16,15 @@ from torch_dynemb.oneembedding.stores import (
     make_cached_host_mem_store_options,
     make_device_mem_store_options,
 )
+from torch_dynemb.oneembedding.table_reader import (
+    KeysAndValues,
+    PersistentTableReader,
+    make_persistent_table_reader,
+)
+from torch_dynemb.oneembedding.table_writer import (
+    PersistentTableWriter,
+    make_persistent_table_writer,
+)
 from torch_dynemb.oneembedding.tables import (
     ColumnOptions,
     TableOptions,
@@ -26,17 +36,23 @@ from torch_dynemb.oneembedding.tables import (
 __all__ = [
     "ColumnOptions",
     "Ftrl",
+    "KeysAndValues",
     "MultiTableEmbedding",
     "MultiTableMultiColumnEmbedding",
     "Optimizer",
+    "PersistentTableReader",
+    "PersistentTableWriter",
     "SmartDecayAdam",
     "StoreOptions",
     "TableOptions",
+    "import_snapshot",
     "make_cached_host_mem_store_options",
     "make_column_options",
     "make_constant_initializer",
     "make_device_mem_store_options",
     "make_normal_initializer",
+    "make_persistent_table_reader",
+    "make_persistent_table_writer",
     "make_table",
     "make_table_options",
     "make_trunc_normal_initializer",

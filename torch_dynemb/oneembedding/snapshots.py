@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch_dynemb.argument_checks import text
 from torch_dynemb.checkpoint import LoadReport
 
 SNAPSHOTS = "snapshots"
+RANK_FOLDER = re.compile(r"(\d+)-(\d+)")  # of a rank, and of how many
 _TABLE = "table_"
 
 
@@ -34,12 +36,17 @@ def table_number(owner: str, entry: str) -> int:
     return int(number)
 
 
-def snapshot_folder(owner: str, root: str, name: object) -> Path:
+def root_of(path: Path) -> Path:
+    """The folder that has the snapshots of a path: of the folder of a rank, the one above."""
+    return path.parent if RANK_FOLDER.fullmatch(path.name) else path
+
+
+def snapshot_folder(owner: str, root: Path, name: object) -> Path:
     """Where a snapshot is.
 
     Args:
         owner: what errors begin with.
-        root: the persistent path.
+        root: what :func:`root_of` gives.
         name: of the snapshot.
 
     Raises:
@@ -48,16 +55,16 @@ def snapshot_folder(owner: str, root: str, name: object) -> Path:
     chosen = text(f"{owner}: snapshot_name", name)
     if chosen in ("", ".", "..") or Path(chosen).name != chosen:
         raise ValueError(f"{owner}: snapshot_name is {chosen!r}, expected the name of a folder")
-    return Path(root) / SNAPSHOTS / chosen
+    return root / SNAPSHOTS / chosen
 
 
-def save_embedding(embedding: nn.Module, root: str, name: object) -> None:
+def save_embedding(embedding: nn.Module, root: Path, name: object) -> None:
     """Saves an embedding as a snapshot; see its ``save_snapshot``."""
     checkpoint.save(snapshot_folder("save_snapshot", root, name), embedding)
 
 
 def load_embedding(
-    embedding: nn.Module, root: str, name: object, *, optimizer_state: bool
+    embedding: nn.Module, root: Path, name: object, *, optimizer_state: bool
 ) -> LoadReport:
     """Loads a snapshot into an embedding; see its ``load_snapshot``."""
     folder = snapshot_folder("load_snapshot", root, name)
@@ -65,8 +72,10 @@ def load_embedding(
 
 
 __all__ = [
+    "RANK_FOLDER",
     "SNAPSHOTS",
     "load_embedding",
+    "root_of",
     "save_embedding",
     "snapshot_folder",
     "table_entry",

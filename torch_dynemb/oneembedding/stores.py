@@ -6,11 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Literal
 
 import torch
 
 from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.oneembedding.snapshots import root_of
 
 PersistentPath = str | PathLike[str] | Sequence[str | PathLike[str]]
 BLOCK_SIZES = (512, 4096)
@@ -38,13 +40,10 @@ class StoreOptions:
     physical_block_size: int
     cache_bytes: int
 
-    def root(self) -> str:
-        """The folder that has the snapshots of all ranks: the path, or the first of several."""
-        return (
-            self.persistent_path
-            if isinstance(self.persistent_path, str)
-            else self.persistent_path[0]
-        )
+    def root(self) -> Path:
+        """The folder that has the snapshots of all ranks, of the path or the first of several."""
+        paths = self.persistent_path
+        return root_of(Path(paths if isinstance(paths, str) else paths[0]))
 
     def check_ranks(self, owner: str, size: int) -> None:
         """Refuses a list of paths that is not one for each rank.

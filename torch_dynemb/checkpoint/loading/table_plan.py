@@ -116,7 +116,7 @@ def _state_of(
         assert saved.optimizer is not None
         raise ValueError(
             f"table {part.name!r} was saved with the optimizer {_shown(saved.optimizer)}, but the "
-            "model's has none yet: give it to one, such as SparseAdam, before it is loaded, or "
+            "model's has none yet: give it its optimizer before it is loaded, or "
             "give optimizer_state=False to load the rows alone"
         )
     optimizer = part.optimizer

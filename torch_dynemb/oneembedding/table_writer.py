@@ -1,0 +1,374 @@
+"""Writes a snapshot without training: keys and values that come in any order."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.checkpoint.entries import NO_GROUP
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.manifest.places import (
+    check_replaceable,
+    make_parents,
+    settle,
+    unfinished,
+)
+from torch_dynemb.checkpoint.manifest.records import Manifest, SavedPart, SavedRest, SavedTable
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.reading.saved_table import (
+    CheckpointFiles,
+    CheckpointTable,
+    SavedBatch,
+)
+from torch_dynemb.checkpoint.saving.save import finish_folder
+from torch_dynemb.checkpoint.tools.part_writer import PartOfTable, PartWriter, TensorFiles
+from torch_dynemb.oneembedding.embedding import Embedding
+from torch_dynemb.oneembedding.key_value_spool import KeyValueSpool
+from torch_dynemb.oneembedding.keys import id_of, ids_of, key_type_of
+from torch_dynemb.oneembedding.row_layout import RowLayout
+from torch_dynemb.oneembedding.snapshots import root_of, snapshot_folder, table_entry
+from torch_dynemb.oneembedding.stores import block_size
+from torch_dynemb.oneembedding.table_reader import check_value_type, checked_paths
+from torch_dynemb.ops.columns import TABLE_COLUMNS, Meta
+from torch_dynemb.policy.policy import Policy
+from torch_dynemb.process.interrupts import held_back
+
+_OWNER = "make_persistent_table_writer"
+_DISK = Disk()
+_PIECE_BYTES = 8 << 20
+
+
+class _Target(NamedTuple):
+    """What a snapshot is written for.
+
+    Attributes:
+        tables: what the manifest says of each table, but for its parts.
+        layout: of values.
+        padding: the id that has no row.
+        steps: updates that the optimizer has made.
+    """
+
+    tables: list[SavedTable]
+    layout: RowLayout
+    padding: int | None
+    steps: int
+
+
+class PersistentTableWriter:
+    """Writes a snapshot; :func:`make_persistent_table_writer` makes it.
+
+    It is a context manager. The snapshot is there, as a whole, once it is closed; where the
+    ``with`` ends by an error, none is.
+
+    Args:
+        folder: of the snapshot.
+        key_type, value_type: of what it takes.
+        target: what the snapshot is written for.
+    """
+
+    def __init__(
+        self, folder: Path, key_type: torch.dtype, value_type: torch.dtype, target: _Target
+    ) -> None:
+        self._folder, self._key_type, self._value_type = folder, key_type, value_type
+        self._target = target
+        self._uuid = uuids.uuid4().hex
+        self._unfinished = unfinished(folder, self._uuid)
+        self._closed = False
+        make_parents(_DISK, folder)
+        settle(_DISK, folder)
+        _DISK.make_folder(self._unfinished)
+        self._spools = [
+            KeyValueSpool(self._unfinished, number, value_type, target.layout.width)
+            for number in range(len(target.tables))
+        ]
+
+    @plain_torch()
+    def write(self, keys: Any, values: Any, table_ids: Any = 0) -> None:
+        """Adds rows; of a key that was written before, the new values count.
+
+        Args:
+            keys: [n], of the writer's key type: a tensor, or an array of numpy.
+            values: [n, storage_dim], of its value type.
+            table_ids: the number of the table of all keys, or int64 [n], that of each.
+
+        Raises:
+            TypeError: a dtype is another.
+            ValueError: shapes do not match, there is no such table, a key is the padding id, or the
+                writer is closed.
+            OSError: the disk is full, or fails.
+        """
+        if self._closed:
+            raise ValueError("write: the writer is closed")
+        ids = ids_of("write: keys", _tensor(keys), self._key_type)
+        values = _tensor(values)
+        width = self._target.layout.width
+        if not isinstance(values, Tensor) or values.dtype != self._value_type:
+            raise TypeError(
+                f"write: values is {described(values)}, expected a tensor of {self._value_type}"
+            )
+        if ids.dim() != 1 or tuple(values.shape) != (ids.shape[0], width):
+            raise ValueError(
+                f"write: keys has shape {tuple(ids.shape)} and values {tuple(values.shape)}, "
+                f"expected (n,) and (n, {width})"
+            )
+        if self._target.padding is not None and bool((ids == self._target.padding).any()):
+            raise ValueError(
+                f"write: keys has {self._target.padding}, the padding_idx of the embedding, which "
+                "has no row: leave it out"
+            )
+        of_each = self._tables_of(table_ids, ids.shape[0])
+        for number, spool in enumerate(self._spools):
+            own = of_each == number
+            if bool(own.any()):
+                spool.append(ids[own], values[own])
+
+    def _tables_of(self, table_ids: Any, count: int) -> Tensor:
+        tables = len(self._spools)
+        given = _tensor(table_ids)
+        if not isinstance(given, Tensor):
+            number = integer("write: table_ids", given, least=0, most=tables - 1)
+            return torch.full((count,), number)
+        if given.is_floating_point() or tuple(given.shape) != (count,):
+            raise ValueError(
+                f"write: table_ids is {described(given)}, expected integers of shape ({count},)"
+            )
+        outside = given[(given < 0) | (given >= tables)]
+        if outside.numel() > 0:
+            raise ValueError(
+                f"write: table_ids has {int(outside[0])}, expected 0 to {tables - 1}: give the "
+                "writer the embedding whose tables they are"
+            )
+        return given.cpu()
+
+    def __enter__(self) -> PersistentTableWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            self._closed = True
+            self._remove()
+
+    def _remove(self) -> None:
+        with held_back():
+            for spool in self._spools:
+                spool.remove()
+            _DISK.remove(self._unfinished)
+
+    @plain_torch()
+    def close(self) -> None:
+        """Makes what was written a snapshot, in place of one of this name.
+
+        Raises:
+            OSError: the disk is full, or fails; then there is no new snapshot.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            files = TensorFiles(_DISK, self._unfinished)
+            tables = {}
+            for number, (spool, table) in enumerate(
+                zip(self._spools, self._target.tables, strict=True)
+            ):
+                tables[table_entry(number)] = self._write_table(files, number, spool, table)
+                spool.remove()
+            manifest = Manifest(
+                self._uuid, "full", None, 1, tables, [], SavedRest(), SavedRest(values=None)
+            )
+            finish_folder(_DISK, self._unfinished, self._folder, self._uuid, manifest)
+        except BaseException:
+            self._remove()
+            raise
+
+    def _write_table(
+        self, files: TensorFiles, number: int, spool: KeyValueSpool, saved: SavedTable
+    ) -> SavedTable:
+        layout = self._target.layout
+        places = spool.places()
+        table = CheckpointTable(
+            table_entry(number), saved, CheckpointFiles(self._unfinished, _opens_nothing)
+        )
+        state = {of.name: None if of.per_row else slice(0, layout.dim) for of in layout.state}
+        columns = range(layout.dim)
+        part = PartOfTable(0, 1, places.numel(), columns, state)
+        writer = PartWriter(files, table, part)
+        try:
+            size = max(1, _PIECE_BYTES // (8 + layout.width * self._value_type.itemsize))
+            for ids, of_ids in spool.batches(places, size):
+                rows, of_rows = layout.parted(of_ids, table.dtype)
+                nothing = torch.empty(ids.shape[0], 0, dtype=torch.int64)
+                batch = SavedBatch(ids, rows, of_rows, nothing, ())
+                writer.append(batch, torch.arange(ids.shape[0]))
+            writer.finish()
+        finally:
+            writer.close()
+        whole = SavedPart(
+            *(0, 0, layout.dim, 0, 1, 1, places.numel(), 0, NO_GROUP, 0, [0] * TABLE_COLUMNS),
+            optimizer_steps=self._target.steps,
+            rows=writer.files,
+        )
+        saved.parts.append(whole)
+        return saved
+
+
+def _opens_nothing(rows: Any) -> Any:
+    raise AssertionError("a table that is written has no files to be read")
+
+
+def _tensor(value: Any) -> Any:
+    """Arrays of numpy as tensors with their memory, tensors on the CPU, others as they are."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    return torch.as_tensor(value) if hasattr(value, "__array_interface__") else value
+
+
+@plain_torch()
+def make_persistent_table_writer(
+    paths: Sequence[str | PathLike[str]],
+    snapshot_name: str,
+    key_type: torch.dtype,
+    value_type: torch.dtype,
+    storage_dim: int,
+    physical_block_size: int = 4096,
+    *,
+    embedding: Embedding | None = None,
+    optimizer_steps: int = 0,
+) -> PersistentTableWriter:
+    """Writes a snapshot that ``load_snapshot`` of an embedding reads, with 40 bytes for an id.
+
+    Args:
+        paths: a list with the ``persistent_path``; of several the first counts.
+        snapshot_name: name of the snapshot; one of this name is replaced at the end.
+        key_type: int64, int32, uint64 or uint32, as the embedding has it.
+        value_type: float32, bfloat16 or float16.
+        storage_dim: elements of a value; as in :func:`make_persistent_table_reader`.
+        physical_block_size: 512 or 4096; the files do not depend on it.
+        embedding: one like that which will load it, which says how many tables there are, the
+            columns of a row, the optimizer whose state follows them, the padding id, and how rows
+            of new ids start. Default: one table of ``storage_dim`` columns, without state.
+        optimizer_steps: updates that the optimizer has made, for Adam's bias correction.
+
+    Returns:
+        A context manager with ``write(keys, values, table_ids=0)`` and ``close()``.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or one that does not fit ``embedding``.
+        FileExistsError: something else than a snapshot is in its place.
+        OSError: the disk fails.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from torch_dynemb import oneembedding
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with oneembedding.make_persistent_table_writer(
+        ...     [folder.name], "given", torch.int64, torch.float32, storage_dim=4
+        ... ) as writer:
+        ...     writer.write(torch.arange(10), torch.ones(10, 4))
+        >>> store = oneembedding.make_device_mem_store_options(folder.name, 1000)
+        >>> embedding = oneembedding.MultiTableEmbedding(
+        ...     "items", 4, torch.float32, torch.int64, None, store
+        ... )
+        >>> report = embedding.load_snapshot("given")
+        >>> embedding(torch.tensor([9])).tolist()
+        [[1.0, 1.0, 1.0, 1.0]]
+        >>> folder.cleanup()
+    """
+    key_type_of(f"{_OWNER}: key_type", key_type)
+    check_value_type(_OWNER, value_type)
+    storage_dim = integer(f"{_OWNER}: storage_dim", storage_dim, least=1)
+    block_size(_OWNER, physical_block_size)
+    steps = integer(f"{_OWNER}: optimizer_steps", optimizer_steps, least=0)
+    root = root_of(checked_paths(_OWNER, paths)[0])
+    folder = snapshot_folder(_OWNER, root, snapshot_name)
+    if embedding is None:
+        plain = _saved_table(storage_dim, value_type, 0, None, None, Policy().description())
+        target = _Target([plain], RowLayout(storage_dim, ()), None, 0)
+        return _writer(folder, key_type, value_type, target)
+    if not isinstance(embedding, Embedding):
+        raise TypeError(
+            f"{_OWNER}: embedding is {described(embedding)}, expected one such as "
+            "MultiTableEmbedding, or None"
+        )
+    if embedding.key_type != key_type:
+        raise ValueError(
+            f"{_OWNER}: key_type is {key_type}, but that of the embedding is {embedding.key_type}"
+        )
+    return writer_for(embedding, folder, value_type, storage_dim, steps)
+
+
+def writer_for(
+    embedding: Embedding, folder: Path, value_type: torch.dtype, storage_dim: int, steps: int
+) -> PersistentTableWriter:
+    """Writes a snapshot for an embedding.
+
+    Args:
+        embedding: whose tables and optimizer it is for.
+        folder: of the snapshot.
+        value_type: of values.
+        storage_dim: elements of a value: with all of the optimizer's state, or without.
+        steps: updates that the optimizer has made.
+
+    Raises:
+        ValueError: ``storage_dim`` does not fit.
+        FileExistsError: something else than a snapshot is in its place.
+    """
+    target = _target_of(embedding, storage_dim, steps)
+    return _writer(folder, embedding.key_type, value_type, target)
+
+
+def _writer(
+    folder: Path, key_type: torch.dtype, value_type: torch.dtype, target: _Target
+) -> PersistentTableWriter:
+    check_replaceable(folder)
+    return PersistentTableWriter(folder, key_type, value_type, target)
+
+
+def _target_of(embedding: Embedding, storage_dim: int, steps: int) -> _Target:
+    config = embedding.group.config
+    optimizer = config.optimizer if embedding.trained == "now" else None
+    state = () if optimizer is None else optimizer.state
+    owner = f"{_OWNER}: embedding {embedding.name!r}"
+    layout = RowLayout.of(owner, embedding.embedding_dim, state, storage_dim)
+    described_state = optimizer.description() if optimizer is not None and layout.state else None
+    padding = None
+    if embedding.padding_idx is not None:
+        padding = id_of("padding_idx", embedding.padding_idx, embedding.key_type)
+    seeds = embedding.group.index.meta[: embedding.num_tables, Meta.SEED].tolist()
+    tables = [
+        _saved_table(
+            *(layout.dim, embedding.dtype, seed, described_state, padding),
+            table.policy.description(),
+        )
+        for seed, table in zip(seeds, config.tables, strict=True)
+    ]
+    return _Target(tables, layout, padding, steps if layout.state else 0)
+
+
+def _saved_table(
+    dim: int,
+    dtype: torch.dtype,
+    seed: int,
+    optimizer: dict[str, Any] | None,
+    padding: int | None,
+    policy: dict[str, Any],
+) -> SavedTable:
+    name = str(dtype).removeprefix("torch.")
+    return SavedTable(dim, name, seed, optimizer, {}, padding, [], policy, 0, 0, [])
+
+
+__all__ = ["PersistentTableWriter", "make_persistent_table_writer", "writer_for"]
