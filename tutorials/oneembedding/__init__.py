@@ -1,0 +1,1 @@
+"""DLRM with OneEmbedding's names."""
