@@ -19,12 +19,15 @@ class DictStore:
         most_read: most rows that were read in one call.
         most_written: most rows that were written in one call.
         room: rows that can still be written.
+        reads, writes: records that were read and written.
     """
 
     def __init__(self) -> None:
         self.records: dict[str, dict[int, Tensor]] = {}
         self.most_read = self.most_written = 0
         self.room = 1 << 40
+        self.reads = self.writes = 0
+        self.snapshots: dict[str, dict[str, dict[int, Tensor]]] = {}
 
     def read(self, table: str, ids: Tensor, out: Tensor) -> Tensor:
         self.most_read = max(self.most_read, ids.numel())
@@ -33,6 +36,7 @@ class DictStore:
         for k, id in enumerate(ids.tolist()):
             if id in known:
                 out[k], found[k] = known[id], True
+        self.reads += int(found.sum())
         return found
 
     def write(self, table: str, ids: Tensor, records: Tensor) -> None:
@@ -43,6 +47,7 @@ class DictStore:
         self.room -= ids.numel()
         of_table = self.records.setdefault(table, {})
         of_table.update(zip(ids.tolist(), records.clone(), strict=True))
+        self.writes += ids.numel()
 
     def erase(self, table: str, ids: Tensor) -> None:
         for id in ids.tolist():
@@ -52,10 +57,10 @@ class DictStore:
         pass
 
     def snapshot(self, name: str) -> None:
-        raise NotImplementedError
+        self.snapshots[name] = {table: dict(rows) for table, rows in self.records.items()}
 
     def restore(self, name: str) -> None:
-        raise NotImplementedError
+        self.records = {table: dict(rows) for table, rows in self.snapshots[name].items()}
 
 
 def stored(store: DictStore | None = None) -> td.ExternalStore:

@@ -144,6 +144,9 @@ ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
     ],
 }
 
+STORE = td.SSDStore("rows", cache="10 rows")
+ARRIVES["external_storage"] = [(STORE, "storage", STORE), (None, "storage", None)]
+
 # Values that are refused, and what the error says.
 RAISES: dict[str, list[tuple[Any, str]]] = {
     "max_capacity": [(100, "max_capacity is 100.*set num_embeddings")],
@@ -152,7 +155,7 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
     "device_id": [(1, "device_id is 1.*device of its rank")],
     "training": [(None, "training is None, expected True or False")],
     "caching": [(True, "caching is True.*num_embeddings")],
-    "external_storage": [("ps", "external_storage is 'ps'.*leave it out")],
+    "external_storage": [("ps", "external_storage is 'ps', expected SSDStore, ExternalStore")],
     "score_function": [(max, "score_function is .*CUSTOMIZED")],
     "evicted_item_mode": [("RETAIN_KEY", "evicted_item_mode.*record_evicted")],
     "embedding_dtype": [(torch.int8, "embedding_dtype is torch.int8, expected one of")],

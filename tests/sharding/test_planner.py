@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from dict_store import DictStore
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from planner_cases import BATCH, bags, machine, nothing_reserved, sequences, sharders
 from torch import nn
@@ -144,6 +145,54 @@ def test_a_full_table_takes_what_was_planned(score: Any) -> None:
     [expected] = shard_bytes(option)
     taken = group.memory()["total"]
     assert 0.9 * expected < taken < 1.02 * expected
+
+
+@pytest.mark.filterwarnings("ignore:a step needed")  # when the table is small
+def test_a_full_tiered_table_takes_what_was_planned() -> None:
+    """Its cache and its index; not what is on the disk."""
+    storage = td.ExternalStore(DictStore(), cache="10%")
+    policy = td.Policy(capacity=20_000)
+    constraints = {"a": DynamicTableConstraints(TableOptions(policy=policy, storage=storage))}
+    enumerator = dynamic_enumerator(machine(), constraints)
+    adam = sharders(EmbOptimType.ADAM)
+    option = options_of(enumerator, bags(a=7), "a", sharders=adam)["table_wise"]
+    table = td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1), policy=policy, storage=storage)
+    for ids in torch.arange(20_000).split(1000):
+        table(ids).sum().backward()
+        table.optimizer.step()
+    [expected] = shard_bytes(option)
+    assert 0.9 * expected < table.memory()["total"] < 1.1 * expected
+    in_memory = 20_000 * (16 * 4 + 4 + 2 * 16 * 4)
+    assert expected < 20_000 * INDEX + in_memory / 4
+
+
+def test_a_cache_of_a_size_is_counted_once_for_each_shard() -> None:
+    slot = 16 * 4 + 4 + 32
+    counted = {
+        f"{500 * slot}": 500,
+        "500 rows": 500,
+        "5000 rows": 1000,
+        "50%": 500,
+        "1 rows": 64,
+    }
+    for cache, rows in counted.items():
+        given = int(cache) if cache.isdecimal() else cache
+        options = TableOptions(
+            policy=td.Policy(capacity=1000), storage=td.SSDStore("rows", cache=given)
+        )
+        enumerator = dynamic_enumerator(machine(), {"a": DynamicTableConstraints(options)})
+        option = options_of(enumerator, bags(a=7), "a", sharders=sharders())["table_wise"]
+        assert shard_bytes(option) == [math.ceil(1000 * INDEX) + 1000 * 12 + rows * slot], cache
+
+
+def test_a_plan_has_the_store_that_was_given() -> None:
+    storage = td.ExternalStore(DictStore())
+    constraints = {"a": DynamicTableConstraints(TableOptions(storage=storage))}
+    plan = planned(bags(a=100), constraints, machine())
+    [of_module] = plan.plan.values()
+    options = planned_options(of_module["a"])
+    assert options is not None
+    assert options.storage is storage
 
 
 def test_time_is_that_of_the_fused_kernel_and_the_probes() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dict_store import DictStore
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from ranks import Ranks
@@ -129,6 +130,10 @@ def policy(**entries: Any) -> dict[str, Any]:
     return users(policy=td.Policy(**entries))
 
 
+def stored(storage: Any) -> dict[str, Any]:
+    return users(storage=storage)
+
+
 ADAM = {"optimizer": EmbOptimType.ADAM}
 # what rank 0 and rank 1 are given: table and arguments; and the option with its values
 GIVEN: dict[str, tuple[tuple[Table, dict[str, Any]], tuple[Table, dict[str, Any]], str]] = {
@@ -202,6 +207,16 @@ GIVEN: dict[str, tuple[tuple[Table, dict[str, Any]], tuple[Table, dict[str, Any]
         (TABLE, {}),
         (replace(TABLE, dynamic=False), {"options": {}}),
         "compute_kernel differs between ranks: 'customized_kernel' on rank 0; 'fused' on rank 1",
+    ),
+    "storage": (
+        (TABLE, stored(td.SSDStore("/a"))),
+        (TABLE, stored(td.SSDStore("/b"))),
+        "options.storage differs between ranks: SSDStore(path='/a', cache=0.25, ",
+    ),
+    "storage of one": (
+        (TABLE, stored(td.ExternalStore(DictStore()))),
+        (TABLE, stored(None)),
+        "options.storage differs between ranks: ExternalStore(dict_store.DictStore, cache=0.25) on",
     ),
     "an error of one": (
         (TABLE, {}),
@@ -342,6 +357,8 @@ def test_options_refuse_what_is_none() -> None:
     with pytest.raises(TypeError) as raised:
         TableOptions(policy=3)  # type: ignore[arg-type]
     assert str(raised.value) == "TableOptions: policy is 3, expected torch_dynemb.Policy(...)"
+    with pytest.raises(TypeError, match="TableOptions: storage is '/rows', expected SSDStore, Ext"):
+        TableOptions(storage="/rows")  # type: ignore[arg-type]
 
 
 def test_constraints_refuse_other_kernels() -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb.distributed.ranks import from_all_ranks, from_first_rank
+from torch_dynemb.storage.tiers import ExternalStore
 
 _SHOWN_CHARACTERS = 200
 _SHOWN_RANKS = 8
@@ -37,7 +38,8 @@ Described = dict[Option, str]
 def comparable(value: object) -> str:
     """A value as text that is equal in two processes if the values are.
 
-    Unlike repr, it has no addresses and all of a tensor.
+    Unlike repr, it has no addresses and all of a tensor, and what a dataclass derives from its
+    arguments is left out. Of a store it has the type: each rank has one of its own.
     """
     if isinstance(value, Tensor):
         values = value.detach().cpu()
@@ -45,9 +47,12 @@ def comparable(value: object) -> str:
         return f"tensor({tuple(values.shape)}, {values.dtype}, sha256 {digest})"
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, ExternalStore):
+        return f"ExternalStore({comparable(type(value.store))}, cache={comparable(value.cache)})"
     if is_dataclass(value) and not isinstance(value, type):
-        inner = (f"{of.name}={comparable(getattr(value, of.name))}" for of in fields(value))
-        return f"{type(value).__name__}({', '.join(inner)})"
+        given = [of.name for of in fields(value) if of.init]
+        inner = ", ".join(f"{name}={comparable(getattr(value, name))}" for name in given)
+        return f"{type(value).__name__}({inner})"
     if isinstance(value, Mapping):
         items = sorted((comparable(key), comparable(of)) for key, of in value.items())
         return "{" + ", ".join(f"{key}: {of}" for key, of in items) + "}"

@@ -2,6 +2,7 @@
 
 from torch_dynemb._moved_modules import resolve_moved_modules
 from torch_dynemb.torchrec import saved_parts as _saved_parts  # noqa: F401 - registers tables
+from torch_dynemb.torchrec.pipelines import PrefetchTrainPipeline
 from torch_dynemb.torchrec.planning.estimators import DynamicPerfEstimator, DynamicStorageEstimator
 from torch_dynemb.torchrec.planning.options import DynamicTableConstraints, TableOptions
 from torch_dynemb.torchrec.planning.planner import (
@@ -30,6 +31,7 @@ __all__ = [
     "DynamicTableConstraints",
     "LoadPlanner",
     "LocalShard",
+    "PrefetchTrainPipeline",
     "Stager",
     "TableOptions",
     "collective_plan",

@@ -136,20 +136,21 @@ def set_cache(storage: Storage, cache: object) -> None:
     object.__setattr__(storage, "cache_size", size)
 
 
-def check_storage(owner: str, storage: object) -> None:
+def check_storage(owner: str, storage: object, *, argument: str = "storage") -> None:
     """Checks the ``storage`` of a table.
 
     Args:
         owner: what an error begins with.
         storage: says where rows lie; None: in memory.
+        argument: how the caller calls it.
 
     Raises:
         TypeError: it is something else.
     """
     if storage is not None and not isinstance(storage, SSDStore | ExternalStore):
         raise TypeError(
-            f"{owner}: storage is {described(storage)}, expected SSDStore, ExternalStore, or None: "
-            "rows are in memory"
+            f"{owner}: {argument} is {described(storage)}, expected SSDStore, ExternalStore, or "
+            "None: rows are in memory"
         )
 
 

@@ -66,6 +66,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             fused_params=fused_params,
             use_index_dedup=use_index_dedup,
             codecs=more.get("qcomm_codecs_registry"),
+            path=more.get("module_fqn"),
         )
         super().__init__(
             module,

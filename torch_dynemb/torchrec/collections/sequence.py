@@ -68,6 +68,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             fused_params=fused_params,
             use_index_dedup=use_index_dedup,
             codecs=more.get("qcomm_codecs_registry"),
+            path=more.get("module_fqn"),
         )
         self._dynamic_options = plan.options
         self._feature_groups: list[FeatureGroups] = []

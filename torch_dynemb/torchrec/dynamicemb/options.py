@@ -15,6 +15,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.policy import Default, Policy
+from torch_dynemb.storage.tiers import Storage, check_storage
 from torch_dynemb.table.config import ROW_DTYPES
 from torch_dynemb.torchrec.dynamicemb.arguments import (
     DynamicEmbCheckMode,
@@ -40,9 +41,9 @@ _NOT_BUILT = {
     "evict_strategy": "score_strategy says who is evicted: set that",
     "local_hbm_for_values": "DynamicEmb's planner sets it: leave it out",
     "device_id": "a table lies on the device of its rank: leave it out",
-    "caching": "rows lie in one memory and are not cached: leave it False, and set num_embeddings "
-    "to what fits, or use more ranks",
-    "external_storage": "rows lie in the memory of their rank only: leave it out",
+    "caching": "the memory of a device is no cache of another: leave it False; for tables larger "
+    "than memory give external_storage, which has a cache of its own, set num_embeddings to what "
+    "fits, or use more ranks",
     "score_function": "scores are compared as they are: choose a score_strategy, or CUSTOMIZED and "
     "set the scores",
     "evicted_item_mode": "record evicted ids with the table group's record_evicted",
@@ -97,8 +98,10 @@ class DynamicEmbTableOptions:
         initializer_args: ``TableOptions.initializer``.
         eval_initializer_args: ``TableOptions.eval_default``; any, where DynamicEmb takes constants
             only.
-        caching, external_storage, score_function, evicted_item_mode: must keep their defaults; the
-            error says what to do instead.
+        caching, score_function, evicted_item_mode: must keep their defaults; the error says what to
+            do instead.
+        external_storage: ``TableOptions.storage``: :class:`torch_dynemb.SSDStore` or
+            :class:`torch_dynemb.ExternalStore`, which say how many rows stay in memory.
         init_capacity, max_load_factor, bucket_capacity, admission_counter: size nothing; a value
             other than the default is told by a warning, once in a process, which says what happens
             instead.
@@ -144,7 +147,7 @@ class DynamicEmbTableOptions:
     bucket_capacity: int = _BUCKET_CAPACITY
     safe_check_mode: DynamicEmbCheckMode = DynamicEmbCheckMode.IGNORE
     global_hbm_for_values: int = 0
-    external_storage: Any = None
+    external_storage: Storage | None = None
     index_type: torch.dtype | None = None
     dist_type: DistType = "roundrobin"
     admit_strategy: FrequencyAdmissionStrategy | None = None
@@ -180,6 +183,7 @@ class DynamicEmbTableOptions:
                     f"{entry.default!r} is built: {_NOT_BUILT[entry.name]}"
                 )
         self._check("embedding_dtype", (None, *ROW_DTYPES))
+        check_storage("DynamicEmbTableOptions", self.external_storage, argument="external_storage")
         self._check("index_type", (None, torch.int64))
         self._check("dist_type", ("continuous", "roundrobin", "hash_roundrobin"))
         self._check("safe_check_mode", tuple(DynamicEmbCheckMode))
@@ -253,6 +257,7 @@ class DynamicEmbTableOptions:
             ),
             eval_default=default_of(self.eval_initializer_args, num_embeddings, embedding_dim),
             trainable=self.training,
+            storage=self.external_storage,
         )
 
 
@@ -363,7 +368,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                 f"DynamicEmbTableOptions of table {name!r}: global_hbm_for_values is "
                 f"{options.global_hbm_for_values}, less than the {needed} bytes of all rows and "
                 "states: they are not split over the memory of device and host: leave it out, and "
-                "set num_embeddings to what fits, or use more ranks"
+                "give external_storage, set num_embeddings to what fits, or use more ranks"
             )
         return options.table_options(num_embeddings=rows, embedding_dim=dim)
 

@@ -31,10 +31,12 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from torch_dynemb.distributed.owners import share_of
-from torch_dynemb.ops.columns import BUCKET_WORDS, SKETCH_ROWS
+from torch_dynemb.ops.columns import BUCKET_WORDS, SKETCH_ROWS, SLOT_COLUMNS
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.policy.layout import index_bytes_per_id
+from torch_dynemb.storage.tiers import Storage as TierStorage
+from torch_dynemb.table.group_config import TIERED_ROW_BYTES
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, TableParams
 
@@ -114,6 +116,11 @@ def shard_bytes(option: ShardingOption) -> list[int]:
     * a slot of 16 bytes (id and handle) in a bucket of four, and 8 bytes for every score that is
       kept; slots are filled up to 70 %. Every shard of columns has an index of its own.
 
+    Of a table with ``storage`` the rows that its cache holds are counted, each with its slot of 32
+    bytes, and 12 bytes for every id; what is on its disk takes no memory and is not counted. A
+    cache of so many bytes or rows is counted for every shard, because which tables share one is
+    not known before they are planned.
+
     Scores are those of the table's own policy: tables of one kernel keep what any of them needs.
     The index of a table without a bound grows by a quarter at a time and may be that much larger.
     A sketch of admission counts once for each shard; what AdmitFrequent counts is not foreseen.
@@ -132,8 +139,17 @@ def shard_bytes(option: ShardingOption) -> list[int]:
             dim * option.tensor.element_size() + 4 + sum(t.row_bytes(dim) for t in optimizer.state)
         )
         ids = share_of(capacity, parts[shard.offset[1]])
-        sizes.append(math.ceil(ids * (row + index)) + sketch)
+        sizes.append(math.ceil(ids * index) + _row_bytes(options.storage, ids, row) + sketch)
     return sizes
+
+
+def _row_bytes(storage: TierStorage | None, ids: int, row: int) -> int:
+    """Bytes of memory that the rows of so many ids take, of ``row`` bytes each."""
+    if storage is None:
+        return ids * row
+    slot = row + 8 * SLOT_COLUMNS
+    cached = min(ids, storage.cache_size.slots(ids, slot, share=1.0))
+    return ids * TIERED_ROW_BYTES + cached * slot
 
 
 def _parts(option: ShardingOption) -> Counter[int]:
@@ -253,6 +269,8 @@ class DynamicPerfEstimator(_Estimator):
 
     A dynamic shard takes what TorchRec says of FBGEMM's fused kernel and, in the forward, 64 bytes
     of memory for each id of the batch: its bucket, which no cache holds. The backward has handles.
+    Rows of a table with ``storage`` are priced as if all were in memory: how many are missing
+    depends on the ids.
 
     Args:
         topology: of the machines.

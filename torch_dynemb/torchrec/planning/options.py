@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -14,6 +15,7 @@ from torch_dynemb.optim import SGD
 from torch_dynemb.optim.base import DELAYED_GRADIENTS, DelayedGradients, OptimizerConfig
 from torch_dynemb.policy.admission import AdmitNone
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
+from torch_dynemb.storage.tiers import Storage, check_storage
 from torch_dynemb.table.config import EvalDefault
 
 # What a sharding plan calls the kernel of dynamic tables; TorchRec has no registry of kernels.
@@ -45,12 +47,20 @@ class TableOptions:
         split: backward only gathers gradients, and ``step()`` of the model's ``fused_optimizer``
             applies their sum once: several micro-batches are one batch. ``zero_grad()`` forgets
             them. See :class:`torch_dynemb.SplitOptimizer`.
+        storage: where rows lie that are not in memory, on CPUs only; None: all are in memory. What
+            its cache holds is shared by the tables of a module that have the same storage, sharding
+            type and optimizer, on each rank. An :class:`torch_dynemb.SSDStore` writes into
+            ``<path>/<path of the module>/<tables>/rank<r>of<n>``. An
+            :class:`torch_dynemb.ExternalStore` hears of tables as ``<path of the module>.<table>``;
+            each rank has a store of its own, and one in a plan that is sent to all ranks must be
+            one that can be pickled.
 
-    Tables of one module may differ in all of it; what is about updates also decides which of them
-    share a kernel.
+    Tables of one module may differ in all of it; what is about updates, and ``storage``, also
+    decides which of them share a kernel.
 
     Raises:
-        TypeError: ``initializer``, ``policy``, ``trainable`` or ``split`` is something else.
+        TypeError: ``initializer``, ``policy``, ``trainable``, ``split`` or ``storage`` is something
+            else.
         ValueError: ``delayed_gradients`` is none of its values.
     """
 
@@ -62,6 +72,7 @@ class TableOptions:
     trainable: bool = True
     delayed_gradients: DelayedGradients | None = None
     split: bool = False
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
         if self.initializer is not None and not isinstance(self.initializer, Initializer):
@@ -82,9 +93,14 @@ class TableOptions:
                 f"TableOptions: delayed_gradients is {self.delayed_gradients!r}, expected None or "
                 f"one of {DELAYED_GRADIENTS}"
             )
+        check_storage("TableOptions", self.storage)
         if not self.trainable:
             policy = replace(self.policy, admission=AdmitNone(), refused=None)
             object.__setattr__(self, "policy", policy)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableOptions:
+        """The same object, which nothing changes: planners copy options, but copy no store."""
+        return self
 
     def optimizer_of(self, optimizer: OptimizerConfig) -> OptimizerConfig:
         """What updates the rows of the table.

@@ -60,6 +60,27 @@ def check_where(owner: str, env: ShardingEnv | None, device: torch.device | None
         )
 
 
+def check_storage_device(
+    owner: str, options: Mapping[str, TableOptions], device: torch.device | None
+) -> None:
+    """Raises ValueError for a table with storage on a device that has none.
+
+    Args:
+        owner: the collection.
+        options: by table.
+        device: of the rows.
+    """
+    if device is None or torch.device(device).type == "cpu":
+        return
+    for name, of_table in options.items():
+        if of_table.storage is not None:
+            raise ValueError(
+                f"{owner}: table {name!r} has storage {of_table.storage}, but the device is "
+                f"{device}: rows that need not be in memory are built for the CPU only; give "
+                "DistributedModelParallel device=torch.device('cpu'), or leave storage out"
+            )
+
+
 def check_one_world(
     owner: str, env: ShardingEnv, shardings: Mapping[str, ParameterSharding]
 ) -> None:
@@ -164,4 +185,10 @@ def _in_backward(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-__all__ = ["check_one_world", "check_plan", "check_ranks_agree", "check_where"]
+__all__ = [
+    "check_one_world",
+    "check_plan",
+    "check_ranks_agree",
+    "check_storage_device",
+    "check_where",
+]

@@ -12,17 +12,34 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 
 from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.storage.tiers import Storage
+from torch_dynemb.storage.tiers.sharing import part_of_storage
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import (
     check_one_world,
     check_plan,
     check_ranks_agree,
+    check_storage_device,
     check_where,
 )
 
 # Where the sharded module puts a TablePlan in the fused_params of a table.
 PLAN = "dynamic"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank has a module.
+
+    Attributes:
+        module: path of the module in the model; of one that is sharded by itself, what it is.
+        rank, ranks: of the process group.
+    """
+
+    module: str
+    rank: int
+    ranks: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,7 @@ class ModulePlan:
         seed: of initial values, equal on all ranks.
         now: seconds to begin with, equal on all ranks.
         dedup: send every id of a batch once.
+        place: of the module.
         optimizers: of the dynamic tables by name, when they have been planned.
     """
 
@@ -43,6 +61,7 @@ class ModulePlan:
     seed: int
     now: int
     dedup: bool
+    place: Place
     optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
 
 
@@ -50,20 +69,32 @@ class ModulePlan:
 class TablePlan:
     """What a kernel must know about a dynamic table and TorchRec's configs do not say.
 
-    TorchRec puts tables into one kernel whose fused_params are equal: all plans are, so that tables
-    with different options share a group of tables.
+    TorchRec puts tables into one kernel whose fused_params are equal: plans are where the storage
+    is, so that tables with other options that differ share a group of tables, which has one store.
     """
 
     options: TableOptions
     seed: int
     now: int
     dedup: bool
+    place: Place
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TablePlan)
+        return isinstance(other, TablePlan) and self.options.storage == other.options.storage
 
     def __hash__(self) -> int:
         return hash(TablePlan)
+
+    def storage_of(self, tables: Sequence[str]) -> Storage | None:
+        """The storage of a kernel.
+
+        Args:
+            tables: names of those of the kernel.
+        """
+        storage, place = self.options.storage, self.place
+        if storage is None:
+            return None
+        return part_of_storage(storage, place.module, tables, rank=place.rank, ranks=place.ranks)
 
 
 def options_by_table(
@@ -131,13 +162,14 @@ def module_plan(
     fused_params: dict[str, Any] | None,
     use_index_dedup: bool,
     codecs: Mapping[str, Any] | None,
+    path: str | None,
 ) -> ModulePlan:
     """How the tables of a module are dynamic: what its sharder was given, checked.
 
     Raises:
         RuntimeError: there is no process group.
         ValueError: the device has no memory, the plan is of other tables, ranks were given
-            different things, or a table cannot be sharded so.
+            different things, or a table cannot be sharded so, or not stored on that device.
     """
     check_where(owner, env, device)
     check_ranks_agree(
@@ -160,19 +192,22 @@ def module_plan(
     check_plan(owner, names, shardings)
     check_one_world(owner, env, shardings)
     pooled_after = use_index_dedup and owner == "EmbeddingBagCollection"
+    of_tables = options_by_table(
+        f"{owner} with use_index_dedup" if pooled_after else owner,
+        names,
+        shardings,
+        options,
+        sharding_types,
+    )
+    check_storage_device(owner, of_tables, device)
     return ModulePlan(
-        options_by_table(
-            f"{owner} with use_index_dedup" if pooled_after else owner,
-            names,
-            shardings,
-            options,
-            sharding_types,
-        ),
+        of_tables,
         optimizer,
         *common_start(
             env.process_group, own_seed=torch.initial_seed() & ((1 << 63) - 1), device=device
         ),
         use_index_dedup,
+        Place(path or owner, env.process_group.rank(), env.process_group.size()),
     )
 
 
@@ -221,8 +256,8 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
         "optimizer_config": optimizer,
         "output_dtype": output_dtype_of(of_table, given),
         "split": plan.options[name].split,
-        PLAN: TablePlan(plan.options[name], plan.seed, plan.now, plan.dedup),
+        PLAN: TablePlan(plan.options[name], plan.seed, plan.now, plan.dedup, plan.place),
     }
 
 
-__all__ = ["PLAN", "ModulePlan", "TablePlan", "module_plan", "plan_dynamic"]
+__all__ = ["PLAN", "ModulePlan", "Place", "TablePlan", "module_plan", "plan_dynamic"]

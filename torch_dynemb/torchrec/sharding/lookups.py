@@ -61,7 +61,8 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
         )
 
     def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
-        """Nothing: all rows are in the memory of the device."""
+        """Begins to bring the rows of tiered tables into memory, for the next forward."""
+        _prefetch(self, sparse_features)
 
 
 class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
@@ -111,7 +112,18 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         return _by_rank(outputs, lengths)
 
     def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
-        """Nothing: all rows are in the memory of the device."""
+        """Begins to bring the rows of tiered tables into memory, for the next forward."""
+        _prefetch(self, sparse_features)
+
+
+def _prefetch(
+    lookup: GroupedEmbeddingsLookup | GroupedPooledEmbeddingsLookup, features: KeyedJaggedTensor
+) -> None:
+    if not lookup._emb_modules:
+        return  # this rank has no tables
+    of_kernels = features.split(lookup._feature_splits)
+    for kernel, of_kernel in zip(lookup._emb_modules, of_kernels, strict=True):
+        kernel.tables.prefetch(of_kernel)
 
 
 def _sizes_per_rank(strides: Sequence[Sequence[int]], dims: Sequence[int]) -> list[int]:

@@ -163,8 +163,10 @@ class ShardTables(TableModule):
         by_rank: bool = False,
     ) -> None:
         tables = grouped_config.embedding_tables
+        configs = [_table_config(table, routing) for table in tables]
+        storage = _plan_of(tables[0]).storage_of([config.name for config in configs])
         super().__init__(
-            [_table_config(table, routing) for table in tables],
+            [replace(config, storage=storage) for config in configs],
             optimizer=optimizer,
             trainable=True,
             output_dtype=output_dtype,
@@ -210,9 +212,7 @@ class ShardTables(TableModule):
         """
         if self.learns():
             self.end_begun_step()
-        ids = features.values().to(torch.int64).contiguous()
-        if self.routing.parts > 1:
-            ids = ops.unmix_ids(ids, parts=self.routing.parts, part=self.routing.part)
+        ids = self._ids_of(features)
         offsets = features.offsets().to(torch.int64)
         weights = features.weights_or_none()
         if self._pooling == Pooling.NONE:
@@ -229,6 +229,27 @@ class ShardTables(TableModule):
         if output.requires_grad:
             output.register_hook(self._backward_begins)
         return output
+
+    def prefetch(self, features: KeyedJaggedTensor) -> None:
+        """Begins to bring the rows of the next batch into memory; nothing without ``storage``.
+
+        Args:
+            features: as for :meth:`forward`, which will be given them next.
+
+        Raises:
+            RuntimeError: the storage has failed.
+        """
+        if self._group.config.storage is None:
+            return
+        bounds = torch.tensor(features.offset_per_key())
+        self._prefetch(self._ids_of(features), bounds, self._feature_tables, 1)
+
+    def _ids_of(self, features: KeyedJaggedTensor) -> Tensor:
+        """The ids that were sent here, of which there may be quotients only."""
+        ids: Tensor = features.values().to(torch.int64).contiguous()
+        if self.routing.parts == 1:
+            return ids
+        return ops.unmix_ids(ids, parts=self.routing.parts, part=self.routing.part)
 
     def _backward_begins(self, gradient: Tensor) -> None:
         self._in_step = True

@@ -1,0 +1,96 @@
+"""Sharded tables whose rows need not fit in memory, against those that do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from dict_store import DictStore
+from ranks import Ranks
+from sharded_models import Table, kernels, sharded
+from storage_steps import Trained, trained
+
+import torch_dynemb as td
+from torch_dynemb.storage.tiers.sharing import part_of_storage
+from torch_dynemb.torchrec import TableOptions
+from torch_dynemb.torchrec.planning.plan_checks import check_storage_device
+
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
+
+def check_same(tiered: Trained, plain: Trained) -> None:
+    for one, other in zip(plain.outputs, tiered.outputs, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(plain.rows, tiered.rows, strict=True):
+        assert torch.equal(one, other)
+    assert tiered.sizes == plain.sizes
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_tiered_tables_are_trained_as_tables_in_memory(
+    two_ranks: Ranks, tmp_path: Path, dedup: bool
+) -> None:
+    plain = two_ranks.run(trained, "memory", "", False, dedup)
+    for prefetching in (False, True):
+        tiered = two_ranks.run(trained, "dict", str(tmp_path), prefetching, dedup)
+        for rank, (of_rank, alone) in enumerate(zip(tiered, plain, strict=True)):
+            check_same(of_rank, alone)
+            tables = ["rows", "whole"] if rank == 1 else ["rows"]
+            modules = ("pooled", "sequence")
+            assert of_rank.stored == [f"{module}.{name}" for module in modules for name in tables]
+            assert all(stats.evicted > 0 for stats in of_rank.stats)
+            fetched = [stats.prefetched > 0 for stats in of_rank.stats]
+            assert fetched == [prefetching] * len(fetched)
+
+
+def test_tables_with_different_storage_share_no_kernel(one_rank: None) -> None:
+    first, second = DictStore(), DictStore()
+    storage = {
+        "a": td.ExternalStore(first),
+        "b": td.ExternalStore(first),
+        "c": td.ExternalStore(first, cache="64 rows"),
+        "d": td.ExternalStore(second),
+        "e": None,
+        "f": None,
+    }
+    tables = [Table(name, 8, (f"f_{name}",)) for name in storage]
+    options = {name: TableOptions(storage=of_table) for name, of_table in storage.items()}
+    model = sharded(tables, options=options)
+    together = [[shard.table for shard in kernel.tables.shards] for kernel in kernels(model)]
+    assert together == [["a", "b"], ["c"], ["d"], ["e", "f"]]
+
+
+def test_groups_and_ranks_have_directories_of_their_own() -> None:
+    store = td.SSDStore("rows", cache="10 rows")
+
+    def path(module: str, *tables: str, rank: int = 0) -> str:
+        part = part_of_storage(store, module, tables, rank=rank, ranks=2)
+        assert isinstance(part, td.SSDStore)
+        assert part.cache == store.cache
+        return str(part.path)
+
+    assert path("model.bags", "a", "b") == "rows/model.bags/a+b/rank0of2"
+    assert path("model.bags", "a", "b", rank=1) == "rows/model.bags/a+b/rank1of2"
+    assert path("", "a") == "rows/a/rank0of2"
+    long = "table" * 60
+    names = [
+        path(module, *tables)
+        for module in ("bags", "rows", "..", "a/b", "Ä")
+        for tables in (["a+b"], ["a", "b"], ["a/b"], [".."], ["%2E."], [long], [long, long])
+    ]
+    assert len(set(names)) == len(names)
+    for name in names:
+        top, *parts = Path(name).parts
+        assert top == "rows"
+        assert len(parts) == 3
+        assert all(re.fullmatch(r"[A-Za-z0-9%_+~-][A-Za-z0-9%._+~-]{0,130}", p) for p in parts)
+
+
+def test_a_device_without_storage_is_refused_by_name() -> None:
+    options = {"a": TableOptions(), "b": TableOptions(storage=td.SSDStore("rows"))}
+    check_storage_device("EmbeddingBagCollection", options, torch.device("cpu"))
+    check_storage_device("EmbeddingBagCollection", {"a": options["a"]}, torch.device("cuda", 1))
+    with pytest.raises(ValueError, match=r"table 'b' has storage SSDStore\(.*device is cuda:1: "):
+        check_storage_device("EmbeddingBagCollection", options, torch.device("cuda", 1))

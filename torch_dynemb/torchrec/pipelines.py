@@ -1,0 +1,48 @@
+"""TorchRec's pipeline that prefetches rows, also where there are no streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
+
+
+class PrefetchTrainPipeline(PrefetchTrainPipelineSparseDist):  # type: ignore[misc]
+    """TorchRec's PrefetchTrainPipelineSparseDist, which runs on CPUs as well.
+
+    While a batch is trained, the ids of the next one have been sent to the ranks that own them, and
+    the rows of tables with ``storage`` come into memory. TorchRec's own class prefetches only where
+    a device has streams, and raises on a CPU.
+
+    Args:
+        model: made by DistributedModelParallel.
+        optimizer: of the model.
+        device: of the model.
+        more: as in TorchRec.
+
+    Example:
+        >>> from torch_dynemb.torchrec import PrefetchTrainPipeline
+        >>> def train(model, optimizer, batches):
+        ...     pipeline = PrefetchTrainPipeline(model, optimizer, torch.device("cpu"))
+        ...     batches = iter(batches)
+        ...     try:
+        ...         while True:
+        ...             output = pipeline.progress(batches)
+        ...     except StopIteration:
+        ...         return
+    """
+
+    def _prefetch(self, context: Any) -> None:
+        if self._data_dist_stream is not None:
+            super()._prefetch(context)
+            return
+        for module in self._pipelined_modules:
+            name = module.forward._name
+            ids = context.input_dist_tensors_requests.pop(name).wait()
+            of_module = context.module_contexts.pop(name)
+            module.prefetch(ctx=of_module, dist_input=ids)
+            context.module_input_post_prefetch[name] = ids
+            context.module_contexts_post_prefetch[name] = of_module
+
+
+__all__ = ["PrefetchTrainPipeline"]
