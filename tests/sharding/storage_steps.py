@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from dict_store import DictStore
 from pipeline_steps import optimizer_of
+from record_dict import RecordDict
 from torch import Tensor, nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -95,7 +95,7 @@ def storage_of(kind: str, path: str) -> Storage | None:
     if kind == "memory":
         return None
     if kind == "dict":
-        return td.ExternalStore(DictStore(), cache=cache)
+        return td.ExternalStore(RecordDict(), cache=cache)
     return td.SSDStore(path, cache=cache, segment="64KiB", disk="64MB", io="threads")
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from dict_store import DictStore
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from planner_cases import BATCH, bags, machine, nothing_reserved, sequences, sharders
+from record_dict import RecordDict
 from torch import nn
 from torchrec import DataType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -150,7 +150,7 @@ def test_a_full_table_takes_what_was_planned(score: Any) -> None:
 @pytest.mark.filterwarnings("ignore:a step needed")  # when the table is small
 def test_a_full_tiered_table_takes_what_was_planned() -> None:
     """Its cache and its index; not what is on the disk."""
-    storage = td.ExternalStore(DictStore(), cache="10%")
+    storage = td.ExternalStore(RecordDict(), cache="10%")
     policy = td.Policy(capacity=20_000)
     constraints = {"a": DynamicTableConstraints(TableOptions(policy=policy, storage=storage))}
     enumerator = dynamic_enumerator(machine(), constraints)
@@ -186,7 +186,7 @@ def test_a_cache_of_a_size_is_counted_once_for_each_shard() -> None:
 
 
 def test_a_plan_has_the_store_that_was_given() -> None:
-    storage = td.ExternalStore(DictStore())
+    storage = td.ExternalStore(RecordDict())
     constraints = {"a": DynamicTableConstraints(TableOptions(storage=storage))}
     plan = planned(bags(a=100), constraints, machine())
     [of_module] = plan.plan.values()

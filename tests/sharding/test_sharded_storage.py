@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dict_store import DictStore
 from ranks import Ranks
+from record_dict import RecordDict
 from sharded_models import Table, kernels, sharded
 from storage_steps import Trained, trained
 
@@ -46,7 +46,7 @@ def test_tiered_tables_are_trained_as_tables_in_memory(
 
 
 def test_tables_with_different_storage_share_no_kernel(one_rank: None) -> None:
-    first, second = DictStore(), DictStore()
+    first, second = RecordDict(), RecordDict()
     storage = {
         "a": td.ExternalStore(first),
         "b": td.ExternalStore(first),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from dict_store import DictStore
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from ranks import Ranks
+from record_dict import RecordDict
 from refused_models import batch_refusals, refusal, refusals, sharder_refusals
 from sharded_models import Table
 
@@ -214,9 +214,9 @@ GIVEN: dict[str, tuple[tuple[Table, dict[str, Any]], tuple[Table, dict[str, Any]
         "options.storage differs between ranks: SSDStore(path='/a', cache=0.25, ",
     ),
     "storage of one": (
-        (TABLE, stored(td.ExternalStore(DictStore()))),
+        (TABLE, stored(td.ExternalStore(RecordDict()))),
         (TABLE, stored(None)),
-        "options.storage differs between ranks: ExternalStore(dict_store.DictStore, cache=0.25) on",
+        "options.storage differs between ranks: ExternalStore(record_dict.RecordDict, cache=0.25)",
     ),
     "an error of one": (
         (TABLE, {}),

@@ -129,6 +129,16 @@ class IdExchange:
             if table.counts_occurrences:
                 self._counts = all_to_all(distinct.counts, self._received, self._sent, ranks)
 
+    def _arrived(self) -> tuple[Tensor, Tensor]:
+        """The ids that came here, and where those of each child of each rank begin."""
+        lengths = self._received_lengths.reshape(-1)
+        return arrived(self._ids), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+    def prefetch(self) -> None:
+        """Waits for the ids that come here, and begins to bring their rows into memory."""
+        ids, offsets = self._arrived()
+        self._table.prefetch_lookup(ids, offsets, children=self._children * self._ranks.size)
+
     def rows(self, *, reads_only: bool, trains: bool) -> Tensor:
         """Looks up the ids that came here, and sends the rows back.
 
@@ -136,9 +146,7 @@ class IdExchange:
             [n, columns], rows of the distinct ids; ``inverse`` says which one each id has.
         """
         table, ranks = self._table, self._ranks
-        ids = arrived(self._ids)
-        lengths = self._received_lengths.reshape(-1)
-        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        ids, offsets = self._arrived()
         if self._proposals is not None and trains and table.learns():
             table.group.agree_on_now(self._proposals)
         rows = table.lookup(
@@ -150,7 +158,7 @@ class IdExchange:
             counts=None if self._counts is None else arrived(self._counts),
         )
         if rows.requires_grad:
-            factor = self._gradient_factor(ids, lengths)
+            factor = self._gradient_factor(ids, self._received_lengths.reshape(-1))
             rows = _ScaledGradient.apply(rows, factor)  # type: ignore[no-untyped-call]
         return arrived(all_to_all(rows, self._sent, self._received, ranks))
 

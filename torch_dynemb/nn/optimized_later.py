@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,7 +10,10 @@ import torch
 
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
+from torch_dynemb.storage.tiers import Storage
+from torch_dynemb.table.allocation import allocate
 from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.extension import take_over
 from torch_dynemb.table.pending_gradients import add_pending, read_pending
 from torch_dynemb.table.tables import Tables
 
@@ -20,6 +24,9 @@ _NO_OPTIMIZER_YET = SGD(lr=0.0)
 class OptimizedLater(TableModule):
     """Base of a module whose optimizer comes when gradients may be pending already.
 
+    What a store keeps of a row has the state of its optimizer. So a table that is trained has none
+    before its optimizer comes, which therefore comes before any id.
+
     Args:
         name: of the table.
         tables: configs of the logical tables.
@@ -27,6 +34,7 @@ class OptimizedLater(TableModule):
         device: of the rows.
         max_rows: rows to reserve; None: what would fill the device's memory.
         seed: of initial values; None: torch's.
+        storage: where rows lie that are not in memory; None: all are.
 
     Attributes:
         how_to_optimize: what an error says to who has given it no optimizer.
@@ -43,9 +51,10 @@ class OptimizedLater(TableModule):
         device: torch.device | str,
         max_rows: int | None,
         seed: int | None,
+        storage: Storage | None,
     ) -> None:
         super().__init__(
-            tables,
+            tables if storage is None or trainable else _stored(tables, storage),
             optimizer=_NO_OPTIMIZER_YET if trainable else None,
             trainable=trainable,
             output_dtype=torch.float32,
@@ -57,6 +66,7 @@ class OptimizedLater(TableModule):
         )
         self.name = name
         self._has_optimizer = False
+        self._storage_to_come = storage if trainable else None
 
     @property
     def optimizer(self) -> FusedOptimizer:
@@ -90,6 +100,8 @@ class OptimizedLater(TableModule):
         Raises:
             TypeError: ``config`` is no optimizer config.
             ValueError: the table is not trainable.
+            RuntimeError: the table has storage, and ids or an optimizer already; or its store is in
+                use, or of other tables.
         """
         if not self.trainable:
             raise ValueError(
@@ -105,12 +117,46 @@ class OptimizedLater(TableModule):
     def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
         super()._take_optimizer(changed, optimizer)
         self._has_optimizer = True
+        self._storage_to_come = None
+
+    def _check_stored(self, call: str) -> None:
+        """Raises RuntimeError if ids would come before the store that their rows go to."""
+        if self._storage_to_come is not None:
+            raise RuntimeError(
+                f"HashTable {self.name!r}.{call}: it has storage and no optimizer yet, whose state "
+                "is stored with every row: give it to one first, such as "
+                "SparseAdam(filter_out_sparse_param(model)), or make it with trainable=False"
+            )
 
     def _with_optimizer(self, config: OptimizerConfig) -> Tables:
+        if self._storage_to_come is not None:
+            return self._with_storage(config, self._storage_to_come)
+        if self._group.config.storage is not None:
+            raise RuntimeError(
+                f"HashTable {self.name!r}: set_optimizer: it has storage, in which the state of "
+                f"{self._group.config.optimizer} lies with every row: save the model with "
+                "torch_dynemb.checkpoint, and load it into one with another optimizer"
+            )
         changed = super()._with_optimizer(config)
         for table in range(len(changed.config.tables)):
             add_pending(changed, table, read_pending(self._group.tables, table))
         return changed
+
+    def _with_storage(self, optimizer: OptimizerConfig, storage: Storage) -> Tables:
+        tables = self._group.tables
+        if any(self._group.sizes().values()):
+            raise RuntimeError(
+                f"HashTable {self.name!r}: set_optimizer: it has storage, and already ids, "
+                f"{self._group.sizes()}: make the optimizer before ids come in"
+            )
+        config = dataclasses.replace(
+            tables.config, optimizer=optimizer, tables=_stored(tables.config.tables, storage)
+        )
+        return take_over(allocate(config, tables.memory), tables)
+
+
+def _stored(tables: Sequence[TableConfig], storage: Storage) -> tuple[TableConfig, ...]:
+    return tuple(dataclasses.replace(table, storage=storage) for table in tables)
 
 
 __all__ = ["OptimizedLater"]

@@ -120,6 +120,29 @@ class DynamicEmbedding(nn.Module):
         lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), self._group)
         return PreparedLookup([(list(requests), lookup)], {})
 
+    def prefetch(
+        self,
+        input_ids: Ids | Mapping[str, Ids] | PreparedLookup,
+        input_weights: Tensor | None = None,
+    ) -> PreparedLookup:
+        """Begins to bring rows of the next batch into memory; see :meth:`EmbeddingEngine.prefetch`.
+
+        Args:
+            input_ids, input_weights: what :meth:`forward` would be given next.
+
+        Returns:
+            What it is given.
+
+        Raises:
+            KeyError, TypeError, ValueError: as :meth:`exchange_ids`.
+            RuntimeError: the storage has failed, or the table has storage and no optimizer yet.
+        """
+        if not isinstance(input_ids, PreparedLookup):
+            input_ids = self.exchange_ids(input_ids, input_weights)
+        for _, lookup in input_ids.lookups:
+            lookup.prefetch()
+        return input_ids
+
     def forward(
         self,
         input_ids: Ids | Mapping[str, Ids] | PreparedLookup,

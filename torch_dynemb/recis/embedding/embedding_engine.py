@@ -177,6 +177,35 @@ class EmbeddingEngine(nn.Module):
         passed = {k: v for k, v in input_features.items() if k not in self._features}
         return PreparedLookup(lookups, passed)
 
+    def prefetch(self, input_features: Mapping[str, Any] | PreparedLookup) -> PreparedLookup:
+        """Begins to bring rows of the next batch into memory; its forward is given the result.
+
+        Ids go to the ranks that have their rows, which all ranks call together; there, rows of
+        tables with ``storage`` begin to come into memory, while this batch is trained. Nothing is
+        inserted.
+
+        Args:
+            input_features: what :meth:`forward` would be given next.
+
+        Raises:
+            KeyError: a feature is missing.
+            TypeError, ValueError: dtypes, shapes or devices do not match.
+            RuntimeError: a storage has failed, or a table with storage has no optimizer yet.
+
+        Example:
+            >>> import torch
+            >>> engine = EmbeddingEngine({"user": EmbeddingOption(embedding_dim=4)})
+            >>> ids = {"user": torch.tensor([[5], [6]])}
+            >>> following = engine.prefetch(ids)
+            >>> engine(following)["user"].shape
+            torch.Size([2, 4])
+        """
+        if not isinstance(input_features, PreparedLookup):
+            input_features = self.exchange_ids(input_features)
+        for _, lookup in input_features.lookups:
+            lookup.prefetch()
+        return input_features
+
     def forward(self, input_features: Mapping[str, Any] | PreparedLookup) -> dict[str, Any]:
         """Looks up and combines all features.
 

@@ -91,6 +91,16 @@ class JointLookup:
             bounds = _bounds(sizes, ids.device)
             self._exchange = IdExchange(table, ids, bounds, children, ranks)
 
+    def prefetch(self) -> None:
+        """Begins to bring rows into memory, on the ranks that have them."""
+        if self._exchange is not None:
+            self._exchange.prefetch()
+            return
+        ids = _joined([request.bags.ids for request in self._requests])
+        sizes = [request.bags.ids.shape[0] for request in self._requests]
+        children = [request.child for request in self._requests]
+        self._table.prefetch_lookup(ids, _bounds(sizes, ids.device), children=children)
+
     def rows(self) -> list[Tensor]:
         """The result of every request: shape of its bags + (columns,)."""
         table, runtime = self._table, self._runtime

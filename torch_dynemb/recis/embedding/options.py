@@ -14,9 +14,10 @@ from torch_dynemb.argument_checks import described, flag, integer, text
 from torch_dynemb.distributed.agreement import Described, Option, comparable
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
-from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS
+from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS, check_storage_on
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.storage.device import device_of
+from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import ROW_DTYPES
 
 Combiner = Literal["sum", "mean", "tile"]
@@ -60,6 +61,11 @@ class EmbeddingOption:
         max_rows: rows to reserve; default: what would fill the device's memory, but less where many
             tables share the addresses of the process. Part of what tables must agree on to share
             one.
+        storage: where rows lie that are not in memory, on the CPU only; None: all are. Part of what
+            tables must agree on to share one, and the store's cache is that of the physical table.
+            An :class:`torch_dynemb.SSDStore` writes into ``<path>/<logical tables>/rank<r>of<n>``;
+            an :class:`torch_dynemb.ExternalStore` hears the names of logical tables, which belong
+            to one engine or embedding each. The optimizer must be made before the first lookup.
         fp16_enabled: int8 rows come out as float16 instead of float32.
 
     Raises:
@@ -89,9 +95,11 @@ class EmbeddingOption:
     admit_hook: AdmitHook | None = None
     fp16_enabled: bool = False
     max_rows: int | None = None
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
         self.device = device_of("EmbeddingOption", self.device)
+        check_storage_on("EmbeddingOption", self.storage, self.device)
         if isinstance(self.children, str) or not isinstance(self.children, Iterable):
             raise TypeError(
                 f"EmbeddingOption: children is {described(self.children)}, expected a list of names"
@@ -220,6 +228,8 @@ class EmbeddingOption:
         }
         if self.max_rows is not None:  # names of tables without it are those of older states
             info["max_rows"] = str(self.max_rows)
+        if self.storage is not None:
+            info["storage"] = comparable(self.storage)
         return json.dumps(info)
 
     def runtime_info(self) -> str:

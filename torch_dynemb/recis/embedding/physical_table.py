@@ -13,6 +13,8 @@ from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.slices import gen_slice
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.hooks import READ_ONLY
+from torch_dynemb.storage.tiers import Storage
+from torch_dynemb.storage.tiers.sharing import part_of_storage
 
 
 def _admissions(options: Mapping[str, EmbeddingOption]) -> dict[str, AdmissionRule]:
@@ -34,6 +36,22 @@ def _admissions(options: Mapping[str, EmbeddingOption]) -> dict[str, AdmissionRu
                     f"{given} and {rule}: give both one admit_hook, or one of them ReadOnly"
                 )
     return {child: rule for child, (_, rule) in rules.items() if rule is not None}
+
+
+def _storage(options: Mapping[str, EmbeddingOption]) -> Storage | None:
+    """The storage of options that agree on what a table is.
+
+    Raises:
+        ValueError: they have stores of one class, but not one store.
+    """
+    storages = {name: option.storage for name, option in options.items()}
+    first = next(iter(storages.values()))
+    if any(storage != first for storage in storages.values()):
+        raise ValueError(
+            f"options {list(options)} share a table, but their storage is {storages}: give all of "
+            "them one store, which hears the name of the logical table with every call"
+        )
+    return first
 
 
 def hash_table_of(
@@ -63,6 +81,10 @@ def hash_table_of(
             f"options {list(options)} share a table, but their max_partition_num are "
             f"{sorted(slots)}, expected one number"
         )
+    rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+    storage = _storage(options)
+    if storage is not None:
+        storage = part_of_storage(storage, "", children, rank=rank, ranks=size)
     process_group = process_group_of(ranks)
     start = common_start(process_group, own_seed=seed_of(first.initializer))
     table = HashTable(
@@ -72,11 +94,7 @@ def hash_table_of(
         device=first.device,
         coalesced=coalesced,
         children=children,
-        slice=gen_slice(
-            0 if ranks is None else ranks.rank,
-            1 if ranks is None else ranks.size,
-            first.max_partition_num,
-        ),
+        slice=gen_slice(rank, size, first.max_partition_num),
         initializer=first.initializer,
         name=name,
         grad_reduce_by=first.grad_reduce_by,
@@ -84,6 +102,7 @@ def hash_table_of(
         admissions=_admissions(options),
         trainable=any(option.trainable for option in options.values()),
         max_rows=first.max_rows,
+        storage=storage,
         seed=start.seed,
         now=None if process_group is None else start.now,
     )

@@ -14,6 +14,8 @@ from torch_dynemb.recis.initializers import initializer_of
 from torch_dynemb.recis.slices import Slice
 from torch_dynemb.recis.tables.hooks import FilterHook
 from torch_dynemb.recis.tables.packed_rows import packed_columns
+from torch_dynemb.storage.device import device_of
+from torch_dynemb.storage.tiers import Storage, check_storage
 from torch_dynemb.table.config import TableConfig
 
 GRAD_REDUCTIONS = ("worker", "id")
@@ -60,6 +62,16 @@ def check_kinds(own: object, filter_hook: object, admissions: object) -> None:
             raise TypeError(
                 f"HashTable: {argument} is {described(value)}, expected a {kind.__name__}"
             )
+
+
+def check_storage_on(owner: str, storage: Storage | None, device: torch.device | str) -> None:
+    """Raises TypeError unless it is a storage or None, and ValueError for one on another device."""
+    check_storage(owner, storage)
+    if storage is not None and device_of(owner, device).type != "cpu":
+        raise ValueError(
+            f"{owner}: storage is {storage}, but device is {str(device)!r}: rows that need not be "
+            "in memory are built for the CPU only: give device='cpu', or leave storage out"
+        )
 
 
 def check_grad_reduction(grad_reduce_by: str) -> None:
@@ -110,6 +122,7 @@ __all__ = [
     "GRAD_REDUCTIONS",
     "check_grad_reduction",
     "check_kinds",
+    "check_storage_on",
     "child_names",
     "one_dimension",
     "table_configs",

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, float_rows, integer
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.process.interrupts import held_back
@@ -23,6 +25,7 @@ from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.tables.arguments import (
     check_grad_reduction,
     check_kinds,
+    check_storage_on,
     child_names,
     one_dimension,
     table_configs,
@@ -32,12 +35,14 @@ from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, Ro
 from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
 from torch_dynemb.recis.tables.shard import SLICE, check_in_slice, saved_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
+from torch_dynemb.storage.tiers import Storage
+from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.content import TableContent, read_content
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.row_access import handle_rows
-from torch_dynemb.table.tables import one_table
+from torch_dynemb.table.tables import Tables, one_table
 
 
 class HashTable(OptimizedLater):
@@ -66,9 +71,12 @@ class HashTable(OptimizedLater):
         now: seconds to begin with, where ranks have slices of the table and agree on the time;
             default: the machine's clock counts.
         max_rows: rows to reserve; see :class:`EmbeddingOption`.
+        storage: where rows lie that are not in memory, of this table alone; None: all are. A table
+            that is trained opens it when it gets its optimizer, before which it takes no ids.
 
     Raises:
-        TypeError, ValueError: a wrong value, or several children without ``coalesced``.
+        TypeError, ValueError: a wrong value, several children without ``coalesced``, or ``storage``
+            on another device than the CPU.
     """
 
     how_to_optimize = "give it to one, such as SparseAdam(filter_out_sparse_param(model))"
@@ -92,7 +100,9 @@ class HashTable(OptimizedLater):
         seed: int | None = None,
         now: int | None = None,
         max_rows: int | None = None,
+        storage: Storage | None = None,
     ) -> None:
+        check_storage_on("HashTable", storage, device)
         dim = one_dimension(embedding_shape)
         names = child_names(name, children, coalesced=coalesced)
         block_size = integer("HashTable: block_size", block_size, least=0)
@@ -117,6 +127,7 @@ class HashTable(OptimizedLater):
             device=device,
             max_rows=max_rows,
             seed=seed_of(initializer) if seed is None else seed,
+            storage=storage,
         )
         self.rank_group: RankGroup | None = None  # of the ranks that share it, as an engine sets it
         self.embedding_dim = dim
@@ -127,8 +138,9 @@ class HashTable(OptimizedLater):
         self._rules = rules
         self._filter = row_filter
         self._rebind_optimizer()  # its steps filter rows from here on
+        self._first_ids = min(block_size, max_rows or block_size)
         for child in range(len(names)):
-            self._group.reserve(child, min(block_size, max_rows or block_size))
+            self._group.reserve(child, self._first_ids)
         if now is not None and self._group.config.keeps_time:
             self._group.share_time(now)
 
@@ -145,6 +157,12 @@ class HashTable(OptimizedLater):
         if row_filter is None:
             return super()._step_end()
         return functools.partial(_end_step, self._group, row_filter)
+
+    def _with_storage(self, optimizer: OptimizerConfig, storage: Storage) -> Tables:
+        opened = super()._with_storage(optimizer, storage)
+        for child in range(len(self._group.names)):
+            ops.grow_(opened.index, child, self._first_ids)
+        return opened
 
     def extra_repr(self) -> str:
         config = self._group.config.optimizer if self._has_optimizer else None
@@ -206,7 +224,11 @@ class HashTable(OptimizedLater):
 
         Returns:
             float32 [N, columns] without pooling, else [B, F * columns].
+
+        Raises:
+            RuntimeError: the table has storage and no optimizer yet.
         """
+        self._check_stored("lookup")
         dim = self._group.config.tables[0].embedding_dim
         return self._lookup(
             ids,
@@ -219,6 +241,35 @@ class HashTable(OptimizedLater):
             inserts=not reads_only,
             trains=trains,
         )
+
+    def prefetch(self, ids: Tensor, *, child: str | None = None) -> None:
+        """Begins to bring rows into memory that the next batch will want, and returns at once.
+
+        Does nothing for a table without ``storage``. Nothing is inserted.
+
+        Args:
+            ids: int64 or int32 of any shape.
+            child: which logical table; needed where there are several.
+
+        Raises:
+            TypeError: ids are not integers.
+            ValueError: no such child.
+            RuntimeError: the storage has failed, or the table has no optimizer yet.
+        """
+        flat = flat_ids("HashTable.prefetch", ids)
+        self.prefetch_lookup(flat, self._group.tables.one_bag, children=[self._table(child)])
+
+    def prefetch_lookup(self, ids: Tensor, offsets: Tensor, *, children: list[int]) -> None:
+        """As :meth:`prefetch`, for ids of several features.
+
+        Args:
+            ids, offsets, children: as for :meth:`lookup`.
+
+        Raises:
+            RuntimeError: the storage has failed, or the table has no optimizer yet.
+        """
+        self._check_stored("prefetch")
+        self._prefetch(ids, offsets, children, 1)
 
     def _reads_only(self, hook: AdmitHook | None) -> bool:
         if hook is None:
@@ -348,7 +399,9 @@ class HashTable(OptimizedLater):
             TypeError: dtypes do not match.
             ValueError: no such child, shapes do not match, an id is there twice, or belongs to
                 another slice.
+            RuntimeError: the table has storage and no optimizer yet.
         """
+        self._check_stored("insert")
         table = self._table(child)
         flat = flat_ids("HashTable.insert: ids", ids)
         embeddings = float_rows("HashTable.insert: embeddings", embeddings, self._group.device)
@@ -392,7 +445,9 @@ class HashTable(OptimizedLater):
             TypeError: dtypes do not match.
             ValueError: no such child, shapes do not match, the table is not trainable, or an id
                 belongs to another slice.
+            RuntimeError: the table has storage and no optimizer yet.
         """
+        self._check_stored("accept_grad")
         flat = flat_ids("HashTable.accept_grad", ids)
         grad = float_rows("HashTable.accept_grad: grad", grad, self._group.device)
         if tuple(grad.shape) != (flat.shape[0], self.embedding_dim):
@@ -407,6 +462,7 @@ class HashTable(OptimizedLater):
         gradients = grad.detach().to(flat.device, torch.float32)
         request = one_table(group.tables, table, flat, "HashTable.accept_grad")
         handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
+        handles = table_lookup.stage(group.tables, *request, handles, trains=True)
         add_pending(group.tables, table, TableGradients(flat, handles, gradients))
 
     def grad(self, child: str | None = None) -> TableGradients:

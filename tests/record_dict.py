@@ -11,7 +11,7 @@ from torch_dynemb.ops.columns import TierHead
 LEAST = "64 rows"  # the smallest cache
 
 
-class DictStore:
+class RecordDict:
     """Records by table and id.
 
     Attributes:

@@ -1,0 +1,118 @@
+"""RecIS's modules over tables whose rows need not fit in memory, against those that do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lookups import option
+from ranks import Ranks
+from record_dict import RecordDict
+from stored_lookups import Trained, features, trained
+
+import torch_dynemb as td
+from torch_dynemb.recis import (
+    EmbeddingEngine,
+    EmbeddingOption,
+    HashTable,
+    SparseAdam,
+)
+
+pytestmark = pytest.mark.cpu_only("stores of rows are for the CPU")
+
+
+def check_same(tiered: Trained, plain: Trained) -> None:
+    for of_tiered, of_plain in ((tiered.outputs, plain.outputs), (tiered.rows, plain.rows)):
+        for one, other in zip(of_tiered, of_plain, strict=True):
+            assert one.keys() == other.keys()
+            for name, of_feature in one.items():
+                assert torch.equal(of_feature, other[name]), name
+    assert tiered.sizes == plain.sizes
+    assert all(stats.evicted > 0 for stats in tiered.stats)
+
+
+@pytest.mark.parametrize("prefetching", [False, True])
+def test_tiered_engines_are_trained_as_those_in_memory(tmp_path: Path, prefetching: bool) -> None:
+    plain = trained(0, "memory", "", False)
+    tiered = trained(0, "dict", str(tmp_path), prefetching)
+    check_same(tiered, plain)
+    assert tiered.stored == ["item", "user", "wide"]
+    assert [stats.prefetched > 0 for stats in tiered.stats] == [prefetching] * 2
+
+
+def test_tiered_engines_over_two_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
+    plain = two_ranks.run(trained, "memory", "", False)
+    tiered = two_ranks.run(trained, "dict", str(tmp_path), True)
+    for one, other in zip(tiered, plain, strict=True):
+        check_same(one, other)
+        assert all(stats.prefetched > 0 for stats in one.stats)
+
+
+def test_gradients_that_are_given_reach_rows_on_the_disk() -> None:
+    tables = []
+    for storage in (None, td.ExternalStore(RecordDict(), cache="64 rows")):
+        table = HashTable([4], initializer=td.Normal(), seed=3, storage=storage)
+        optimizer = SparseAdam({"table": table}, lr=0.1)
+        for step in range(8):
+            ids = torch.arange(40) + 20 * step
+            table.accept_grad(ids, torch.full((40, 4), 1.0 + step))
+            assert sorted(table.grad().ids.tolist()) == ids.tolist()
+            optimizer.step()
+            optimizer.zero_grad()
+        tables.append(table)
+    plain, tiered = (t.eval()(torch.arange(180)) for t in tables)
+    assert torch.equal(plain, tiered)
+    stats = tables[1].group.storage_stats()
+    assert stats is not None
+    assert stats.evicted > 0
+
+
+def test_a_tiered_table_gets_its_optimizer_before_its_ids() -> None:
+    storage = td.ExternalStore(RecordDict(), cache="64 rows")
+    table = HashTable([4], storage=storage)
+    ids, rows = torch.arange(3), torch.ones(3, 4)
+    calls: dict[str, Any] = {
+        "lookup": lambda: table(ids),
+        "insert": lambda: table.insert(ids, rows),
+        "accept_grad": lambda: table.accept_grad(ids, rows),
+        "prefetch": lambda: table.prefetch(ids),
+    }
+    for name, call in calls.items():
+        with pytest.raises(RuntimeError, match=rf"'hashtable'\.{name}: it has storage and no opt"):
+            call()
+    table.group.insert(0, ids)
+    with pytest.raises(RuntimeError, match=r"it has storage, and already ids, \{'hasht.*: 3\}: "):
+        SparseAdam({"table": table})
+    table.group.erase(0, ids)
+    SparseAdam({"table": table})
+    for call in calls.values():
+        call()
+    with pytest.raises(RuntimeError, match=r"it has storage, in which the state of Adam\(.*lies "):
+        table.set_optimizer(td.SGD(lr=0.1))
+    assert len(table.ids()) == 3
+
+
+def test_a_store_belongs_to_what_tables_agree_on(tmp_path: Path) -> None:
+    one, other = RecordDict(), RecordDict()
+    shared = EmbeddingEngine(features(td.ExternalStore(one)))
+    assert len(shared.tables) == 2
+    paths = [None, td.SSDStore(tmp_path / "a"), td.SSDStore(tmp_path / "b")]
+    assert len({option(storage=storage).coalesced_info() for storage in paths}) == 3
+    with pytest.raises(ValueError, match=r"options \['a', 'b'\] share a table, but their storage"):
+        EmbeddingEngine(
+            {
+                name: option(name, storage=td.ExternalStore(store))
+                for name, store in (("a", one), ("b", other))
+            }
+        )
+
+
+def test_options_say_where_rows_may_lie() -> None:
+    with pytest.raises(TypeError, match="EmbeddingOption: storage is '/rows', expected SSDStore, "):
+        EmbeddingOption(storage="/rows")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"EmbeddingOption: storage is SSDStore\(.*device is '"):
+        EmbeddingOption(storage=td.SSDStore("rows"), device="cuda:0")
+    with pytest.raises(ValueError, match=r"HashTable: storage is SSDStore\(.*device is 'cuda"):
+        HashTable([4], storage=td.SSDStore("rows"), device="cuda:0")
