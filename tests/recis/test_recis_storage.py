@@ -34,17 +34,23 @@ def check_same(tiered: Trained, plain: Trained) -> None:
 
 
 @pytest.mark.parametrize("prefetching", [False, True])
-def test_tiered_engines_are_trained_as_those_in_memory(tmp_path: Path, prefetching: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [("dict", ["item", "user", "wide"]), ("disk", ["item+user/rank0of1", "wide/rank0of1"])],
+)
+def test_tiered_engines_are_trained_as_those_in_memory(
+    tmp_path: Path, kind: str, stored: list[str], prefetching: bool
+) -> None:
     plain = trained(0, "memory", "", False)
-    tiered = trained(0, "dict", str(tmp_path), prefetching)
+    tiered = trained(0, kind, str(tmp_path), prefetching)
     check_same(tiered, plain)
-    assert tiered.stored == ["item", "user", "wide"]
+    assert tiered.stored == stored
     assert [stats.prefetched > 0 for stats in tiered.stats] == [prefetching] * 2
 
 
 def test_tiered_engines_over_two_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
     plain = two_ranks.run(trained, "memory", "", False)
-    tiered = two_ranks.run(trained, "dict", str(tmp_path), True)
+    tiered = two_ranks.run(trained, "disk", str(tmp_path), True)
     for one, other in zip(tiered, plain, strict=True):
         check_same(one, other)
         assert all(stats.prefetched > 0 for stats in one.stats)

@@ -189,6 +189,7 @@ def trained(rank: int, kind: str, path: str, prefetching: bool, dedup: bool) -> 
         rows = [model(features)[1] for features in whole_vocabulary()]
     stored = sorted(storage.store.records) if isinstance(storage, td.ExternalStore) else []
     if isinstance(storage, td.SSDStore):
+        dist.barrier()  # the other rank has its directories, too
         found = Path(path).rglob("LOCK")
         stored = sorted(str(lock.parent.relative_to(path)) for lock in found)
     return Trained(outputs, rows, [group.sizes() for group in groups], stats, stored)

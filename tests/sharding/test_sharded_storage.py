@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -16,6 +17,22 @@ import torch_dynemb as td
 from torch_dynemb.storage.tiers.sharing import part_of_storage
 from torch_dynemb.torchrec import TableOptions
 from torch_dynemb.torchrec.planning.plan_checks import check_storage_device
+
+# what stores have on each rank: tables of theirs, or directories of all ranks
+STORED = {
+    "dict": [
+        ["pooled.rows", "sequence.rows"],
+        ["pooled.rows", "pooled.whole", "sequence.rows", "sequence.whole"],
+    ],
+    "disk": [
+        [
+            f"{module}/{table}"
+            for module in ("pooled", "sequence")
+            for table in ("rows/rank0of2", "rows/rank1of2", "whole/rank1of2")
+        ]
+    ]
+    * 2,
+}
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
@@ -33,16 +50,16 @@ def test_tiered_tables_are_trained_as_tables_in_memory(
     two_ranks: Ranks, tmp_path: Path, dedup: bool
 ) -> None:
     plain = two_ranks.run(trained, "memory", "", False, dedup)
-    for prefetching in (False, True):
-        tiered = two_ranks.run(trained, "dict", str(tmp_path), prefetching, dedup)
+    kinds = ("disk",) if dedup else ("disk", "dict")
+    for kind, prefetching in itertools.product(kinds, (False, True)):
+        path = tmp_path / f"{kind}{prefetching}"
+        tiered = two_ranks.run(trained, kind, str(path), prefetching, dedup)
         for rank, (of_rank, alone) in enumerate(zip(tiered, plain, strict=True)):
             check_same(of_rank, alone)
-            tables = ["rows", "whole"] if rank == 1 else ["rows"]
-            modules = ("pooled", "sequence")
-            assert of_rank.stored == [f"{module}.{name}" for module in modules for name in tables]
-            assert all(stats.evicted > 0 for stats in of_rank.stats)
-            fetched = [stats.prefetched > 0 for stats in of_rank.stats]
-            assert fetched == [prefetching] * len(fetched)
+            assert of_rank.stored == STORED[kind][rank]
+            for stats in of_rank.stats:
+                assert stats.evicted > 0
+                assert (stats.prefetched > 0) == prefetching
 
 
 def test_tables_with_different_storage_share_no_kernel(one_rank: None) -> None:

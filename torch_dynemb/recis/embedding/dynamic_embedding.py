@@ -128,7 +128,9 @@ class DynamicEmbedding(nn.Module):
         """Begins to bring rows of the next batch into memory; see :meth:`EmbeddingEngine.prefetch`.
 
         Args:
-            input_ids, input_weights: what :meth:`forward` would be given next.
+            input_ids: what :meth:`forward` would be given next.
+            input_weights: of ids that have weights beside them, shaped as :meth:`forward` takes
+                them.
 
         Returns:
             What it is given.
