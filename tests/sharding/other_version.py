@@ -21,6 +21,7 @@ def main(directory: str) -> None:
     from ranks import Ranks
     from sharded_models import Table
     from sharded_training import Case, trains_as_unsharded
+    from storage_steps import trained as trained_stored
     from test_clocks import BAGS, check_shards
     from torch.testing import assert_close
 
@@ -40,6 +41,9 @@ def main(directory: str) -> None:
             assert_close(plain, pipelined, rtol=1e-5, atol=1e-6)
         plain, pipelined = (ranks.run(semi_synchronous, way) for way in (False, True))
         assert_close([scores for scores, _ in plain], [scores for scores, _ in pipelined])
+        alone = ranks.run(trained_stored, "memory", "", False, False)
+        stored = ranks.run(trained_stored, "dict", "", True, False)
+        assert_close([of.outputs for of in stored], [of.outputs for of in alone], rtol=0, atol=0)
     finally:
         ranks.stop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPipelineContext
 
 
 class PrefetchTrainPipeline(PrefetchTrainPipelineSparseDist):  # type: ignore[misc]
@@ -32,10 +33,16 @@ class PrefetchTrainPipeline(PrefetchTrainPipelineSparseDist):  # type: ignore[mi
         ...         return
     """
 
-    def _prefetch(self, context: Any) -> None:
+    def _prefetch(self, following: Any) -> None:
         if self._data_dist_stream is not None:
-            super()._prefetch(context)
+            super()._prefetch(following)
             return
+        if following is None:
+            return
+        # what comes is the context of the next batch; up to TorchRec 1.6 the batch, for whose
+        # context there is one place
+        own = isinstance(following, PrefetchTrainPipelineContext)
+        context = following if own else self._context
         for module in self._pipelined_modules:
             name = module.forward._name
             ids = context.input_dist_tensors_requests.pop(name).wait()
