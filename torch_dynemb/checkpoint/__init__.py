@@ -3,6 +3,8 @@
 :func:`save` and :func:`load` write and read a model with its tables on any number of ranks;
 :func:`open` reads a checkpoint without a model, :func:`reshard` writes it for other ranks, and
 :func:`export` for other programs. ``python -m torch_dynemb checkpoint`` does so as well.
+:func:`save_snapshot` and :func:`load_snapshot` are for models whose rows lie on disks, which
+:func:`snapshots` lists.
 """
 
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
@@ -12,6 +14,8 @@ from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A00
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
 from torch_dynemb.checkpoint.saving.save import save
+from torch_dynemb.checkpoint.snapshots.load import load_snapshot, snapshots
+from torch_dynemb.checkpoint.snapshots.save import save_snapshot
 from torch_dynemb.checkpoint.tools.export import export
 from torch_dynemb.checkpoint.tools.reshard import reshard
 
@@ -27,9 +31,12 @@ __all__ = [
     "TablePart",
     "export",
     "load",
+    "load_snapshot",
     "open",
     "reshard",
     "save",
+    "save_snapshot",
+    "snapshots",
     "table_name",
     "tables_of",
 ]

@@ -51,7 +51,7 @@ class OptimizedLater(TableModule):
         device: torch.device | str,
         max_rows: int | None,
         seed: int | None,
-        storage: Storage | None,
+        storage: Storage | None = None,
     ) -> None:
         super().__init__(
             tables if storage is None or trainable else _stored(tables, storage),
@@ -123,9 +123,9 @@ class OptimizedLater(TableModule):
         """Raises RuntimeError if ids would come before the store that their rows go to."""
         if self._storage_to_come is not None:
             raise RuntimeError(
-                f"HashTable {self.name!r}.{call}: it has storage and no optimizer yet, whose state "
-                "is stored with every row: give it to one first, such as "
-                "SparseAdam(filter_out_sparse_param(model)), or make it with trainable=False"
+                f"{type(self).__name__} {self.name!r}.{call}: it has storage and no optimizer yet, "
+                f"whose state is stored with every row: {self.how_to_optimize} first, or make it "
+                "with trainable=False"
             )
 
     def _with_optimizer(self, config: OptimizerConfig) -> Tables:
@@ -133,7 +133,7 @@ class OptimizedLater(TableModule):
             return self._with_storage(config, self._storage_to_come)
         if self._group.config.storage is not None:
             raise RuntimeError(
-                f"HashTable {self.name!r}: set_optimizer: it has storage, in which the state of "
+                f"{type(self).__name__} {self.name!r}: set_optimizer: it has storage, in which the state of "
                 f"{self._group.config.optimizer} lies with every row: save the model with "
                 "torch_dynemb.checkpoint, and load it into one with another optimizer"
             )
@@ -146,7 +146,7 @@ class OptimizedLater(TableModule):
         tables = self._group.tables
         if any(self._group.sizes().values()):
             raise RuntimeError(
-                f"HashTable {self.name!r}: set_optimizer: it has storage, and already ids, "
+                f"{type(self).__name__} {self.name!r}: set_optimizer: it has storage, and already ids, "
                 f"{self._group.sizes()}: make the optimizer before ids come in"
             )
         config = dataclasses.replace(

@@ -76,6 +76,12 @@ def _as_text(description: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
 
 
+def format_entry(tables: Tables) -> Tensor:
+    """The entry ``format`` of a state: what :func:`check` compares, as JSON in uint8."""
+    policies = {table.name: table.policy.description() for table in tables.config.tables}
+    return _as_text({"version": FORMAT_VERSION, **describe(tables), "policies": policies})
+
+
 def save(tables: Tables) -> dict[str, Tensor]:
     """Copies of the used part of everything, after writing the rows that are not written yet.
 
@@ -84,9 +90,7 @@ def save(tables: Tables) -> dict[str, Tensor]:
     """
     tables.check_in_memory("state_dict")
     materialize(tables)
-    policies = {table.name: table.policy.description() for table in tables.config.tables}
-    description = {"version": FORMAT_VERSION, **describe(tables), "policies": policies}
-    result = {"format": _as_text(description)}
+    result = {"format": format_entry(tables)}
     result.update((name, tensor.clone()) for name, tensor in used_tensors(tables))
     for name in ("tables", "row_clock"):  # which go on counting, but load no further
         result[name].clamp_(max=MAX_COUNT)
@@ -109,9 +113,14 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
         try:
             write(tables, tensors)
         except BaseException:
-            empty(tables)  # no memory, or a device that failed: better no ids than some
-            tables.bind_memory()
+            give_up(tables)
             raise
+
+
+def give_up(tables: Tables) -> None:
+    """After a failure midway, for want of memory or of a device: better no ids than some."""
+    empty(tables)
+    tables.bind_memory()
 
 
 def fill(tables: Tables, tensors: Mapping[str, Tensor]) -> None:

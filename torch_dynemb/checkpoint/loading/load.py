@@ -135,6 +135,50 @@ def load(
         optimizer_state=optimizer_state,
         on_missing_state=on_missing_state,
     )
+    return load_parts(
+        ranks,
+        "checkpoint.load",
+        folder,
+        manifest,
+        parts,
+        model,
+        strict=strict,
+        on_missing_state=on_missing_state,
+        optimizer_state=optimizer_state,
+        progress=progress,
+    )
+
+
+def load_parts(
+    ranks: Ranks,
+    call: str,
+    folder: Path,
+    manifest: Manifest,
+    parts: Sequence[TablePart],
+    model: nn.Module,
+    *,
+    strict: bool,
+    on_missing_state: OnMissingState = "fresh",
+    optimizer_state: bool = True,
+    progress: bool | None,
+    finish: Callable[[], object] = lambda: None,
+) -> LoadReport:
+    """Replaces some tables of a model, and its dense part; see :func:`load`.
+
+    Args:
+        ranks: that load together.
+        call: what errors begin with.
+        folder: of the checkpoint.
+        manifest: of the checkpoint.
+        parts: the tables on this rank.
+        model: the model.
+        strict, on_missing_state, optimizer_state, progress: see :func:`load`.
+        finish: is called after the tables have been replaced, while signals wait; where it raises,
+            they are empty.
+
+    Raises:
+        Exception: as :func:`load`, and what ``finish`` raises.
+    """
     told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
     places = [place for of_rank in told for place in of_rank]
     if ranks.size > 1:  # a process on its own may have some ids of a table
@@ -144,7 +188,7 @@ def load(
     unexpected = tuple(sorted(manifest.tables.keys() - names))
     if strict and (missing or unexpected):
         raise ValueError(
-            f"checkpoint.load: the model has tables {list(missing)} that {folder.name} has not, "
+            f"{call}: the model has tables {list(missing)} that {folder.name} has not, "
             f"and lacks {list(unexpected)}: give strict=False to load the others"
         )
 
@@ -165,7 +209,12 @@ def load(
     plans = ranks.run(planned)
     dense = ranks.run(lambda: read_dense(folder, manifest.dense, model, strict=strict))
     state = ranks.run(lambda: read_state(folder, manifest.state))
-    loads = _load_tables(ranks, folder, manifest, plans, lambda: dense.apply(model), progress)
+
+    def finished() -> None:
+        finish()
+        dense.apply(model)
+
+    loads = _load_tables(ranks, folder, manifest, plans, finished, progress)
     return LoadReport(manifest.uuid, _reported(ranks, plans, loads), state, missing, unexpected)
 
 
@@ -271,4 +320,4 @@ def _reported(
     return result
 
 
-__all__ = ["LoadReport", "LoadedTable", "load"]
+__all__ = ["LoadReport", "LoadedTable", "load", "load_parts"]

@@ -58,7 +58,7 @@ _BUFFER_BYTES = 32 << 20
 _BYTES_OF_ROW_ORDER = 17
 
 
-class _Source(NamedTuple):
+class ModelSource(NamedTuple):
     """What a rank saves.
 
     Attributes:
@@ -150,7 +150,7 @@ def save(
         check_replaceable(target)
         parts = parts_of(model)
         for group in groups_of(parts):
-            _check_saveable(group)
+            check_saveable("checkpoint.save", group)
             if asynchronous:
                 group.tables.check_in_memory(
                     "checkpoint.save: asynchronous=True",
@@ -163,34 +163,53 @@ def save(
     told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in told for place in places])
     uuid = told[0][1]
-    source = ranks.run(lambda: _source_of(parts, model, state, ranks, asynchronous))
+    source = ranks.run(lambda: source_of_model(parts, model, state, ranks, asynchronous))
     handle = SaveHandle(target)
     if not asynchronous:
-        _write(ranks, disk, target, uuid, source, progress)
+        write_checkpoint(ranks, disk, target, uuid, source, progress)
         return handle
     copies = staged(ranks, source, _BUFFER_BYTES + _BYTES_OF_ROW_ORDER * _rows_of(source))
     behind = background_ranks(ranks)
-    handle._run(lambda: _write(behind, disk, target, uuid, copies, progress), groups_of(parts))
+    handle._run(
+        lambda: write_checkpoint(behind, disk, target, uuid, copies, progress), groups_of(parts)
+    )
     return handle
 
 
-def _check_saveable(group: TableGroup) -> None:
-    """Raises RuntimeError for tables in the midst of a step, or of another process."""
+def check_saveable(call: str, group: TableGroup) -> None:
+    """Raises RuntimeError for tables in the midst of a step, or of another process.
+
+    Args:
+        call: what the error begins with.
+        group: the tables.
+    """
     group.tables.check_own()
     if group.rows.pending and int(PendingGradients.of(group.rows.pending).counts[:, 0].sum()) > 0:
         raise RuntimeError(
-            f"checkpoint.save: tables {group.names} have gradients pending, which are not saved: "
+            f"{call}: tables {group.names} have gradients pending, which are not saved: "
             "call optimizer.step(), or zero_grad(), before"
         )
 
 
-def _source_of(
+def source_of_model(
     parts: Sequence[TablePart],
     model: nn.Module,
     state: Mapping[str, Any] | None,
     ranks: Ranks,
-    to_be_copied: bool,
-) -> _Source:
+    to_be_copied: bool = False,
+) -> ModelSource:
+    """What a rank saves of a model, after steps that have begun.
+
+    Args:
+        parts: the tables that are saved.
+        model: whose dense part is.
+        state: what the program gives.
+        ranks: that save together.
+        to_be_copied: see :func:`source_of`.
+
+    Raises:
+        TypeError: an entry cannot be saved.
+    """
     groups = groups_of(parts)
     end_steps(parts)
     sources = [source_of(group.tables, to_be_copied=to_be_copied) for group in groups]
@@ -210,7 +229,7 @@ def _source_of(
         ]
         for group in groups
     ]
-    return _Source(
+    return ModelSource(
         sources,
         of_groups,
         (
@@ -220,7 +239,7 @@ def _source_of(
     )
 
 
-def _rows_of(source: _Source) -> int:
+def _rows_of(source: ModelSource) -> int:
     return sum(slab.used for group in source.groups for slab in group.slabs)
 
 
@@ -228,10 +247,22 @@ def _rows_of(source: _Source) -> int:
 
 
 @plain_torch()
-def _write(
-    ranks: Ranks, disk: Disk, target: Path, uuid: str, source: _Source, progress: bool | None
+def write_checkpoint(
+    ranks: Ranks, disk: Disk, target: Path, uuid: str, source: ModelSource, progress: bool | None
 ) -> None:
-    """Writes all files on all ranks, then the manifest on the first."""
+    """Writes all files on all ranks, then the manifest on the first.
+
+    Args:
+        ranks: that save together.
+        disk: the file system.
+        target: path of the checkpoint.
+        uuid: of the checkpoint.
+        source: what this rank saves.
+        progress: show a progress bar.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
     folder = unfinished(target, uuid)
 
     def begin() -> None:
@@ -253,7 +284,7 @@ def _write(
 
 
 def _write_files(
-    ranks: Ranks, disk: Disk, folder: Path, source: _Source, progress: bool | None
+    ranks: Ranks, disk: Disk, folder: Path, source: ModelSource, progress: bool | None
 ) -> _Written:
     total = sum(_bytes_of(group) for group in source.groups)
     total += sum(p.values.numel() * p.values.element_size() for r in source.rest for p in r.pieces)
@@ -374,4 +405,11 @@ def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: M
         put_in_place(disk, folder, target, uuid)
 
 
-__all__ = ["finish_folder", "save"]
+__all__ = [
+    "ModelSource",
+    "check_saveable",
+    "finish_folder",
+    "save",
+    "source_of_model",
+    "write_checkpoint",
+]

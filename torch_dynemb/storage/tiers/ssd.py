@@ -108,6 +108,45 @@ class SSDTiers(Tiers):
         stats = {name: counts[column] for name, column in columns.items()}
         return {**stats, "waited": counts[StoreStat.WAITED_US] / 1e6}
 
+    def sync(self) -> ops.StoreSnapshot:
+        """Makes all rows durable, those of the cache too.
+
+        Returns:
+            What :meth:`restore` needs to come back to here. Its files stay until :meth:`keep` says
+            that nobody needs them.
+
+        Raises:
+            RuntimeError: the disk is full, or fails.
+        """
+        self.flush()
+        self.drain()
+        return ops.store_sync(self.tensors.clock)
+
+    def keep(self, files: Sequence[Tensor]) -> None:
+        """Says which files are needed by others than the tables as they are.
+
+        Args:
+            files: int64 [files] of each slab, their numbers.
+
+        Raises:
+            RuntimeError: the disk fails.
+        """
+        ops.store_keep(self.tensors.clock, files)
+
+    def restore(self, snapshot: ops.StoreSnapshot) -> None:
+        """Goes back to what :meth:`sync` has given; the cache is empty then.
+
+        Args:
+            snapshot: of these files.
+
+        Raises:
+            RuntimeError: a file is missing or damaged: the files and the cache are as they were.
+                Or the disk fails.
+        """
+        self.drain()
+        ops.store_load(self.tensors.clock, snapshot)
+        self.empty()
+
     def erase(self, table: int, ids: Tensor) -> None:
         """Does nothing: what is not in the index is not live when files are collected."""
 

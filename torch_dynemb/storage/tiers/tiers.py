@@ -258,6 +258,24 @@ class Tiers(ABC):
                 begin = int(moves[-1, Move.SLOT]) + 1
                 self._move(moves)
 
+    def empty(self) -> None:
+        """Takes all rows out of the cache; what has changed since they were saved is lost.
+
+        Handles of slots that lookups have given before become stale with the next row.
+
+        Raises:
+            RuntimeError: something could not be read or written.
+        """
+        self.drain()
+        slabs = len(self._rows.weights)
+        for slab in self.cached:
+            used = self.used_slots(slab)
+            ops.shrink_cache_(self.tensors, slab, 0)  # and what should be saved is not
+            places = self.tensors.places[slab]
+            ops.release_(places, 0, places.shape[0])
+            for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
+                ops.release_(tensor, 0, used)
+
     def used_slots(self, slab: int) -> int:
         """Slots of a slab that have memory.
 

@@ -1,0 +1,250 @@
+"""Everything of a group but the rows in its store: written to a file, and put back.
+
+A file has the entries of ``table.state``, where the records of rows are, and the ids that were
+evicted and that nobody has taken yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.tensor_file import TensorShape
+from torch_dynemb.checkpoint.manifest.records import SavedFile
+from torch_dynemb.checkpoint.saving.table_files import Folder, Section
+from torch_dynemb.checkpoint.snapshots.places import STATE, StoredGroup, segment_file
+from torch_dynemb.checkpoint.snapshots.records import SavedSegments, SnapshotError, StoreSnapshot
+from torch_dynemb.table import state as table_state
+from torch_dynemb.table.clock import propose
+from torch_dynemb.table.tables import Tables
+
+_EVICTED = "evicted"  # int64 [1 + n, 4], ids that nobody has taken
+_PAGE = 4096
+_OTHER_TABLES = (
+    "construct the tables as they were when it was made, or take a checkpoint of "
+    "torch_dynemb.checkpoint.save, which other tables can load"
+)
+
+
+def _records(slab: str) -> str:
+    """The entry with where the records of a slab are, int64 [rows]."""
+    return f"records/{slab}"
+
+
+def _evicted_rows(table: str) -> str:
+    """The entry with rows of evicted ids, float32 [n, dim]."""
+    return f"evicted_rows/{table}"
+
+
+# -- saving --------------------------------------------------------------------------------------
+
+
+def write_state(folder: Folder, stored: StoredGroup, rows: ops.StoreSnapshot) -> SavedFile:
+    """Writes the file of a group.
+
+    Args:
+        folder: where to.
+        stored: the group.
+        rows: what the store said when it was synced.
+    """
+    tables = stored.group.tables
+    entries = dict(table_state.used_tensors(tables))
+    for slab, records in zip(tables.config.slabs, rows.records, strict=True):
+        entries[_records(slab.name)] = records
+    entries.update(_taken_by_nobody(tables))
+    entries["format"] = table_state.format_entry(tables)
+    return folder.write(STATE, [_section(name, of) for name, of in entries.items()], 0)
+
+
+def _taken_by_nobody(tables: Tables) -> dict[str, Tensor]:
+    evicted = tables.index.evicted
+    count = min(int(evicted[0, 0]), evicted.shape[0] - 1)
+    entries = {_EVICTED: evicted[: 1 + count]}
+    for t, table in enumerate(tables.config.tables) if tables.evictions.rows is not None else ():
+        kept = tables.evictions.rows[t]
+        empty = torch.empty(0, table.embedding_dim)
+        entries[_evicted_rows(table.name)] = torch.cat([empty, *kept])
+    return entries
+
+
+def _section(name: str, values: Tensor) -> Section:
+    values = values.detach().contiguous()
+    shape = TensorShape(name, values.dtype, tuple(values.shape))
+    return Section(shape, lambda _: iter([values]))
+
+
+def saved_segments(stored: StoredGroup, rows: ops.StoreSnapshot) -> list[SavedSegments]:
+    """The files that the rows are in, by slab.
+
+    Args:
+        stored: the group.
+        rows: what the store said when it was synced.
+    """
+    saved = []
+    for slab, pairs in zip(stored.group.config.slabs, rows.segments, strict=True):
+        places, files = pairs.view(-1, 2).t().tolist() if pairs.numel() > 0 else ([], [])
+        headers = [_header(segment_file(stored.path, slab.name, number)) for number in files]
+        size = stored.tiers.storage.segment_bytes
+        saved.append(SavedSegments(slab.name, size, places, files, headers))
+    return saved
+
+
+def _header(path: Path) -> int:
+    """crc32c of the first page of a file."""
+    with path.open("rb") as file:
+        return ops.crc32c(torch.frombuffer(bytearray(file.read(_PAGE)), dtype=torch.uint8))
+
+
+# -- loading -------------------------------------------------------------------------------------
+
+
+class GroupState(NamedTuple):
+    """What a group goes back to, read and checked.
+
+    Attributes:
+        stored: the group.
+        record: of the snapshot.
+        entries: of the tables.
+        rows: of the store.
+        evicted: entries of evicted ids.
+    """
+
+    stored: StoredGroup
+    record: StoreSnapshot
+    entries: Mapping[str, Tensor]
+    rows: ops.StoreSnapshot
+    evicted: Mapping[str, Tensor]
+
+
+def read_state(stored: StoredGroup, folder: Path, record: StoreSnapshot) -> GroupState:
+    """Reads and checks what a group goes back to; changes nothing.
+
+    Args:
+        stored: the group.
+        folder: with its file.
+        record: of the snapshot.
+
+    Raises:
+        SnapshotError: a file is missing or damaged.
+        RuntimeError: it is the snapshot of other tables.
+    """
+    path = folder / record.state.path
+    tables = stored.group.tables
+    slabs = [slab.name for slab in tables.config.slabs]
+    try:
+        entries = _read_all(path, record.state)
+    except DamagedFileError as error:
+        raise SnapshotError(path, str(error).removeprefix(f"{path}: ")) from error
+    rows = {name: entries.pop(name) for name in map(_records, slabs) if name in entries}
+    of_evicted = [_EVICTED, *map(_evicted_rows, tables.config.names)]
+    evicted = {name: entries.pop(name) for name in of_evicted if name in entries}
+    try:
+        entries = dict(table_state.in_own_order(tables, entries))
+        table_state.check(tables, entries)
+        _check_evicted(tables, evicted)
+    except ValueError as error:
+        raise RuntimeError(f"load_snapshot: {path}: {error}; or {_OTHER_TABLES}") from error
+    if [of.slab for of in record.segments] != slabs:
+        saved = [of.slab for of in record.segments]
+        raise RuntimeError(
+            f"load_snapshot: {folder} has rows {saved}, but the tables have {slabs}: "
+            f"{_OTHER_TABLES}"
+        )
+    for of in record.segments:
+        _check_segments(stored, of)
+    segments = [_pairs(of.places, of.files) for of in record.segments]
+    in_store = ops.StoreSnapshot([rows[_records(slab)] for slab in slabs], segments)
+    return GroupState(stored, record, entries, in_store, evicted)
+
+
+def _pairs(places: list[int], files: list[int]) -> Tensor:
+    return torch.tensor([places, files], dtype=torch.int64).t().reshape(-1).contiguous()
+
+
+def _read_all(path: Path, file: SavedFile) -> dict[str, Tensor]:
+    reader = SummedReader(path, file.sums)
+    try:
+        entries = {}
+        for name, section in reader.tensors.items():
+            entries[name] = torch.empty(section.shape, dtype=section.dtype)
+            reader.read(name, 0, entries[name])
+        reader.finish()
+    finally:
+        reader.close()
+    return entries
+
+
+def _check_segments(stored: StoredGroup, segments: SavedSegments) -> None:
+    """Raises where a file is missing or another one."""
+    own = stored.tiers.storage.segment_bytes
+    if segments.files and segments.bytes != own:
+        raise RuntimeError(
+            f"load_snapshot: {stored.path} has files of {segments.bytes} bytes, but the tables "
+            f"have segment={own}: construct them with segment={segments.bytes}"
+        )
+    for number, header in zip(segments.files, segments.headers, strict=True):
+        path = segment_file(stored.path, segments.slab, number)
+        if not path.is_file():
+            raise SnapshotError(path, "the file is missing")
+        size = path.stat().st_size
+        if size != segments.bytes:
+            raise SnapshotError(path, f"the file has {size} bytes, expected {segments.bytes}")
+        if _header(path) != header:
+            raise SnapshotError(path, "the first page is damaged or another file's")
+
+
+def _check_evicted(tables: Tables, evicted: Mapping[str, Tensor]) -> None:
+    """Raises ValueError where there is no room for the evicted ids that nobody has taken."""
+    count = evicted[_EVICTED].shape[0] - 1
+    room = tables.index.evicted.shape[0] - 1
+    rows = len(evicted) > 1
+    if count > 0 and (count > room or rows != (tables.evictions.rows is not None)):
+        raise ValueError(
+            f"the snapshot has {count} evicted ids that nobody has taken, "
+            f"{'with' if rows else 'without'} their rows, but the tables have room for {room}: "
+            f"call record_evicted({count}, rows={rows}) on them before"
+        )
+
+
+def put_back(state: GroupState) -> None:
+    """Makes a group what it was; whatever stops it leaves the group half of it.
+
+    Raises:
+        RuntimeError: memory is short, or the disk fails.
+    """
+    tables = state.stored.group.tables
+    state.stored.tiers.restore(state.rows)
+    table_state.write(tables, state.entries)
+    evicted = state.evicted[_EVICTED]
+    tables.index.evicted[0].zero_()
+    if evicted.shape[0] > 1:
+        tables.index.evicted[: evicted.shape[0]].copy_(evicted)
+    if tables.evictions.rows is not None:
+        tables.evictions.rows = [
+            [of] if (of := state.evicted.get(_evicted_rows(name))) is not None else []
+            for name in tables.config.names
+        ]
+    tables.host.batch_scored = set(state.record.batch_scored)
+    if state.record.proposed_now is not None:
+        propose(tables, state.record.proposed_now)
+
+
+def give_up(state: GroupState) -> None:
+    """After :func:`put_back` has failed midway: better no ids than some."""
+    table_state.give_up(state.stored.group.tables)
+
+
+__all__ = [
+    "GroupState",
+    "give_up",
+    "put_back",
+    "read_state",
+    "saved_segments",
+    "write_state",
+]

@@ -1,0 +1,237 @@
+"""Goes back to a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load_parts
+from torch_dynemb.checkpoint.manifest.file import read_manifest
+from torch_dynemb.checkpoint.manifest.records import Manifest
+from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.saving.handle import check_none_running
+from torch_dynemb.checkpoint.snapshots.group_state import (
+    GroupState,
+    give_up,
+    put_back,
+    read_state,
+)
+from torch_dynemb.checkpoint.snapshots.kept import (
+    clean,
+    goes_on_from,
+    histories_of,
+    snapshots_of,
+)
+from torch_dynemb.checkpoint.snapshots.places import (
+    REST,
+    StoredGroup,
+    checked_name,
+    first_store,
+    snapshot_folder,
+    stored_groups,
+)
+from torch_dynemb.checkpoint.snapshots.records import Snapshot
+from torch_dynemb.checkpoint.together import Ranks, ranks_of
+
+_DISK = Disk()
+
+
+class _Chosen(NamedTuple):
+    """What all ranks know of the snapshot that is loaded.
+
+    Attributes:
+        snapshot: the one.
+        there: uuids of all that are there.
+        first: directory of the first store.
+        first_rank: which rank has that store.
+    """
+
+    snapshot: Snapshot
+    there: list[str]
+    first: Path
+    first_rank: int
+
+
+def snapshots(model: nn.Module | str | PathLike[str]) -> list[str]:
+    """Names of the snapshots that a model can go back to; the last one is the newest.
+
+    Args:
+        model: one whose rows lie on disks, or the path of its first store.
+
+    Raises:
+        TypeError: it is neither.
+        RuntimeError: a file is damaged.
+    """
+    store = first_store("snapshots", model)
+    return [] if store is None else [snapshot.name for snapshot in snapshots_of(store)]
+
+
+@plain_torch()
+def load_snapshot(
+    model: nn.Module,
+    name: str | None = None,
+    *,
+    strict: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+    progress: bool | None = None,
+) -> LoadReport:
+    """Goes back to a snapshot; all ranks call it together.
+
+    Tables, and with them every later result, are bit for bit what they were. The model is as it was
+    when the snapshot was made: the same tables, optimizers, policies and ranks. Hyper-parameters
+    stay those of the model, as with :func:`load`. What the stores have written since the snapshot
+    is deleted, other snapshots stay.
+
+    Args:
+        model: between two training steps, whose stores have the paths with the snapshot.
+        name: of the snapshot; default: the newest one.
+        strict: for what lies in no store, as of :func:`load`.
+        process_group: of the ranks that load together; default: all.
+        progress: show a progress bar for what lies in no store; default: where the standard error
+            is a terminal.
+
+    Returns:
+        As :func:`load`; ``state`` is what :func:`save_snapshot` was given.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or what lies in no store does not fit the model.
+        FileNotFoundError: there is no such snapshot.
+        RuntimeError: a file of it is missing or damaged, or of another version; it is of other
+            tables, or of another number of ranks. In all these cases all ranks raise, and the model
+            is as it was. Or memory is short, or the disk fails, while tables are replaced: these
+            are empty then.
+    """
+    ranks = ranks_of(process_group)
+
+    def prepare() -> tuple[list[TablePart], list[StoredGroup]]:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"load_snapshot: model is {described(model)}, expected a Module")
+        if name is not None:
+            checked_name("load_snapshot", name)
+        check_none_running()
+        parts = parts_of(model)
+        for group in groups_of(parts):
+            group.tables.check_own()
+        return parts, stored_groups("load_snapshot", parts)
+
+    parts, stores = ranks.run(prepare)
+    ranks.agree("load_snapshot", name=name, strict=strict)
+    chosen = _chosen(ranks, stores, name)
+    found = ranks.run(lambda: _found(stores, chosen))
+    folders = ranks.gather(str(found[0][1] / REST) if ranks.rank == chosen.first_rank else "")
+    rest = Path(folders[chosen.first_rank])
+    states = ranks.run(lambda: [state for state, _ in found])
+    manifest = ranks.run(lambda: _manifest(rest))
+    stored_ids = {id(stored.group) for stored in stores}
+    in_memory = [part for part in parts if id(part.group) not in stored_ids]
+    report = load_parts(
+        ranks,
+        "load_snapshot",
+        rest,
+        manifest,
+        in_memory,
+        model,
+        strict=strict,
+        progress=progress,
+        finish=lambda: _put_back(states),
+    )
+    if ranks.rank == chosen.first_rank:
+        goes_on_from(stores[0].tiers, chosen.snapshot)
+    ranks.run(lambda: _clean(stores, chosen))
+    own = [
+        (part.name, part.group.size(part.table)) for part in parts if id(part.group) in stored_ids
+    ]
+    tables = dict(report.tables)
+    for of_rank in ranks.gather(own):
+        for table, ids in of_rank:
+            before = tables[table].ids if table in tables else 0
+            tables[table] = LoadedTable(before + ids, 0, (), True)
+    return report._replace(uuid=chosen.snapshot.uuid, tables=tables)
+
+
+def _chosen(ranks: Ranks, stores: Sequence[StoredGroup], name: str | None) -> _Chosen:
+    told = ranks.gather([str(stored.path) for stored in stores])
+    first_rank = next((rank for rank, paths in enumerate(told) if paths), None)
+    if first_rank is None:
+        raise RuntimeError(
+            "load_snapshot: no table of the model has storage=SSDStore(...), beside whose rows a "
+            "snapshot would lie: use torch_dynemb.checkpoint.load"
+        )
+    first = Path(told[first_rank][0])
+
+    def choose() -> tuple[Snapshot, list[str]] | None:
+        if ranks.rank != first_rank:
+            return None
+        there = snapshots_of(first)
+        named = [snapshot for snapshot in there if name is None or snapshot.name == name]
+        if not named:
+            names = [snapshot.name for snapshot in there]
+            raise FileNotFoundError(
+                f"load_snapshot: {snapshot_folder(first)} has no snapshot"
+                f"{'' if name is None else f' {name!r}'}: there are {names}"
+            )
+        return named[-1], [snapshot.uuid for snapshot in there]
+
+    found = ranks.gather(ranks.run(choose))[first_rank]
+    assert found is not None
+    snapshot, there = found
+    count = sum(len(paths) for paths in told)
+    if (snapshot.ranks, snapshot.stores) != (ranks.size, count):
+        raise RuntimeError(
+            f"load_snapshot: {snapshot_folder(first) / snapshot.name} was made by {snapshot.ranks} "
+            f"ranks with {snapshot.stores} stores, but the model has {ranks.size} with {count}: "
+            "load it with as many, and save it with torch_dynemb.checkpoint.save, which any number "
+            "of ranks loads"
+        )
+    return _Chosen(snapshot, there, first, first_rank)
+
+
+def _found(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[tuple[GroupState, Path]]:
+    """What the stores of this rank go back to, and the folders that have it."""
+    result = []
+    for stored in stores:
+        kept = histories_of(stored.path)
+        folders = [folder for folder, of in kept.items() if of.uuid == chosen.snapshot.uuid]
+        if not folders:
+            raise RuntimeError(
+                f"load_snapshot: {stored.path} has nothing of snapshot {chosen.snapshot.name!r}: "
+                "its tables were not part of the model, or the directory is another one: copy "
+                "it back, or load another snapshot"
+            )
+        (folder,) = folders
+        result.append((read_state(stored, folder, kept[folder]), folder))
+    return result
+
+
+def _manifest(rest: Path) -> Manifest:
+    try:
+        return read_manifest(rest)
+    except (FileNotFoundError, ValueError) as error:
+        raise RuntimeError(f"load_snapshot: {error}") from error
+
+
+def _put_back(states: Sequence[GroupState]) -> None:
+    """Replaces the tables of this rank; where that fails, all of them are empty."""
+    try:
+        for state in states:
+            put_back(state)
+    except BaseException:
+        for state in states:
+            give_up(state)
+        raise
+
+
+def _clean(stores: Sequence[StoredGroup], chosen: _Chosen) -> None:
+    for stored in stores:
+        clean(_DISK, stored, chosen.first, chosen.there)
+
+
+__all__ = ["load_snapshot", "snapshots"]

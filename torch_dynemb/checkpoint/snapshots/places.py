@@ -1,0 +1,172 @@
+"""Where snapshots lie: beside the rows, in the directory of a group's store.
+
+``snapshots/NAME`` is written last, in the directory of the model's first store, and says that the
+snapshot is there. Every store has what it needs to go back in ``index/NUMBER``, which is found by
+the uuid of the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import nn
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.storage.tiers.ssd import SSDTiers
+from torch_dynemb.table.group import TableGroup
+
+REST = "model"  # of index/NUMBER: a checkpoint of what lies in no store
+MANIFEST = "manifest.json"  # of index/NUMBER
+STATE = "state.safetensors"  # of index/NUMBER
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NUMBER = re.compile(r"[0-9]{8,}")
+_UNFINISHED = re.compile(r"[0-9]{8,}\.tmp-[0-9a-f]{32}")
+
+
+class StoredGroup(NamedTuple):
+    """A group whose rows lie on a disk.
+
+    Attributes:
+        group: the tables.
+        tiers: their cache and store.
+        path: of the store.
+    """
+
+    group: TableGroup
+    tiers: SSDTiers
+    path: Path
+
+
+def checked_name(call: str, name: object) -> str:
+    """A name of a snapshot, which is one of a file.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it cannot be the name of a file everywhere.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{call}: name is {described(name)}, expected a str")
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{call}: name is {name!r}, expected 1 to 100 letters, digits, '.', '_' and '-', a "
+            "letter or digit first"
+        )
+    return name
+
+
+def stored_groups(call: str, parts: Sequence[TablePart]) -> list[StoredGroup]:
+    """The groups of some parts that have a store on a disk.
+
+    Raises:
+        RuntimeError: a group has a store of another kind, whose rows a snapshot has not.
+    """
+    found = []
+    for group in groups_of(parts):
+        tiers = group.tables.tiers
+        if tiers is None:
+            continue
+        if not isinstance(tiers, SSDTiers):
+            raise RuntimeError(
+                f"{call}: tables {group.names} have an ExternalStore, of which there are no "
+                "snapshots: use torch_dynemb.checkpoint.save"
+            )
+        found.append(StoredGroup(group, tiers, Path(os.path.realpath(tiers.storage.path))))
+    return found
+
+
+def first_store(call: str, model: nn.Module | str | os.PathLike[str]) -> Path | None:
+    """The directory with the names of snapshots; None: the model has no store on this rank.
+
+    Args:
+        call: what errors begin with.
+        model: the model, or the directory.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(model, str | os.PathLike):
+        return Path(os.path.realpath(os.fspath(model)))
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{call}: model is {described(model)}, expected a torch.nn.Module or the path of a "
+            "store"
+        )
+    stores = stored_groups(call, parts_of(model))
+    return stores[0].path if stores else None
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def snapshot_folder(store: Path) -> Path:
+    """The folder whose files are the snapshots of models that have this store first."""
+    return store / "snapshots"
+
+
+def snapshot_files(store: Path) -> list[Path]:
+    """The files of all snapshots, in no order."""
+    folder = snapshot_folder(store)
+    return [p for p in folder.iterdir() if _NAME.fullmatch(p.name)] if folder.is_dir() else []
+
+
+def index_folder(store: Path) -> Path:
+    """The folder of what a store keeps of snapshots."""
+    return store / "index"
+
+
+def index_folders(store: Path) -> list[Path]:
+    """What a store keeps of snapshots, finished or abandoned; ascending by number."""
+    return _matching(index_folder(store), _NUMBER)
+
+
+def unfinished_folders(store: Path) -> list[Path]:
+    """What saves that have died left."""
+    return _matching(index_folder(store), _UNFINISHED)
+
+
+def next_index(store: Path) -> Path:
+    """A folder that is not there yet."""
+    there = [*index_folders(store), *unfinished_folders(store)]
+    last = max((int(folder.name.partition(".")[0]) for folder in there), default=0)
+    return index_folder(store) / f"{last + 1:08}"
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+
+
+def segment_file(store: Path, slab: str, number: int) -> Path:
+    """A file of rows.
+
+    Args:
+        store: whose.
+        slab: name of the slab.
+        number: of the file.
+    """
+    return store / "rows" / slab / f"{number:08x}"
+
+
+__all__ = [
+    "MANIFEST",
+    "REST",
+    "STATE",
+    "StoredGroup",
+    "checked_name",
+    "first_store",
+    "index_folder",
+    "index_folders",
+    "next_index",
+    "segment_file",
+    "snapshot_files",
+    "snapshot_folder",
+    "stored_groups",
+    "unfinished_folders",
+]

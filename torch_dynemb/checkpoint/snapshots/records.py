@@ -1,0 +1,205 @@
+"""What the files of a snapshot say: the one that names it, and one of each store.
+
+They are JSON texts with a checksum of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told, sums_of_bytes
+from torch_dynemb.checkpoint.manifest.records import SavedFile, canonical
+
+VERSION = 1
+_SNAPSHOT = "torch_dynemb snapshot"
+_STORE = "torch_dynemb snapshot of a store"
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of a model.
+
+    Attributes:
+        name: of the snapshot.
+        uuid: no two have the same.
+        number: those of later ones are larger.
+        ranks: that have made it.
+        stores: of all ranks.
+        history: uuids of the snapshots that it goes on from and that were there.
+    """
+
+    name: str
+    uuid: str
+    number: int
+    ranks: int
+    stores: int
+    history: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SavedSegments:
+    """The files of rows of a slab.
+
+    Attributes:
+        slab: its name.
+        bytes: of each file.
+        places: of the segments, as records name them.
+        files: their numbers.
+        headers: crc32c of the first page of each.
+    """
+
+    slab: str
+    bytes: int
+    places: list[int]
+    files: list[int]
+    headers: list[int]
+
+
+@dataclass(frozen=True)
+class StoreSnapshot:
+    """What a store keeps of a snapshot.
+
+    Attributes:
+        uuid: of the snapshot.
+        first: where the store with its name is, seen from this one.
+        state: file with everything but the rows.
+        segments: of all slabs; those that are in memory have no files.
+        batch_scored: numbers of the tables whose lookups have a custom score.
+        proposed_now: seconds that the rank proposed; None: its group was on its own.
+    """
+
+    uuid: str
+    first: str
+    state: SavedFile
+    segments: list[SavedSegments]
+    batch_scored: list[int]
+    proposed_now: int | None
+
+
+_REMEDY = (
+    "copy it back from where there is a copy; or load another snapshot, and delete this one's file "
+    "in snapshots/"
+)
+
+
+class SnapshotError(RuntimeError):
+    """A file of a snapshot is not what was written; the message names it and says why.
+
+    Args:
+        path: of the file.
+        what: is wrong.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: {what}: {_REMEDY}")
+
+
+def write_record(disk: Disk, path: Path, record: Snapshot | StoreSnapshot) -> None:
+    """Writes a new file and waits until it is on the disk; its name may not be.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
+    kind = _SNAPSHOT if isinstance(record, Snapshot) else _STORE
+    content = {"format": kind, "version": VERSION, **dataclasses.asdict(record)}
+    text = canonical({**content, "crc32c": sums_of_bytes(canonical(content))})
+    with room_told(path):
+        writer = SummedWriter(disk, path)
+        try:
+            writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+            writer.finish()
+        finally:
+            writer.close()
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """The snapshot that a file names.
+
+    Raises:
+        SnapshotError: it is damaged, or of another version.
+    """
+    content = _read(path, _SNAPSHOT)
+    try:
+        snapshot = Snapshot(**content)
+        _check(path, snapshot.name == path.name, f"it is that of {snapshot.name!r}")
+        _check(path, _counts(snapshot.number, snapshot.ranks, snapshot.stores), "it has no numbers")
+        _check(path, all(isinstance(of, str) for of in snapshot.history), "it has no history")
+    except (TypeError, AttributeError) as error:
+        raise SnapshotError(path, f"an entry is missing or wrong: {error}") from error
+    return snapshot
+
+
+def read_store_snapshot(path: Path) -> StoreSnapshot:
+    """What a store keeps of a snapshot.
+
+    Raises:
+        SnapshotError: the file is missing or damaged, or of another version.
+    """
+    content = _read(path, _STORE)
+    try:
+        state = SavedFile(**content.pop("state"))
+        segments = [SavedSegments(**of) for of in content.pop("segments")]
+        record = StoreSnapshot(**content, state=state, segments=segments)
+        for of in segments:
+            same = len(of.places) == len(of.files) == len(of.headers)
+            _check(path, same and _counts(of.bytes, *of.places, *of.files), "segments are wrong")
+    except (TypeError, KeyError, AttributeError) as error:
+        raise SnapshotError(path, f"an entry is missing or wrong: {error}") from error
+    return record
+
+
+def _counts(*values: object) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)
+
+
+def _check(path: Path, sound: bool, what: str) -> None:
+    if not sound:
+        raise SnapshotError(path, what)
+
+
+def _read(path: Path, kind: str) -> dict[str, Any]:
+    """What the file says, without its format and checksum."""
+    try:
+        _check(path, path.stat().st_size <= _MOST_BYTES, "the file is larger than any of its kind")
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise SnapshotError(path, "the file is missing") from None
+    except SnapshotError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(path, f"the file is no JSON text: {error}") from error
+    _check(path, isinstance(content, dict), "the file is no JSON object")
+    _check(path, content.get("format") == kind, f"the file is no {kind}")
+    version = content.get("version")
+    _check(
+        path,
+        version == VERSION,
+        f"it has version {str(version)[:100]} of the format, but this torch_dynemb reads {VERSION}",
+    )
+    expected = content.pop("crc32c", None)
+    try:
+        found = sums_of_bytes(canonical(content))
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(path, f"the file is no JSON text: {error}") from error
+    _check(path, found == expected, "the checksum is wrong: the file was damaged or edited")
+    del content["format"], content["version"]
+    return content
+
+
+__all__ = [
+    "SavedSegments",
+    "Snapshot",
+    "SnapshotError",
+    "StoreSnapshot",
+    "read_snapshot",
+    "read_store_snapshot",
+    "write_record",
+]

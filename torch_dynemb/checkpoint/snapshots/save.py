@@ -1,0 +1,311 @@
+"""Makes a snapshot of a model whose rows lie on disks."""
+
+from __future__ import annotations
+
+import os
+import uuid as uuids
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+
+from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import room_told
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.saving.handle import check_none_running
+from torch_dynemb.checkpoint.saving.save import check_saveable, source_of_model, write_checkpoint
+from torch_dynemb.checkpoint.saving.table_files import Folder
+from torch_dynemb.checkpoint.snapshots.group_state import saved_segments, write_state
+from torch_dynemb.checkpoint.snapshots.kept import (
+    clean,
+    forget,
+    goes_on_from,
+    histories_of,
+    history,
+    outdated,
+    snapshots_of,
+)
+from torch_dynemb.checkpoint.snapshots.places import (
+    MANIFEST,
+    REST,
+    StoredGroup,
+    checked_name,
+    index_folder,
+    next_index,
+    snapshot_folder,
+    stored_groups,
+)
+from torch_dynemb.checkpoint.snapshots.records import Snapshot, StoreSnapshot, write_record
+from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.process.interrupts import held_back
+
+_DISK = Disk()
+
+
+class _Plan(NamedTuple):
+    """What all ranks know of a snapshot that is made.
+
+    Attributes:
+        snapshot: that it will be.
+        first: directory of the first store.
+        there: snapshots that are there, ascending.
+        first_rank: which rank has that store.
+    """
+
+    snapshot: Snapshot
+    first: Path
+    there: list[Snapshot]
+    first_rank: int
+
+
+class _Written(NamedTuple):
+    """What a store has for a snapshot, under a name that says that it is not whole."""
+
+    stored: StoredGroup
+    unfinished: Path
+    folder: Path
+
+
+@plain_torch()
+def save_snapshot(
+    model: nn.Module,
+    name: str,
+    *,
+    state: Mapping[str, Any] | None = None,
+    keep: int = 1,
+    process_group: dist.ProcessGroup | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Saves a model whose rows lie on disks, beside these rows; all ranks call it together.
+
+    Rows that have changed go to the store; those that were there already are not written again, so
+    a snapshot takes the time and the space of what has changed, and of the index. What lies in no
+    store (other tables, the dense part, ``state``) is saved as :func:`save` does. The snapshot is
+    there as a whole or not at all: whoever dies on the way finds the one before.
+    :func:`load_snapshot` goes on from it bit for bit, with as many ranks, and tables as they are
+    now; for other ranks or tables, and as a backup on another disk, there is :func:`save`.
+
+    It lies in the ``path`` of the stores. A file in ``snapshots/`` of the first one names it: who
+    deletes that file has deleted the snapshot, and the next save gives its space back.
+
+    Args:
+        model: between two training steps; at least one table has an :class:`SSDStore`.
+        name: letters, digits, ``.``, ``_`` and ``-``. A snapshot of this name that the tables go on
+            from is replaced, when the new one is whole.
+        state: what else the program needs to go on; see :func:`save`.
+        keep: how many of the snapshots that the tables have made or gone on from stay, the new one
+            included. Others are never deleted: a model that was not loaded from the snapshots of
+            its directory leaves them there, with the space that they take.
+        process_group: of the ranks that save together; default: all.
+        progress: show a progress bar for what lies in no store; default: where the standard error
+            is a terminal.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or ``state`` is such as :func:`save` refuses.
+        FileExistsError: there is a snapshot of this name that the tables do not go on from.
+        RuntimeError: no table has a store, or one has an :class:`ExternalStore`; gradients are
+            pending for an optimizer's ``step()``; a file of another snapshot is damaged; the disk
+            fails, or is full.
+        OSError: the disk is full, or fails. In all cases all ranks raise, the snapshots that were
+            there are as they were, and training can go on, unless it is rows that could not be
+            written: then every later call raises that.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> storage = td.SSDStore(folder.name + "/rows", segment="64KiB")
+        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), storage=storage)
+        >>> bag(torch.tensor([[1, 2], [3, 1]])).sum().backward()
+        >>> bag.optimizer.step()
+        >>> td.checkpoint.save_snapshot(bag, "step-1", state={"epoch": 1})
+        >>> td.checkpoint.snapshots(bag)
+        ['step-1']
+        >>> bag(torch.tensor([[4, 5]])).sum().backward()
+        >>> bag.optimizer.step()
+        >>> td.checkpoint.load_snapshot(bag).state
+        {'epoch': 1}
+        >>> bag.group.size(0)
+        3
+        >>> del bag; folder.cleanup()
+    """
+    ranks = ranks_of(process_group)
+    disk = _DISK
+
+    def prepare() -> tuple[list[TablePart], list[StoredGroup]]:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"save_snapshot: model is {described(model)}, expected a Module")
+        checked_name("save_snapshot", name)
+        integer("save_snapshot: keep", keep, least=1)
+        check_none_running()
+        parts = parts_of(model)
+        stores = stored_groups("save_snapshot", parts)
+        for group in groups_of(parts):
+            check_saveable("save_snapshot", group)
+        for stored in stores:
+            histories_of(stored.path)  # what is damaged is told before anything is written
+        return parts, stores
+
+    parts, stores = ranks.run(prepare)
+    ranks.agree("save_snapshot", name=name, keep=keep)
+    plan = _planned(ranks, stores, name)
+    stored_ids = {id(stored.group) for stored in stores}
+    in_memory = [part for part in parts if id(part.group) not in stored_ids]
+    source = ranks.run(lambda: source_of_model(in_memory, model, state, ranks))
+    end_steps(parts)
+    written: list[_Written] = []
+    named: list[Path] = []
+    naming = False
+    try:
+        # so that no crash brings a name back whose rows are deleted now
+        ranks.run(lambda: _sync_names(disk, plan) if _is_first(ranks, plan) else None)
+        ranks.run(lambda: written.extend(_written(disk, ranks, plan, stores)))
+        rest = ranks.gather(str(written[0].unfinished / REST) if _is_first(ranks, plan) else "")
+        write_checkpoint(
+            ranks, disk, Path(rest[plan.first_rank]), plan.snapshot.uuid, source, progress
+        )
+        with held_back():
+            ranks.run(lambda: _finish(disk, written))
+            naming = True
+            ranks.run(lambda: _name(disk, plan, named) if _is_first(ranks, plan) else None)
+    except BaseException:
+        # once the first rank has begun to name it, the others cannot know whether it is there
+        if not naming or (_is_first(ranks, plan) and not named):
+            _abandon(disk, plan, stores, written)
+        raise
+    with held_back():
+        gone = outdated(plan.there, plan.snapshot, keep)
+        if _is_first(ranks, plan):
+            goes_on_from(stores[0].tiers, plan.snapshot)
+        ranks.run(lambda: forget(disk, plan.first, gone) if _is_first(ranks, plan) else None)
+        _clean_all(ranks, disk, plan, stores, gone)
+
+
+def _is_first(ranks: Ranks, plan: _Plan) -> bool:
+    return ranks.rank == plan.first_rank
+
+
+def _planned(ranks: Ranks, stores: Sequence[StoredGroup], name: str) -> _Plan:
+    """What will be made; the rank with the first store knows what is there."""
+    told = ranks.gather((uuids.uuid4().hex, [str(stored.path) for stored in stores]))
+    first_rank = next((rank for rank, (_, paths) in enumerate(told) if paths), None)
+    if first_rank is None:
+        raise RuntimeError(
+            "save_snapshot: no table of the model has storage=SSDStore(...), beside whose rows a "
+            "snapshot lies: use torch_dynemb.checkpoint.save"
+        )
+
+    def look() -> tuple[list[Snapshot], set[str]]:
+        if ranks.rank != first_rank:
+            return [], set()
+        there, own = snapshots_of(stores[0].path), history(stores[0].tiers)
+        taken = [of for of in there if of.name == name and of.uuid not in own]
+        if taken:
+            raise FileExistsError(
+                f"save_snapshot: {stores[0].path} has a snapshot {name!r} that the tables do not "
+                "go on from: give another name, load that one first, or delete "
+                f"{snapshot_folder(stores[0].path) / name}"
+            )
+        return there, own
+
+    there, own = ranks.gather(ranks.run(look))[first_rank]
+    number = max((of.number for of in there), default=0) + 1
+    known = [of.uuid for of in there if of.uuid in own]
+    count = sum(len(paths) for _, paths in told)
+    snapshot = Snapshot(name, told[0][0], number, ranks.size, count, known)
+    return _Plan(snapshot, Path(told[first_rank][1][0]), there, first_rank)
+
+
+def _written(
+    disk: Disk, ranks: Ranks, plan: _Plan, stores: Sequence[StoredGroup]
+) -> list[_Written]:
+    """Makes rows durable, and writes what the stores of this rank keep, on the disk."""
+    for stored in stores:
+        clean(disk, stored, plan.first, {of.uuid for of in plan.there})
+    result = []
+    for stored in stores:
+        rows = stored.tiers.sync()
+        folder = next_index(stored.path)
+        unfinished = folder.with_name(f"{folder.name}.tmp-{plan.snapshot.uuid}")
+        with room_told(unfinished):
+            disk.make_folder(index_folder(stored.path))
+            disk.make_folder(unfinished)
+        with Folder(disk, unfinished, ranks.rank, ranks.size, lambda _: None) as to:
+            file = write_state(to, stored, rows)
+        host = stored.group.tables.host
+        record = StoreSnapshot(
+            plan.snapshot.uuid,
+            os.path.relpath(plan.first, stored.path),
+            file,
+            saved_segments(stored, rows),
+            sorted(host.batch_scored),
+            None if host.proposed_now is None else int(host.proposed_now),
+        )
+        write_record(disk, unfinished / MANIFEST, record)
+        result.append(_Written(stored, unfinished, folder))
+    return result
+
+
+def _finish(disk: Disk, written: Sequence[_Written]) -> None:
+    """What the stores keep gets its names; no snapshot needs it yet."""
+    for of in written:
+        disk.sync_folder(of.unfinished)
+        disk.rename(of.unfinished, of.folder)
+        disk.sync_folder(of.folder.parent)
+        disk.sync_folder(of.stored.path)
+
+
+def _sync_names(disk: Disk, plan: _Plan) -> None:
+    if snapshot_folder(plan.first).is_dir():
+        disk.sync_folder(snapshot_folder(plan.first))
+
+
+def _name(disk: Disk, plan: _Plan, named: list[Path]) -> None:
+    """From here on, the snapshot is there; then ``named`` has its file."""
+    folder = snapshot_folder(plan.first)
+    draft = folder / f".{plan.snapshot.name}.tmp-{plan.snapshot.uuid}"
+    disk.make_folder(folder)
+    disk.sync_folder(plan.first)
+    write_record(disk, draft, plan.snapshot)
+    disk.rename(draft, folder / plan.snapshot.name)
+    named.append(folder / plan.snapshot.name)
+    disk.sync_folder(folder)
+
+
+def _clean_all(
+    ranks: Ranks,
+    disk: Disk,
+    plan: _Plan,
+    stores: Sequence[StoredGroup],
+    gone: Sequence[Snapshot],
+) -> None:
+    left = {of.uuid for of in plan.there if of not in gone and of.name != plan.snapshot.name}
+
+    def work() -> None:
+        for stored in stores:
+            clean(disk, stored, plan.first, {*left, plan.snapshot.uuid})
+
+    ranks.run(work)
+
+
+def _abandon(
+    disk: Disk, plan: _Plan, stores: Sequence[StoredGroup], written: Sequence[_Written]
+) -> None:
+    """After a failure: gives back what has been written, as far as the disk lets it."""
+    with held_back():
+        draft = f".{plan.snapshot.name}.tmp-{plan.snapshot.uuid}"
+        try:
+            (snapshot_folder(plan.first) / draft).unlink(missing_ok=True)
+            for of in written:
+                disk.remove(of.unfinished)
+            there = {of.uuid for of in plan.there}
+            for stored in stores:
+                clean(disk, stored, plan.first, there)
+        except (OSError, RuntimeError):
+            pass  # what is left is deleted by the next save; the error that is raised says why
+
+
+__all__ = ["save_snapshot"]
