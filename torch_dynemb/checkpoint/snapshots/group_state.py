@@ -19,7 +19,7 @@ from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.checkpoint.snapshots.places import STATE, StoredGroup, segment_file
-from torch_dynemb.checkpoint.snapshots.records import SavedSegments, SnapshotError, StoreSnapshot
+from torch_dynemb.checkpoint.snapshots.records import SavedSegments, SavedStore, SnapshotError
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.clock import propose
 from torch_dynemb.table.tables import Tables
@@ -66,8 +66,7 @@ def _taken_by_nobody(tables: Tables) -> dict[str, Tensor]:
     evicted = tables.index.evicted
     count = min(int(evicted[0, 0]), evicted.shape[0] - 1)
     entries = {_EVICTED: evicted[: 1 + count]}
-    for t, table in enumerate(tables.config.tables) if tables.evictions.rows is not None else ():
-        kept = tables.evictions.rows[t]
+    for table, kept in zip(tables.config.tables, tables.evictions.rows or (), strict=False):
         empty = torch.empty(0, table.embedding_dim)
         entries[_evicted_rows(table.name)] = torch.cat([empty, *kept])
     return entries
@@ -116,13 +115,13 @@ class GroupState(NamedTuple):
     """
 
     stored: StoredGroup
-    record: StoreSnapshot
+    record: SavedStore
     entries: Mapping[str, Tensor]
     rows: ops.StoreSnapshot
     evicted: Mapping[str, Tensor]
 
 
-def read_state(stored: StoredGroup, folder: Path, record: StoreSnapshot) -> GroupState:
+def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> GroupState:
     """Reads and checks what a group goes back to; changes nothing.
 
     Args:

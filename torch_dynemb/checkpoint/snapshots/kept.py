@@ -24,10 +24,10 @@ from torch_dynemb.checkpoint.snapshots.places import (
     unfinished_folders,
 )
 from torch_dynemb.checkpoint.snapshots.records import (
+    SavedStore,
     Snapshot,
-    StoreSnapshot,
     read_snapshot,
-    read_store_snapshot,
+    read_store,
 )
 from torch_dynemb.storage.tiers.ssd import SSDTiers
 
@@ -45,13 +45,13 @@ def snapshots_of(store: Path) -> list[Snapshot]:
     return sorted(found, key=lambda snapshot: snapshot.number)
 
 
-def histories_of(store: Path) -> dict[Path, StoreSnapshot]:
+def histories_of(store: Path) -> dict[Path, SavedStore]:
     """What a store keeps, by its folder.
 
     Raises:
         SnapshotError: a file is damaged.
     """
-    return {folder: read_store_snapshot(folder / MANIFEST) for folder in index_folders(store)}
+    return {folder: read_store(folder / MANIFEST) for folder in index_folders(store)}
 
 
 def history(first: SSDTiers) -> set[str]:

@@ -64,7 +64,7 @@ class SavedSegments:
 
 
 @dataclass(frozen=True)
-class StoreSnapshot:
+class SavedStore:
     """What a store keeps of a snapshot.
 
     Attributes:
@@ -102,7 +102,7 @@ class SnapshotError(RuntimeError):
         super().__init__(f"{path}: {what}: {_REMEDY}")
 
 
-def write_record(disk: Disk, path: Path, record: Snapshot | StoreSnapshot) -> None:
+def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
     """Writes a new file and waits until it is on the disk; its name may not be.
 
     Raises:
@@ -137,7 +137,7 @@ def read_snapshot(path: Path) -> Snapshot:
     return snapshot
 
 
-def read_store_snapshot(path: Path) -> StoreSnapshot:
+def read_store(path: Path) -> SavedStore:
     """What a store keeps of a snapshot.
 
     Raises:
@@ -147,7 +147,7 @@ def read_store_snapshot(path: Path) -> StoreSnapshot:
     try:
         state = SavedFile(**content.pop("state"))
         segments = [SavedSegments(**of) for of in content.pop("segments")]
-        record = StoreSnapshot(**content, state=state, segments=segments)
+        record = SavedStore(**content, state=state, segments=segments)
         for of in segments:
             same = len(of.places) == len(of.files) == len(of.headers)
             _check(path, same and _counts(of.bytes, *of.places, *of.files), "segments are wrong")
@@ -176,7 +176,8 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError) as error:
         raise SnapshotError(path, f"the file is no JSON text: {error}") from error
-    _check(path, isinstance(content, dict), "the file is no JSON object")
+    if not isinstance(content, dict):
+        raise SnapshotError(path, "the file is no JSON object")
     _check(path, content.get("format") == kind, f"the file is no {kind}")
     version = content.get("version")
     _check(
@@ -196,10 +197,10 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
 
 __all__ = [
     "SavedSegments",
+    "SavedStore",
     "Snapshot",
     "SnapshotError",
-    "StoreSnapshot",
     "read_snapshot",
-    "read_store_snapshot",
+    "read_store",
     "write_record",
 ]

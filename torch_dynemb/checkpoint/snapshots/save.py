@@ -39,7 +39,7 @@ from torch_dynemb.checkpoint.snapshots.places import (
     snapshot_folder,
     stored_groups,
 )
-from torch_dynemb.checkpoint.snapshots.records import Snapshot, StoreSnapshot, write_record
+from torch_dynemb.checkpoint.snapshots.records import SavedStore, Snapshot, write_record
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.process.interrupts import held_back
 
@@ -236,7 +236,7 @@ def _written(
         with Folder(disk, unfinished, ranks.rank, ranks.size, lambda _: None) as to:
             file = write_state(to, stored, rows)
         host = stored.group.tables.host
-        record = StoreSnapshot(
+        record = SavedStore(
             plan.snapshot.uuid,
             os.path.relpath(plan.first, stored.path),
             file,
