@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load_parts
 from torch_dynemb.checkpoint.manifest.file import read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
@@ -38,7 +39,7 @@ from torch_dynemb.checkpoint.snapshots.places import (
     snapshot_folder,
     stored_groups,
 )
-from torch_dynemb.checkpoint.snapshots.records import Snapshot
+from torch_dynemb.checkpoint.snapshots.records import REMEDY, Snapshot
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 
 _DISK = Disk()
@@ -132,17 +133,20 @@ def load_snapshot(
     manifest = ranks.run(lambda: _manifest(rest))
     stored_ids = {id(stored.group) for stored in stores}
     in_memory = [part for part in parts if id(part.group) not in stored_ids]
-    report = load_parts(
-        ranks,
-        "load_snapshot",
-        rest,
-        manifest,
-        in_memory,
-        model,
-        strict=strict,
-        progress=progress,
-        finish=lambda: _put_back(states),
-    )
+    try:
+        report = load_parts(
+            ranks,
+            "load_snapshot",
+            rest,
+            manifest,
+            in_memory,
+            model,
+            strict=strict,
+            progress=progress,
+            finish=lambda: _put_back(states),
+        )
+    except DamagedFileError as error:
+        raise RuntimeError(f"load_snapshot: {error}: {REMEDY}") from error
     if ranks.rank == chosen.first_rank:
         goes_on_from(stores[0].tiers, chosen.snapshot)
     ranks.run(lambda: _clean(stores, chosen))
@@ -215,7 +219,7 @@ def _manifest(rest: Path) -> Manifest:
     try:
         return read_manifest(rest)
     except (FileNotFoundError, ValueError) as error:
-        raise RuntimeError(f"load_snapshot: {error}") from error
+        raise RuntimeError(f"load_snapshot: {error}: {REMEDY}") from error
 
 
 def _put_back(states: Sequence[GroupState]) -> None:

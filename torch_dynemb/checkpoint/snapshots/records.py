@@ -84,7 +84,7 @@ class SavedStore:
     proposed_now: int | None
 
 
-_REMEDY = (
+REMEDY = (
     "copy it back from where there is a copy; or load another snapshot, and delete this one's file "
     "in snapshots/"
 )
@@ -99,7 +99,7 @@ class SnapshotError(RuntimeError):
     """
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path}: {what}: {_REMEDY}")
+        super().__init__(f"{path}: {what}: {REMEDY}")
 
 
 def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
@@ -196,6 +196,7 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
 
 
 __all__ = [
+    "REMEDY",
     "SavedSegments",
     "SavedStore",
     "Snapshot",

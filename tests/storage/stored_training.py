@@ -1,0 +1,106 @@
+"""A model whose rows lie on a disk, beside a table in memory, trained on batches known in advance.
+
+As a program it trains and makes snapshots, and says on the standard output what it has done.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import torch_dynemb as td
+
+IDS = 600
+BATCH = 48
+
+
+class StoredModel(nn.Module):
+    """Rows of users on a disk, of ads in memory.
+
+    Args:
+        path: of the store; None: all rows are in memory.
+        storage: other arguments of ``SSDStore``.
+    """
+
+    def __init__(self, path: Path | None, **storage: object) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        given = {"cache": "64 rows", "segment": "64KiB", "io": "threads", **storage}
+        users_policy = td.Policy(score="frequency", capacity=400, admission=td.AdmitFrequent(2))
+        self.users = td.DynamicEmbedding(
+            24,
+            name="users",
+            optimizer=td.Adam(lr=0.05),
+            policy=users_policy,
+            storage=None if path is None else td.SSDStore(path, **given),  # type: ignore[arg-type]
+        )
+        self.ads = td.DynamicEmbedding(8, name="ads", optimizer=td.Adagrad(lr=0.1))
+        self.dense = nn.Linear(32, 1)
+        self.dense_optimizer = torch.optim.Adam(self.dense.parameters(), lr=0.01)
+        self.steps = 0
+
+    def forward(self, users: Tensor, ads: Tensor) -> Tensor:
+        return self.dense(torch.cat([self.users(users), self.ads(ads)], 1))  # type: ignore[no-any-return]
+
+    def step(self) -> str:
+        """One step; returns the loss, all of its bits."""
+        draw = torch.Generator().manual_seed(self.steps)
+        # few ids often, many seldom
+        users = (torch.rand(BATCH, generator=draw) ** 2 * IDS).long() * 7919
+        ads = torch.randint(0, 50, (BATCH,), generator=draw)
+        target = torch.rand(BATCH, 1, generator=draw)
+        self.dense_optimizer.zero_grad()
+        loss = (self(users, ads) - target).square().mean()
+        loss.backward()
+        self.dense_optimizer.step()
+        self.users.optimizer.step()
+        self.ads.optimizer.step()
+        self.steps += 1
+        return loss.item().hex()
+
+    def train_steps(self, count: int) -> list[str]:
+        """Losses of so many steps."""
+        return [self.step() for _ in range(count)]
+
+    def values(self) -> Tensor:
+        """Rows of all ids, those that were never seen too."""
+        self.eval()
+        with torch.no_grad():
+            pieces = [self.users(ids) for ids in (torch.arange(IDS) * 7919).split(BATCH)]
+            pieces.append(self.ads(torch.arange(50)))
+        self.train()
+        return torch.cat([piece.flatten() for piece in pieces])
+
+    def save(self, name: str, *, keep: int = 1) -> None:
+        state = {"steps": self.steps, "dense_optimizer": self.dense_optimizer.state_dict()}
+        td.checkpoint.save_snapshot(self, name, state=state, keep=keep)
+
+    def load(self, name: str | None = None) -> int:
+        """Goes back to a snapshot; returns the number of its steps."""
+        state = td.checkpoint.load_snapshot(self, name).state
+        self.dense_optimizer.load_state_dict(state["dense_optimizer"])
+        self.steps = state["steps"]
+        return self.steps
+
+
+def train(path: Path, steps: int, save_at: Iterable[int], name: str = "step-{}") -> None:
+    """Trains, goes on from a snapshot if there is one, and tells what is done."""
+    torch.set_num_threads(1)
+    chosen = set(save_at)
+    model = StoredModel(path)
+    if td.checkpoint.snapshots(model):
+        model.load()
+    while model.steps < steps:
+        model.step()
+        print(f"step {model.steps}", flush=True)
+        if model.steps in chosen:
+            model.save(name.format(model.steps))
+            print(f"saved {model.steps}", flush=True)
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), int(sys.argv[2]), map(int, sys.argv[3].split(",")))
