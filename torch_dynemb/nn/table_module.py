@@ -142,13 +142,22 @@ class TableModule(nn.Module):
         config = tables.config
         if config.optimizer is None:
             return None
-        kind = SplitOptimizer if config.split else FusedOptimizer
-        return kind(
+        group = self._group
+        if not config.split:
+            return FusedOptimizer(
+                config.names,
+                config.optimizer,
+                rows=tables.rows,
+                end_step=self._step_end(),
+                check_step=group.check_step,
+            )
+        return SplitOptimizer(
             config.names,
             config.optimizer,
             rows=tables.rows,
             end_step=self._step_end(),
-            check_step=self._group.check_step,
+            check_step=group.check_step,
+            sort=group.sort_pending,
         )
 
     def _step_end(self) -> Callable[[int | None], None]:

@@ -26,11 +26,15 @@ class RowGradients(torch.nn.Parameter):
 
     _slab: int
     _rows: RowTensors  # not the optimizer, which has this: a cycle would keep the tables' memory
+    _sort: Callable[[int], None] | None
 
-    def __new__(cls, rows: RowTensors, slab: int) -> RowGradients:
+    def __new__(
+        cls, rows: RowTensors, slab: int, sort: Callable[[int], None] | None
+    ) -> RowGradients:
         parameter: RowGradients = super().__new__(cls, torch.empty(0))
         parameter._slab = slab
         parameter._rows = rows
+        parameter._sort = sort
         return parameter
 
     @property
@@ -38,6 +42,8 @@ class RowGradients(torch.nn.Parameter):
     def grad(self) -> Tensor | None:
         pending = PendingGradients.of(self._rows.pending)
         merge_grad_(pending, self._rows)
+        if self._sort is not None:
+            self._sort(self._slab)
         count = int(pending.counts[self._slab, 0])
         return pending.gradients[self._slab][:count] if count > 0 else None
 
@@ -60,6 +66,11 @@ class SplitOptimizer(FusedOptimizer):
 
     Works with ``torch.amp.GradScaler``, whose ``step`` skips the update where a gradient has
     overflowed, and with :func:`torch_dynemb.clip_grad_norm_`.
+
+    Args:
+        names, config, rows, end_step, check_step: as for :class:`FusedOptimizer`.
+        sort: called with the number of a slab before its pending gradients are shown; puts them in
+            the order of rows, where they have another one.
     """
 
     grad_scale: Tensor  # set by GradScaler.step, and deleted after it
@@ -74,8 +85,10 @@ class SplitOptimizer(FusedOptimizer):
         rows: RowTensors,
         end_step: Callable[[int | None], None],
         check_step: Callable[[int | None], None] | None = None,
+        sort: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(names, config, rows=rows, end_step=end_step, check_step=check_step)
+        self._sort = sort
         self._show_gradients()
 
     def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
@@ -89,8 +102,8 @@ class SplitOptimizer(FusedOptimizer):
         self._show_gradients()
 
     def _show_gradients(self) -> None:
-        rows = self._rows
-        self._stand_ins = [RowGradients(rows, slab) for slab in range(len(rows.weights))]
+        rows, sort = self._rows, self._sort
+        self._stand_ins = [RowGradients(rows, slab, sort) for slab in range(len(rows.weights))]
         self.param_groups[0]["params"] = list(self._stand_ins)
 
     @property

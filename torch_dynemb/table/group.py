@@ -25,6 +25,7 @@ from torch_dynemb.table.allocation import allocate
 from torch_dynemb.table.config import EvalDefault, TableConfig, check_tables
 from torch_dynemb.table.group_config import GroupConfig, checked_config
 from torch_dynemb.table.host_state import EvictedIds, EvictionCallback
+from torch_dynemb.table.pending_gradients import sort_pending
 from torch_dynemb.table.row_access import handle_rows
 from torch_dynemb.table.rows import ExportedRows
 from torch_dynemb.table.stats import ScalarWriter, TableStats
@@ -603,6 +604,14 @@ class TableGroup:
                 done.
         """
         table_steps.step(self._tables, now)
+
+    def sort_pending(self, slab: int) -> None:
+        """Puts pending gradients in the order of rows, where a cache gives them another one.
+
+        Args:
+            slab: number of the dim and dtype.
+        """
+        sort_pending(self._tables, slab)
 
     def check_step(self, now: int | None) -> None:
         """Raises what :meth:`step` would raise before it changes anything.

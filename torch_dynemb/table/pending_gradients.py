@@ -7,9 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import Meta, Pooling, RowClock
+from torch_dynemb.ops.columns import GENERATION_BITS, Meta, Pooling, RowClock, Slot
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_grad_
 from torch_dynemb.table.tables import Tables
+
+# Gradients of a lookup from which on they are sorted table by table; csrc/cpu/gradient/runs.cpp.
+_MANY = 1 << 16
+_ROW_BITS = 36
 
 
 class TableGradients(NamedTuple):
@@ -42,6 +46,45 @@ def read_pending(tables: Tables, table: int) -> TableGradients:
 
 
 @torch.no_grad()
+def sort_pending(tables: Tables, slab: int) -> None:
+    """Puts the pending gradients of a slab in the order of rows, if they are in that of slots.
+
+    A sum over them, such as a norm, has the same bits then as one of a table in memory.
+
+    Args:
+        tables: whose gradients have been merged.
+        slab: its number.
+    """
+    tiers = tables.tiers
+    if tiers is None or not tiers.holds(slab):
+        return
+    pending = PendingGradients.of(tables.rows.pending)
+    count = int(pending.counts[slab, 0])
+    of_slab = (part[slab] for part in (pending.handles, pending.ids, pending.tables))
+    entries = [entry[:count] for entry in (*of_slab, pending.gradients[slab])]
+    slots, tables_of = entries[0] >> GENERATION_BITS, entries[2]
+    # The rows of one table come after those of another where they are many, else all in one order.
+    # What is in neither has been sorted here before.
+    table_begins = tables_of[1:] != tables_of[:-1]
+    in_one_order = _ascends(slots)
+    if in_one_order and len(slots) >= _MANY:
+        in_one_order = int(table_begins.sum()) + 1 > len(tables_of.unique())
+    parts = torch.zeros_like(tables_of)
+    if not in_one_order:
+        parts[1:] = table_begins.cumsum(0)
+    rows = (tiers.tensors.slots[slab][slots, Slot.OWNER] - 1) >> GENERATION_BITS
+    order = torch.argsort((parts << _ROW_BITS) + rows)
+    if _ascends(order):
+        return
+    for entry in entries:
+        entry.copy_(entry[order])
+
+
+def _ascends(values: Tensor) -> bool:
+    return bool((values[1:] > values[:-1]).all())
+
+
+@torch.no_grad()
 def add_pending(tables: Tables, table: int, added: TableGradients) -> None:
     """Adds gradients to the pending ones; negative handles, which have no row, are left out."""
     if added.ids.shape[0] == 0:
@@ -62,4 +105,4 @@ def add_pending(tables: Tables, table: int, added: TableGradients) -> None:
     )
 
 
-__all__ = ["TableGradients", "add_pending", "read_pending"]
+__all__ = ["TableGradients", "add_pending", "read_pending", "sort_pending"]
