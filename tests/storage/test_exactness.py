@@ -1,0 +1,223 @@
+"""Tables with storage have the bits of tables in memory: outputs, rows, state, indexes, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from execution import threads
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from optimizer_groups import OPTIMIZERS, PLAIN
+from tiered_pairs import Batch, Pair, stored_in_dict
+
+import torch_dynemb as td
+from torch_dynemb.ops.columns import Tier
+
+pytestmark = pytest.mark.cpu_only("stores are of the CPU")
+
+UNIFORM = td.Uniform(-1.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors are small, and others need the processors."""
+    with threads(1):
+        yield
+
+
+def tables(**arguments: Any) -> list[td.TableConfig]:
+    return [
+        td.TableConfig("a", 4, initializer=UNIFORM, **arguments),
+        td.TableConfig("b", 3, initializer=UNIFORM, padding_idx=0, **arguments),
+        td.TableConfig("c", 4, feature_names=["c1", "c2"], **arguments),
+    ]
+
+
+def train_some(pair: Pair, steps: int = 8) -> None:
+    """Batches that come back after others have taken their slots."""
+    for step in range(steps):
+        pair.train(Batch(37 * step, 60, 1 + step % 3))
+        pair.step()
+        if step % 4 == 3:
+            pair.read(Batch(11 * step, 50, 2))
+            pair.check()
+    assert pair.moved(Tier.WRITTEN) > 100
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_optimizer(name: str) -> None:
+    train_some(Pair(tables(), OPTIMIZERS[name], stored_in_dict()))
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - set(PLAIN)))
+@pytest.mark.long
+def test_every_option_of_optimizers(name: str) -> None:
+    train_some(Pair(tables(), OPTIMIZERS[name], stored_in_dict()))
+
+
+LOW_PRECISION = {
+    "bfloat16 rows": (torch.bfloat16, td.Adam(lr=0.1)),
+    "float16 rows": (torch.float16, td.RowWiseAdagrad(lr=0.1)),
+    "rounded stochastically": (torch.bfloat16, td.SGD(lr=0.1, stochastic_rounding=True)),
+    "bfloat16 state": (
+        torch.bfloat16,
+        td.Adam(lr=0.1, state_dtype=torch.bfloat16, stochastic_rounding=True),
+    ),
+    "state of 8 bits": (torch.float16, td.Adam(lr=0.1, state_dtype=torch.uint8)),
+    "steps of rows": (torch.bfloat16, td.Adam(lr=0.1, row_steps=True)),
+}
+
+
+@pytest.mark.parametrize("kind", LOW_PRECISION)
+def test_low_precision(kind: str) -> None:
+    dtype, optimizer = LOW_PRECISION[kind]
+    train_some(Pair(tables(dtype=dtype), optimizer, stored_in_dict()))
+
+
+POLICIES = {
+    "least recent": td.Policy(score="step", capacity=150),
+    "least frequent": td.Policy(score="frequency", capacity=150),
+    "oldest": td.Policy(score="timestamp", capacity=150),
+    "two scores": td.Policy(score=("frequency", "timestamp"), capacity=150, ttl=4),
+    "default": td.Policy(capacity=150, on_full="default"),
+    "admitted at the second": td.Policy(score="step", admission=td.AdmitFrequent(2), capacity=100),
+    "sketch": td.Policy(score="step", admission=td.AdmitFrequentSketch(2, memory=4096)),
+    "by chance": td.Policy(score="frequency", admission=td.AdmitByChance(0.5), capacity=120),
+    "ttl": td.Policy(ttl=3),
+}
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_policies(kind: str) -> None:
+    """Who is evicted does not follow from where rows lie."""
+    policy = POLICIES[kind]
+    timed = policy.ttl is not None or "timestamp" in str(policy.score)
+    pair = Pair(tables(policy=policy), td.Adam(lr=0.1), stored_in_dict(), timed=timed)
+    train_some(pair, steps=12)
+
+
+def test_tables_in_memory_beside_tiered_ones() -> None:
+    pair = Pair(tables(), td.Adam(lr=0.1), stored_in_dict(), in_memory=["c"])
+    train_some(pair)
+    assert len(pair.tiered.group.config.slabs) == 3  # of 3 columns, and two of 4
+
+
+@pytest.mark.parametrize("lookups", [1, 2])
+@pytest.mark.long
+def test_norms_of_gradients_that_are_sorted_table_by_table(lookups: int) -> None:
+    """Those of a lookup with very many ids; after two lookups they are sorted as one."""
+    pair = Pair(
+        [td.TableConfig(name, 1, initializer=UNIFORM) for name in ("a", "b")],
+        td.SGD(lr=0.1),
+        stored_in_dict(),
+        split=True,
+        max_rows=1 << 17,
+    )
+    count = 36_000
+    offsets = torch.arange(count + 1)
+    for step in range(2):
+        for module in pair.modules:
+            for k in range(lookups):
+                ids = torch.arange(count) * (1 - 2 * step) + step * count + 5 * k
+                module({"a": (ids + 1, offsets), "b": (ids, offsets)}).sin().sum().backward()
+            module.group.erase(0, torch.arange(0, 30_000, 7))  # b gets some of their rows
+        pair.micro_batches()
+        pair.step()
+
+
+# -- sequences -----------------------------------------------------------------------------------
+
+BATCHES = st.builds(
+    Batch, st.integers(0, 299), st.sampled_from([0, 1, 20, 40, 60]), st.sampled_from([0, 1, 3, 7])
+)
+CALLS = st.one_of(
+    st.tuples(st.just("train"), BATCHES),
+    st.tuples(st.just("train"), BATCHES),
+    st.tuples(st.just("train, no step"), BATCHES),
+    st.tuples(st.just("read"), BATCHES),
+    st.tuples(st.just("forward alone"), BATCHES),
+    st.tuples(st.just("prefetch"), BATCHES, st.integers(1, 3)),
+    st.tuples(st.just("prefetch, train"), BATCHES, BATCHES),
+    st.tuples(st.just("step")),
+    st.tuples(st.just("erase"), BATCHES),
+    st.tuples(st.just("micro-batches"), BATCHES, BATCHES),
+    st.tuples(st.just("two lookups"), BATCHES, BATCHES),
+)
+
+
+def run(pair: Pair, call: tuple[Any, ...]) -> None:
+    split = pair.plain.group.config.split
+    match call:
+        case ("train", batch):
+            pair.train(batch)
+            pair.step()
+        case ("train, no step", batch):
+            pair.train(batch)
+        case ("read", batch):
+            pair.read(batch)
+        case ("forward alone", batch):
+            pair.forward(batch)
+        case ("prefetch", batch, ahead):
+            pair.prefetch(batch, ahead)
+        case ("prefetch, train", batch, other):
+            pair.prefetch(batch)
+            pair.prefetch(batch)
+            pair.train(other)
+            pair.prefetch(batch, ahead=2)
+            pair.step()
+        case ("step",):
+            pair.step()
+        case ("erase", batch):
+            pair.groups(lambda group: [group.erase(t, batch.ids()) for t in range(3)])
+        case ("micro-batches", batch, other) if split:
+            pair.micro_batches(batch, other)
+            pair.step()
+        case ("two lookups", batch, other) if split:
+            pair.train(batch, other)
+            pair.step()
+
+
+def check_sequence(pair: Pair, calls: list[tuple[Any, ...]]) -> None:
+    for call in calls:
+        run(pair, call)
+    pair.check()
+    pair.step()
+    pair.train(Batch(0, 200, 1))
+    pair.step()
+    pair.check()
+
+
+KINDS = {
+    "plain": ({}, td.Adam(lr=0.1), {}),
+    "split": ({}, td.Adam(lr=0.1), {"split": True}),
+    "capacity": ({"policy": POLICIES["least frequent"]}, td.Adagrad(lr=0.1), {}),
+    "split capacity": (
+        {"policy": POLICIES["least recent"], "dtype": torch.bfloat16},
+        td.RowWiseAdagrad(lr=0.1, stochastic_rounding=True),
+        {"split": True, "mode": "mean"},
+    ),
+    "ttl": ({"policy": POLICIES["two scores"]}, td.SGD(lr=0.1), {"timed": True}),
+}
+
+
+def pair_of(kind: str) -> Pair:
+    of_tables, optimizer, arguments = KINDS[kind]
+    return Pair(tables(**of_tables), optimizer, stored_in_dict(), **arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(calls=st.lists(CALLS, min_size=4, max_size=12))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_sequences(kind: str, calls: list[tuple[Any, ...]]) -> None:
+    check_sequence(pair_of(kind), calls)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(calls=st.lists(CALLS, min_size=10, max_size=40))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.long
+def test_long_sequences(kind: str, calls: list[tuple[Any, ...]]) -> None:
+    check_sequence(pair_of(kind), calls)
