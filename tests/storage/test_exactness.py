@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +11,11 @@ from execution import threads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optimizer_groups import OPTIMIZERS, PLAIN
-from tiered_pairs import Batch, Pair, stored_in_dict
+from tiered_pairs import STORES, Batch, Pair, storage_of
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Tier
+from torch_dynemb.storage.tiers import Storage
 
 pytestmark = pytest.mark.cpu_only("stores are of the CPU")
 
@@ -26,6 +27,19 @@ def _one_thread() -> Iterator[None]:
     """Tensors are small, and others need the processors."""
     with threads(1):
         yield
+
+
+NewStorage = Callable[[], Storage]
+
+
+@pytest.fixture
+def new_storage(request: pytest.FixtureRequest, tmp_path_factory: Any) -> NewStorage:
+    """Makes stores, in files unless a test names others."""
+    kind = getattr(request, "param", "auto")
+    return lambda: storage_of(kind, tmp_path_factory.mktemp("store"))
+
+
+every_store = pytest.mark.parametrize("new_storage", STORES, indirect=True)
 
 
 def tables(**arguments: Any) -> list[td.TableConfig]:
@@ -48,14 +62,14 @@ def train_some(pair: Pair, steps: int = 8) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_every_optimizer(name: str) -> None:
-    train_some(Pair(tables(), OPTIMIZERS[name], stored_in_dict()))
+def test_every_optimizer(name: str, new_storage: NewStorage) -> None:
+    train_some(Pair(tables(), OPTIMIZERS[name], new_storage()))
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - set(PLAIN)))
 @pytest.mark.long
-def test_every_option_of_optimizers(name: str) -> None:
-    train_some(Pair(tables(), OPTIMIZERS[name], stored_in_dict()))
+def test_every_option_of_optimizers(name: str, new_storage: NewStorage) -> None:
+    train_some(Pair(tables(), OPTIMIZERS[name], new_storage()))
 
 
 LOW_PRECISION = {
@@ -72,9 +86,9 @@ LOW_PRECISION = {
 
 
 @pytest.mark.parametrize("kind", LOW_PRECISION)
-def test_low_precision(kind: str) -> None:
+def test_low_precision(kind: str, new_storage: NewStorage) -> None:
     dtype, optimizer = LOW_PRECISION[kind]
-    train_some(Pair(tables(dtype=dtype), optimizer, stored_in_dict()))
+    train_some(Pair(tables(dtype=dtype), optimizer, new_storage()))
 
 
 POLICIES = {
@@ -91,28 +105,28 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_policies(kind: str) -> None:
+def test_policies(kind: str, new_storage: NewStorage) -> None:
     """Who is evicted does not follow from where rows lie."""
     policy = POLICIES[kind]
     timed = policy.ttl is not None or "timestamp" in str(policy.score)
-    pair = Pair(tables(policy=policy), td.Adam(lr=0.1), stored_in_dict(), timed=timed)
+    pair = Pair(tables(policy=policy), td.Adam(lr=0.1), new_storage(), timed=timed)
     train_some(pair, steps=12)
 
 
-def test_tables_in_memory_beside_tiered_ones() -> None:
-    pair = Pair(tables(), td.Adam(lr=0.1), stored_in_dict(), in_memory=["c"])
+def test_tables_in_memory_beside_tiered_ones(new_storage: NewStorage) -> None:
+    pair = Pair(tables(), td.Adam(lr=0.1), new_storage(), in_memory=["c"])
     train_some(pair)
     assert len(pair.tiered.group.config.slabs) == 3  # of 3 columns, and two of 4
 
 
 @pytest.mark.parametrize("lookups", [1, 2])
 @pytest.mark.long
-def test_norms_of_gradients_that_are_sorted_table_by_table(lookups: int) -> None:
+def test_norms_of_gradients_sorted_table_by_table(lookups: int, new_storage: NewStorage) -> None:
     """Those of a lookup with very many ids; after two lookups they are sorted as one."""
     pair = Pair(
         [td.TableConfig(name, 1, initializer=UNIFORM) for name in ("a", "b")],
         td.SGD(lr=0.1),
-        stored_in_dict(),
+        new_storage(),
         split=True,
         max_rows=1 << 17,
     )
@@ -203,21 +217,23 @@ KINDS = {
 }
 
 
-def pair_of(kind: str) -> Pair:
+def pair_of(kind: str, new_storage: NewStorage) -> Pair:
     of_tables, optimizer, arguments = KINDS[kind]
-    return Pair(tables(**of_tables), optimizer, stored_in_dict(), **arguments)
+    return Pair(tables(**of_tables), optimizer, new_storage(), **arguments)
 
 
+@every_store
 @pytest.mark.parametrize("kind", KINDS)
 @given(calls=st.lists(CALLS, min_size=4, max_size=12))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-def test_sequences(kind: str, calls: list[tuple[Any, ...]]) -> None:
-    check_sequence(pair_of(kind), calls)
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+def test_sequences(kind: str, new_storage: NewStorage, calls: list[tuple[Any, ...]]) -> None:
+    check_sequence(pair_of(kind, new_storage), calls)
 
 
+@every_store
 @pytest.mark.parametrize("kind", KINDS)
 @given(calls=st.lists(CALLS, min_size=10, max_size=40))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.long
-def test_long_sequences(kind: str, calls: list[tuple[Any, ...]]) -> None:
-    check_sequence(pair_of(kind), calls)
+def test_long_sequences(kind: str, new_storage: NewStorage, calls: list[tuple[Any, ...]]) -> None:
+    check_sequence(pair_of(kind, new_storage), calls)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import ops
+from torch_dynemb.ops import store_io_paths as io_paths
 from torch_dynemb.ops.columns import GENERATION_BITS, Slab, Slot, Tier
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.storage.tiers import Storage
@@ -47,12 +48,20 @@ class Batch(NamedTuple):
         return (self.first + self.stride * torch.arange(self.count)) % 300
 
 
-def stored_in_dict() -> td.ExternalStore:
-    return td.ExternalStore(RecordDict(), cache=CACHE)
+# Where rows may lie: in a store written in Python, or in files that are read in one of these ways.
+STORES = ["python", *("io_uring" if p == ops.IoPath.URING else "threads" for p in io_paths())]
 
 
-def stored_in_files(path: Path, io: str) -> td.SSDStore:
-    return td.SSDStore(path, cache=CACHE, segment=SEGMENT, io=io)
+def storage_of(kind: str, path: Path) -> Storage:
+    """A store for a cache of 64 rows.
+
+    Args:
+        kind: one of ``STORES``.
+        path: of files.
+    """
+    if kind == "python":
+        return td.ExternalStore(RecordDict(), cache=CACHE)
+    return td.SSDStore(path, cache=CACHE, segment=SEGMENT, io=kind)
 
 
 class Pair:
