@@ -32,7 +32,7 @@ SMALL = [
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("job")
-    return ["--cache", str(folder / "cache"), "--out", str(folder / "out")]
+    return ["--samples-folder", str(folder / "samples"), "--out", str(folder / "out")]
 
 
 @pytest.fixture(autouse=True)

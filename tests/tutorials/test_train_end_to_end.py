@@ -26,7 +26,7 @@ KEYS = [
     *("auc", "best_auc", "baseline_auc", "samples", "samples_per_s"),
     *("ids", "table_bytes", "optimizer", "row_dtype", "state_dtype", "rounding", "accumulate"),
     *("capacity", "eviction", "admission"),
-    *("evicted", "rejected", "not_admitted", "device", "compiled"),
+    *("evicted", "rejected", "not_admitted", "device", "compiled", "storage"),
 ]
 SMALL = ["--batch-size", "256", "--embedding-dim", "4", "--threads", "1", "--lr", "0.05"]
 
@@ -90,7 +90,7 @@ def test_files_from_the_command_line(tmp_path, text):
 
 
 def test_generated_data_compiled_and_not(tmp_path, capsys):
-    arguments = ["--samples", "6000", "--cache", tmp_path / "cache", "--no-baseline"]
+    arguments = ["--samples", "6000", "--samples-folder", tmp_path / "samples", "--no-baseline"]
     eager = run(capsys, *arguments, "--out", tmp_path / "eager")
     # The last batch is smaller than the others: it has to fit into the same graph.
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -107,7 +107,7 @@ def test_generated_data_compiled_and_not(tmp_path, capsys):
 
 
 def test_seed_decides_everything(tmp_path, capsys):
-    arguments = ["--samples", "1500", "--cache", tmp_path / "cache"]
+    arguments = ["--samples", "1500", "--samples-folder", tmp_path / "samples"]
     results = []
     for i, seed in enumerate((3, 3, 4)):
         result = run(capsys, *arguments, "--out", tmp_path / str(i), "--seed", str(seed))

@@ -31,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
 
 def run(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     capsys.readouterr()
-    folders = ["--cache", str(folder / "cache"), "--out", str(folder / "out")]
+    folders = ["--samples-folder", str(folder / "samples"), "--out", str(folder / "out")]
     train.main([*SMALL, *folders, "--no-baseline", *arguments])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     del result["samples_per_s"]
@@ -160,7 +160,7 @@ def test_the_tables_are_what_the_options_say():
 
 @pytest.fixture(scope="module")
 def default(folder) -> dict[str, Any]:
-    folders = ["--cache", str(folder / "cache"), "--out", str(folder / "default")]
+    folders = ["--samples-folder", str(folder / "samples"), "--out", str(folder / "default")]
     threads = torch.get_num_threads()
     result = train.run(options.parse([*SMALL, *folders, "--no-baseline"]))
     torch.set_num_threads(threads)

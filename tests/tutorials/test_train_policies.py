@@ -34,7 +34,7 @@ def folder(tmp_path_factory) -> Path:
 
 def run(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     capsys.readouterr()
-    folders = ["--cache", str(folder / "cache"), "--out", str(folder / "out")]
+    folders = ["--samples-folder", str(folder / "samples"), "--out", str(folder / "out")]
     train.main([*SMALL, *folders, *arguments])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     del result["samples_per_s"]
@@ -176,7 +176,7 @@ def test_turnover_is_that_of_all_tables():
 @pytest.fixture(scope="module")
 def unlimited(folder) -> dict:
     opts = options.parse(
-        [*SMALL, "--cache", str(folder / "cache"), "--out", str(folder / "unlimited")]
+        [*SMALL, "--samples-folder", str(folder / "samples"), "--out", str(folder / "unlimited")]
     )
     threads = torch.get_num_threads()
     result = train.run(opts)
@@ -232,7 +232,9 @@ def test_capacity_and_admission_together(folder, capsys, unlimited):
     assert result["ids"] <= limit
     assert result["evicted"] > 0
     assert result["not_admitted"] > 0
-    train.main([*SMALL, "--cache", str(folder / "cache"), "--out", str(folder), *arguments])
+    train.main(
+        [*SMALL, "--samples-folder", str(folder / "samples"), "--out", str(folder), *arguments]
+    )
     shown = capsys.readouterr().err
     for name in ("evicted", "not_admitted"):
         assert re.search(rf"\b{name}=[\d,]+", shown)

@@ -103,15 +103,18 @@ class Checkpoints:
         Args:
             position: Of the reader.
         """
-        if self._progress.step % self._opts.checkpoint_every == 0:
+        every = self._opts.checkpoint_every
+        if every is not None and self._progress.step % every == 0:
             self.save(position)
 
     def save(self, position: Position) -> None:
-        """Save, once the save before has ended.
+        """Save, once the save before has ended; nothing if the options say that there are none.
 
         Args:
             position: Of the reader.
         """
+        if self._opts.checkpoint_every is None:
+            return
         self._wait()
         state = {
             "settings": self._settings,

@@ -48,10 +48,13 @@ def open_data(opts: Options, *, quiet: bool = False) -> Data:
         if opts.samples is not None:
             lines = min(lines, opts.samples)
     else:
-        config = PlantedConfig(seed=opts.seed)
-        if opts.samples is not None:
-            config = PlantedConfig(seed=opts.seed, samples=opts.samples)
-        generated = generate(config, opts.cache)
+        config = PlantedConfig(
+            seed=opts.seed,
+            samples=opts.samples or PlantedConfig.samples,
+            cardinality_divisor=opts.cardinality_divisor,
+            zipf_exponent=opts.zipf,
+        )
+        generated = generate(config, opts.samples_folder)
         if not quiet:
             print(
                 f"{generated.path}: {generated.distinct_ids:,} distinct ids, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from tutorials.dlrm.criteo import Batch, CriteoReader
+from tutorials.dlrm.criteo import Batch, CriteoReader, Position
 from tutorials.dlrm.metrics import RunningAUC, exact_auc
 from tutorials.dlrm.model import DLRM, dense_features
 
@@ -39,6 +39,8 @@ class Pass:
         optimizers: One of them may be a table's, which moved the rows in the backward already.
         log_every: Steps between points.
         accumulate: Micro-batches whose gradients are added up in a step.
+        prefetch: Is told the ids (26, B) of the next step when those of a step have been looked up;
+            None: nobody is, and a batch is read only when it is trained on.
         compiled: Whether to compile the forward, shapes dynamic from the first batch on.
     """
 
@@ -49,16 +51,22 @@ class Pass:
         *,
         log_every: int,
         accumulate: int = 1,
+        prefetch: Callable[[Tensor], None] | None = None,
         compiled: bool = False,
     ) -> None:
         self.model = model
         self.optimizers = optimizers
         self.log_every = log_every
         self.accumulate = accumulate
+        self.prefetch = prefetch
         self.step = 0
         self.samples = 0
         self.seconds = 0.0
         """Time spent in :meth:`train`, reading and what is done after steps included."""
+        self.seconds_before = 0.0
+        """Of them, those of the runs that this one has resumed."""
+        self.peak_bytes = 0
+        """The most memory that the process has had by the end of :meth:`train`."""
         self.points: list[Point] = []
         self.auc = RunningAUC(HALF_LIFE)
         self._loss_sum = torch.zeros((), dtype=torch.float64)
@@ -73,7 +81,7 @@ class Pass:
         bar: tqdm[Any],
         *,
         describe: Callable[[], dict[str, str]],
-        after_step: Callable[[], None],
+        after_step: Callable[[Position], None],
     ) -> None:
         """Train on every sample of a reader.
 
@@ -81,17 +89,19 @@ class Pass:
             reader: Yields the batches.
             bar: Advances by the samples.
             describe: More to show in the bar, at every point.
-            after_step: Called after every step.
+            after_step: Called after every step with the position behind its samples.
         """
         self.model.train()
+        self.seconds_before = self.seconds
         began = time.perf_counter() - self.seconds
-        for batch in reader:
-            self._train_batch(batch)
+        for batch, following, position in _steps(reader, ahead=self.prefetch is not None):
+            self._train_batch(batch, following)
             bar.update(batch.whole)
             if self.step % self.log_every == 0:
                 self._add_point(bar, describe)
             self.seconds = time.perf_counter() - began
-            after_step()
+            after_step(position)
+        self.peak_bytes = peak_memory()
         if not self.points and self.step:  # fewer steps than log_every: the only point
             self._add_point(bar, describe)
 
@@ -134,7 +144,7 @@ class Pass:
     def _device(self) -> torch.device:
         return self.model.pairs.device
 
-    def _train_batch(self, batch: Batch) -> None:
+    def _train_batch(self, batch: Batch, following: Batch | None) -> None:
         dense, ids, labels = tensors(batch, self._device())
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -144,6 +154,8 @@ class Pass:
         for begin in range(0, count, part):
             here = slice(begin, begin + part)
             loss, chances = self._forward(dense[here], ids[:, here], labels[here])
+            if begin + part >= count:  # the disk works for the next step during this backward
+                self._prefetch(following)
             share = len(chances) / count
             (loss * share).backward()
             self._loss_sum += loss.detach().double().cpu() * len(chances)
@@ -154,6 +166,10 @@ class Pass:
         self.samples += count
         self._loss_samples += count
         self.auc.update(labels.cpu(), torch.cat(probabilities).cpu())
+
+    def _prefetch(self, following: Batch | None) -> None:
+        if self.prefetch is not None and following is not None:
+            self.prefetch(torch.from_numpy(following.ids).to(self._device()))
 
     def _add_point(self, bar: tqdm[Any], describe: Callable[[], dict[str, str]]) -> None:
         loss, auc = self._loss_and_auc()
@@ -178,6 +194,17 @@ class _Loss(nn.Module):
         logits = self.model(dense, ids)
         loss = F.binary_cross_entropy_with_logits(logits, labels)
         return loss, logits.detach().sigmoid()
+
+
+def _steps(reader: CriteoReader, *, ahead: bool) -> Iterator[tuple[Batch, Batch | None, Position]]:
+    """Yield every batch, the one that follows it if that is to be read ahead, and its position."""
+    batches = iter(reader)
+    batch = next(batches, None)
+    while batch is not None:
+        position = reader.position
+        following = next(batches, None) if ahead else None
+        yield batch, following, position
+        batch = following if ahead else next(batches, None)
 
 
 def peak_memory() -> int:

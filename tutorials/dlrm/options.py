@@ -7,8 +7,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
+from tutorials.dlrm.arguments import (
+    admission,
+    at_least,
+    cache,
+    disk,
+    fraction,
+    not_negative,
+    number_from,
+    positive,
+)
 from tutorials.dlrm.criteo import OnBadLine
 from tutorials.dlrm.optimizers import (
     DEFAULT,
@@ -18,9 +28,15 @@ from tutorials.dlrm.optimizers import (
     RowOptions,
     StateDtype,
 )
+from tutorials.dlrm.option_checks import (
+    only_files,
+    only_torchrec,
+    wrong_with_files,
+    wrong_with_torchrec,
+)
 from tutorials.dlrm.parsing import CATEGORY_COUNT
 from tutorials.dlrm.planted import PlantedConfig
-from tutorials.dlrm.policies import Eviction, admission_rule
+from tutorials.dlrm.policies import Eviction
 
 _DESCRIPTION = """\
 Train DLRM on click logs in the Criteo format, with dynamic embedding tables.
@@ -40,7 +56,17 @@ tables of the same size as a baseline. The last line of the output is a JSON obj
 samples_per_s, ids (in the tables at the end), table_bytes (rows, optimizer state, index, scores and
 counts of ids not admitted), optimizer, row_dtype, state_dtype, rounding, accumulate, capacity,
 eviction, admission, evicted (ids that had to go), rejected and not_admitted (new ids without a row,
-once per step: for want of room, or by --admission), device, compiled.
+once per step: for want of room, or by --admission), device, compiled, storage (null where all rows
+are in memory).
+
+With --storage ssd the rows and their optimizer state lie in files, and a cache in memory has those
+in use; table_bytes is what is in memory. While a batch is trained on, the rows of the next one are
+fetched. The results are those of a run in memory, to the last bit; hashed tables get as much memory
+as the cache and the index have. The entry storage is an object, of the training alone: kind, cache,
+hits (ids whose row was in memory), misses (rows that a step waited for, or that were new),
+prefetched (rows that came while the batch before was trained on), read_mb_per_s, written_mb_per_s
+(of the files), waited_s (for the disk), stored (rows in files), disk_bytes and peak_bytes (the most
+memory that the process has had).
 
 With --torchrec the tables are sharded over processes by TorchRec's DistributedModelParallel and the
 MLPs are data parallel. Each rank takes its part of every batch, so that all together do the steps
@@ -50,9 +76,15 @@ sharding (of each table). For several machines, start the program with torchrun 
 
 # Options that may differ between a run and the one that resumes it.
 _FREE_ON_RESUME = (
-    *("out", "cache", "resume", "baseline", "progress_interval"),
+    *("out", "samples_folder", "resume", "baseline", "progress_interval"),
+    *("storage", "cache", "storage_path", "disk"),
     *("async_checkpoint", "nproc", "sharding"),
 )
+
+Storage = Literal["memory", "ssd"]
+
+_DEFAULT_CACHE = "25%"
+_DEFAULT_CHECKPOINT_EVERY = 200
 
 Sharding = Literal[
     "auto",
@@ -91,9 +123,17 @@ class Options:
     device: str
     compile: bool
     baseline: bool
+    cardinality_divisor: float
+    zipf: float
+    storage: Storage
+    cache: str | None
+    """Of rows; None with rows in memory, as the next two."""
+    storage_path: Path | None
+    disk: str | None
     out: Path
-    cache: Path
-    checkpoint_every: int
+    samples_folder: Path
+    checkpoint_every: int | None
+    """None: there are no checkpoints."""
     async_checkpoint: bool
     resume: bool
     log_every: int
@@ -140,14 +180,14 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--samples",
-        type=_at_least(2),
+        type=at_least(2),
         metavar="N",
         help="use the first N lines of the files, held-out ones included (default: all), "
         f"or generate N samples (default: {PlantedConfig.samples})",
     )
     add(
         "--held-out",
-        type=_fraction,
+        type=fraction,
         default=0.1,
         metavar="SHARE",
         help="share of the lines, at the end, that is not trained on",
@@ -158,15 +198,37 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         default="error",
         help="stop at a line that is not in the format, or leave it out and count it",
     )
+    add = parser.add_argument_group("generated samples (without files)").add_argument
+    add(
+        "--cardinality-divisor",
+        type=number_from(1),
+        default=PlantedConfig.cardinality_divisor,
+        metavar="X",
+        help="features have the numbers of categories of the Criteo data, divided by X",
+    )
+    add(
+        "--zipf",
+        type=positive,
+        default=PlantedConfig.zipf_exponent,
+        metavar="S",
+        help="the k-th category of a feature is as popular as k ** -S",
+    )
+    add(
+        "--samples-folder",
+        type=Path,
+        default=Path("runs/data"),
+        metavar="FOLDER",
+        help="keeps generated samples",
+    )
     add = parser.add_argument_group("training").add_argument
-    add("--embedding-dim", type=_at_least(1), default=16, metavar="D", help="length of a row")
-    add("--batch-size", type=_at_least(1), default=2048, metavar="B", help="samples per step")
-    add("--lr", type=_positive, default=0.02, help="learning rate of the rows")
-    add("--dense-lr", type=_positive, default=1e-3, help="learning rate of the MLPs (Adam)")
-    add("--seed", type=_at_least(0), default=0, help="of generated data and of initial values")
+    add("--embedding-dim", type=at_least(1), default=16, metavar="D", help="length of a row")
+    add("--batch-size", type=at_least(1), default=2048, metavar="B", help="samples per step")
+    add("--lr", type=positive, default=0.02, help="learning rate of the rows")
+    add("--dense-lr", type=positive, default=1e-3, help="learning rate of the MLPs (Adam)")
+    add("--seed", type=at_least(0), default=0, help="of generated data and of initial values")
     add(
         "--threads",
-        type=_at_least(1),
+        type=at_least(1),
         default=os.cpu_count() or 1,
         metavar="N",
         help="CPU threads of a training step; processes on a machine share them",
@@ -181,7 +243,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--accumulate",
-        type=_at_least(1),
+        type=at_least(1),
         default=1,
         metavar="K",
         help="divide a batch into K micro-batches; from 2 on, rows are updated once the gradients "
@@ -217,7 +279,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add = parser.add_argument_group("life cycle of ids").add_argument
     add(
         "--capacity",
-        type=_at_least(CATEGORY_COUNT),
+        type=at_least(CATEGORY_COUNT),
         metavar="N",
         help="ids that the tables hold at most, all together (default: all that come)",
     )
@@ -229,11 +291,39 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--admission",
-        type=_admission,
+        type=admission,
         metavar="RULE",
         help="which new ids get a row: count:N, those of N occurrences; sketch:N:BYTES, the same "
         "with counts in so much memory for all tables, roughly; chance:P, each with probability P "
         "in every step that has it (default: all)",
+    )
+    add = parser.add_argument_group("where rows lie").add_argument
+    add(
+        "--storage",
+        choices=get_args(Storage),
+        default="memory",
+        help="all rows in memory, or in files, with a cache of rows in memory",
+    )
+    add(
+        "--cache",
+        type=cache,
+        metavar="SIZE",
+        help="rows in memory, with --storage ssd: a part of all, such as 25%%, bytes, such as 4GB, "
+        f'or "100000 rows" (default: {_DEFAULT_CACHE.replace("%", "%%")})',
+    )
+    add(
+        "--storage-path",
+        type=Path,
+        metavar="FOLDER",
+        help="gets the files of rows, in place of those of an earlier run (default: a folder named "
+        "rows in --out)",
+    )
+    add(
+        "--disk",
+        type=disk,
+        metavar="BYTES",
+        help="that the files may take, such as 200GB; a third more than the rows take at least "
+        "(default: what the file system has free)",
     )
     add = parser.add_argument_group("many processes").add_argument
     add(
@@ -243,7 +333,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--nproc",
-        type=_at_least(1),
+        type=at_least(1),
         metavar="N",
         help="processes to start on this machine (default: one per GPU; 1 with --device cpu)",
     )
@@ -262,18 +352,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         help="gets training.png and a folder named checkpoint",
     )
     add(
-        "--cache",
-        type=Path,
-        default=Path("runs/data"),
-        metavar="FOLDER",
-        help="keeps generated samples",
-    )
-    add(
         "--checkpoint-every",
-        type=_at_least(1),
-        default=200,
+        type=at_least(1),
         metavar="STEPS",
-        help="steps between checkpoints; there is one at the end, too",
+        help="steps between checkpoints; there is one at the end, too "
+        f"(default: {_DEFAULT_CHECKPOINT_EVERY}; with --storage ssd there are none)",
     )
     add(
         "--async-checkpoint",
@@ -290,23 +373,32 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--log-every",
-        type=_at_least(1),
+        type=at_least(1),
         default=10,
         metavar="STEPS",
         help="steps between points of the plot",
     )
     add(
         "--progress-interval",
-        type=_not_negative,
+        type=not_negative,
         default=0.5,
         metavar="SECONDS",
         help="least time between updates of the progress bar",
     )
     values = vars(parser.parse_args(arguments))
-    if wrong := _wrong_with_torchrec(values) if values["torchrec"] else _only_torchrec(values):
-        parser.error(wrong)
+    for wrong in (
+        wrong_with_torchrec(values) if values["torchrec"] else only_torchrec(values),
+        wrong_with_files(values) if values["storage"] == "ssd" else only_files(values),
+    ):
+        if wrong:
+            parser.error(wrong)
     if values["torchrec"]:
         values |= {"baseline": False, "sharding": values["sharding"] or "auto"}
+    if values["storage"] == "ssd":
+        values["cache"] = values["cache"] or _DEFAULT_CACHE
+        values["storage_path"] = values["storage_path"] or values["out"] / "rows"
+    else:
+        values["checkpoint_every"] = values["checkpoint_every"] or _DEFAULT_CHECKPOINT_EVERY
     if values["capacity"] is not None:
         values["eviction"] = values["eviction"] or "lfu"
     elif values["eviction"] is not None:
@@ -317,26 +409,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(**values)
 
 
-def _only_torchrec(values: dict[str, Any]) -> str | None:
-    """Say which option needs --torchrec."""
-    for name in ("nproc", "sharding"):
-        if values[name] is not None:
-            return f"argument --{name}: {values[name]} is about many processes: add --torchrec"
-    return None
-
-
-def _wrong_with_torchrec(values: dict[str, Any]) -> str | None:
-    """Say which option does not go with --torchrec, and why."""
-    if values["compile"]:
-        return "argument --compile: not with --torchrec: exchanging ids cannot be compiled"
-    if values["accumulate"] > 1:
-        return (
-            f"argument --accumulate: {values['accumulate']} not with --torchrec, whose tables "
-            "update rows in each backward: take a smaller --batch-size"
-        )
-    return None
-
-
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keep the description's lines; append defaults that have no text of their own."""
 
@@ -344,46 +416,3 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
         if action.help and ("default:" in action.help or action.nargs in (0, "*")):
             return action.help
         return super()._get_help_string(action)
-
-
-def _at_least(least: int):  # type: ignore[no-untyped-def]
-    def parse_number(text: str) -> int:
-        value = int(text) if text.lstrip("-").isdigit() else None
-        if value is None or value < least:
-            raise argparse.ArgumentTypeError(f"expected an integer from {least} on, got {text!r}")
-        return value
-
-    return parse_number
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-
-
-def _positive(text: str) -> float:
-    if not 0 < (value := _number(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    if not 0 <= (value := _number(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected 0 or a number above, got {text!r}")
-    return value
-
-
-def _admission(text: str) -> str:
-    try:
-        admission_rule(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def _fraction(text: str) -> float:
-    if not 0 < (value := _number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {text!r}")
-    return value

@@ -7,6 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from tutorials.dlrm import files_of_rows
 from tutorials.dlrm.criteo import CriteoReader, DataError
 from tutorials.dlrm.data import Data
 from tutorials.dlrm.loop import Pass, peak_memory
@@ -31,13 +32,15 @@ def progress_bar(
     )
 
 
-def describe(figures: Figures, reader: CriteoReader) -> dict[str, str]:
-    """Return what the bar shows of the tables, the process and the reader."""
+def describe(figures: Figures, reader: CriteoReader, progress: Pass) -> dict[str, str]:
+    """Return what the bar shows of the tables, their files, the process and the reader."""
     shown = {
         "ids": f"{figures.ids:,}",
         "tables": f"{figures.table_bytes / 2**20:.0f}MiB",
         "peak": f"{peak_memory() / 2**20:.0f}MiB",
     }
+    if figures.storage is not None:
+        shown |= files_of_rows.shown(figures.storage, progress)
     counted = figures.turnover._asdict() | {"skipped": reader.position.skipped}
     return shown | {name: f"{n:,}" for name, n in counted.items() if n > 0}
 

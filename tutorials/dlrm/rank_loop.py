@@ -49,13 +49,14 @@ class RankPass(Pass):
     def _device(self) -> torch.device:
         return self._on
 
-    def _train_batch(self, batch: Batch) -> None:
+    def _train_batch(self, batch: Batch, following: Batch | None) -> None:
         """Train on this rank's part of a batch, which has no samples if the batch has too few."""
         count = batch.whole
         dense, ids, labels = tensors(batch, self._on)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         logits = self.model(dense, ids)
+        self._prefetch(following)
         loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         # Ranks' gradients are averaged, so this makes them those of the whole batch's mean loss.
         (loss * (dist.get_world_size() / count)).backward()

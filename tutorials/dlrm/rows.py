@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_dynemb as td
+from torch_dynemb.storage.tiers import StorageStats
 from tutorials.dlrm.optimizers import RowOptions
 from tutorials.dlrm.parsing import CATEGORY_COUNT
 from tutorials.dlrm.rowwise_adagrad import SparseRowWiseAdagrad
@@ -45,8 +46,10 @@ class Figures(NamedTuple):
 
     ids: int
     table_bytes: int
-    """Rows, optimizer state, index, scores, counts."""
+    """Of memory: rows, optimizer state, index, scores, counts."""
     turnover: Turnover
+    storage: StorageStats | None = None
+    """None: all rows are in memory."""
 
 
 class DynamicRows(nn.Module):
@@ -58,6 +61,7 @@ class DynamicRows(nn.Module):
         bound: Rows start uniform in ``[-bound, bound]``.
         policies: How ids come and go, by feature; None: they come, and stay.
         options: How rows are updated and kept.
+        storage: Where rows lie that are not in memory; None: all are.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class DynamicRows(nn.Module):
         bound: float,
         policies: Sequence[td.Policy] | None = None,
         options: RowOptions = _DEFAULT_OPTIONS,
+        storage: td.SSDStore | None = None,
     ) -> None:
         super().__init__()
         initializer = td.Uniform(-bound, bound)
@@ -81,6 +86,7 @@ class DynamicRows(nn.Module):
                     initializer=initializer,
                     policy=policy,
                     dtype=options.dtype,
+                    storage=storage,
                 )
                 for name, policy in zip(
                     FEATURE_NAMES, policies or [td.Policy()] * CATEGORY_COUNT, strict=True
@@ -93,11 +99,12 @@ class DynamicRows(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up ids (26, B) int64 as embeddings (B, 26, D) float32."""
-        # A bag per feature and sample, each of one id.
-        offsets = torch.arange(ids.numel() + 1, device=ids.device)
-        features = td.KeyedJagged(FEATURE_NAMES, ids.reshape(-1), offsets)
-        embeddings: Tensor = self.tables(features)
+        embeddings: Tensor = self.tables(_features(ids))
         return embeddings.view(-1, CATEGORY_COUNT, self.embedding_dim)
+
+    def prefetch(self, ids: Tensor) -> None:
+        """Begin to bring the rows of the next step's ids (26, B) int64 into memory."""
+        self.tables.prefetch(_features(ids))
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Return the optimizer; it moves rows during the backward, or, if split, in its step."""
@@ -122,7 +129,8 @@ class DynamicRows(nn.Module):
 
     def figures(self) -> Figures:
         """Return what the job reports."""
-        return Figures(sum(self.sizes()), self.table_bytes(), self.turnover())
+        storage = self.tables.group.storage_stats()
+        return Figures(sum(self.sizes()), self.table_bytes(), self.turnover(), storage)
 
 
 class HashedRows(nn.Module):
@@ -183,6 +191,12 @@ def split_rows(sizes: Sequence[int], table_bytes: int, embedding_dim: int) -> li
     large = [n if n > least else 0 for n in sizes]
     left = total - least * large.count(0)
     return [max(1, left * n // sum(large)) if n else least for n in large]
+
+
+def _features(ids: Tensor) -> td.KeyedJagged:
+    """A bag per feature and sample, each of one id."""
+    offsets = torch.arange(ids.numel() + 1, device=ids.device)
+    return td.KeyedJagged(FEATURE_NAMES, ids.reshape(-1), offsets)
 
 
 def _hash(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tutorials.dlrm import files_of_rows
 from tutorials.dlrm.data import Data
 from tutorials.dlrm.loop import Pass
 from tutorials.dlrm.options import Options
@@ -46,6 +47,9 @@ def summarize(
         **figures.turnover._asdict(),
         "device": opts.device,
         "compiled": opts.compile,
+        "storage": None
+        if figures.storage is None
+        else files_of_rows.summary(opts, figures.storage, progress),
     }
 
 

@@ -55,14 +55,11 @@ def train(opts: Options, device: torch.device) -> dict[str, Any] | None:
         start = checkpoints.resume()
         reader = make_reader(opts, data, start, data.train_lines, **mine)
 
-        def after_step() -> None:
-            checkpoints.after_step(reader.position)
-
         def shown() -> dict[str, str]:
-            return describe(model.figures(), reader)
+            return describe(model.figures(), reader, progress)
 
         with progress_bar("dynamic tables", data, opts, done=start.line, hidden=not first) as bar:
-            progress.train(reader, bar, describe=shown, after_step=after_step)
+            progress.train(reader, bar, describe=shown, after_step=checkpoints.after_step)
         check_trained(progress, data, reader)
         checkpoints.save(reader.position)
         held_out = make_reader(opts, data, reader.position, data.lines, **mine)

@@ -14,13 +14,14 @@ from tutorials.dlrm import launch, options
 from tutorials.dlrm.checkpoint import CheckpointError, Checkpoints, report_interruption
 from tutorials.dlrm.criteo import DataError, Position
 from tutorials.dlrm.data import Data, job_settings, make_reader, open_data, table_policies
+from tutorials.dlrm.files_of_rows import storage_of
 from tutorials.dlrm.loop import Pass
 from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.optimizers import check_baseline
 from tutorials.dlrm.options import Options
 from tutorials.dlrm.plot import plot
 from tutorials.dlrm.progress import check_trained, describe, progress_bar, report_skipped
-from tutorials.dlrm.rows import ROW_BOUND, DynamicRows, HashedRows, split_rows
+from tutorials.dlrm.rows import ROW_BOUND, DynamicRows, Figures, HashedRows, split_rows
 from tutorials.dlrm.summary import summarize
 
 
@@ -66,16 +67,16 @@ def run(opts: Options) -> dict[str, Any]:
     data = open_data(opts)
 
     rows = make_rows(opts, data)
-    dynamic = _train_dynamic(opts, data, rows)
+    dynamic, figures = _train_dynamic(opts, data, rows)
     curves = {"dynamic tables": (dynamic.progress.points, dynamic.auc)}
     baseline_auc = None
     if opts.baseline:
-        counts = split_rows(rows.sizes(), rows.table_bytes(), opts.embedding_dim)
+        counts = split_rows(rows.sizes(), figures.table_bytes, opts.embedding_dim)
         baseline = _train_baseline(opts, data, counts)
         curves["hashed tables"] = (baseline.progress.points, baseline.auc)
         baseline_auc = baseline.auc
     plot(opts.out / "training.png", curves, best_auc=data.best_auc)
-    return summarize(opts, data, dynamic.progress, dynamic.auc, baseline_auc, rows.figures())
+    return summarize(opts, data, dynamic.progress, dynamic.auc, baseline_auc, figures)
 
 
 def make_rows(opts: Options, data: Data) -> DynamicRows:
@@ -83,45 +84,54 @@ def make_rows(opts: Options, data: Data) -> DynamicRows:
     policies = table_policies(opts, data)
     torch.manual_seed(opts.seed)
     return DynamicRows(
-        opts.embedding_dim, lr=opts.lr, bound=ROW_BOUND, policies=policies, options=opts.rows
+        opts.embedding_dim,
+        lr=opts.lr,
+        bound=ROW_BOUND,
+        policies=policies,
+        options=opts.rows,
+        storage=storage_of(opts),
     )
 
 
 def _make_pass(opts: Options, rows: DynamicRows | HashedRows, *, compiled: bool) -> Pass:
     torch.manual_seed(opts.seed)  # again, whatever the rows drew: both models get the same MLPs
     model = DLRM(rows, opts.embedding_dim).to(opts.device)
+    prefetches = isinstance(rows, DynamicRows) and opts.storage == "ssd"
     dense = torch.optim.Adam(model.dense_parameters(), lr=opts.dense_lr)
     return Pass(
         model,
         [dense, rows.optimizer()],
         log_every=opts.log_every,
         accumulate=opts.accumulate,
+        prefetch=rows.prefetch if prefetches else None,
         compiled=compiled,
     )
 
 
-def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> Trained:
-    """Train with dynamic tables, from the checkpoint if told so, writing checkpoints."""
+def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> tuple[Trained, Figures]:
+    """Train with dynamic tables, from the checkpoint if told so, writing checkpoints.
+
+    Returns:
+        The model, and what there is to report of its tables when training ends.
+    """
     progress = _make_pass(opts, rows, compiled=opts.compile)
     settings = job_settings(opts, data)
     with Checkpoints(opts, progress, progress.optimizers, settings) as checkpoints:
         start = checkpoints.resume()
         reader = make_reader(opts, data, start, data.train_lines)
 
-        def after_step() -> None:
-            checkpoints.after_step(reader.position)
-
         def shown() -> dict[str, str]:
-            return describe(rows.figures(), reader)
+            return describe(rows.figures(), reader, progress)
 
         with progress_bar("dynamic tables", data, opts, done=start.line) as bar:
-            progress.train(reader, bar, describe=shown, after_step=after_step)
+            progress.train(reader, bar, describe=shown, after_step=checkpoints.after_step)
         check_trained(progress, data, reader)
+        figures = rows.figures()  # before rows are looked up to evaluate
         checkpoints.save(reader.position)
         held_out = make_reader(opts, data, reader.position, data.lines)
         auc = progress.evaluate(held_out)
     report_skipped(data, reader, held_out)
-    return Trained(progress, auc)
+    return Trained(progress, auc), figures
 
 
 def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained:
@@ -131,7 +141,7 @@ def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained
     progress = _make_pass(opts, rows, compiled=False)
     reader = make_reader(opts, data, Position(), data.train_lines)
     with progress_bar("hashed tables", data, opts, done=0) as bar:
-        progress.train(reader, bar, describe=dict, after_step=lambda: None)
+        progress.train(reader, bar, describe=dict, after_step=lambda _: None)
     auc = progress.evaluate(make_reader(opts, data, reader.position, data.lines))
     return Trained(progress, auc)
 

@@ -1,0 +1,139 @@
+"""Rows in files in the DLRM tutorial: options, results, what is reported, batches read ahead."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tutorials.dlrm import loop, options, train
+from tutorials.dlrm.criteo import CriteoReader
+
+pytestmark = [
+    pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
+    pytest.mark.usefixtures("same_threads_afterwards"),
+]
+
+SMALL = [
+    *("--samples", "3000", "--batch-size", "256", "--embedding-dim", "4", "--threads", "1"),
+    *("--zipf", "0.7", "--no-baseline", "--log-every", "2", "--progress-interval", "0"),
+]
+FILES = ["--storage", "ssd", "--cache", "4000 rows", "--disk", "512MB"]
+# what differs between a run in memory and one with files
+PLACE = ("storage", "table_bytes", "samples_per_s")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("storage")
+
+
+def run(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[dict[str, Any], str]:
+    capsys.readouterr()
+    train.main(
+        [*SMALL, "--samples-folder", str(folder / "samples"), "--out", str(folder / "out"), *more]
+    )
+    shown = capsys.readouterr()
+    return json.loads(shown.out.splitlines()[-1]), shown.err
+
+
+def same_everywhere(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in PLACE}
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def test_defaults():
+    opts = options.parse([])
+    assert (opts.storage, opts.cache, opts.storage_path, opts.disk) == ("memory", None, None, None)
+    assert opts.checkpoint_every == 200
+    opts = options.parse(["--storage", "ssd", "--out", "here"])
+    assert (opts.cache, opts.storage_path, opts.disk) == ("25%", Path("here/rows"), None)
+    assert opts.checkpoint_every is None
+    opts = options.parse(["--storage", "ssd", "--storage-path", "there", "--cache", "4GB"])
+    assert (opts.cache, opts.storage_path) == ("4GB", Path("there"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--cache 25%", "--cache: 25% is about rows in files: add --storage ssd"),
+        ("--disk 1GB", "--disk: 1GB is about rows in files: add --storage ssd"),
+        ("--storage-path here", "--storage-path: here is about rows in files: add --storage ssd"),
+        ("--storage disk", "--storage: invalid choice: 'disk'"),
+        ("--storage ssd --cache runs/data", "--cache: SSDStore: cache is 'runs/data', expected"),
+        ("--storage ssd --cache 0%", "--cache: SSDStore: cache is '0%', expected a fraction above"),
+        ("--storage ssd --disk much", "--disk: SSDStore: disk is 'much'"),
+        ("--storage ssd --disk 1MB", "--disk: SSDStore: disk is '1MB', expected at least 4"),
+        ("--storage ssd --device cuda", "--storage: ssd not with --device cuda"),
+        ("--storage ssd --torchrec", "--storage: ssd not with --torchrec"),
+        ("--storage ssd --resume", "--resume: not with --storage ssd"),
+        ("--storage ssd --async-checkpoint", "--async-checkpoint: not with --storage ssd"),
+        ("--storage ssd --checkpoint-every 9", "--checkpoint-every: not with --storage ssd"),
+        ("--zipf 0", "--zipf: expected a number above 0, got '0'"),
+        ("--cardinality-divisor .5", "--cardinality-divisor: expected a number from 1 on"),
+    ],
+)
+def test_contradictions_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        options.parse(arguments.split())
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+# -- from the command line to the result -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [[], ["--accumulate", "2", "--optimizer", "adam"]])
+def test_results_are_those_of_a_run_in_memory(more, folder, capsys):
+    in_memory, _ = run(folder, capsys, *more)
+    assert in_memory["storage"] is None
+    in_files, bar = run(folder, capsys, *FILES, *more)
+    assert same_everywhere(in_files) == same_everywhere(in_memory)
+    assert in_files["table_bytes"] < in_memory["table_bytes"]
+    files = in_files["storage"]
+    assert (files["kind"], files["cache"]) == ("ssd", "4000 rows")
+    assert files["hits"] > 0
+    assert files["misses"] > 0
+    assert files["prefetched"] > 0
+    assert files["stored"] > 4000  # what the cache cannot hold
+    assert files["stored"] <= in_files["ids"]
+    assert files["read_mb_per_s"] > 0
+    assert files["written_mb_per_s"] > 0
+    assert 0 < files["disk_bytes"] <= 512_000_000
+    assert files["peak_bytes"] > in_files["table_bytes"]
+    assert all(f"{name}=" in bar for name in ("hits", "misses", "read", "written"))
+    assert (folder / "out" / "rows").is_dir()
+    assert not (folder / "out" / "checkpoint").exists() or not more
+
+
+def test_the_auc_on_the_way_is_that_of_a_run_in_memory(folder):
+    curves = []
+    for more in ([], FILES):
+        samples = ["--samples-folder", str(folder / "samples")]
+        opts = options.parse([*SMALL, *samples, "--out", str(folder / "curve"), *more])
+        data = train.open_data(opts, quiet=True)
+        trained, _ = train._train_dynamic(opts, data, train.make_rows(opts, data))
+        curves.append((trained.progress.points, trained.auc))
+    assert curves[0] == curves[1]
+
+
+def test_a_batch_read_ahead_moves_no_position(folder, capsys):
+    run(folder, capsys)
+    (path,) = (folder / "samples").glob("*/samples.tsv")
+
+    def reader() -> CriteoReader:
+        return CriteoReader([path], 700, stop_line=3000)
+
+    plain = list(loop._steps(reader(), ahead=False))
+    assert [following for _, following, _ in plain] == [None] * 5
+    ahead = list(loop._steps(reader(), ahead=True))
+    assert [position for _, _, position in ahead] == [position for _, _, position in plain]
+    for (now, following, _), (then, _, _) in itertools.pairwise(ahead):
+        assert following is then
+        assert now is not then
+    assert ahead[-1][1] is None
+    assert list(loop._steps(CriteoReader([path], 7, stop_line=0), ahead=True)) == []

@@ -1,0 +1,52 @@
+"""Which options of the command line do not go together, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def only_torchrec(values: Mapping[str, object]) -> str | None:
+    """Say which option needs --torchrec."""
+    for name in ("nproc", "sharding"):
+        if values[name] is not None:
+            return f"argument --{name}: {values[name]} is about many processes: add --torchrec"
+    return None
+
+
+def wrong_with_torchrec(values: Mapping[str, object]) -> str | None:
+    """Say which option does not go with --torchrec, and why."""
+    if values["compile"]:
+        return "argument --compile: not with --torchrec: exchanging ids cannot be compiled"
+    if values["accumulate"] > 1:
+        return (
+            f"argument --accumulate: {values['accumulate']} not with --torchrec, whose tables "
+            "update rows in each backward: take a smaller --batch-size"
+        )
+    return None
+
+
+def only_files(values: Mapping[str, object]) -> str | None:
+    """Say which option needs --storage ssd."""
+    for name in ("cache", "storage_path", "disk"):
+        if values[name] is not None:
+            option = name.replace("_", "-")
+            return f"argument --{option}: {values[name]} is about rows in files: add --storage ssd"
+    return None
+
+
+def wrong_with_files(values: Mapping[str, object]) -> str | None:
+    """Say which option does not go with --storage ssd, and why."""
+    if values["device"] == "cuda":
+        return (
+            "argument --storage: ssd not with --device cuda: rows in files need tables on the CPU"
+        )
+    if values["torchrec"]:
+        return "argument --storage: ssd not with --torchrec: sharded tables are in memory"
+    for name in ("resume", "async_checkpoint", "checkpoint_every"):
+        if values[name]:
+            option = name.replace("_", "-")
+            return (
+                f"argument --{option}: not with --storage ssd: there are no checkpoints of rows in "
+                "files"
+            )
+    return None
