@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 SMALL = [
-    *("--samples", "3000", "--batch-size", "256", "--embedding-dim", "4", "--threads", "1"),
+    *("--samples", "3000", "--batch-size", "256", "--embedding-dim", "16", "--threads", "1"),
     *("--zipf", "0.7", "--no-baseline", "--log-every", "2", "--progress-interval", "0"),
 ]
 FILES = ["--storage", "ssd", "--cache", "4000 rows", "--disk", "512MB"]
@@ -31,11 +31,11 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("storage")
 
 
-def run(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[dict[str, Any], str]:
+def run(
+    folder: Path, out: Path, capsys: pytest.CaptureFixture[str], *more: str
+) -> tuple[dict[str, Any], str]:
     capsys.readouterr()
-    train.main(
-        [*SMALL, "--samples-folder", str(folder / "samples"), "--out", str(folder / "out"), *more]
-    )
+    train.main([*SMALL, "--samples-folder", str(folder / "samples"), "--out", str(out), *more])
     shown = capsys.readouterr()
     return json.loads(shown.out.splitlines()[-1]), shown.err
 
@@ -88,10 +88,10 @@ def test_contradictions_are_refused(arguments, message, capsys):
 
 
 @pytest.mark.parametrize("more", [[], ["--accumulate", "2", "--optimizer", "adam"]])
-def test_results_are_those_of_a_run_in_memory(more, folder, capsys):
-    in_memory, _ = run(folder, capsys, *more)
+def test_results_are_those_of_a_run_in_memory(more, folder, tmp_path, capsys):
+    in_memory, _ = run(folder, tmp_path / "memory", capsys, *more)
     assert in_memory["storage"] is None
-    in_files, bar = run(folder, capsys, *FILES, *more)
+    in_files, bar = run(folder, tmp_path / "files", capsys, *FILES, *more)
     assert same_everywhere(in_files) == same_everywhere(in_memory)
     assert in_files["table_bytes"] < in_memory["table_bytes"]
     files = in_files["storage"]
@@ -106,8 +106,15 @@ def test_results_are_those_of_a_run_in_memory(more, folder, capsys):
     assert 0 < files["disk_bytes"] <= 512_000_000
     assert files["peak_bytes"] > in_files["table_bytes"]
     assert all(f"{name}=" in bar for name in ("hits", "misses", "read", "written"))
-    assert (folder / "out" / "rows").is_dir()
-    assert not (folder / "out" / "checkpoint").exists() or not more
+    assert (tmp_path / "memory" / "checkpoint").is_dir()
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["rows", "training.png"]
+
+
+def test_files_of_other_rows_are_left_alone(folder, tmp_path, capsys):
+    run(folder, tmp_path, capsys, *FILES)
+    with pytest.raises(SystemExit, match=f"^error: --storage-path {tmp_path}/rows: .* path"):
+        run(folder, tmp_path, capsys, *FILES, "--optimizer", "adam")
+    run(folder, tmp_path, capsys, *FILES)  # of equal rows, they are replaced
 
 
 def test_the_auc_on_the_way_is_that_of_a_run_in_memory(folder):
@@ -122,7 +129,7 @@ def test_the_auc_on_the_way_is_that_of_a_run_in_memory(folder):
 
 
 def test_a_batch_read_ahead_moves_no_position(folder, capsys):
-    run(folder, capsys)
+    run(folder, folder / "any", capsys)
     (path,) = (folder / "samples").glob("*/samples.tsv")
 
     def reader() -> CriteoReader:

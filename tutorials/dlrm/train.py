@@ -80,17 +80,26 @@ def run(opts: Options) -> dict[str, Any]:
 
 
 def make_rows(opts: Options, data: Data) -> DynamicRows:
-    """Make the dynamic tables, empty."""
+    """Make the dynamic tables, empty.
+
+    Raises:
+        ValueError: The folder for files of rows is in use, or has other rows.
+    """
     policies = table_policies(opts, data)
     torch.manual_seed(opts.seed)
-    return DynamicRows(
-        opts.embedding_dim,
-        lr=opts.lr,
-        bound=ROW_BOUND,
-        policies=policies,
-        options=opts.rows,
-        storage=storage_of(opts),
-    )
+    try:
+        return DynamicRows(
+            opts.embedding_dim,
+            lr=opts.lr,
+            bound=ROW_BOUND,
+            policies=policies,
+            options=opts.rows,
+            storage=storage_of(opts),
+        )
+    except RuntimeError as error:
+        if opts.storage == "memory":
+            raise
+        raise ValueError(f"--storage-path {opts.storage_path}: {error}") from error
 
 
 def _make_pass(opts: Options, rows: DynamicRows | HashedRows, *, compiled: bool) -> Pass:
