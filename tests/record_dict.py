@@ -63,9 +63,9 @@ class RecordDict:
         self.records = {table: dict(rows) for table, rows in self.snapshots[name].items()}
 
 
-def stored(store: DictStore | None = None) -> td.ExternalStore:
+def stored(store: RecordDict | None = None) -> td.ExternalStore:
     """Storage with a cache that holds few rows."""
-    return td.ExternalStore(DictStore() if store is None else store, cache=LEAST)
+    return td.ExternalStore(RecordDict() if store is None else store, cache=LEAST)
 
 
 def lookups(group: td.TableGroup) -> int:

@@ -10,7 +10,7 @@ import torch
 from checkpoint_content import ColumnShards, saved_content
 from checkpoint_content import same as same_values
 from damage import copied, flip
-from dict_store import DictStore, stored
+from record_dict import RecordDict, stored
 from torch import Tensor
 from whole_group import check_owners
 from whole_model import WholeModel, content, same, save_trained
@@ -26,7 +26,7 @@ class Stored(WholeModel):
     """The model, with rows in stores beneath caches of the least size."""
 
     def __init__(self, *, other: bool = False, only: str | None = None) -> None:
-        tables, bag = DictStore(), DictStore()
+        tables, bag = RecordDict(), RecordDict()
         storage = {**dict.fromkeys(("scored", "counted", "sketched"), stored(tables))}
         storage["bag"] = stored(bag)
         names = storage if only is None else [only]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from dict_store import DictStore, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_dict import RecordDict, stored
 from seeding import seeded
 from torch import Tensor
 from whole_group import check_owners
@@ -38,7 +38,7 @@ def make_module(
     dtype: torch.dtype = torch.float32,
     policy: td.Policy = PLAIN,
     stored_tables: str = "",
-    store: DictStore | None = None,
+    store: RecordDict | None = None,
 ) -> td.DynamicEmbeddingBagCollection:
     """Two tables of a dim, and one of another."""
     storage = dict.fromkeys(stored_tables, stored(store))
@@ -62,16 +62,16 @@ def pair(
     dtype: torch.dtype = torch.float32,
     policy: td.Policy = PLAIN,
     stored_tables: str = "abc",
-) -> tuple[td.DynamicEmbeddingBagCollection, td.DynamicEmbeddingBagCollection, DictStore]:
+) -> tuple[td.DynamicEmbeddingBagCollection, td.DynamicEmbeddingBagCollection, RecordDict]:
     """The same tables in memory, and in a store."""
-    store = DictStore()
+    store = RecordDict()
     plain = make_module(optimizer, dtype, policy)
     return plain, make_module(optimizer, dtype, policy, stored_tables, store), store
 
 
 def pair_of_groups(
     optimizer: Any, stored_tables: str = "abc"
-) -> tuple[td.TableGroup, td.TableGroup, DictStore]:
+) -> tuple[td.TableGroup, td.TableGroup, RecordDict]:
     plain, other, store = pair(optimizer, stored_tables=stored_tables)
     for module in (plain, other):
         module.group.owner = None  # nobody else uses it

@@ -38,6 +38,9 @@ class SharedTable(Protocol):
     def learns(self) -> bool:
         """Whether a lookup now is one of training."""
 
+    def prefetch_lookup(self, ids: Tensor, offsets: Tensor, *, children: list[int]) -> None:
+        """Begins to bring the rows of a lookup into memory."""
+
     def lookup(
         self,
         ids: Tensor,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
@@ -114,6 +115,20 @@ class OptimizedLater(TableModule):
             )
         return super().set_optimizer(config)
 
+    def prefetch_lookup(self, ids: Tensor, offsets: Tensor, *, children: list[int]) -> None:
+        """Begins to bring the rows of a lookup into memory.
+
+        Args:
+            ids: int64 [n], feature after feature.
+            offsets: int64 [features * B + 1], where bags begin, or empty for one feature.
+            children: numbers of the tables of the features.
+
+        Raises:
+            RuntimeError: the storage has failed, or the table has no optimizer yet.
+        """
+        self._check_stored("prefetch")
+        self._prefetch(ids, offsets, children, 1)
+
     def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
         super()._take_optimizer(changed, optimizer)
         self._has_optimizer = True
@@ -133,8 +148,8 @@ class OptimizedLater(TableModule):
             return self._with_storage(config, self._storage_to_come)
         if self._group.config.storage is not None:
             raise RuntimeError(
-                f"{type(self).__name__} {self.name!r}: set_optimizer: it has storage, in which the state of "
-                f"{self._group.config.optimizer} lies with every row: save the model with "
+                f"{type(self).__name__} {self.name!r}: set_optimizer: it has storage, in which the "
+                f"state of {self._group.config.optimizer} lies with every row: save the model with "
                 "torch_dynemb.checkpoint, and load it into one with another optimizer"
             )
         changed = super()._with_optimizer(config)
@@ -146,8 +161,8 @@ class OptimizedLater(TableModule):
         tables = self._group.tables
         if any(self._group.sizes().values()):
             raise RuntimeError(
-                f"{type(self).__name__} {self.name!r}: set_optimizer: it has storage, and already ids, "
-                f"{self._group.sizes()}: make the optimizer before ids come in"
+                f"{type(self).__name__} {self.name!r}: set_optimizer: it has storage, and already "
+                f"ids, {self._group.sizes()}: make the optimizer before ids come in"
             )
         config = dataclasses.replace(
             tables.config, optimizer=optimizer, tables=_stored(tables.config.tables, storage)

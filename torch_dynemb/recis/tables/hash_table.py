@@ -259,18 +259,6 @@ class HashTable(OptimizedLater):
         flat = flat_ids("HashTable.prefetch", ids)
         self.prefetch_lookup(flat, self._group.tables.one_bag, children=[self._table(child)])
 
-    def prefetch_lookup(self, ids: Tensor, offsets: Tensor, *, children: list[int]) -> None:
-        """As :meth:`prefetch`, for ids of several features.
-
-        Args:
-            ids, offsets, children: as for :meth:`lookup`.
-
-        Raises:
-            RuntimeError: the storage has failed, or the table has no optimizer yet.
-        """
-        self._check_stored("prefetch")
-        self._prefetch(ids, offsets, children, 1)
-
     def _reads_only(self, hook: AdmitHook | None) -> bool:
         if hook is None:
             return False
