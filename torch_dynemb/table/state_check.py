@@ -28,6 +28,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.ops.tensors import IndexTensors
+from torch_dynemb.table.group_config import TIERED_ROW_BYTES
 from torch_dynemb.table.tables import Tables
 
 _GENERATION_MASK = (1 << GENERATION_BITS) - 1
@@ -283,7 +284,8 @@ def check_slab(tables: Tables, s: int, slab: list[int]) -> None:
     config = tables.config.slabs[s]
     used, committed = slab[Slab.NEXT_ROW], slab[Slab.COMMITTED_ROWS]
     # by the smallest rows: set_optimizer makes rows larger and leaves this as it was
-    most = used + COMMIT_STEP_BYTES // (config.dim * config.dtype.itemsize)
+    least_bytes = TIERED_ROW_BYTES if config.tiered else config.dim * config.dtype.itemsize
+    most = used + COMMIT_STEP_BYTES // least_bytes
     if committed > most:
         raise ValueError(
             f"state entry 'slabs' is corrupted: COMMITTED_ROWS of {config.name!r} is {committed}, "
