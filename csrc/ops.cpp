@@ -80,6 +80,7 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int table, "
       "Tensor records) -> ()");
+  m.def("store_erase(Tensor tier_clock, int slab, Tensor handles) -> ()");
   m.def("store_drain(Tensor tier_clock) -> ()");
   m.def("store_check(Tensor tier_clock) -> ()");
   m.def("store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)");

@@ -70,6 +70,7 @@ HOST_OPS = {
     "store_check",
     "store_close",
     "store_drain",
+    "store_erase",
     "store_keep",
     "store_load",
     "store_open",

@@ -19,6 +19,7 @@ STORE_OPS = {
     "store_check",
     "store_close",
     "store_drain",
+    "store_erase",
     "store_keep",
     "store_load",
     "store_open",

@@ -156,6 +156,22 @@ def store_submit(tier_clock: Tensor, moves: Tensor) -> None:
     torch.ops.dynemb.store_submit(tier_clock, moves)
 
 
+def store_erase(tier_clock: Tensor, slab: int, handles: Tensor) -> None:
+    """Drops records of rows that have no owner any more, after all jobs.
+
+    The bytes that they take are used again when their segments are collected. Snapshots keep them.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+        slab: number of a slab with a log.
+        handles: int64 [rows], row handles; those without a record are passed over.
+
+    Raises:
+        RuntimeError: no store, or no such slab or row.
+    """
+    torch.ops.dynemb.store_erase(tier_clock, slab, handles)
+
+
 def store_drain(tier_clock: Tensor) -> None:
     """Waits until all jobs of a store are done.
 
@@ -210,7 +226,7 @@ def store_keep(tier_clock: Tensor, files: Sequence[Tensor]) -> None:
     Raises:
         RuntimeError: no store, lists that do not fit it, or the file system fails.
     """
-    torch.ops.dynemb.store_keep(tier_clock, list(files))
+    torch.ops.dynemb.store_keep(tier_clock, [numbers.contiguous() for numbers in files])
 
 
 def store_load(tier_clock: Tensor, snapshot: StoreSnapshot) -> None:
@@ -297,6 +313,11 @@ def _store_write_fake(
 
 @register_fake("store_submit")
 def _store_submit_fake(tier_clock: Tensor, moves: Tensor) -> None:
+    return None
+
+
+@register_fake("store_erase")
+def _store_erase_fake(tier_clock: Tensor, slab: int, handles: Tensor) -> None:
     return None
 
 

@@ -137,6 +137,14 @@ void RecordLog::sync() {
   }
 }
 
+void RecordLog::erase(int64_t handle) {
+  const int64_t number = map_.find(handle);
+  if (number == RecordMap::kNone) return;
+  map_.erase(handle);
+  --places_[number / layout_.records_per_segment()].live;
+  --live_;
+}
+
 const char* RecordLog::in_memory(int64_t number) const {
   if (head_ == 0 || number < first_record(head_)) return nullptr;
   const int64_t k = number - first_record(head_);

@@ -40,6 +40,8 @@ class RecordLog {
   char* begin_record();
   // Fills in the header of the record, and makes it the row's. Bytes of the payload come first.
   void end_record(int64_t handle, int64_t id, int32_t table);
+  // Makes the row one without a record, if its owner has one.
+  void erase(int64_t handle);
   // Writes what is in memory. The log goes on with the next page, so what has been written stays.
   void flush();
   // Makes all records durable.

@@ -56,6 +56,10 @@ void RecordMap::set(int64_t handle, int64_t number) {
   rows_ = std::max(rows_, row + 1);
 }
 
+void RecordMap::erase(int64_t handle) {
+  __atomic_store_n(words_ + handle_row(handle), int64_t{0}, __ATOMIC_RELAXED);
+}
+
 std::vector<int64_t> RecordMap::entries() const { return {words_, words_ + rows_}; }
 
 void RecordMap::assign(const std::vector<int64_t>& entries) {

@@ -24,6 +24,7 @@ class RecordMap {
   // The number of the record of whoever has owned the row last.
   int64_t number(int64_t row) const;
   void set(int64_t handle, int64_t number);
+  void erase(int64_t handle);
   int64_t max_rows() const { return max_rows_; }
 
   // All entries up to the last row that has had a record.

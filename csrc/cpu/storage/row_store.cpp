@@ -257,6 +257,9 @@ class ThreadedStore : public RowStore {
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records) override {
     thread().write(slab, rows, records);
   }
+  void erase(size_t slab, const std::vector<int64_t>& handles) override {
+    thread().call([&] { thread_->worker().erase(slab, handles); });
+  }
   std::vector<SlabSnapshot> sync() override {
     std::vector<SlabSnapshot> snapshot;
     thread().call([&] { snapshot = thread_->worker().sync(); });

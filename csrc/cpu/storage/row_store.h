@@ -110,6 +110,9 @@ class RowStore {
   // Appends records, of which only the payloads are read.
   virtual void write(size_t slab, const std::vector<RowMove>& rows, const char* records) = 0;
 
+  // Drops the records of rows that have no owner any more; what they take is collected.
+  virtual void erase(size_t slab, const std::vector<int64_t>& handles) = 0;
+
   // Everything up to here durable in files: what a snapshot needs of slab s at s. The segments stay
   // until the next keep() at least.
   virtual std::vector<SlabSnapshot> sync() = 0;

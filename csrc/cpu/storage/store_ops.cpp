@@ -183,6 +183,15 @@ void store_write(Tensor tier_clock, int64_t slab, Tensor handles, Tensor ids, in
                       static_cast<const char*>(records.data_ptr()));
 }
 
+void store_erase(Tensor tier_clock, int64_t slab, Tensor handles) {
+  constexpr const char* kOp = "store_erase";
+  const auto entry = registered_store(kOp, tier_clock);
+  stored_record_bytes(kOp, *entry, slab);
+  check_stored_rows(kOp, handles, handles, entry->places[slab].size[0]);
+  entry->store->erase(static_cast<size_t>(slab),
+                      {words(handles), words(handles) + handles.numel()});
+}
+
 void store_drain(Tensor tier_clock) { registered_store("store_drain", tier_clock)->store->drain(); }
 
 void store_check(Tensor tier_clock) { registered_store("store_check", tier_clock)->store->check(); }
@@ -268,6 +277,7 @@ void store_close(Tensor tier_clock) { unregister_store("store_close", tier_clock
   m.impl("store_read", TORCH_BOX(&dynemb::cpu::store_read));   \
   m.impl("store_write", TORCH_BOX(&dynemb::cpu::store_write)); \
   m.impl("store_drain", TORCH_BOX(&dynemb::cpu::store_drain)); \
+  m.impl("store_erase", TORCH_BOX(&dynemb::cpu::store_erase)); \
   m.impl("store_check", TORCH_BOX(&dynemb::cpu::store_check)); \
   m.impl("store_sync", TORCH_BOX(&dynemb::cpu::store_sync));   \
   m.impl("store_keep", TORCH_BOX(&dynemb::cpu::store_keep));   \

@@ -24,7 +24,8 @@ constexpr int64_t kLeastCopies = 64;
 
 std::vector<SlabFormat> formats_of(const std::vector<CachedSlab>& slabs) {
   std::vector<SlabFormat> formats;
-  for (const CachedSlab& slab : slabs) formats.push_back({slab.name, slab.record()});
+  for (const CachedSlab& slab : slabs)
+    formats.push_back({slab.name, slab.is_stored() ? slab.record() : 0});
   return formats;
 }
 
@@ -140,6 +141,10 @@ void StoreWorker::write(size_t s, const std::vector<RowMove>& rows, const char* 
   write_bytes_ += count * log.layout().record;
   append_done(s, count);
   prepare(count * log.layout().record);
+}
+
+void StoreWorker::erase(size_t s, const std::vector<int64_t>& handles) {
+  for (const int64_t handle : handles) logs_[s]->erase(handle);
 }
 
 // --- room ---

@@ -37,6 +37,7 @@ class StoreWorker {
   void make_room(size_t slab, int64_t rows);
   void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found);
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records);
+  void erase(size_t slab, const std::vector<int64_t>& handles);
   std::vector<SlabSnapshot> sync();
   void keep(const std::vector<std::vector<int64_t>>& files);
   void load(const std::vector<SlabSnapshot>& snapshot);
