@@ -1,18 +1,17 @@
-"""A model whose rows lie on a disk, beside a table in memory, trained on batches known in advance.
-
-As a program it trains and makes snapshots, and says on the standard output what it has done.
-"""
+"""A model whose rows lie on a disk, beside a table in memory, and batches known in advance."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import torch_dynemb as td
+from torch_dynemb.checkpoint.files.disk import Disk
 
 IDS = 600
 BATCH = 48
@@ -87,20 +86,38 @@ class StoredModel(nn.Module):
         return self.steps
 
 
-def train(path: Path, steps: int, save_at: Iterable[int], name: str = "step-{}") -> None:
-    """Trains, goes on from a snapshot if there is one, and tells what is done."""
+class _ToldDisk(Disk):
+    """Tells of every call that a save makes, before it."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(Disk, name):
+            self._tell(name)
+        return super().__getattribute__(name)
+
+
+def train(
+    path: Path, steps: int, save_at: Collection[int], tell: Callable[[str], object] = print
+) -> None:
+    """Goes on from a snapshot if there is one, trains and makes snapshots.
+
+    Args:
+        path: of the store.
+        steps: until which it trains.
+        save_at: after which steps it makes a snapshot.
+        tell: is told what is done: ``step 3``, ``saved 3``, and calls of the file system.
+    """
     torch.set_num_threads(1)
-    chosen = set(save_at)
+    for of in ("snapshots.save", "saving.save"):
+        sys.modules[f"torch_dynemb.checkpoint.{of}"]._DISK = _ToldDisk(tell)  # type: ignore[attr-defined]
     model = StoredModel(path)
     if td.checkpoint.snapshots(model):
         model.load()
     while model.steps < steps:
         model.step()
-        print(f"step {model.steps}", flush=True)
-        if model.steps in chosen:
-            model.save(name.format(model.steps))
-            print(f"saved {model.steps}", flush=True)
-
-
-if __name__ == "__main__":
-    train(Path(sys.argv[1]), int(sys.argv[2]), map(int, sys.argv[3].split(",")))
+        tell(f"step {model.steps}")
+        if model.steps in save_at:
+            model.save("last" if model.steps % 2 else f"step-{model.steps}")
+            tell(f"saved {model.steps}")
