@@ -22,19 +22,23 @@ class StoredModel(nn.Module):
 
     Args:
         path: of the store; None: all rows are in memory.
+        policy: of users; default: few of them have a row, those that are seen often.
         storage: other arguments of ``SSDStore``.
     """
 
-    def __init__(self, path: Path | None, **storage: object) -> None:
+    def __init__(
+        self, path: Path | None, *, policy: td.Policy | None = None, **storage: object
+    ) -> None:
         super().__init__()
         torch.manual_seed(7)
         given = {"cache": "64 rows", "segment": "64KiB", "io": "threads", **storage}
-        users_policy = td.Policy(score="frequency", capacity=400, admission=td.AdmitFrequent(2))
+        if policy is None:
+            policy = td.Policy(score="frequency", capacity=400, admission=td.AdmitFrequent(2))
         self.users = td.DynamicEmbedding(
             24,
             name="users",
             optimizer=td.Adam(lr=0.05),
-            policy=users_policy,
+            policy=policy,
             storage=None if path is None else td.SSDStore(path, **given),  # type: ignore[arg-type]
         )
         self.ads = td.DynamicEmbedding(8, name="ads", optimizer=td.Adagrad(lr=0.1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import random
@@ -110,3 +111,27 @@ def test_training_goes_on_after_many_kills(
     server: ForkServerContext, tmp_path: Path, undisturbed: tuple[list[str], torch.Tensor]
 ) -> None:
     kill_and_check(server, tmp_path / "rows", undisturbed, 200, random.Random(2))
+
+
+def try_to_open(path: Path, say: Connection) -> None:
+    try:
+        StoredModel(path)
+        say.send("")
+    except RuntimeError as error:
+        say.send(str(error))
+
+
+def test_a_directory_belongs_to_one_process(server: ForkServerContext, tmp_path: Path) -> None:
+    model = StoredModel(tmp_path)
+    receive, send = server.Pipe(duplex=False)
+    process = server.Process(target=try_to_open, args=(tmp_path, send))
+    process.start()
+    said = receive.recv()
+    process.join()
+    assert f"path {tmp_path} is in use by process {os.getpid()}" in said
+    with pytest.raises(RuntimeError, match=rf"in use by process {os.getpid()} \(this one\)"):
+        StoredModel(tmp_path)
+    model.step()
+    del model
+    with (tmp_path / "LOCK").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -284,8 +284,8 @@ def check_slab(tables: Tables, s: int, slab: list[int]) -> None:
     config = tables.config.slabs[s]
     used, committed = slab[Slab.NEXT_ROW], slab[Slab.COMMITTED_ROWS]
     # by the smallest rows: set_optimizer makes rows larger and leaves this as it was
-    least_bytes = TIERED_ROW_BYTES if config.tiered else config.dim * config.dtype.itemsize
-    most = used + COMMIT_STEP_BYTES // least_bytes
+    row_bytes = TIERED_ROW_BYTES if config.tiered else config.dim * config.dtype.itemsize
+    most = used + COMMIT_STEP_BYTES // row_bytes
     if committed > most:
         raise ValueError(
             f"state entry 'slabs' is corrupted: COMMITTED_ROWS of {config.name!r} is {committed}, "

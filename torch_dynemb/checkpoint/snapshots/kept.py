@@ -121,7 +121,10 @@ def clean(disk: Disk, stored: StoredGroup, first: Path, there: Collection[str]) 
     for folder, record in histories_of(stored.path).items():
         named = Path(os.path.normpath(stored.path / record.first))
         if named == first and record.uuid not in there:
-            disk.remove(folder)
+            # who dies while it is removed leaves something that is known to be no more
+            doomed = folder.with_name(f"{folder.name}.tmp-{record.uuid}")
+            disk.rename(folder, doomed)
+            disk.remove(doomed)
             continue
         for of in record.segments:
             names.setdefault(of.slab, []).extend(of.files)

@@ -25,6 +25,7 @@ from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS, CacheSize
 from torch_dynemb.storage.tiers.stats import StorageStats
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
+_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
 _SAVED_AT_ONCE = 1 << 14
 # A cache gives memory back when it is larger than it should be by this part.
 _SLACK = 16
@@ -230,8 +231,13 @@ class Tiers(ABC):
 
     def _shrink(self, slab: int, limit: int) -> None:
         used = self._clock[self._at(slab, Tier.USED)]
-        self._move(ops.shrink_cache_(self.tensors, slab, limit))
+        try:
+            self._save_changed(slab, limit)
+        except RuntimeError:
+            self.check()
+            return  # no room on the disk: rows stay where they are until there is
         self.drain()
+        ops.shrink_cache_(self.tensors, slab, limit)  # of rows that are all saved
         slabs = len(self._rows.weights)
         for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
             ops.release_(tensor, limit, used)
@@ -248,15 +254,27 @@ class Tiers(ABC):
             self._clock[self._at(slab, Tier.LIMIT)] = min(limit, max(most, LEAST_SLOTS))
 
     def flush(self) -> None:
-        """Begins to write all rows that have changed to the store."""
+        """Begins to write all rows that have changed to the store.
+
+        Raises:
+            RuntimeError: the disk is full: some may have been written, and the others are still to
+                be. Or something could not be read or written.
+        """
         for slab in self.cached:
-            begin = 0
-            while True:
-                moves = ops.take_dirty_(self.tensors, slab, begin, _SAVED_AT_ONCE)
-                if moves.shape[0] == 0:
-                    break
-                begin = int(moves[-1, Move.SLOT]) + 1
+            self._save_changed(slab, 0)
+
+    def _save_changed(self, slab: int, begin: int) -> None:
+        """Begins to write rows that have changed, of slots from ``begin`` on."""
+        while True:
+            moves = ops.take_dirty_(self.tensors, slab, begin, _SAVED_AT_ONCE)
+            if moves.shape[0] == 0:
+                return
+            try:
                 self._move(moves)
+            except BaseException:
+                self.tensors.slots[slab][moves[:, Move.SLOT], Slot.MARKS] |= _DIRTY
+                raise
+            begin = int(moves[-1, Move.SLOT]) + 1
 
     def empty(self) -> None:
         """Takes all rows out of the cache; what has changed since they were saved is lost.
