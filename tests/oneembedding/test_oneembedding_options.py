@@ -19,6 +19,7 @@ pytestmark = pytest.mark.cpu_only("arguments, which are the same on every device
 
 device_mem = oneembedding.make_device_mem_store_options
 host_mem = oneembedding.make_cached_host_mem_store_options
+ssd = oneembedding.make_cached_ssd_store_options
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,13 @@ host_mem = oneembedding.make_cached_host_mem_store_options
         ),
         (lambda: host_mem(0, "a", 10), ValueError, "cache_budget_mb is 0, expected at least 1"),
         (lambda: host_mem(1, "a", 0), ValueError, "capacity is 0"),
+        (lambda: ssd(0, "a"), ValueError, "cache_budget_mb and host_cache_budget_mb are 0"),
+        (lambda: ssd(-1, "a"), ValueError, "make_cached_ssd_store_options: cache_budget_mb is -1"),
+        (lambda: ssd(1, "a", capacity=0), ValueError, "capacity is 0, expected at least 1"),
+        (lambda: ssd(1, 3), TypeError, "persistent_path is 3"),
+        (lambda: ssd(1, "a", host_cache_budget_mb=1.5), TypeError, "host_cache_budget_mb is 1.5"),
+        (lambda: ssd(1, "a", segment=5), ValueError, "segment is 5, expected a multiple of 4096"),
+        (lambda: ssd(1, "a", disk="1MB"), ValueError, "disk is '1MB', expected at least 4 seg"),
         (lambda: oneembedding.make_table_options(3), TypeError, "param is 3, expected an init"),
         (lambda: oneembedding.make_table_options([]), ValueError, "param is empty"),
         (lambda: oneembedding.make_table([UNIFORM]), TypeError, r"param\[0\] is Uniform"),
@@ -126,5 +134,6 @@ def test_rows_in_host_memory_are_one_tier_on_the_cpu() -> None:
     assert module(torch.arange(3)[None]).shape == (1, 3, 4)
     with pytest.raises(RuntimeError, match="rows in host memory with a cache on meta are not buil"):
         module.to("meta")
-    with pytest.raises(RuntimeError, match=r"cache on cuda:0 are not built yet: give make_device"):
-        embedding(store_options=host_mem(1, "nowhere", 100), device="cuda:0")
+    for options, place in ((host_mem(1, "a", 100), "in host memory"), (ssd(1, "a"), "on SSD")):
+        with pytest.raises(RuntimeError, match=f"rows {place} with a cache on cuda:0 are not buil"):
+            embedding(store_options=options, device="cuda:0")

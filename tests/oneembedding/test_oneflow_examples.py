@@ -104,8 +104,8 @@ def test_multi_table_multi_column_embedding(tmp_path: Path) -> None:
         )
         for scale in SCALES
     ]
-    store_options = oneembedding.make_device_mem_store_options(
-        persistent_path=str(tmp_path), capacity=sum(TABLE_SIZES), physical_block_size=512
+    store_options = oneembedding.make_cached_ssd_store_options(
+        cache_budget_mb=8192, persistent_path=str(tmp_path), capacity=sum(TABLE_SIZES)
     )
     embedding = oneembedding.MultiTableMultiColumnEmbedding(
         name="my_embedding",

@@ -14,6 +14,7 @@ from torch_dynemb.oneembedding.optimizers import Ftrl, SmartDecayAdam
 from torch_dynemb.oneembedding.stores import (
     StoreOptions,
     make_cached_host_mem_store_options,
+    make_cached_ssd_store_options,
     make_device_mem_store_options,
 )
 from torch_dynemb.oneembedding.table_reader import (
@@ -47,6 +48,7 @@ __all__ = [
     "TableOptions",
     "import_snapshot",
     "make_cached_host_mem_store_options",
+    "make_cached_ssd_store_options",
     "make_column_options",
     "make_constant_initializer",
     "make_device_mem_store_options",

@@ -18,7 +18,7 @@ from torch_dynemb.distributed.ranks import process_group_of, rank_group
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.nn.optimized_later import OptimizedLater
-from torch_dynemb.oneembedding.ids_by_table import ids_by_table
+from torch_dynemb.oneembedding.ids_by_table import IdsByTable, ids_by_table
 from torch_dynemb.oneembedding.initializers import DEFAULT_INITIALIZER
 from torch_dynemb.oneembedding.keys import id_of, ids_of, key_type_of
 from torch_dynemb.oneembedding.snapshots import load_embedding, save_embedding
@@ -81,6 +81,7 @@ class Embedding(OptimizedLater):
         ranks = rank_group(pg)
         size = 1 if ranks is None else ranks.size
         store_options.check_ranks(owner, size)
+        storage = store_options.storage(0 if ranks is None else ranks.rank, size)
         configs = []
         for t, table in enumerate(options):
             capacity = table.capacity or store_options.capacity
@@ -96,7 +97,9 @@ class Embedding(OptimizedLater):
             )
         alike = _alike(dims, dtype, key_type, options, store_options, padding, seed)
         check_agreement(owner, alike, process_group_of(ranks))
-        super().__init__(name, configs, trainable=True, device=on, max_rows=None, seed=seed)
+        super().__init__(
+            name, configs, trainable=True, device=on, max_rows=None, seed=seed, storage=storage
+        )
         self.dtype, self.key_type = dtype, key_type
         self.embedding_dim, self.column_dims = sum(dims), list(dims)
         self.num_tables = len(options)
@@ -127,9 +130,44 @@ class Embedding(OptimizedLater):
             TypeError: a dtype does not match.
             ValueError: shapes do not match, or there is no such table.
             RuntimeError: gradients of an earlier lookup are pending, but the embedding has no
-                optimizer that would apply them.
+                optimizer that would apply them; or it has none, and its rows are on SSD.
         """
-        owner = type(self).__name__
+        given = self._by_table(type(self).__name__, ids, table_ids)
+        self._check_optimized()
+        exchange = self._exchange(given)
+        if exchange is None:
+            children = list(range(self.num_tables))
+            rows = self.lookup(given.ids, given.offsets, children=children)
+        else:
+            distinct = exchange.rows(reads_only=False, trains=True)
+            each = torch.arange(given.ids.shape[0] + 1, device=given.ids.device)
+            rows = ops.pool_rows(distinct, exchange.inverse, each, features=1)
+        return given.in_order(rows, ids.shape).to(self.dtype)
+
+    def prefetch(self, ids: Tensor, table_ids: Tensor | None = None) -> None:
+        """Begins to bring rows into memory that a forward will want, and returns at once.
+
+        Call it between a forward and the next one. It does nothing for rows that are in memory, and
+        nothing is inserted. Over several ranks all of them call it, and it waits for the ids of the
+        others.
+
+        Args:
+            ids, table_ids: what :meth:`forward` will be given, of the same shapes.
+
+        Raises:
+            TypeError, ValueError: as :meth:`forward`.
+            RuntimeError: the store has failed, the embedding has no optimizer yet, or this process
+                is a fork of the one that made the tables.
+        """
+        given = self._by_table(f"{type(self).__name__}.prefetch", ids, table_ids)
+        exchange = self._exchange(given)
+        if exchange is None:
+            children = list(range(self.num_tables))
+            self.prefetch_lookup(given.ids, given.offsets, children=children)
+        else:
+            exchange.prefetch()
+
+    def _by_table(self, owner: str, ids: Tensor, table_ids: Tensor | None) -> IdsByTable:
         keys = ids_of(f"{owner}: ids", ids, self.key_type)
         if table_ids is not None:
             if not isinstance(table_ids, Tensor) or table_ids.is_floating_point():
@@ -137,18 +175,15 @@ class Embedding(OptimizedLater):
                     f"{owner}: table_ids is {described(table_ids)}, expected a tensor of integers"
                 )
             table_ids = table_ids.to(torch.int64)
-        self._check_optimized()
-        given = ids_by_table(owner, keys, table_ids, self.num_tables)
-        children = list(range(self.num_tables))
+        return ids_by_table(owner, keys, table_ids, self.num_tables)
+
+    def _exchange(self, given: IdsByTable) -> IdExchange | None:
+        """Ids on their way to the ranks that have them; None: this process has all."""
         if process_group_of(self.rank_group) is None:
-            rows = self.lookup(given.ids, given.offsets, children=children)
-        else:
-            assert self.rank_group is not None
-            exchange = IdExchange(self, given.ids, given.offsets, children, self.rank_group)
-            distinct = exchange.rows(reads_only=False, trains=True)
-            each = torch.arange(given.ids.shape[0] + 1, device=keys.device)
-            rows = ops.pool_rows(distinct, exchange.inverse, each, features=1)
-        return given.in_order(rows, ids.shape).to(self.dtype)
+            return None
+        assert self.rank_group is not None
+        children = list(range(self.num_tables))
+        return IdExchange(self, given.ids, given.offsets, children, self.rank_group)
 
     def lookup(
         self,
@@ -173,6 +208,7 @@ class Embedding(OptimizedLater):
         Returns:
             float32 [n, columns].
         """
+        self._check_stored("lookup")
         return self._lookup(
             ids,
             offsets,
@@ -199,6 +235,13 @@ class Embedding(OptimizedLater):
     def counts_occurrences(self) -> bool:
         """Whether lookups need to know how often an id occurs: they do not."""
         return False
+
+    def _check_stored(self, call: str) -> None:
+        if self._storage_to_come is not None:
+            raise RuntimeError(
+                f"{type(self).__name__} {self.name!r}.{call}: rows on SSD lie with the state of "
+                f"their optimizer, and there is none yet: {self.how_to_optimize} first"
+            )
 
     def _check_optimized(self) -> None:
         if self._has_optimizer or self._optimizer is None or not self.learns():
@@ -287,7 +330,9 @@ class Embedding(OptimizedLater):
         Raises:
             TypeError, ValueError: it is no name, or the snapshot does not fit.
             FileNotFoundError: there is no such snapshot.
+            RuntimeError: rows are on SSD, and the embedding has no optimizer yet.
         """
+        self._check_stored("load_snapshot")
         return load_embedding(
             self, self.store_options.root(), snapshot_name, optimizer_state=optimizer_state
         )

@@ -13,7 +13,9 @@ import torch
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.oneembedding.snapshots import root_of
+from torch_dynemb.storage.tiers import SSDStore
 
+Kind = Literal["device_mem", "cached_host_mem", "cached_ssd"]
 PersistentPath = str | PathLike[str] | Sequence[str | PathLike[str]]
 BLOCK_SIZES = (512, 4096)
 
@@ -29,16 +31,33 @@ class StoreOptions:
         size_factor: what a row takes with its optimizer state, in multiples of its columns.
         storage_dim: the same in elements; -1: ``size_factor`` says it.
         physical_block_size: bytes of a sector of the disk.
-        cache_bytes: memory for rows that are in use, where others lie on a disk.
+        cache_bytes: memory for rows that are in use, where all rows lie in a slower one.
+        disk: bytes that the files of a rank may take; None: what is free.
+        segment: bytes of one of these files.
     """
 
-    kind: Literal["device_mem", "cached_host_mem"]
+    kind: Kind
     persistent_path: str | tuple[str, ...]
     capacity: int | None
     size_factor: int
     storage_dim: int
     physical_block_size: int
     cache_bytes: int
+    disk: int | str | None = None
+    segment: int | str = 64 << 20
+
+    def storage(self, rank: int, size: int) -> SSDStore | None:
+        """Where the rows of a rank lie that are not in memory; None: all are.
+
+        Args:
+            rank: of ``size`` ranks.
+            size: how many ranks there are.
+        """
+        if self.kind != "cached_ssd":
+            return None
+        paths = self.persistent_path
+        folder = Path(paths, f"{rank}-{size}") if isinstance(paths, str) else Path(paths[rank])
+        return SSDStore(folder, cache=self.cache_bytes, disk=self.disk, segment=self.segment)
 
     def root(self) -> Path:
         """The folder that has the snapshots of all ranks, of the path or the first of several."""
@@ -72,9 +91,10 @@ class StoreOptions:
         Raises:
             RuntimeError: it is such a device.
         """
-        if self.kind == "cached_host_mem" and device.type != "cpu":
+        if self.kind != "device_mem" and device.type != "cpu":
+            place = "in host memory" if self.kind == "cached_host_mem" else "on SSD"
             raise RuntimeError(
-                f"{owner}: rows in host memory with a cache on {device} are not built yet: give "
+                f"{owner}: rows {place} with a cache on {device} are not built yet: give "
                 "make_device_mem_store_options, or leave the embedding on the CPU"
             )
 
@@ -139,13 +159,15 @@ def block_size(owner: str, value: object) -> int:
 
 def _options(
     owner: str,
-    kind: Literal["device_mem", "cached_host_mem"],
+    kind: Kind,
     persistent_path: PersistentPath,
     capacity: int | None,
     size_factor: int,
     storage_dim: int,
     physical_block_size: int,
     cache_mb: int = 0,
+    disk: int | str | None = None,
+    segment: int | str = 64 << 20,
 ) -> StoreOptions:
     path = _checked_path(owner, persistent_path)
     if capacity is not None:
@@ -157,9 +179,13 @@ def _options(
             f"{owner}: storage_dim is {storage_dim}, expected at least 1, or -1 for size_factor"
         )
     physical_block_size = block_size(owner, physical_block_size)
-    return StoreOptions(
-        kind, path, capacity, size_factor, storage_dim, physical_block_size, cache_mb << 20
+    options = StoreOptions(
+        *(kind, path, capacity, size_factor, storage_dim, physical_block_size, cache_mb << 20),
+        disk=disk,
+        segment=segment,
     )
+    options.storage(0, 1)  # raises if the sizes are none
+    return options
 
 
 def make_device_mem_store_options(
@@ -229,11 +255,65 @@ def make_cached_host_mem_store_options(
     )
 
 
+def make_cached_ssd_store_options(
+    cache_budget_mb: int,
+    persistent_path: PersistentPath,
+    capacity: int | None = None,
+    size_factor: int = 1,
+    storage_dim: int = -1,
+    physical_block_size: int = 4096,
+    host_cache_budget_mb: int = 0,
+    *,
+    disk: int | str | None = None,
+    segment: int | str = 64 << 20,
+) -> StoreOptions:
+    """Rows on SSD, of which a cache in memory has those in use; see :class:`torch_dynemb.SSDStore`.
+
+    A rank's files are in ``<path>/<rank>-<ranks>``, or in its own path of a list. What they hold is
+    of the running program: snapshots are beside them. Give the embedding its optimizer before its
+    first lookup, because rows lie on the disk with the state.
+
+    Args:
+        cache_budget_mb: MiB of a GPU's memory for rows that are in use. There is no such cache yet:
+            on the CPU it adds to that of the host.
+        persistent_path: a folder on a fast SSD, or a list with one for each rank.
+        capacity: ids that a table may have over all ranks; None: as many as there is room for.
+        size_factor, storage_dim, physical_block_size: as in
+            :func:`make_device_mem_store_options`.
+        host_cache_budget_mb: MiB of host memory for rows that are in use, of each rank. This and
+            ``cache_budget_mb`` must not both be 0.
+        disk: bytes that the files of a rank may take, a number or a text such as ``"200GB"``;
+            default: what the file system has free.
+        segment: bytes of one of these files, a multiple of 4096.
+
+    Returns:
+        What an embedding takes as ``store_options``.
+
+    Raises:
+        TypeError, ValueError: a wrong value, or no cache.
+    """
+    owner = "make_cached_ssd_store_options"
+    device_mb = integer(f"{owner}: cache_budget_mb", cache_budget_mb, least=0)
+    host_mb = integer(f"{owner}: host_cache_budget_mb", host_cache_budget_mb, least=0)
+    if device_mb + host_mb == 0:
+        raise ValueError(
+            f"{owner}: cache_budget_mb and host_cache_budget_mb are 0, expected at least one cache"
+        )
+    return _options(
+        *(owner, "cached_ssd", persistent_path, capacity),
+        *(size_factor, storage_dim, physical_block_size),
+        cache_mb=device_mb + host_mb,
+        disk=disk,
+        segment=segment,
+    )
+
+
 __all__ = [
     "BLOCK_SIZES",
     "PersistentPath",
     "StoreOptions",
     "block_size",
     "make_cached_host_mem_store_options",
+    "make_cached_ssd_store_options",
     "make_device_mem_store_options",
 ]

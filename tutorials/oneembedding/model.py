@@ -21,8 +21,8 @@ def store_options(
     """Say where the rows lie.
 
     Args:
-        store: ``"device_mem"`` or ``"cached_host_mem"``.
-        path: Where snapshots go.
+        store: ``"device_mem"``, ``"cached_host_mem"`` or ``"cached_ssd"``.
+        path: Where snapshots go, and rows that lie on SSD.
         capacity: Ids that a table may have over all ranks.
         cache_mb: MiB of memory for rows that are in use, where there is a slower one behind it.
         size_factor: What a row takes with its optimizer state, in multiples of its columns.
@@ -31,7 +31,12 @@ def store_options(
         return oneembedding.make_device_mem_store_options(
             persistent_path=str(path), capacity=capacity, size_factor=size_factor
         )
-    return oneembedding.make_cached_host_mem_store_options(
+    make = (
+        oneembedding.make_cached_ssd_store_options
+        if store == "cached_ssd"
+        else oneembedding.make_cached_host_mem_store_options
+    )
+    return make(
         cache_budget_mb=cache_mb,
         persistent_path=str(path),
         capacity=capacity,

@@ -1,0 +1,97 @@
+"""Rows on SSD: the same bits as in memory, and where the files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from embedding_ranks import trained_on_ssd
+from ranks import Ranks
+from small_embeddings import content, embedding, store
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb import oneembedding
+
+pytestmark = pytest.mark.cpu_only("rows on SSD are built for the CPU")
+
+DIM = 32
+
+
+def on_ssd(path: Any, **options: Any) -> Any:
+    """An embedding whose cache of 1 MiB has room for some 2,000 rows."""
+    small = {"size_factor": 3, "segment": 1 << 16, "disk": "8MB"}
+    store = oneembedding.make_cached_ssd_store_options(
+        0, path, None, **small, host_cache_budget_mb=1
+    )
+    return embedding(2, DIM, store_options=store, **options)
+
+
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randint(0, 4000, (500, 2), generator=generator) for _ in range(12)]
+
+
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_rows_on_ssd_have_the_bits_of_rows_in_memory(tmp_path: Path, prefetches: bool) -> None:
+    modules = (
+        on_ssd(tmp_path),
+        embedding(2, DIM, store_options=store(capacity=10**6, size_factor=3)),
+    )
+    optimizers = [
+        oneembedding.Optimizer(torch.optim.Adam(module.parameters(), lr=0.1), [module])
+        for module in modules
+    ]
+    given = batches()
+    for ids, following in zip(given, [*given[1:], None], strict=True):
+        outputs = []
+        for module, optimizer in zip(modules, optimizers, strict=True):
+            rows = module(ids)
+            if prefetches and following is not None:
+                module.prefetch(following)
+            rows.sin().sum().backward()
+            optimizer.step()
+            outputs.append(rows.detach())
+        assert torch.equal(*outputs)
+    assert (tmp_path / "0-1" / "LOCK").is_file()
+    stats = modules[0].group.storage_stats()
+    assert stats.evicted > 1000 < stats.reads
+    assert (stats.prefetched > 0) == prefetches
+
+
+def test_files_of_a_rank_are_where_its_path_says(tmp_path: Path) -> None:
+    first = on_ssd([str(tmp_path / "mine")])
+    first.set_optimizer(td.Adam(lr=0.1))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine" / "LOCK").is_file()
+    with pytest.raises(RuntimeError, match="is in use by process"):
+        on_ssd([str(tmp_path / "mine")]).set_optimizer(td.Adam(lr=0.1))
+
+
+def test_the_optimizer_comes_before_the_first_row(tmp_path: Path) -> None:
+    module = on_ssd(tmp_path)
+    ids = torch.tensor([[1, 2]])
+    for call in (lambda: module(ids), lambda: module.load_snapshot("a"), lambda: module.prefetch(ids)):
+        with pytest.raises(RuntimeError, match="and there is none yet: wrap the optimizer"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+    module.set_optimizer(td.SGD(lr=1.0))
+    module(ids).sum().backward()
+    module.optimizer.step()
+    before = content(module)
+    with pytest.raises(RuntimeError, match="set_optimizer: it has storage"):
+        module.set_optimizer(td.Adam(lr=0.1))
+    assert before.keys() == {(0, 1), (1, 2)}
+    assert all(torch.equal(row, before[key]) for key, row in content(module).items())
+
+
+def test_two_ranks_with_rows_on_ssd(two_ranks: Ranks, tmp_path: Path) -> None:
+    in_memory = two_ranks.run(trained_on_ssd, None)
+    for prefetches in (False, True):
+        path = tmp_path / str(prefetches)
+        of_ranks = two_ranks.run(trained_on_ssd, str(path), prefetches)
+        for outputs, expected in zip(of_ranks, in_memory, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+        assert sorted(folder.name for folder in path.iterdir()) == ["0-2", "1-2"]
