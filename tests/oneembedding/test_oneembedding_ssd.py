@@ -61,6 +61,36 @@ def test_rows_on_ssd_have_the_bits_of_rows_in_memory(tmp_path: Path, prefetches:
     assert (stats.prefetched > 0) == prefetches
 
 
+def test_snapshots_of_rows_on_ssd_load_anywhere(tmp_path: Path) -> None:
+    adam = td.Adam(lr=0.1)
+    module = on_ssd(tmp_path / "ssd")
+    module.set_optimizer(adam)
+    for ids in batches()[:6]:
+        module(ids).sin().sum().backward()
+        module.optimizer.step()
+    module.save_snapshot("last")
+    in_memory = embedding(
+        2, DIM, store_options=store(tmp_path / "ssd", 10**6, size_factor=3), optimizer=adam
+    )
+    in_memory.load_snapshot("last")
+    module(batches()[7]).sum().backward()
+    module.optimizer.step()
+    module.load_snapshot("last")
+    on_other = on_ssd([str(tmp_path / "ssd" / "other")])
+    on_other.set_optimizer(adam)
+    (tmp_path / "ssd" / "other" / "snapshots").symlink_to(tmp_path / "ssd" / "snapshots")
+    on_other.load_snapshot("last")
+    for ids in batches()[6:9]:
+        outputs = []
+        for of in (module, in_memory, on_other):
+            rows = of(ids)
+            rows.sin().sum().backward()
+            of.optimizer.step()
+            outputs.append(rows.detach())
+        assert torch.equal(outputs[0], outputs[1])
+        assert torch.equal(outputs[0], outputs[2])
+
+
 def test_files_of_a_rank_are_where_its_path_says(tmp_path: Path) -> None:
     first = on_ssd([str(tmp_path / "mine")])
     first.set_optimizer(td.Adam(lr=0.1))
@@ -73,9 +103,13 @@ def test_files_of_a_rank_are_where_its_path_says(tmp_path: Path) -> None:
 def test_the_optimizer_comes_before_the_first_row(tmp_path: Path) -> None:
     module = on_ssd(tmp_path)
     ids = torch.tensor([[1, 2]])
-    for call in (lambda: module(ids), lambda: module.load_snapshot("a"), lambda: module.prefetch(ids)):
+    for call, given in (
+        (module, ids),
+        (module.prefetch, ids),
+        (module.load_snapshot, "a"),
+    ):
         with pytest.raises(RuntimeError, match="and there is none yet: wrap the optimizer"):
-            call()
+            call(given)
     assert list(tmp_path.iterdir()) == []
     module.set_optimizer(td.SGD(lr=1.0))
     module(ids).sum().backward()

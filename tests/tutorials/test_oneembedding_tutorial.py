@@ -25,6 +25,8 @@ def test_it_trains_saves_and_loads(tmp_path: Path, capsys: pytest.CaptureFixture
     assert result["loaded_auc"] == result["auc"]
     assert result["ids_read"] == result["ids"] > 2500
     assert [path.name for path in (tmp_path / "out/snapshots").iterdir()] == ["trained"]
+    on_ssd = run(capsys, tmp_path, "--lr", "0.02", "--store", "cached_ssd", "--cache-mb", "1")
+    assert (on_ssd["auc"], on_ssd["loaded_auc"]) == (result["auc"], result["auc"])
     other = ["--optimizer", "ftrl", "--store", "cached_host_mem", "--capacity", "50"]
     bounded = run(capsys, tmp_path, *other)
     assert bounded["loaded_auc"] == bounded["auc"] != result["auc"]

@@ -6,7 +6,7 @@ look at:
 * ``model.py``: 26 tables in one ``MultiTableEmbedding``, looked up with ids of shape
   (batch, tables); ``store_options``; and ``Optimizer``, which has the rows follow an optimizer of
   torch.
-* ``run`` below: the loop, ``save_snapshot``, another model that loads it, and
+* ``first_run``, ``second_run`` below: the loop, ``save_snapshot``, another model that loads it, and
   ``make_persistent_table_reader``, which reads the snapshot without a model.
 
 It generates clicks in the Criteo format, or takes such files, trains one pass in some seconds and
@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from tutorials.oneembedding.model import (
 )
 
 HELD_OUT = 0.1  # of the samples, the last ones
+STORES = ("device_mem", "cached_host_mem", "cached_ssd")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -59,7 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--embedding-dim", type=int, default=16)
     parser.add_argument("--optimizer", choices=SIZE_FACTORS, default="adam")
     parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--store", choices=("device_mem", "cached_host_mem"), default="device_mem")
+    parser.add_argument("--store", choices=STORES, default="device_mem")
     parser.add_argument("--capacity", type=int, default=1_000_000, help="ids of a table")
     parser.add_argument("--cache-mb", type=int, default=64, help="of rows in use")
     parser.add_argument("--seed", type=int, default=0)
@@ -130,39 +131,58 @@ def read_snapshot(opts: argparse.Namespace, name: str) -> int:
         return sum(len(keys) for keys, _ in reader)
 
 
-def run(opts: argparse.Namespace) -> dict[str, Any]:
-    """Train, save, load into another model, and read what was saved."""
-    if opts.data:
-        paths = check_paths(opts.data)
-        samples, best = count_lines(paths), None
-    else:
-        generated = generate(PlantedConfig(seed=opts.seed, samples=opts.samples), opts.cache)
-        paths, samples = [generated.path], opts.samples
-    lines = round(samples * (1 - HELD_OUT))
-    if not opts.data:
-        best = generated.best_auc(lines)
+class Trained(NamedTuple):
+    """What came of training; the rows are in the snapshot."""
+
+    dense: dict[str, Any]  # the state dict of the network
+    auc: float
+    loss: float
+    ids: int
+    seconds: float
+
+
+def first_run(paths: list[Path], opts: argparse.Namespace, lines: int) -> Trained:
+    """Train, and save the rows as the snapshot ``trained``."""
     model, embedding, optimizer = build(opts)
     begin = time.monotonic()
     loss = train(model, optimizer, paths, opts, lines)
     seconds = time.monotonic() - begin
-    result = auc(model, paths, opts, lines)
-
     embedding.save_snapshot("trained")
-    other, loaded, _ = build(opts)
-    other.bottom.load_state_dict(model.bottom.state_dict())
-    other.top.load_state_dict(model.top.state_dict())
-    loaded.load_snapshot("trained")
+    network = torch.nn.ModuleList([model.bottom, model.top])
+    ids = sum(embedding.sizes().values())
+    return Trained(network.state_dict(), auc(model, paths, opts, lines), loss, ids, seconds)
+
+
+def second_run(trained: Trained, paths: list[Path], opts: argparse.Namespace, lines: int) -> float:
+    """Make the model anew, load the snapshot, and return the AUC."""
+    model, embedding, _ = build(opts)
+    torch.nn.ModuleList([model.bottom, model.top]).load_state_dict(trained.dense)
+    embedding.load_snapshot("trained")
+    return auc(model, paths, opts, lines)
+
+
+def run(opts: argparse.Namespace) -> dict[str, Any]:
+    """Train and save; load into another model; read what was saved without any."""
+    best = None
+    if opts.data:
+        paths = check_paths(opts.data)
+        lines = round(count_lines(paths) * (1 - HELD_OUT))
+    else:
+        generated = generate(PlantedConfig(seed=opts.seed, samples=opts.samples), opts.cache)
+        paths, lines = [generated.path], round(opts.samples * (1 - HELD_OUT))
+        best = generated.best_auc(lines)
+    trained = first_run(paths, opts, lines)
     return {
-        "auc": result,
-        "loaded_auc": auc(other, paths, opts, lines),
+        "auc": trained.auc,
+        "loaded_auc": second_run(trained, paths, opts, lines),
         "best_auc": best,
-        "loss": loss,
-        "ids": sum(embedding.sizes().values()),
+        "loss": trained.loss,
+        "ids": trained.ids,
         "ids_read": read_snapshot(opts, "trained"),
         "store": opts.store,
         "optimizer": opts.optimizer,
         "samples": lines,
-        "seconds": round(seconds, 1),
+        "seconds": round(trained.seconds, 1),
     }
 
 
