@@ -91,6 +91,17 @@ def test_snapshots_of_rows_on_ssd_load_anywhere(tmp_path: Path) -> None:
         assert torch.equal(outputs[0], outputs[2])
 
 
+def test_a_snapshot_of_a_store_with_room_for_millions_is_loaded_exactly(tmp_path: Path) -> None:
+    make = oneembedding.make_cached_ssd_store_options
+    options = make(1, tmp_path, size_factor=3, disk="4GB", segment=1 << 16)
+    module = embedding(1, store_options=options, optimizer=td.Adam(lr=0.1))
+    rows = module(torch.arange(9)).detach()
+    module.save_snapshot("last")
+    report = module.load_snapshot("last")
+    assert report.tables["table_0"].exact
+    assert torch.equal(module(torch.arange(9)), rows)
+
+
 def test_files_of_a_rank_are_where_its_path_says(tmp_path: Path) -> None:
     first = on_ssd([str(tmp_path / "mine")])
     first.set_optimizer(td.Adam(lr=0.1))
