@@ -106,6 +106,18 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         "TypeError: table 'users': data_type is INT8, expected FP32, FP16 or BF16: rows "
         "of other types cannot be trained",
     ),
+    "storage": (
+        TABLE,
+        {
+            "options": {
+                "users": TableOptions(storage=td.SSDStore("rows"), delayed_gradients="apply")
+            }
+        },
+        "ValueError: EmbeddingBagCollection: table 'users' has storage "
+        f"{td.SSDStore('rows')} and an optimizer with delayed_gradients='apply', but rows stay in "
+        "memory until the end of the step that looks them up only, and gradients that come later "
+        "would be lost: leave delayed_gradients 'raise', or storage out",
+    ),
     "column_shard": (
         replace(TABLE, dim=12, sharding="column_wise", columns_per_rank=(6, 6)),
         {},

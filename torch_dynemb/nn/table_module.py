@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.storage.device import check_device, device_of
+from torch_dynemb.storage.tiers import Tiers
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.config import ROW_DTYPES
@@ -33,6 +35,15 @@ FORGOTTEN_STEPS = 16
 FORGOTTEN_SPLIT_STEPS = 256
 
 _table_numbers = itertools.count()
+
+
+def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
+    """Raises RuntimeError when a gradient comes whose rows need not be in memory any more."""
+    if tiers.epoch != epoch:
+        raise RuntimeError(
+            f"{owner}: backward of a lookup {tiers.epoch - epoch} steps ago, since when its rows "
+            "may have left memory: call backward before optimizer.step(), or leave storage out"
+        )
 
 
 def default_name() -> str:
@@ -314,7 +325,7 @@ class TableModule(nn.Module):
         )
         if learning or weights_learn:
             code = group.config.optimizer_code if learning else NO_OPTIMIZER
-            return self._differentiable(
+            output = self._differentiable(
                 ids,
                 handles,
                 offsets,
@@ -324,6 +335,11 @@ class TableModule(nn.Module):
                 pooling,
                 code,
             )
+            tiers = group.tables.tiers
+            if tiers is not None and output.requires_grad and not torch.compiler.is_compiling():
+                name = type(self).__name__
+                output.register_hook(functools.partial(_check_same_step, name, tiers, tiers.epoch))
+            return output
         if pooling == Pooling.NONE:
             return ops.embedding_inference(
                 group.rows,

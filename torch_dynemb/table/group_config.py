@@ -61,6 +61,10 @@ class GroupConfig:
         slabs = sorted({table.slab for table in self.tables}, key=lambda slab: slab.order)
         object.__setattr__(self, "slabs", tuple(slabs))
         object.__setattr__(self, "storage", _common_storage(self.tables))
+        for table in self.tables:
+            check_stored_gradients(
+                f"TableGroup: table {table.name!r}", table.storage, self.optimizer
+            )
         row_bytes = [self.memory_row_bytes(table.slab) for table in self.tables]
         object.__setattr__(self, "layout", layout_of(self.tables, row_bytes, self.memory_budget))
         hooked = (isinstance(table.policy.admission, AdmitBy) for table in self.tables)
@@ -134,6 +138,28 @@ class GroupConfig:
         }
 
 
+def check_stored_gradients(
+    owner: str, storage: Storage | None, optimizer: OptimizerConfig | None
+) -> None:
+    """Checks that rows with storage are in memory when their gradients come.
+
+    Args:
+        owner: what an error begins with.
+        storage: of a table, or None.
+        optimizer: of its rows, or None.
+
+    Raises:
+        ValueError: gradients may come steps after the lookup, which keeps rows in memory.
+    """
+    if storage is None or optimizer is None or optimizer.delayed_gradients != "apply":
+        return
+    raise ValueError(
+        f"{owner} has storage {storage} and an optimizer with delayed_gradients='apply', but rows "
+        "stay in memory until the end of the step that looks them up only, and gradients that come "
+        "later would be lost: leave delayed_gradients 'raise', or storage out"
+    )
+
+
 def _common_storage(tables: tuple[TableConfig, ...]) -> Storage | None:
     """The storage of the tables that have one.
 
@@ -194,4 +220,4 @@ def checked_config(
     return GroupConfig(tables, optimizer, max_rows, budget, common, split)
 
 
-__all__ = ["GroupConfig", "checked_config"]
+__all__ = ["TIERED_ROW_BYTES", "GroupConfig", "check_stored_gradients", "checked_config"]

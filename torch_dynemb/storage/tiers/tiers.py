@@ -194,6 +194,11 @@ class Tiers(ABC):
 
     # -- steps ---------------------------------------------------------------------------------
 
+    @property
+    def epoch(self) -> int:
+        """Number of the present step: rows of its lookups stay in memory until it ends."""
+        return self._clock[TierHead.EPOCH]
+
     def end_step(self, used_rows: Sequence[int]) -> None:
         """After a training step: rows of its lookups may lose their slots from now on.
 

@@ -43,7 +43,8 @@ class TableOptions:
             no optimizer state; a training lookup gives what a read gives.
         delayed_gradients: as in :class:`torch_dynemb.optim.OptimizerConfig`; None: what the
             sharder's ``optimizer`` says. ``"apply"`` is for pipelines that look a batch up before
-            the backward of the one before, such as TorchRec's ``TrainPipelineSemiSync``.
+            the backward of the one before, such as TorchRec's ``TrainPipelineSemiSync``; not with
+            ``storage``.
         split: backward only gathers gradients, and ``step()`` of the model's ``fused_optimizer``
             applies their sum once: several micro-batches are one batch. ``zero_grad()`` forgets
             them. See :class:`torch_dynemb.SplitOptimizer`.

@@ -14,6 +14,7 @@ from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.storage.tiers.sharing import part_of_storage
+from torch_dynemb.table.group_config import check_stored_gradients
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import (
@@ -251,6 +252,7 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
     else:
         optimizer = optimizer_of(of_table, given)
     optimizer = plan.options[name].optimizer_of(optimizer)
+    check_stored_gradients(of_table, plan.options[name].storage, optimizer)
     plan.optimizers[name] = optimizer
     return {
         "optimizer_config": optimizer,
