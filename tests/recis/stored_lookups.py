@@ -14,6 +14,7 @@ import torch_dynemb as td
 from torch_dynemb.recis import (
     EmbeddingEngine,
     EmbeddingOption,
+    FilterHook,
     RaggedTensor,
     SparseAdam,
     filter_out_sparse_param,
@@ -23,6 +24,7 @@ from torch_dynemb.storage.tiers import Storage
 IDS = 240  # several times what a cache holds
 STEPS = 12
 SLOTS = 64  # the fewest that a cache may have
+_SEEN_LATELY = FilterHook("GlobalStepFilter", {"filter_step": 7, "filter_interval": 2})
 
 
 class Trained(NamedTuple):
@@ -61,7 +63,7 @@ def features(storage: Storage | None) -> dict[str, EmbeddingOption]:
         "clicked": option(combiner="mean", **stored),
         "history": option(**tile, **stored),
         "user": option("user", **stored),
-        "wide": option("wide", embedding_dim=8, **stored),
+        "wide": option("wide", embedding_dim=8, filter_hook=_SEEN_LATELY, **stored),
     }
 
 
@@ -69,8 +71,8 @@ def batch(seed: int) -> dict[str, Any]:
     """Ragged ids with weights, and dense ones."""
     generator = torch.Generator().manual_seed(seed)
 
-    def ragged(*, weighted: bool) -> RaggedTensor:
-        lengths = torch.randint(0, 6, (5,), generator=generator)
+    def ragged(*, weighted: bool, most: int = 6) -> RaggedTensor:
+        lengths = torch.randint(0, most, (5,), generator=generator)
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         ids = torch.randint(0, IDS, (int(lengths.sum()),), generator=generator)
         weights = torch.rand(ids.shape[0], generator=generator) if weighted else None
@@ -80,7 +82,7 @@ def batch(seed: int) -> dict[str, Any]:
         "clicked": ragged(weighted=True),
         "history": ragged(weighted=True),
         "user": torch.randint(0, IDS, (5, 2), generator=generator),
-        "wide": ragged(weighted=False),
+        "wide": ragged(weighted=False, most=9),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lookups import option
+from lookups import embedding, option
 from ranks import Ranks
 from record_dict import RecordDict
 from stored_lookups import Trained, features, trained
@@ -113,6 +113,21 @@ def test_a_store_belongs_to_what_tables_agree_on(tmp_path: Path) -> None:
                 for name, store in (("a", one), ("b", other))
             }
         )
+
+
+def test_rows_of_eight_bits_lie_in_a_store() -> None:
+    table = embedding("content", dtype=torch.int8).hashtable
+    store = RecordDict()
+    storage = td.ExternalStore(store, cache="64 rows")
+    tiered = embedding("content", dtype=torch.int8, storage=storage).hashtable
+    ids = torch.arange(200)
+    rows = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
+    for stored in (table, tiered):
+        for part in ids.split(20):
+            stored.insert(part, rows[part])
+    for part in ids.split(20):
+        assert torch.equal(tiered(part), table(part))
+    assert len(store.records["content"]) >= 200 - 64
 
 
 def test_options_say_where_rows_may_lie() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from pipeline_steps import optimizer_of
 from record_dict import RecordDict
+from sharded_models import generator
 from torch import Tensor, nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -36,7 +37,7 @@ from torch_dynemb.torchrec import (
 )
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL
 
-FEATURES = ["ad", "user", "page"]
+FEATURES = ["ad", "user", "page", "topic"]
 IDS = 240  # of a feature: several times what a cache holds
 STEPS = 16
 SAMPLES = 6
@@ -45,14 +46,14 @@ SLOTS = 64  # the fewest that a cache may have
 
 
 class Model(nn.Module):
-    """Row-wise and table-wise tables, pooled and per id, a static one and a dense part."""
+    """Tables by rows and whole, pooled and per id; by columns and static, pooled; a dense part."""
 
     def __init__(self) -> None:
         super().__init__()
         shared: dict[str, Any] = {"embedding_dim": 8, "num_embeddings": IDS}
         bags = [
             EmbeddingBagConfig(name=name, feature_names=[feature], **shared)
-            for name, feature in {**TABLES, "static": "page"}.items()
+            for name, feature in {**TABLES, "split": "topic", "static": "page"}.items()
         ]
         rows = [
             EmbeddingConfig(name=name, feature_names=[feature], **shared)
@@ -61,7 +62,7 @@ class Model(nn.Module):
         meta = torch.device("meta")
         self.pooled = EmbeddingBagCollection(tables=bags, device=meta)
         self.sequence = EmbeddingCollection(tables=rows, device=meta)
-        self.dense = nn.Linear(24, 1)
+        self.dense = nn.Linear(32, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         score = self.dense(self.pooled(features).values()).squeeze(1)
@@ -113,6 +114,7 @@ def model_of(storage: Storage | None, *, dedup: bool = False) -> DistributedMode
         for name, policy in {
             "rows": td.Policy(score="frequency", capacity=160),
             "whole": td.Policy(),
+            "split": td.Policy(),
         }.items()
     }
     shared: dict[str, Any] = {"options": of_all, "optimizer": td.Adam(lr=0.1)}
@@ -122,10 +124,19 @@ def model_of(storage: Storage | None, *, dedup: bool = False) -> DistributedMode
     ]
     dynamic = {"compute_kernel": DYNAMIC_KERNEL}
     shardings = {"rows": row_wise(**dynamic), "whole": table_wise(rank=1, **dynamic)}
+    # ids that are sent once go to rows, not to columns
+    split = "table_wise" if dedup else "column_wise"
     world: dict[str, Any] = {"local_size": 2, "world_size": 2, "device_type": "cpu"}
     plans = {
         "pooled": construct_module_sharding_plan(
-            model.pooled, {**shardings, "static": table_wise(rank=0)}, sharders[0], **world
+            model.pooled,
+            {
+                **shardings,
+                "split": generator(split, DYNAMIC_KERNEL, 0),
+                "static": table_wise(rank=0),
+            },
+            sharders[0],
+            **world,
         ),
         "sequence": construct_module_sharding_plan(model.sequence, shardings, sharders[1], **world),
     }
@@ -140,18 +151,20 @@ def model_of(storage: Storage | None, *, dedup: bool = False) -> DistributedMode
 
 def batches(rank: int) -> Iterator[KeyedJaggedTensor]:
     """Those of training: every step has other ids, and some of a step before."""
-    generator = torch.Generator().manual_seed(rank)
+    drawn = torch.Generator().manual_seed(rank)
     for _ in range(STEPS):
-        lengths = torch.randint(0, 6, (3, SAMPLES), generator=generator)
-        ids = torch.randint(0, IDS, (int(lengths.sum()),), generator=generator)
+        lengths = torch.randint(0, 6, (len(FEATURES), SAMPLES), generator=drawn)
+        ids = torch.randint(0, IDS, (int(lengths.sum()),), generator=drawn)
         yield KeyedJaggedTensor(keys=FEATURES, values=ids, lengths=lengths.flatten())
 
 
 def whole_vocabulary() -> Iterator[KeyedJaggedTensor]:
     """Every id of every feature."""
     for ids in torch.arange(IDS).split(16):
-        lengths = torch.full((3 * ids.numel(),), 1)
-        yield KeyedJaggedTensor(keys=FEATURES, values=ids.repeat(3), lengths=lengths)
+        values = ids.repeat(len(FEATURES))
+        yield KeyedJaggedTensor(
+            keys=FEATURES, values=values, lengths=torch.ones_like(values, dtype=torch.int32)
+        )
 
 
 def trained(rank: int, kind: str, path: str, prefetching: bool, dedup: bool) -> Trained:
