@@ -10,7 +10,7 @@ import torch
 from checkpoint_content import ColumnShards, saved_content
 from checkpoint_content import same as same_values
 from damage import copied, flip
-from record_dict import RecordDict, stored
+from record_dict import LEAST, RecordDict, stored
 from torch import Tensor
 from whole_group import check_owners
 from whole_model import WholeModel, content, same, save_trained
@@ -23,12 +23,23 @@ pytestmark = pytest.mark.cpu_only("stores are read by the CPU")
 
 
 class Stored(WholeModel):
-    """The model, with rows in stores beneath caches of the least size."""
+    """The model, with rows in stores beneath caches of the least size.
 
-    def __init__(self, *, other: bool = False, only: str | None = None) -> None:
+    Args:
+        other: see :class:`WholeModel`.
+        only: the one table whose rows are in a store; None: those of all are.
+        folder: of stores on a disk; None: they are dicts.
+    """
+
+    def __init__(
+        self, *, other: bool = False, only: str | None = None, folder: Path | None = None
+    ) -> None:
         tables, bag = RecordDict(), RecordDict()
-        storage = {**dict.fromkeys(("scored", "counted", "sketched"), stored(tables))}
-        storage["bag"] = stored(bag)
+        where: list[td.ExternalStore | td.SSDStore] = [stored(tables), stored(bag)]
+        if folder is not None:
+            on_disk = td.SSDStore(folder, cache=LEAST, segment=1 << 16)
+            where = [on_disk.within("tables"), on_disk.within("bag")]
+        storage = dict.fromkeys(("scored", "counted", "sketched"), where[0]) | {"bag": where[1]}
         names = storage if only is None else [only]
         super().__init__(other=other, storage={name: storage[name] for name in names})
         self.stores = [tables, bag]
@@ -63,11 +74,14 @@ def live(model: WholeModel) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("only", [None, "sketched", "counted"])
 def test_a_stored_model_is_loaded_and_saved_bit_for_bit(
-    trained: Path, tmp_path: Path, only: str | None
+    trained: Path, tmp_path: Path, only: str | None, on_disk: bool
 ) -> None:
-    model, again, plain, twin = Stored(only=only), Stored(only=only), WholeModel(), WholeModel()
+    model = Stored(only=only, folder=tmp_path / "one" if on_disk else None)
+    again = Stored(only=only, folder=tmp_path / "two" if on_disk else None)
+    plain, twin = WholeModel(), WholeModel()
     report = checkpoint.load(trained, model)
     # where one of two tables of a dim is stored, the rows of the other are numbered anew
     exact = {name: only != "counted" or name == "bag" for name in report.tables}
@@ -87,12 +101,14 @@ def test_a_stored_model_is_loaded_and_saved_bit_for_bit(
         assert same_values(live(twin), live(plain))
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("other", [False, True])
 def test_a_load_gives_what_tables_in_memory_get(
-    trained: Path, before: Path, other: bool, filled: bool
+    trained: Path, before: Path, tmp_path: Path, other: bool, filled: bool, on_disk: bool
 ) -> None:
-    model, plain = Stored(other=other), WholeModel(other=other)
+    model = Stored(other=other, folder=tmp_path if on_disk else None)
+    plain = WholeModel(other=other)
     for path in (before, trained) if filled else (trained,):
         reports = [checkpoint.load(path, of).tables for of in (model, plain)]
     assert reports[0] == reports[1]

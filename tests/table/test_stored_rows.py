@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tempfile
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_dict import RecordDict, stored
+from record_dict import LEAST, RecordDict, stored
 from seeding import seeded
 from torch import Tensor
 from whole_group import check_owners
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Slab
+from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table import extension
 from torch_dynemb.table.content import read_content, score_names, write_content
 from torch_dynemb.table.row_access import readable
@@ -38,10 +40,10 @@ def make_module(
     dtype: torch.dtype = torch.float32,
     policy: td.Policy = PLAIN,
     stored_tables: str = "",
-    store: RecordDict | None = None,
+    where: Storage | None = None,
 ) -> td.DynamicEmbeddingBagCollection:
     """Two tables of a dim, and one of another."""
-    storage = dict.fromkeys(stored_tables, stored(store))
+    storage = dict.fromkeys(stored_tables, where)
     tables = [
         td.TableConfig(
             name,
@@ -57,22 +59,13 @@ def make_module(
     return td.DynamicEmbeddingBagCollection(tables, optimizer=optimizer, max_rows=300)
 
 
-def pair(
-    optimizer: Any,
-    dtype: torch.dtype = torch.float32,
-    policy: td.Policy = PLAIN,
-    stored_tables: str = "abc",
-) -> tuple[td.DynamicEmbeddingBagCollection, td.DynamicEmbeddingBagCollection, RecordDict]:
-    """The same tables in memory, and in a store."""
-    store = RecordDict()
-    plain = make_module(optimizer, dtype, policy)
-    return plain, make_module(optimizer, dtype, policy, stored_tables, store), store
-
-
 def pair_of_groups(
     optimizer: Any, stored_tables: str = "abc"
 ) -> tuple[td.TableGroup, td.TableGroup, RecordDict]:
-    plain, other, store = pair(optimizer, stored_tables=stored_tables)
+    """The same tables in memory, and in a store."""
+    store = RecordDict()
+    plain = make_module(optimizer)
+    other = make_module(optimizer, stored_tables=stored_tables, where=stored(store))
     for module in (plain, other):
         module.group.owner = None  # nobody else uses it
     return plain.group, other.group, store
@@ -165,6 +158,7 @@ def do(
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     capacity=st.sampled_from([None, 35]),
     stored_tables=st.sampled_from(["abc", "a", "bc"]),
+    on_disk=st.booleans(),
 )
 def test_any_sequence_gives_the_rows_of_tables_in_memory(
     steps: list[tuple[str, int, list[int], int, bool]],
@@ -172,24 +166,30 @@ def test_any_sequence_gives_the_rows_of_tables_in_memory(
     dtype: torch.dtype,
     capacity: int | None,
     stored_tables: str,
+    on_disk: bool,
 ) -> None:
     policy = PLAIN if capacity is None else td.Policy(score="step", capacity=capacity)
-    plain, other, _ = pair(optimizer, dtype, policy, stored_tables)
-    for module in (plain, other):
-        module.group.record_evicted(1000, rows=True)
-    for what, table, ids, seed, ends in steps:
-        given_ids = torch.tensor(ids)
-        assert do(plain, what, table, given_ids, seed) == do(other, what, table, given_ids, seed)
-        for module in (plain, other) if ends else ():
-            module.optimizer.step()
-    check_equal(plain.group, other.group)
-    mine, theirs = plain.group.take_evicted(), other.group.take_evicted()
-    assert mine.keys() == theirs.keys()
-    for name, evicted in mine.items():
-        assert torch.equal(evicted.ids, theirs[name].ids)
-        assert evicted.rows is not None
-        assert theirs[name].rows is not None
-        assert torch.equal(evicted.rows, theirs[name].rows)
+    with tempfile.TemporaryDirectory() as folder:
+        where = td.SSDStore(folder, cache=LEAST, segment=1 << 16) if on_disk else stored()
+        plain = make_module(optimizer, dtype, policy)
+        other = make_module(optimizer, dtype, policy, stored_tables, where)
+        for module in (plain, other):
+            module.group.record_evicted(1000, rows=True)
+        for what, table, ids, seed, ends in steps:
+            given_ids = torch.tensor(ids)
+            assert do(plain, what, table, given_ids, seed) == do(
+                other, what, table, given_ids, seed
+            )
+            for module in (plain, other) if ends else ():
+                module.optimizer.step()
+        check_equal(plain.group, other.group)
+        mine, theirs = plain.group.take_evicted(), other.group.take_evicted()
+        assert mine.keys() == theirs.keys()
+        for name, evicted in mine.items():
+            assert torch.equal(evicted.ids, theirs[name].ids)
+            assert evicted.rows is not None
+            assert theirs[name].rows is not None
+            assert torch.equal(evicted.rows, theirs[name].rows)
 
 
 def test_ids_without_rows_read_as_in_memory() -> None:
