@@ -17,7 +17,7 @@ from torch import Tensor
 from whole_group import check_owners
 
 import torch_dynemb as td
-from torch_dynemb.ops.columns import Slab
+from torch_dynemb.ops.columns import GENERATION_BITS, Slab
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table import extension
 from torch_dynemb.table.content import read_content, score_names, write_content
@@ -231,6 +231,30 @@ def test_a_disk_without_room_takes_new_ids_back_and_leaves_the_others() -> None:
     store.room = 100
     group.insert_or_assign(0, torch.arange(5, 15), rows_of(0, 10, 2))
     assert torch.equal(group.read(0, torch.arange(5, 15)), rows_of(0, 10, 2))
+
+
+def test_an_earlier_row_of_an_id_does_not_replace_the_present_one() -> None:
+    """It is still in the cache when the id is given another row, and leaves the cache later."""
+    store = RecordDict()
+    module = make_module(td.SGD(lr=0.1), stored_tables="abc", where=stored(store))
+
+    def train(ids: range) -> None:
+        look_up(module, 0, torch.tensor(ids), 1, train=True)
+        module.optimizer.step()
+
+    group, one = module.group, torch.tensor([1])
+    for ids in (range(50, 110), range(50)):
+        train(ids)
+    before = group.find(one, torch.tensor([0, 1]), [0]).handles
+    group.erase(0, torch.tensor([1, 2]))
+    assert not {1, 2} & store.records["a"].keys()
+    group.insert_or_assign(0, one, torch.ones(1, DIM))
+    after = group.find(one, torch.tensor([0, 1]), [0]).handles
+    assert after >> GENERATION_BITS != before >> GENERATION_BITS
+    for _ in range(8):
+        for ids in (range(50, 80), range(80, 110)):
+            train(ids)
+    assert torch.equal(group.read(0, one), torch.ones(1, DIM))
 
 
 def test_compaction_leaves_rows_where_they_are_and_empty_slabs_begin_anew() -> None:

@@ -67,7 +67,7 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
         index = _index_tensors(config, memory, rows, constants)
         row_tensors = _row_tensors(config, memory, rows, constants)
         memory.bind(index, row_tensors)
-        tiers = _tiers(config, memory, rows, row_tensors)
+        tiers = _tiers(config, memory, rows, index, row_tensors)
     except BaseException:
         del _reserved[host]  # the error may keep the state for longer
         raise
@@ -296,7 +296,11 @@ def _row_tensors(
 
 
 def _tiers(
-    config: GroupConfig, memory: TableMemory, rows: list[int], row_tensors: RowTensors
+    config: GroupConfig,
+    memory: TableMemory,
+    rows: list[int],
+    index: IndexTensors,
+    row_tensors: RowTensors,
 ) -> Tiers | None:
     if config.storage is None:
         return None
@@ -320,6 +324,7 @@ def _tiers(
     return open_tiers(
         config.storage,
         tensors,
+        index,
         row_tensors,
         cached=[s for s, slab in slabs if slab.tiered],
         slot_bytes=[config.row_bytes(slab) + 8 * SLOT_COLUMNS for _, slab in slabs],

@@ -38,8 +38,12 @@ def contains(tables: Tables, table: int, ids: Tensor) -> Tensor:
 def erase(tables: Tables, table: int, ids: Tensor) -> int:
     """See :meth:`torch_dynemb.TableGroup.erase`."""
     tables.check_own()
-    erased = ops.erase_(tables.index, *one_table(tables, table, ids, "erase"))
-    return int(erased[table])
+    flat, offsets, features = one_table(tables, table, ids, "erase")
+    erased = int(ops.erase_(tables.index, flat, offsets, features)[table])
+    stored = tables.stored(tables.config.slab_of(table)) if erased > 0 else None
+    if stored is not None:
+        stored.erase(int(table), flat)
+    return erased
 
 
 def remove(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Move
-from torch_dynemb.ops.tensors import RowTensors, TierTensors
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.protocol import RecordStore
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
@@ -25,6 +25,7 @@ class ExternalTiers(Tiers):
     Args:
         store: reads and writes records.
         names: of the tables.
+        index: of the tables: whose rows there are.
         cache, tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
     """
 
@@ -32,6 +33,7 @@ class ExternalTiers(Tiers):
         self,
         store: RecordStore,
         names: Sequence[str],
+        index: IndexTensors,
         cache: CacheSize,
         tensors: TierTensors,
         rows: RowTensors,
@@ -41,6 +43,8 @@ class ExternalTiers(Tiers):
         super().__init__(cache, tensors, rows, cached, slot_bytes)
         self.store = store
         self._names = names
+        self._index = index
+        self._one_bag = index.tables.new_empty(0)
         self._failure: str | None = None
 
     def stage(
@@ -100,6 +104,10 @@ class ExternalTiers(Tiers):
     def _save(self, slab: int, table: int, moves: Tensor) -> None:
         records = ops.gather_records(self._rows, slab, moves[:, Move.SLOT].contiguous())
         live = records.view(torch.int32)[:, _GENERATION] == moves[:, Move.GENERATION]
+        # The store has one record of an id: an earlier row of it must not replace the present one.
+        ids = moves[:, Move.ID].contiguous()
+        present = ops.find(self._index, ids, self._one_bag, [table]).handles
+        live &= present == moves[:, Move.HANDLE]
         self._write(table, moves[live, Move.ID], moves[live, Move.HANDLE], records[live])
 
     def _write(self, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_dynemb.ops.tensors import RowTensors, TierTensors
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import ExternalStore, Storage
 from torch_dynemb.storage.tiers.external import ExternalTiers
 from torch_dynemb.storage.tiers.ssd import SSDTiers
@@ -14,6 +14,7 @@ from torch_dynemb.storage.tiers.tiers import Tiers
 def open_tiers(
     storage: Storage,
     tensors: TierTensors,
+    index: IndexTensors,
     rows: RowTensors,
     *,
     cached: Sequence[int],
@@ -25,6 +26,7 @@ def open_tiers(
 
     Args:
         storage: where rows lie.
+        index: of the group.
         tensors, rows, cached, slot_bytes: see :class:`Tiers`.
         slab_names, table_names: of the group.
 
@@ -33,7 +35,9 @@ def open_tiers(
     """
     if isinstance(storage, ExternalStore):
         cache = storage.cache_size
-        return ExternalTiers(storage.store, table_names, cache, tensors, rows, cached, slot_bytes)
+        return ExternalTiers(
+            storage.store, table_names, index, cache, tensors, rows, cached, slot_bytes
+        )
     return SSDTiers(storage, slab_names, tensors, rows, cached, slot_bytes)
 
 
