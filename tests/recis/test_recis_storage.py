@@ -137,3 +137,16 @@ def test_options_say_where_rows_may_lie() -> None:
         EmbeddingOption(storage=td.SSDStore("rows"), device="cuda:0")
     with pytest.raises(ValueError, match=r"HashTable: storage is SSDStore\(.*device is 'cuda"):
         HashTable([4], storage=td.SSDStore("rows"), device="cuda:0")
+
+
+def test_slots_by_row_number_are_refused_and_those_by_id_are_read() -> None:
+    table = HashTable([4], storage=td.ExternalStore(RecordDict(), cache="64 rows"))
+    SparseAdam({"table": table})
+    rows = torch.randn(100, 4)
+    table.insert(torch.arange(100), rows)
+    assert torch.equal(table.embeddings(), rows)
+    slots = table.slot_group()
+    assert torch.equal(slots["embedding"], rows)
+    for slot in slots.slots():
+        with pytest.raises(RuntimeError, match=r"^Slot\.value: the rows of \['hashtable'\] lie in"):
+            slot.value()

@@ -123,3 +123,24 @@ def test_a_device_without_storage_is_refused_by_name() -> None:
     check_storage_device("EmbeddingBagCollection", {"a": options["a"]}, torch.device("cuda", 1))
     with pytest.raises(ValueError, match=r"table 'b' has storage SSDStore\(.*device is cuda:1: "):
         check_storage_device("EmbeddingBagCollection", options, torch.device("cuda", 1))
+
+
+def test_state_dicts_are_refused_and_checkpoints_go_both_ways(
+    one_rank: None, tmp_path: Path
+) -> None:
+    models = []
+    for storage in (td.ExternalStore(RecordDict(), cache="64 rows"), None):
+        options = {"a": TableOptions(storage=storage)}
+        models.append(sharded([Table("a", 8, ("f",))], options=options, optimizer=td.Adam(lr=0.1)))
+    tiered, plain = (next(iter(kernels(model))).tables.group for model in models)
+    ids = torch.arange(150)
+    tiered.insert_or_assign(0, ids, torch.randn(150, 8))
+    with pytest.raises(RuntimeError, match=r"^state_dict: the rows of \['a'.*checkpoint\.save"):
+        models[0].state_dict()
+    td.checkpoint.save(tmp_path / "tiered", models[0])
+    td.checkpoint.load(tmp_path / "tiered", models[1])
+    assert torch.equal(plain.read(0, ids), tiered.read(0, ids))
+    plain.fill(0, 2.0)
+    td.checkpoint.save(tmp_path / "plain", models[1])
+    td.checkpoint.load(tmp_path / "plain", models[0])
+    assert torch.equal(tiered.read(0, ids), torch.full((150, 8), 2.0))

@@ -49,7 +49,8 @@ class TableStats:
         counted: ids without a row whose occurrences are counted exactly.
         index_bytes: of the table's index, with scores.
         counter_bytes: of what admission counts.
-        row_bytes: of the rows of its ids, with generations and optimizer state.
+        row_bytes: of the rows of its ids, with generations and optimizer state, in memory or in a
+            store.
     """
 
     size: int

@@ -131,6 +131,9 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
         )
     small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)
     counts, slab_counts, clock, row_clock, seeds, hyper = (t.detach().cpu().clone() for t in small)
+    for s in range(len(config.slabs)):
+        if tables.stored(s) is not None:  # memory is there for fewer rows than was seen to be
+            slab_counts[s, Slab.COMMITTED_ROWS].clamp_(max=slab_counts[s, Slab.NEXT_ROW])
     proposed = tables.host.proposed_now
     now = max(int(clock[Clock.NOW]), 0 if proposed is None else int(proposed))
     return GroupSource(
