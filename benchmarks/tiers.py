@@ -1,47 +1,60 @@
-"""Tables larger than memory: reads of blocks from an SSD.
+"""Tables larger than memory: rows in files on an SSD, with a cache of them in memory.
 
-``--part`` picks what is measured. Reads are set against fio, which has to be installed.
+``--part`` picks what is measured. Blocks are read against fio, rows against RocksDB, which have to
+be installed.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from common.command import parser, positive
 from common.report import Report, Row
+from peers.build import has_rocksdb
+from tiered import logs, training
 from tiered.reads import read_rows
 
 BENCH = "tiers"
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a part is given.
-
-    Attributes:
-        megabytes: of the files that are read.
-        reads: of a round.
-        rounds: that are timed.
-        only: texts of the comparisons that are asked for.
-        folder: for files, on the disk that is measured.
-    """
-
-    megabytes: int
-    reads: int
-    rounds: int
-    only: list[str]
-    folder: Path
+def _reads(options: Namespace, folder: Path) -> Iterator[Row | str]:
+    megabytes = options.megabytes or (16 if options.quick else 1024)
+    reads = options.reads or (1000 if options.quick else 100_000)
+    return read_rows(BENCH, folder, megabytes, reads, options.rounds, options.only)
 
 
-def _reads(of: Measured) -> Iterator[Row | str]:
-    return read_rows(BENCH, of.folder, of.megabytes, of.reads, of.rounds, of.only)
+def _training(options: Namespace, folder: Path) -> Iterator[Row | str]:
+    sizes = training.Sizes(
+        ids=options.ids or (100_000 if options.quick else 2_000_000),
+        bags=options.batch or (256 if options.quick else 4096),
+        rounds=options.rounds,
+        calls=2 if options.quick else 8,
+        settling=2 if options.quick else 40,
+    )
+    return training.training_rows(BENCH, folder, sizes, options.only)
 
 
-PARTS: dict[str, Callable[[Measured], Iterator[Row | str]]] = {"reads": _reads}
+def _logs(options: Namespace, folder: Path) -> Iterator[Row | str]:
+    rows = options.rows or (20_000 if options.quick else 2_000_000)
+    sizes = logs.Sizes(
+        rows=rows,
+        reads=options.reads or (2000 if options.quick else 100_000),
+        writes=max(1, rows // 4),
+        rounds=options.rounds,
+    )
+    return logs.log_rows(BENCH, folder, sizes, options.only)
+
+
+PARTS: dict[str, Callable[[Namespace, Path], Iterator[Row | str]]] = {
+    "reads": _reads,
+    "training": _training,
+    "logs": _logs,
+}
 
 
 def main() -> None:
@@ -53,18 +66,22 @@ def main() -> None:
         help="what to measure; may be repeated (default: all)",
     )
     arguments.add_argument("--dir", type=Path, help="for files (default: that of the system)")
-    arguments.add_argument("--megabytes", type=positive, help="size of the file (default 1024)")
+    arguments.add_argument("--megabytes", type=positive, help="reads: of the file (default 1024)")
     arguments.add_argument("--reads", type=positive, help="of a round (default 100,000)")
+    arguments.add_argument("--rows", type=positive, help="logs: that are written (default 2 M)")
+    arguments.add_argument("--ids", type=positive, help="training: of the table (default 2 M)")
+    arguments.add_argument("--batch", type=positive, help="training: bags of 20 ids (default 4096)")
+    arguments.add_argument("--threads", type=positive, default=1, help="of torch (default 1)")
     options = arguments.parse_args()
     if shutil.which("fio") is None:
         arguments.error("fio is not on PATH; Debian and Ubuntu: apt-get install fio")
-    megabytes = options.megabytes or (16 if options.quick else 1024)
-    reads = options.reads or (1000 if options.quick else 100_000)
-    report = Report(as_json=options.json, cases=4)
+    if "logs" in (options.part or PARTS) and not has_rocksdb():
+        arguments.error("RocksDB is missing; Debian and Ubuntu: apt-get install librocksdb-dev")
+    torch.set_num_threads(options.threads)
+    report = Report(as_json=options.json, cases=16)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-        measured = Measured(megabytes, reads, options.rounds, options.only, Path(folder))
         for part in options.part or PARTS:
-            report.take(PARTS[part](measured))
+            report.take(PARTS[part](options, Path(folder)))
     report.close()
 
 

@@ -52,12 +52,19 @@ class UniformNumbers:
 
 
 class ZipfNumbers:
-    """Numbers below ``limit`` with P(rank k) proportional to k**-1.05, ranks shuffled."""
+    """Numbers below ``limit`` with P(rank k) proportional to k**-exponent, ranks shuffled."""
 
-    def __init__(self, limit: int, *, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        limit: int,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        exponent: float = EXPONENT,
+    ) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
         ranks = torch.arange(1, limit + 1, dtype=torch.float64, device=device)
-        weights = ranks.pow_(-EXPONENT)
+        weights = ranks.pow_(-exponent)
         self._cumulative = weights.cumsum(0).div_(weights.sum())
         self._number_of_rank = torch.randperm(limit, generator=self._generator, device=device)
 

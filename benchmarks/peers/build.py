@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,7 @@ from torch.utils import cpp_extension
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCES = sorted(HERE.glob("*.cpp"))
+ROCKSDB_SOURCES = [HERE / "rocksdb" / "rows.cpp"]
 ABSL = "absl_flat_hash_map"  # pkg-config's name for absl::flat_hash_map
 
 
@@ -63,11 +65,17 @@ def compile_command(target: Path) -> list[str]:
         MissingPackageError: a system package is missing.
     """
     absl_cflags, absl_libs = _absl_flags()
+    return _command(SOURCES, target, absl_cflags, absl_libs)
+
+
+def _command(
+    sources: Sequence[Path], target: Path, cflags: Sequence[str], libs: Sequence[str]
+) -> list[str]:
     includes = [f for path in cpp_extension.include_paths() for f in ("-isystem", path)]
     flags = [*_setup_module().CXX_FLAGS, "-march=native", "-fPIC", "-shared", "-pthread"]
     compiler = os.environ.get("CXX", "c++")
-    sources = [str(source) for source in SOURCES]
-    return [compiler, *flags, *includes, *absl_cflags, *sources, "-o", str(target), *absl_libs]
+    files = [str(source) for source in sources]
+    return [compiler, *flags, *includes, *cflags, *files, "-o", str(target), *libs]
 
 
 def build() -> Path:
@@ -80,23 +88,55 @@ def build() -> Path:
         MissingPackageError: a system package is missing.
         RuntimeError: the compiler failed.
     """
+    return _build("peers", SOURCES, compile_command)
+
+
+def build_rocksdb() -> Path:
+    """Compiles the peer that keeps rows in RocksDB unless that was done before.
+
+    Returns:
+        Path of the shared library.
+
+    Raises:
+        MissingPackageError: RocksDB is not installed.
+        RuntimeError: the compiler failed.
+    """
+    if not has_rocksdb():
+        raise MissingPackageError(
+            "librocksdb.so or its headers, a peer of tables in files, are not installed. Install "
+            "them: apt-get install librocksdb-dev"
+        )
+    return _build(
+        "rocksdb",
+        ROCKSDB_SOURCES,
+        lambda target: _command(ROCKSDB_SOURCES, target, [], ["-lrocksdb"]),
+    )
+
+
+def has_rocksdb() -> bool:
+    """Whether RocksDB is installed with its headers."""
+    header = "#include <rocksdb/db.h>\n"
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, "-x", "c++", "-std=c++17", "-fsyntax-only", "-"]
+    tried = subprocess.run(command, input=header, check=False, capture_output=True, text=True)
+    return tried.returncode == 0
+
+
+def _build(name: str, sources: Sequence[Path], command_of: Callable[[Path], list[str]]) -> Path:
     directory = ROOT / "build" / "peers"
-    command = compile_command(directory / "peers.so")
-    key = hashlib.sha256(repr(command).encode())
-    for source in SOURCES:
+    key = hashlib.sha256(repr(command_of(directory / f"{name}.so")).encode())
+    for source in sources:
         key.update(source.read_bytes())
     key.update(Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"cpu MHz")[0])
-    library = directory / f"peers-{key.hexdigest()[:16]}.so"
+    library = directory / f"{name}-{key.hexdigest()[:16]}.so"
     if library.is_file():
         return library
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = library.with_suffix(f".{os.getpid()}")
-    result = subprocess.run(
-        compile_command(unfinished), check=False, capture_output=True, text=True
-    )
+    result = subprocess.run(command_of(unfinished), check=False, capture_output=True, text=True)
     if result.returncode != 0:
         raise RuntimeError(f"the C++ peers do not compile:\n{result.stderr}")
-    for old in directory.glob("peers-*.so"):
+    for old in directory.glob(f"{name}-*.so"):
         old.unlink()
     unfinished.replace(library)
     return library

@@ -1,0 +1,229 @@
+"""Training steps of a table whose rows lie in files, against the table in memory."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from common.command import is_selected
+from common.id_streams import ZipfNumbers, spread
+from common.report import Row, compare, quantity
+from common.timing import Timing, elapsed_ms, interleave_rounds
+from tiered.reads import random_reads_per_second
+from torch import Tensor
+from training.variants import train_all
+
+import torch_dynemb as td
+from torch_dynemb.storage.tiers import StorageStats
+
+PEER = "in memory"
+DIM = 64
+BAG = 20
+SLACK = 1.25  # of the bound
+MISS_US = 5.0  # of the processor, for a row that is not in memory
+LEAST_MISSES = 100  # in a step, to say what one takes
+# Zipf's exponent and the part of the rows in memory: the largest ratio to the step in memory; None:
+# SLACK times what the misses cost at least
+CASES: dict[tuple[float, str], float | None] = {
+    (1.05, "100%"): 1.08,
+    (1.05, "25%"): None,
+    (1.2, "25%"): None,
+    (1.5, "25%"): 1.15,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the table, its batches and the measurement: steps before it, and those of a round."""
+
+    ids: int
+    bags: int
+    rounds: int
+    calls: int
+    settling: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round of steps did, for each step."""
+
+    ms: float
+    cpu_us: float
+    misses: float  # rows that a step had to wait for
+    fetched: float  # rows that came before the step that wanted them
+    bytes_read: float
+    bytes_written: float
+
+
+class Trained:
+    """A table that has seen all ids, and steps of it.
+
+    Args:
+        sizes: of the table.
+        storage: where its rows lie; None: in memory.
+        prefetches: whether a step fetches the rows of the next one.
+    """
+
+    def __init__(self, sizes: Sizes, storage: td.SSDStore | None, *, prefetches: bool) -> None:
+        self._bag = td.DynamicEmbeddingBag(
+            DIM,
+            mode="sum",
+            name="bench",
+            initializer=td.Uniform(-0.01, 0.01),
+            optimizer=td.Adam(lr=0.01),
+            storage=storage,
+        )
+        self._prefetches = prefetches
+        self._grad = torch.full((sizes.bags, DIM), 1e-3)
+        train_all(self._bag, sizes.ids, sizes.bags * BAG)
+
+    def stats(self) -> StorageStats | None:
+        """What cache and store have done."""
+        return self._bag.group.storage_stats()
+
+    def steps(self, batches: list[Tensor]) -> None:
+        """Trains on batches and one more, which is only fetched; waits until all is written."""
+        for batch, following in itertools.pairwise(batches):
+            output = self._bag(batch)
+            if self._prefetches:
+                self._bag.prefetch(following)
+            output.backward(self._grad)
+            self._bag.optimizer.step()
+        if (tiers := self._bag.group.tables.tiers) is not None:
+            tiers.drain()
+
+    def round(self, batches: list[Tensor]) -> Round:
+        """Times steps."""
+        count = len(batches) - 1
+        before, cpu = self.stats(), _cpu_seconds()
+        ms = elapsed_ms(lambda: self.steps(batches)) / count
+        cpu_us = (_cpu_seconds() - cpu) / count * 1e6
+        after = self.stats()
+        if before is None or after is None:
+            return Round(ms, cpu_us, 0, 0, 0, 0)
+        return Round(
+            ms,
+            cpu_us,
+            (after.misses - before.misses) / count,
+            (after.prefetched - before.prefetched) / count,
+            (after.bytes_read - before.bytes_read) / count,
+            (after.bytes_written - before.bytes_written) / count,
+        )
+
+
+def training_rows(bench: str, folder: Path, sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
+    """Yields the name of each case as it starts, then its rows."""
+    iops: float | None = None
+    for (exponent, cache), target in CASES.items():
+        case = f"training step, Adam D={DIM}, cache {cache}, Zipf {exponent}"
+        ways = (False,) if cache == "100%" else (False, True)
+        wanted = [way for way in ways if is_selected(only, _named(case, way), PEER)]
+        if not wanted:
+            continue
+        yield case
+        if target is None and iops is None:
+            iops = random_reads_per_second(folder)
+        with tempfile.TemporaryDirectory(dir=folder) as files:
+            tables: dict[bool | None, Trained] = {None: Trained(sizes, None, prefetches=False)}
+            for way in wanted:
+                storage = td.SSDStore(Path(files) / _named("rows", way), cache=cache)
+                tables[way] = Trained(sizes, storage, prefetches=way)
+            timed = _Timed(sizes, exponent, tables)
+            del tables
+        for way in wanted:
+            most = target or SLACK * timed.bound_ms(way, iops) / timed.timings[None].median_ms
+            yield from timed.rows(bench, _named(case, way), way, most)
+
+
+def _named(case: str, prefetches: bool) -> str:
+    return f"{case}, prefetch" if prefetches else case
+
+
+class _Timed:
+    """Rounds of steps of all candidates on the same batches, which none has seen before.
+
+    Args:
+        sizes: of the measurement.
+        exponent: of Zipf's law, by which ids are drawn.
+        tables: by way: True with prefetch, False without, None in memory.
+    """
+
+    def __init__(
+        self, sizes: Sizes, exponent: float, tables: Mapping[bool | None, Trained]
+    ) -> None:
+        self._sizes = sizes
+        numbers = ZipfNumbers(sizes.ids, seed=1, exponent=exponent)
+        ids = sizes.bags * BAG
+
+        def draw(count: int) -> list[Tensor]:
+            return [spread(numbers.draw(ids)).view(sizes.bags, BAG) for _ in range(count)]
+
+        settled = draw(sizes.settling + 1)
+        for table in tables.values():
+            table.steps(settled)
+        self._rounds: dict[bool | None, list[Round]] = {way: [] for way in tables}
+        batches = draw((1 + sizes.rounds) * sizes.calls + 1)
+
+        def timed(way: bool | None) -> Callable[[int], float]:
+            def run(number: int) -> float:
+                begin = number * sizes.calls
+                done = tables[way].round(batches[begin : begin + sizes.calls + 1])
+                self._rounds[way].append(done)
+                return done.ms
+
+            return run
+
+        names = {str(way): way for way in tables}
+        timings = interleave_rounds(
+            {name: timed(way) for name, way in names.items()}, rounds=sizes.rounds, warmup=1
+        )
+        self.timings: dict[bool | None, Timing] = {w: timings[name] for name, w in names.items()}
+
+    def _median(self, way: bool | None, what: Callable[[Round], float]) -> float:
+        return statistics.median(what(done) for done in self._rounds[way][1:])
+
+    def _fetched(self, way: bool) -> float:
+        """Rows of a step that came from files."""
+        return self._median(way, lambda done: done.misses + done.fetched)
+
+    def bound_ms(self, way: bool, iops: float | None) -> float:
+        """What a step takes at least: its own work and that of its misses, or the reads."""
+        in_memory = self.timings[None].median_ms
+        misses = self._fetched(way)
+        reads_ms = misses / iops * 1e3 if iops else 0.0
+        return max(in_memory + MISS_US * misses / 1e3, reads_ms)
+
+    def rows(self, bench: str, case: str, way: bool, most: float) -> Iterator[Row]:
+        """The step against the step in memory, and the processor's time for a miss."""
+        fetched = self._fetched(way)
+        yield compare(
+            bench,
+            case,
+            self.timings[way],
+            PEER,
+            self.timings[None],
+            target=most,
+            misses_a_step=self._median(way, lambda done: done.misses),
+            fetched_ahead_a_step=self._median(way, lambda done: done.fetched),
+            bytes_read_a_step=self._median(way, lambda done: done.bytes_read),
+            bytes_written_a_step=self._median(way, lambda done: done.bytes_written),
+            ids=self._sizes.ids,
+            bags=self._sizes.bags,
+            bag=BAG,
+            threads=torch.get_num_threads(),
+        )
+        if fetched >= LEAST_MISSES:
+            ours, theirs = (self._median(w, lambda done: done.cpu_us) for w in (way, None))
+            each = (ours - theirs) / fetched
+            yield quantity(bench, f"{case}: processor's time for a miss", each, "us")
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
