@@ -30,7 +30,8 @@ class SSDStore:
         path: a directory of this table group's own; made where there is none.
         cache: rows in memory: bytes (an int, or a text such as ``"4GB"``), ``"100000 rows"``, or a
             fraction of the rows that the tables have (0.25, or ``"25%"``). A step that needs more
-            at once gets more, with a warning.
+            at once gets more, with a warning, but for one that needs half of the rows of a table
+            whose cache is a fraction.
         disk: bytes that the files may take, a number or a text such as ``"200GB"``; default: what
             the file system has free. Collection wants a third more than the rows take.
         segment: bytes of a file, a multiple of 4096; at least two stay free.

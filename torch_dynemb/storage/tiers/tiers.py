@@ -216,7 +216,9 @@ class Tiers(ABC):
         for slab in self.cached:
             limit, most = clock[self._at(slab, Tier.LIMIT)], self._at(slab, Tier.MOST_USED)
             used = clock[self._at(slab, Tier.USED)]
-            if clock[most] > limit + limit // _SLACK:
+            # a part of few rows is less than what a batch has at the beginning of a training
+            growing = self._cache.unit == "fraction" and 2 * clock[most] > used_rows[slab]
+            if clock[most] > limit + limit // _SLACK and not growing:
                 self._warn(slab, clock[most], limit)
             clock[most] = used - clock[self._at(slab, Tier.FREE_COUNT)]
             if used > limit + limit // _SLACK:
