@@ -5,7 +5,9 @@ Arguments: a folder with the stores, and the three files.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,16 @@ def full_disk(path: Path, full: Path) -> dict[str, str]:
         return {"told": told, "again": again, "later": said(lambda: ops.store_check(store.clock))}
 
 
+def direct_files(path: Path) -> list[str]:
+    """Names of open files below a path that are read and written past the page cache."""
+    names = {number: os.path.realpath(f"/proc/self/fd/{number}") for number in range(200)}
+    return [
+        name
+        for number, name in names.items()
+        if name.startswith(f"{path}/rows/") and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_DIRECT
+    ]
+
+
 def buffered(path: Path) -> dict[str, str]:
     with opened(path) as store:
         for seed in range(20):
@@ -53,11 +65,12 @@ def buffered(path: Path) -> dict[str, str]:
         snapshot = ops.store_sync(store.clock)
         store.check_content()
         written = store.copy_of_content()
+        direct = direct_files(path)
     with opened(path) as store:
         ops.store_load(store.clock, snapshot)
         store.written = written
         store.check_content()
-    return {}
+    return {"direct": ", ".join(direct)}
 
 
 def failing_writes(path: Path, fails: Path) -> dict[str, str]:

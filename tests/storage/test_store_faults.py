@@ -33,7 +33,7 @@ def test_faults_of_the_disk(tmp_path: Path) -> None:
     full, fails = tmp_path / "full now", tmp_path / "fails now"
     faults = [
         Fault("fallocate", stores / "full", errno.ENOSPC, switch=full),
-        Fault("open", stores / "buffered" / "rows", errno.EINVAL, times=1),
+        Fault("open", stores / "buffered/rows/slab0/0", errno.EINVAL, times=1),
         Fault("pwrite", stores / "failing" / "rows", errno.EIO, switch=fails),
     ]
     said = run(tmp_path, faults, full, fails)
@@ -45,6 +45,8 @@ def test_faults_of_the_disk(tmp_path: Path) -> None:
     assert re.search(told, said["full"]["told"])
     assert re.search(told, said["full"]["again"])
     assert said["full"]["later"] == ""
+
+    assert said["buffered"]["direct"] == ""
 
     written = rf"writing \d+ bytes at offset \d+ of {stores}/failing/rows/slab0/\w+ failed: Input/"
     assert re.search(written, said["failing"]["told"])
