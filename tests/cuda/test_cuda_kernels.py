@@ -111,6 +111,13 @@ def test_a_checksum_of_what_is_on_a_gpu_is_refused() -> None:
         torch.ops.dynemb.crc32c(torch.zeros(3, device="cuda:0"), 0)
 
 
+@pytest.mark.cuda
+def test_a_store_of_tables_on_a_gpu_is_refused() -> None:
+    message = r"store_stats: tier_clock is on cuda:0, but store_stats stores rows of host memory"
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.dynemb.store_stats(torch.zeros((2, 16), dtype=torch.int64, device="cuda:0"))
+
+
 @EVERY_TENSOR
 @pytest.mark.parametrize(
     "check",
