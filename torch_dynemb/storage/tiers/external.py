@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -12,11 +13,22 @@ from torch_dynemb.ops.columns import Move
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.protocol import RecordStore
+from torch_dynemb.storage.tiers.sharing import StoreOfModule
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 # Words of the header of a record: 4-byte ones, then 8-byte ones.
 _GENERATION, _TABLE = 0, 1
 _HANDLE, _ID = 1, 2
+
+
+# by store and name of a table, which group of this process has its rows there
+_in_use: WeakValueDictionary[tuple[int, str], ExternalTiers] = WeakValueDictionary()
+
+
+def _stored_names(store: RecordStore, names: Sequence[str]) -> list[tuple[int, str]]:
+    if isinstance(store, StoreOfModule):
+        return _stored_names(store.store, [store.name(name) for name in names])
+    return [(id(store), name) for name in names]
 
 
 class ExternalTiers(Tiers):
@@ -27,6 +39,9 @@ class ExternalTiers(Tiers):
         names: of the tables.
         index: of the tables: whose rows there are.
         cache, tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
+
+    Raises:
+        RuntimeError: another table of that name has its rows in the store.
     """
 
     def __init__(
@@ -45,6 +60,13 @@ class ExternalTiers(Tiers):
         self._names = names
         self._index = index
         self._one_bag = index.tables.new_empty(0)
+        stored = _stored_names(store, names)
+        for _, name in (of_table for of_table in stored if of_table in _in_use):
+            raise RuntimeError(
+                f"ExternalStore: another table {name!r} of this process has its rows in this "
+                "store: give one of them another name, or a store of its own"
+            )
+        _in_use.update(dict.fromkeys(stored, self))
         self._failure: str | None = None
 
     def stage(

@@ -29,20 +29,25 @@ class StoreOfModule:
     store: RecordStore
     module: str
 
-    def _name(self, table: str) -> str:
+    def name(self, table: str) -> str:
+        """What the store calls a table.
+
+        Args:
+            table: its name in the module.
+        """
         return f"{self.module}.{table}"
 
     def read(self, table: str, ids: Tensor, out: Tensor) -> Tensor:
         """See :meth:`RecordStore.read`."""
-        return self.store.read(self._name(table), ids, out)
+        return self.store.read(self.name(table), ids, out)
 
     def write(self, table: str, ids: Tensor, records: Tensor) -> object:
         """See :meth:`RecordStore.write`."""
-        return self.store.write(self._name(table), ids, records)
+        return self.store.write(self.name(table), ids, records)
 
     def erase(self, table: str, ids: Tensor) -> object:
         """See :meth:`RecordStore.erase`."""
-        return self.store.erase(self._name(table), ids)
+        return self.store.erase(self.name(table), ids)
 
     def flush(self) -> object:
         """See :meth:`RecordStore.flush`."""
