@@ -103,8 +103,8 @@ class ExternalStore:
     """Rows in a store of your own, of which a cache in memory has those in use.
 
     Args:
-        store: reads and writes records; see :class:`torch_dynemb.storage.tiers.RecordStore`. Several
-            modules may be given one if their tables have different names.
+        store: reads and writes records; see :class:`torch_dynemb.storage.tiers.RecordStore`.
+            Several modules may be given one if their tables have different names.
         cache: rows in memory, as of :class:`SSDStore`.
 
     Raises:
