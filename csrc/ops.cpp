@@ -47,6 +47,11 @@ DYNEMB_DEFINE_OPS(m) {
               .c_str());
   }
   m.def(
+      "staged_lookup_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, "
+      "Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, Tensor ids, "
+      "Tensor handles, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
+      "int[] feature_dims, int pooling) -> Tensor");
+  m.def(
       "take_dirty_(Tensor[] places, Tensor(a!)[] slots, Tensor(b!) tier_clock, int slab, int "
       "begin, int most) "
       "-> Tensor");

@@ -28,6 +28,7 @@ HOST_ONLY = {
     "store_io_paths",
     "read_blocks",
     "stage_",
+    "staged_lookup_",
     "prefetch_",
     "plan_moves_",
     "take_dirty_",

@@ -6,50 +6,17 @@ allocation, copy or loop of table size shows up in the generated code as a numbe
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
 import pytest
 import torch
+from generated_code import ROWS, generated_code, table_sized_lines
 from torch import Tensor
-from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
 
 pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
 
-ROWS = 1_000_003
 DIM = 8
-# Declares what an input looks like; moves no data.
-DECLARATION = re.compile(r"assert_size_stride\(|rand_strided\(|^\s*#")
-WHOLE_COPY = re.compile(r"aten\.(copy_?|clone|new_empty|empty|add|index_put)\b")
-
-
-def table_sized_lines(code: str) -> list[str]:
-    """Lines that name a number of at least ROWS, or call an ATen op that copies a whole tensor."""
-    found = []
-    for line in code.splitlines():
-        if DECLARATION.search(line):
-            continue
-        numbers = [int(number) for number in re.findall(r"\b(\d+)L?\b", line)]
-        if WHOLE_COPY.search(line) or any(ROWS <= number < 2**53 for number in numbers):
-            found.append(line.strip())
-    return found
-
-
-def generated_code(step: Callable[[Tensor], Tensor], *, dynamic: bool | None = None) -> str:
-    """Forward and backward of a compiled step, generated code of both."""
-    torch._dynamo.reset()
-    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
-
-    def run() -> None:
-        compiled(torch.arange(60).reshape(20, 3)).sum().backward()
-
-    with torch._inductor.config.patch(force_disable_caches=True):
-        _, codes = run_and_get_code(run)
-    assert len(codes) >= 2, "expected the code of a forward and of a backward"
-    return "\n".join(codes)
 
 
 def make_bag(optimizer: td.optim.OptimizerConfig) -> td.DynamicEmbeddingBag:

@@ -13,6 +13,7 @@ from torch_dynemb.ops.columns import (
     GENERATION_BITS,
     SLOT_COLUMNS,
     TIER_COLUMNS,
+    Pooling,
     Slot,
     Tier,
     TierHead,
@@ -108,6 +109,13 @@ def scattered_records(optimizer: str = "adam") -> OpArguments:
     return weights, generations, state, slab, torch.tensor([5, 40]), records
 
 
+def staged_lookup() -> OpArguments:
+    group, tiers = used_cache()
+    *_, meta, ids, handles, offsets, tables = arguments_of_ids(group, tiers)
+    rows = (group.rows.weights, group.rows.generations, meta, group.rows.init_data)
+    return (*tiers, *rows, ids, handles, offsets, None, tables, [4, 3, 4], int(Pooling.SUM))
+
+
 EMPTY = torch.empty(0, dtype=torch.int64)
 CASES: dict[str, dict[str, Case]] = {
     "plan_moves_": {
@@ -146,6 +154,7 @@ CASES: dict[str, dict[str, Case]] = {
 # what plan_moves_ plans.
 REGISTERED: dict[str, Case] = {
     "stage_": lambda: planned(trains=True)[:-1],
+    "staged_lookup_": lambda: staged_lookup(),
     "prefetch_": lambda: (*planned(trains=False, ahead=1)[:-2], 1),
     "store_submit": lambda: (empty_cache(make_group()).clock, torch.zeros(0, 7, dtype=torch.int64)),
 }

@@ -8,7 +8,7 @@ from execution import simd
 from op_cases import CASES, REGISTERED, Case, op_names, tiers
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_dynemb import ops
 
@@ -44,6 +44,17 @@ def test_opcheck(name: str, case: Case) -> None:
     with simd(ops.simd_level()):  # set_simd_level is among the ops
         result = torch.library.opcheck(op, case(), test_utils=utilities)
     assert result == dict.fromkeys(utilities, "SUCCESS")
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_tensors_of_no_open_store_are_refused(name: str) -> None:
+    """Such as the copies with which other ops are checked."""
+    arguments = REGISTERED[name]()
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    before = [tensor.clone() for tensor in tensors]
+    with pytest.raises(RuntimeError, match=rf"{name}: .*no store"):
+        getattr(torch.ops.dynemb, name)(*arguments)
+    assert all(map(torch.equal, tensors, before))
 
 
 CPU_TENSORS = {"places", "slots", "tier_clock", "weights", "generations", "state"}

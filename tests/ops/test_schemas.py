@@ -301,6 +301,7 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
         self.assertExpectedInline(
             listing(
                 "stage_",
+                "staged_lookup_",
                 "prefetch_",
                 "plan_moves_",
                 "take_dirty_",
@@ -314,6 +315,10 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
 dynemb::stage_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
     meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, bool trains)
     -> Tensor
+dynemb::staged_lookup_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock,
+    Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, Tensor ids,
+    Tensor handles, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables,
+    int[] feature_dims, int pooling) -> Tensor
 dynemb::prefetch_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
     meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, int ahead) ->
     ()

@@ -140,7 +140,8 @@ _MOVES_ROWS = (
     "moves rows in host memory: tables with storage are on the CPU, and so are their tensors"
 )
 _CACHE_OPS = (
-    *("stage_", "prefetch_", "plan_moves_", "take_dirty_", "shrink_cache_", "forget_rows_"),
+    *("stage_", "staged_lookup_", "prefetch_", "plan_moves_"),
+    *("take_dirty_", "shrink_cache_", "forget_rows_"),
 )
 _RECORD_OPS = ("gather_records", "scatter_records_")
 _IN_HOST_MEMORY = {

@@ -319,11 +319,9 @@ class TableModule(nn.Module):
             and per_sample_weights.requires_grad
             and torch.is_grad_enabled()
         )
-        # rows that a gradient of weights needs stay in memory, too, until the step ends
-        handles = table_lookup.stage(
-            group.tables, ids, offsets, feature_tables, handles, trains=learning or weights_learn
-        )
         if learning or weights_learn:
+            # rows that a gradient of weights needs stay in memory, too, until the step ends
+            handles = table_lookup.stage(group.tables, ids, offsets, feature_tables, handles)
             code = group.config.optimizer_code if learning else NO_OPTIMIZER
             output = self._differentiable(
                 ids,
@@ -340,23 +338,14 @@ class TableModule(nn.Module):
                 name = type(self).__name__
                 output.register_hook(functools.partial(_check_same_step, name, tiers, tiers.epoch))
             return output
-        if pooling == Pooling.NONE:
-            return ops.embedding_inference(
-                group.rows,
-                ids,
-                handles,
-                offsets,
-                feature_tables=feature_tables,
-                dim=feature_dims[0],
-            )
-        return ops.embedding_bag_inference(
-            group.rows,
+        return table_lookup.read(
+            group.tables,
             ids,
-            handles,
             offsets,
             per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
+            feature_tables,
+            feature_dims,
+            handles,
             pooling=pooling,
         )
 

@@ -107,6 +107,7 @@ from torch_dynemb.ops.tiers import (  # noqa: E402
     scatter_records_,
     shrink_cache_,
     stage_,
+    staged_lookup_,
     take_dirty_,
 )
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
@@ -193,6 +194,7 @@ __all__ = [
     "shrink_cache_",
     "simd_level",
     "stage_",
+    "staged_lookup_",
     "store_check",
     "store_close",
     "store_drain",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
-from torch_dynemb.ops.columns import MOVE_COLUMNS
+from torch_dynemb.ops.columns import MOVE_COLUMNS, Pooling
 from torch_dynemb.ops.functional_copies import refuse_copies
 from torch_dynemb.ops.recomputation import always_saved
 from torch_dynemb.ops.tensors import RowTensors, TierTensors
@@ -91,6 +91,55 @@ def stage_(
         trains,
     )
     return staged
+
+
+@raises_out_of_memory
+def staged_lookup_(
+    tiers: TierTensors,
+    rows: RowTensors,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    *,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    """Brings the rows of a lookup that trains nothing into the cache, and reads them.
+
+    They keep their slots for this call only. Therefore it is one: a compiler may put off what reads
+    the rows of :func:`stage_`, until after another call has taken their slots.
+
+    Args:
+        tiers: of the tables; all tensors change.
+        rows: of the tables; what the store brings into slots changes.
+        ids, offsets: see :mod:`torch_dynemb.ops.index`.
+        handles: int64 [N], of rows, which the index has given for these ids.
+        per_sample_weights: float32 [N], or None; only where rows are pooled.
+        feature_tables, feature_dims: table and dim of each feature.
+        pooling: 0 sum, 1 mean, 2 none: then all features have one dim.
+
+    Returns:
+        float32 [B, sum of feature_dims], or [N, dim] without pooling.
+
+    Raises:
+        RuntimeError: as :func:`stage_`, and an argument does not fit the rows.
+    """
+    output: Tensor = torch.ops.dynemb.staged_lookup_(
+        tiers.places,
+        tiers.slots,
+        tiers.clock,
+        *rows.read,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        list(feature_tables),
+        list(feature_dims),
+        pooling,
+    )
+    return output
 
 
 def prefetch_(
@@ -272,6 +321,30 @@ def _stage_fake(
     return torch.empty_like(handles)
 
 
+@register_fake("staged_lookup_")
+def _staged_lookup_fake(
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    meta: Tensor,
+    init_data: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    refuse_copies("staged_lookup_", places, slots)
+    if pooling == Pooling.NONE:
+        return ids.new_empty((ids.shape[0], feature_dims[0]), dtype=torch.float32)
+    batch = (offsets.shape[0] - 1) // len(feature_tables)
+    return ids.new_empty((batch, sum(feature_dims)), dtype=torch.float32)
+
+
 @register_fake("prefetch_")
 def _prefetch_fake(
     places: Sequence[Tensor],
@@ -367,4 +440,5 @@ def _scatter_records_fake(
 
 
 always_saved("stage_")
+always_saved("staged_lookup_")
 always_saved("plan_moves_")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
-from torch_dynemb.ops.columns import NO_HANDLE, Clock
+from torch_dynemb.ops.columns import NO_HANDLE, Clock, Pooling
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
 from torch_dynemb.table.evictions import keep_evicted_rows
 from torch_dynemb.table.tables import Tables
@@ -68,22 +68,71 @@ def stage(
     offsets: Tensor,
     feature_tables: Sequence[int],
     handles: Tensor,
-    *,
-    trains: bool,
 ) -> Tensor:
-    """Handles with which rows are read and changed; those that are not in memory are fetched.
+    """Handles with which rows are trained; those that are not in memory are fetched.
 
     Args:
         handles: int64 [N], which the index has given for the ids.
-        trains: whether the rows will be changed.
     """
     if tables.tiers is None:
         return handles
-    if tables.host.forked:
-        tables.check_own()
-    return tables.tiers.stage(
-        tables.index.meta, ids, handles, offsets, feature_tables, trains=trains
+    _check_has_store(tables)
+    return tables.tiers.stage(tables.index.meta, ids, handles, offsets, feature_tables, trains=True)
+
+
+def read(
+    tables: Tables,
+    ids: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    handles: Tensor,
+    *,
+    pooling: Pooling,
+) -> Tensor:
+    """A lookup that trains nothing.
+
+    Args:
+        handles: int64 [N], which the index has given for the ids.
+
+    Returns:
+        float32 [B, sum of feature_dims], or [N, dim] without pooling.
+    """
+    if tables.tiers is not None:
+        _check_has_store(tables)
+        return tables.tiers.lookup(
+            ids, handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling
+        )
+    if pooling == Pooling.NONE:
+        return ops.embedding_inference(
+            tables.rows,
+            ids,
+            handles,
+            offsets,
+            feature_tables=feature_tables,
+            dim=feature_dims[0],
+        )
+    return ops.embedding_bag_inference(
+        tables.rows,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        feature_tables=feature_tables,
+        feature_dims=feature_dims,
+        pooling=pooling,
     )
+
+
+def _check_has_store(tables: Tables) -> None:
+    """Raises RuntimeError in a fork, in which nothing brings rows from the store."""
+    if tables.host.forked:
+        raise RuntimeError(
+            "this process is a fork of the one that made the tables, whose rows are in a store: "
+            "only that process can look them up. Do so there, or in its threads, and let workers "
+            "of a DataLoader give ids; or give them td.freeze(model), which has all rows in memory"
+        )
 
 
 def prefetch(
@@ -177,4 +226,4 @@ def _admitted_by_hooks(
     return admitted
 
 
-__all__ = ["find", "find_or_insert", "prefetch", "stage", "without_expired"]
+__all__ = ["find", "find_or_insert", "prefetch", "read", "stage", "without_expired"]

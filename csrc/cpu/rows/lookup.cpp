@@ -1,5 +1,7 @@
 // Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in a
 // form for inference that has no autograd formula.
+#include "cpu/rows/lookup.h"
+
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
@@ -220,6 +222,22 @@ std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Te
 }
 
 }  // namespace
+
+Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
+                 const std::vector<Tensor>& generations, const Tensor& meta,
+                 const Tensor& init_data, const Tensor& ids, const Tensor& handles,
+                 const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+                 const std::vector<int64_t>& feature_tables,
+                 const std::vector<int64_t>& feature_dims, int64_t pooling) {
+  if (pooling != kPoolNone) {
+    return pooled_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
+                         per_sample_weights, feature_tables, feature_dims, pooling);
+  }
+  STD_TORCH_CHECK(!feature_dims.empty(), "dynemb::", op, ": feature_dims is empty");
+  return sequence_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
+                         feature_tables, feature_dims[0]);
+}
+
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {

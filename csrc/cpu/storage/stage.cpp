@@ -5,11 +5,13 @@
 #include <torch/csrc/stable/library.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/columns.h"
 #include "cpu/index/one_writer.h"
+#include "cpu/rows/lookup.h"
 #include "cpu/storage/registry.h"
 #include "cpu/storage/stage_call.h"
 
@@ -49,22 +51,41 @@ int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
   return plan.wait_for;
 }
 
-Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock, Tensor meta,
-              Tensor ids, Tensor handles, Tensor offsets, std::vector<int64_t> feature_tables,
-              bool trains) {
-  const char* op = "stage_";
+Tensor staged_handles(const char* op, const std::vector<Tensor>& places,
+                      const std::vector<Tensor>& slots, const Tensor& tier_clock,
+                      const StagedIds& given, bool trains) {
   const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
   const OneWriter writer(op, tiers.head);
   const auto entry = store_of_cache(op, tier_clock, places, slots);
   RowStore& store = *entry->store;
   store.check();
-  const StagedIds given{meta, ids, handles, offsets, feature_tables};
   const FeatureArgs features = staged_features(op, given);
   const StageCall call = lookup_call(op, tiers, features, given, trains);
   Tensor slot_handles = empty_cpu({features.count}, ScalarType::Long);
   const int64_t job = submit_moves(store, call, static_cast<int64_t*>(slot_handles.data_ptr()));
   store.wait_for(job);
   return slot_handles;
+}
+
+Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock, Tensor meta,
+              Tensor ids, Tensor handles, Tensor offsets, std::vector<int64_t> feature_tables,
+              bool trains) {
+  return staged_handles("stage_", places, slots, tier_clock,
+                        {meta, ids, handles, offsets, feature_tables}, trains);
+}
+
+// Rows that nobody trains keep their slots for this call only, so they are read in the same call:
+// a compiler may put off what reads them by handles until after the next stage_.
+Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
+                      std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
+                      Tensor init_data, Tensor ids, Tensor handles, Tensor offsets,
+                      std::optional<Tensor> per_sample_weights, std::vector<int64_t> feature_tables,
+                      std::vector<int64_t> feature_dims, int64_t pooling) {
+  const char* op = "staged_lookup_";
+  const Tensor slot_handles = staged_handles(op, places, slots, tier_clock,
+                                             {meta, ids, handles, offsets, feature_tables}, false);
+  return read_rows(op, weights, generations, meta, init_data, ids, slot_handles, offsets,
+                   per_sample_weights, feature_tables, feature_dims, pooling);
 }
 
 void prefetch_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
@@ -112,6 +133,7 @@ void store_submit(Tensor tier_clock, Tensor moves) {
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("stage_", TORCH_BOX(&dynemb::cpu::stage_));
+  m.impl("staged_lookup_", TORCH_BOX(&dynemb::cpu::staged_lookup_));
   m.impl("prefetch_", TORCH_BOX(&dynemb::cpu::prefetch_));
   m.impl("store_submit", TORCH_BOX(&dynemb::cpu::store_submit));
 }

@@ -450,7 +450,7 @@ class HashTable(OptimizedLater):
         gradients = grad.detach().to(flat.device, torch.float32)
         request = one_table(group.tables, table, flat, "HashTable.accept_grad")
         handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
-        handles = table_lookup.stage(group.tables, *request, handles, trains=True)
+        handles = table_lookup.stage(group.tables, *request, handles)
         add_pending(group.tables, table, TableGradients(flat, handles, gradients))
 
     def grad(self, child: str | None = None) -> TableGradients:

@@ -64,6 +64,28 @@ class SSDTiers(Tiers):
     ) -> Tensor:
         return ops.stage_(self.tensors, meta, ids, handles, offsets, feature_tables, trains=trains)
 
+    def lookup(
+        self,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        feature_tables: Sequence[int],
+        feature_dims: Sequence[int],
+        pooling: int,
+    ) -> Tensor:
+        return ops.staged_lookup_(
+            self.tensors,
+            self._rows,
+            ids,
+            handles,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+        )
+
     def prefetch(
         self,
         meta: Tensor,

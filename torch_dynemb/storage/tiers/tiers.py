@@ -16,6 +16,7 @@ from torch_dynemb.ops.columns import (
     GENERATION_BITS,
     TIER_COLUMNS,
     Move,
+    Pooling,
     Slot,
     Tier,
     TierHead,
@@ -105,6 +106,39 @@ class Tiers(ABC):
         Args:
             meta, ids, handles, offsets, feature_tables, trains: as there.
         """
+
+    def lookup(
+        self,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        feature_tables: Sequence[int],
+        feature_dims: Sequence[int],
+        pooling: int,
+    ) -> Tensor:
+        """A lookup that trains nothing; see :func:`torch_dynemb.ops.staged_lookup_`.
+
+        Args:
+            ids, handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling: as
+                there.
+        """
+        rows = self._rows
+        slots = self.stage(rows.meta, ids, handles, offsets, feature_tables, trains=False)
+        if pooling == Pooling.NONE:
+            return ops.embedding_inference(
+                rows, ids, slots, offsets, feature_tables=feature_tables, dim=feature_dims[0]
+            )
+        return ops.embedding_bag_inference(
+            rows,
+            ids,
+            slots,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+        )
 
     @abstractmethod
     def prefetch(
