@@ -1,0 +1,233 @@
+// A row store under ThreadSanitizer: one thread plans, stages, prefetches and changes rows as
+// lookups and optimizers do, while the storage thread saves, loads and collects, and a third one
+// asks for figures. Every row that is used is compared with what was written last.
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/columns.h"
+#include "core/index/handle.h"
+#include "core/storage/cache.h"
+#include "core/storage/crc32c.h"
+#include "cpu/index/args.h"
+#include "cpu/memory/reserve.h"
+#include "cpu/storage/cache.h"
+#include "cpu/storage/crc32c.h"
+#include "cpu/storage/row_store.h"
+
+namespace dynemb::cpu {
+
+// What the store takes from elsewhere, without ops, torch's threads and the machine's memory.
+uint32_t crc32c(uint32_t crc, const void* data, size_t bytes) {
+  return ~crc32c_by_tables(~crc, static_cast<const unsigned char*>(data), bytes);
+}
+std::vector<Tile> make_tiles(const FeatureArgs& features) { return {{0, features.count, 0, 0}}; }
+void check_available_memory(const char*, int64_t) {}
+
+}  // namespace dynemb::cpu
+
+using namespace dynemb;
+using namespace dynemb::cpu;
+
+namespace {
+
+constexpr int64_t kRows = 6000;
+constexpr int64_t kSlots = 256;
+constexpr int64_t kDim = 12;
+constexpr int64_t kBatch = 60;
+constexpr int64_t kSegmentBytes = 64 << 10;
+constexpr int64_t kDiskBytes = 28 * kSegmentBytes;
+
+void expect(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "thread_check: %s\n", what);
+  std::exit(1);
+}
+
+int64_t handle_of(int64_t row) { return make_handle(row, 1); }
+
+class Trainer {
+ public:
+  Trainer(const std::string& path, IoPath io)
+      : places_(kRows),
+        slots_(kRows * kSlotColumns),
+        head_(kTierColumns),
+        clock_(kTierColumns),
+        weights_(kRows * kDim),
+        state_(kRows),
+        generations_(kRows),
+        expected_(kRows) {
+    head_[kTierEpoch] = 1;
+    clock_[kTierLimit] = kSlots;
+    clock_[kTierSlotBytes] = 64;
+    tiers_ = {{{places_.data(), kRows, slots_.data(), clock_.data()}}, head_.data()};
+    CachedSlab slab;
+    slab.parts = {{reinterpret_cast<char*>(weights_.data()), kDim * 4},
+                  {reinterpret_cast<char*>(state_.data()), 4}};
+    slab.generations = generations_.data();
+    slab.max_rows = kRows;
+    slab.name = "rows";
+    store_ = RowStore::open({path, kSegmentBytes, kDiskBytes, io}, {slab});
+  }
+
+  RowStore& store() { return *store_; }
+
+  // Brings rows into the cache: now, or for a step to come.
+  std::vector<int64_t> stage(const std::vector<int64_t>& rows, int64_t ahead) {
+    std::vector<int64_t> handles;
+    for (const int64_t row : rows) handles.push_back(handle_of(row));
+    FeatureArgs features{rows.data(),
+                         static_cast<int64_t>(rows.size()),
+                         {0, static_cast<int64_t>(rows.size())},
+                         {0}};
+    const Jobs jobs{store_->jobs_done(), store_->jobs_submitted() + 1,
+                    [this](size_t slab, int64_t h) { return store_->has_record(slab, h); }};
+    const auto epoch = static_cast<uint32_t>(head_[kTierEpoch] + ahead);
+    const StageCall call{"thread_check",
+                         &tiers_,
+                         &features,
+                         {0},
+                         handles.data(),
+                         ahead == 0,
+                         true,
+                         epoch,
+                         ahead == 0 ? kTierMisses : kTierPrefetched,
+                         &jobs};
+    std::vector<int64_t> staged(rows.size());
+    Plan plan = plan_moves(
+        call, [this](size_t slab, int64_t n) { store_->check_room(slab, n); }, staged.data());
+    if (!plan.moves[0].saves.empty() || !plan.moves[0].loads.empty()) {
+      store_->submit(std::move(plan.moves));
+    }
+    if (ahead == 0) store_->wait_for(plan.wait_for);
+    return staged;
+  }
+
+  // A lookup and its update.
+  void step(const std::vector<int64_t>& rows) {
+    const std::vector<int64_t> staged = stage(rows, 0);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int64_t slot = handle_row(staged[i]);
+      const int32_t generation = handle_generation(staged[i]);
+      float* row = weights_.data() + slot * kDim;
+      const int64_t before = expected_[rows[i]];
+      if (before == 0) {
+        expect(generations_[slot] != generation, "a row that nobody has written is there");
+      } else {
+        expect(generations_[slot] == generation, "a row is not there");
+        expect(state_[slot] == before, "the state of a row is another one's");
+        for (int64_t d = 0; d < kDim; ++d) {
+          expect(row[d] == static_cast<float>(before * 100 + d), "a row is another one");
+        }
+      }
+      expected_[rows[i]] = before + 1 + rows[i] % 7;
+      state_[slot] = static_cast<int32_t>(expected_[rows[i]]);
+      for (int64_t d = 0; d < kDim; ++d) {
+        row[d] = static_cast<float>(expected_[rows[i]] * 100 + d);
+      }
+      generations_[slot] = generation;
+    }
+    ++head_[kTierEpoch];
+  }
+
+  std::vector<SlabSnapshot> snapshot() {
+    std::vector<RowMove> saves = take_dirty(tiers_.slabs[0], 0, kRows);
+    store_->check_room(0, static_cast<int64_t>(saves.size()));
+    store_->submit({{std::move(saves), {}}});
+    saved_ = expected_;
+    std::vector<SlabSnapshot> snapshot = store_->sync();
+    std::vector<int64_t> files;
+    for (size_t i = 1; i < snapshot[0].segments.size(); i += 2) {
+      files.push_back(snapshot[0].segments[i]);
+    }
+    store_->keep({files});
+    return snapshot;
+  }
+
+  void load(const std::vector<SlabSnapshot>& snapshot) {
+    store_->load(snapshot);
+    shrink(tiers_.slabs[0], 0);
+    std::fill(places_.begin(), places_.end(), 0);
+    expected_ = saved_;
+  }
+
+ private:
+  std::vector<int32_t> places_;
+  std::vector<int64_t> slots_;
+  std::vector<int64_t> head_;
+  std::vector<int64_t> clock_;
+  std::vector<float> weights_;
+  std::vector<int32_t> state_;
+  std::vector<int32_t> generations_;
+  std::vector<int64_t> expected_;  // by row, how far it has come; 0: nobody has written it
+  std::vector<int64_t> saved_;
+  TierTensors tiers_;
+  std::shared_ptr<RowStore> store_;
+};
+
+// Distinct rows, of which some come often.
+std::vector<int64_t> batch(std::mt19937& draw) {
+  std::map<int64_t, bool> seen;
+  std::uniform_real_distribution<double> uniform(0, 1);
+  std::vector<int64_t> rows;
+  while (static_cast<int64_t>(rows.size()) < kBatch) {
+    const double u = uniform(draw);
+    const auto row = static_cast<int64_t>(u * u * kRows);
+    if (seen.emplace(row, true).second) rows.push_back(row);
+  }
+  return rows;
+}
+
+void run(const std::string& path, IoPath io, int steps) {
+  std::filesystem::remove_all(path);
+  Trainer trainer(path, io);
+  std::atomic<bool> ends{false};
+  std::thread watcher([&] {
+    while (!ends) {
+      trainer.store().stats();
+      trainer.store().idle();
+      trainer.store().check();
+      std::this_thread::yield();
+    }
+  });
+  std::mt19937 draw(5);
+  std::vector<SlabSnapshot> last;
+  std::vector<int64_t> rows = batch(draw);
+  for (int step = 0; step < steps; ++step) {
+    trainer.step(rows);
+    rows = batch(draw);
+    if (step % 3 != 0) trainer.stage(rows, 1);
+    if (step % 50 == 49) last = trainer.snapshot();
+    if (step % 120 == 119) trainer.load(last);
+  }
+  const StoreStats stats = trainer.store().stats();
+  ends = true;
+  watcher.join();
+  trainer.store().drain();
+  expect(stats.reads > 0 && stats.writes > 0, "nothing was read or written");
+  expect(stats.collected > 0, "nothing was collected");
+  std::printf("%s: %lld steps, %lld rows read, %lld written, %lld collected\n",
+              io == IoPath::kThreads ? "threads" : "auto", static_cast<long long>(steps),
+              static_cast<long long>(stats.reads), static_cast<long long>(stats.writes),
+              static_cast<long long>(stats.collected));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  expect(count == 3, "expected a directory and a number of steps");
+  const int steps = std::atoi(arguments[2]);
+  for (const IoPath io : {IoPath::kThreads, IoPath::kAuto}) {
+    run(std::string(arguments[1]) + "/store", io, steps);
+  }
+  return 0;
+}
