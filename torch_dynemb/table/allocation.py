@@ -124,7 +124,7 @@ def _most_rows(config: GroupConfig, memory: TableMemory, slab: SlabConfig) -> in
     if not isinstance(storage, SSDStore):
         return _MOST_TIERED_ROWS
     record = ops.record_bytes(config.row_bytes(slab) - 4)
-    return min(_MOST_TIERED_ROWS, storage.total_bytes() // record)
+    return min(_MOST_TIERED_ROWS, storage.total_bytes() * 3 // 4 // record)
 
 
 def _counted_ids(config: GroupConfig, memory: TableMemory, rows: list[int]) -> int:

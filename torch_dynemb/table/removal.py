@@ -39,10 +39,13 @@ def erase(tables: Tables, table: int, ids: Tensor) -> int:
     """See :meth:`torch_dynemb.TableGroup.erase`."""
     tables.check_own()
     flat, offsets, features = one_table(tables, table, ids, "erase")
+    slab = tables.config.slab_of(table)
+    stored = tables.stored(slab)
+    handles = None if stored is None else find(tables, flat, offsets, features).handles
     erased = int(ops.erase_(tables.index, flat, offsets, features)[table])
-    stored = tables.stored(tables.config.slab_of(table)) if erased > 0 else None
-    if stored is not None:
-        stored.erase(int(table), flat)
+    if stored is not None and handles is not None and erased > 0:
+        had_rows = handles >= 0
+        stored.erase(slab, int(table), flat[had_rows], handles[had_rows])
     return erased
 
 

@@ -288,7 +288,7 @@ int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* pla
     }
     // the row belongs to another id now, so what its slot has is of nobody
     put(call, missing, slot, plan);
-  } else {
+  } else if (call.counted_as == kTierMisses) {
     add_to(&cache.clock[kTierHits], 1);
   }
   const int64_t* words = slot_at(cache, slot);
@@ -327,7 +327,7 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
   for (size_t t = 0; t < tiles.size(); ++t) {
     const auto slab = static_cast<size_t>(call.slab_of[static_cast<size_t>(tiles[t].table)]);
     const CacheSlab& cache = call.tiers->slabs[slab];
-    add_to(&cache.clock[kTierHits], outcomes[t].hits);
+    if (call.counted_as == kTierMisses) add_to(&cache.clock[kTierHits], outcomes[t].hits);
     add_to(&cache.clock[kTierTouches], outcomes[t].touches);
     plan.wait_for = std::max(plan.wait_for, outcomes[t].wait_for);
     for (const int32_t position : outcomes[t].missing) {

@@ -32,14 +32,15 @@ double Collection::Victim::live_part() const {
   return static_cast<double>(live()) / static_cast<double>(log->layout().records_per_segment());
 }
 
-Collection::Victim Collection::best() const {
+Collection::Victim Collection::best(bool pinned) const {
   Victim best;
   double least = kMostLive;
   for (const auto& log : logs_) {
     if (!log) continue;
     for (int64_t place = 1; place < log->place_count(); ++place) {
-      if (!log->is_sealed(place) || log->is_pinned(place)) continue;
+      if (!log->is_sealed(place)) continue;
       const Victim victim{log.get(), place};
+      if (log->is_pinned(place) && (!pinned || victim.live() == 0)) continue;
       if (victim.live_part() >= least) continue;
       least = victim.live_part();
       best = victim;

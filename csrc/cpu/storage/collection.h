@@ -25,8 +25,9 @@ class Collection {
     int64_t live() const { return log == nullptr ? 0 : log->live_of(place); }
   };
 
-  // The segment to be collected next; its log is null where there is none.
-  Victim best() const;
+  // The segment to be collected next; its log is null where there is none. `pinned`: also of those
+  // that snapshots need, which stay, but no later snapshot will need them.
+  Victim best(bool pinned = false) const;
   bool is_running() const { return victim_.log != nullptr; }
   const Victim& victim() const { return victim_; }
   void begin(const Victim& victim);

@@ -219,6 +219,11 @@ void RecordLog::recycle(int64_t place) {
   free_.push_back(file);
 }
 
+int64_t RecordLog::holding_segments() const {
+  return std::count_if(places_.begin(), places_.end(),
+                       [](const Place& place) { return place.live > 0; });
+}
+
 std::vector<int64_t> RecordLog::live_segments() const {
   std::vector<int64_t> segments;
   for (size_t place = 1; place < places_.size(); ++place) {

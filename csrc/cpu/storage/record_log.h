@@ -77,6 +77,7 @@ class RecordLog {
   // What a snapshot needs: entries of the map; places and file numbers of segments.
   std::vector<int64_t> entries() const { return map_.entries(); }
   std::vector<int64_t> live_segments() const;
+  int64_t holding_segments() const;  // that have live records
   // The files of snapshots: they are neither changed nor taken for something else.
   const std::set<int64_t>& pinned() const { return pinned_; }
   void pin(std::set<int64_t> numbers);

@@ -21,6 +21,12 @@ constexpr double kUsualMostLive = 0.75;
 // Of what a job has to collect: so much more than would be enough on average.
 constexpr double kCollectAhead = 1.25;
 constexpr int64_t kLeastCopies = 64;
+// A snapshot leaves so many times the live records of a disk to what comes after it, if it can; it
+// takes no fewer segments than so many times the live records fill. A disk without a bound counts
+// as so many times the live records.
+constexpr double kLeftForOthers = 1.25;
+constexpr double kDensest = 1.05;
+constexpr double kUnboundedDisk = 4.25;
 
 std::vector<SlabFormat> formats_of(const std::vector<CachedSlab>& slabs) {
   std::vector<SlabFormat> formats;
@@ -210,7 +216,11 @@ bool StoreWorker::take_segment_of_another(size_t slab, int64_t spare) {
 
 bool StoreWorker::begin_collection(double most_live) {
   const Collection::Victim victim = collection_.best();
-  if (victim.log == nullptr || victim.live_part() > most_live) return false;
+  return victim.log != nullptr && victim.live_part() <= most_live && start(victim);
+}
+
+// Returns whether there was room to begin.
+bool StoreWorker::start(const Collection::Victim& victim) {
   const size_t slab = victim.log->slab();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -330,8 +340,46 @@ void StoreWorker::prepare(int64_t appended_bytes) {
 
 // --- snapshots ---
 
+// A snapshot keeps every segment that has a live record. Where these would leave too little of the
+// disk for what comes after it, the live records of sparse ones are copied first.
+void StoreWorker::compact_for_snapshot() {
+  while (true) {
+    double live = 0;
+    int64_t holding = 0;
+    for (const auto& log : logs_) {
+      if (!log) continue;
+      live += static_cast<double>(log->live()) /
+              static_cast<double>(log->layout().records_per_segment());
+      holding += log->holding_segments();
+    }
+    const double disk = options_.disk_bytes > 0 ? static_cast<double>(options_.disk_bytes) /
+                                                      static_cast<double>(files_.segment_bytes())
+                                                : kUnboundedDisk * live;
+    const double most = std::max(disk - kLeftForOthers * live, kDensest * live);
+    if (static_cast<double>(holding) <= most + static_cast<double>(logs_.size())) return;
+    Collection::Victim victim = collection_.best(/*pinned=*/true);
+    if (victim.log == nullptr) return;
+    const size_t slab = victim.log->slab();
+    try {
+      make_room(slab, victim.live());
+    } catch (const Refusal&) {
+      return;  // the snapshot is made as it is
+    }
+    finish_collection();  // of what has made the room, which may be the victim itself
+    victim = collection_.best(/*pinned=*/true);
+    const bool started = victim.log != nullptr && victim.log->slab() == slab && start(victim);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      room_[slab].promised = 0;
+    }
+    if (!started) return;
+    finish_collection();
+  }
+}
+
 std::vector<SlabSnapshot> StoreWorker::sync() {
   finish_collection();  // it counts on the rest of the page that a flush leaves empty
+  compact_for_snapshot();
   std::vector<SlabSnapshot> snapshot;
   for (size_t s = 0; s < logs_.size(); ++s) {
     snapshot.emplace_back();

@@ -56,6 +56,8 @@ class StoreWorker {
   bool begin_collection(double most_live);
   void step_collection(int64_t records);
   void finish_collection();
+  bool start(const Collection::Victim& victim);
+  void compact_for_snapshot();
   int64_t usual_bytes() const;
   bool is_low();
   void prepare(int64_t appended_bytes);

@@ -183,7 +183,8 @@ class ExternalTiers(Tiers):
                 f"a checkpoint: {self._failure}"
             )
 
-    def erase(self, table: int, ids: Tensor) -> None:
+    def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
+        ops.forget_rows_(self.tensors, slab, handles)
         self.store.erase(self._names[table], ids)
 
 

@@ -169,8 +169,10 @@ class SSDTiers(Tiers):
         ops.store_load(self.tensors.clock, snapshot)
         self.empty()
 
-    def erase(self, table: int, ids: Tensor) -> None:
-        """Does nothing: what is not in the index is not live when files are collected."""
+    def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
+        self.drain()
+        ops.forget_rows_(self.tensors, slab, handles)
+        ops.store_erase(self.tensors.clock, slab, handles)
 
 
 __all__ = ["SSDTiers"]

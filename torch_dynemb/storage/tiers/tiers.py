@@ -218,12 +218,14 @@ class Tiers(ABC):
         """Raises RuntimeError if something could not be read or written; waits for nothing."""
 
     @abstractmethod
-    def erase(self, table: int, ids: Tensor) -> None:
-        """Takes note that ids have been removed from their table.
+    def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
+        """Drops rows whose ids have been removed from their table.
 
         Args:
+            slab: that is tiered.
             table: its number.
             ids: int64 [n].
+            handles: int64 [n], that their rows had.
         """
 
     # -- steps ---------------------------------------------------------------------------------
