@@ -36,7 +36,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test test-long test-torchrec-versions test-oldest-torch lint format bench bench-peers gpu-check wheel clean
+.PHONY: help build train test test-long tsan test-torchrec-versions test-oldest-torch lint format bench bench-peers gpu-check wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -59,6 +59,9 @@ test: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take seconds each
 
 test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)
+
+tsan: $(STAMPS)/package  ## the store of rows under ThreadSanitizer; ARGS='--steps 6000' for longer
+	$(VENV)/bin/python tests/tools/thread_checked.py $(ARGS)
 
 test-torchrec-versions: build $(STAMPS)/test $(TORCHREC_VERSIONS:%=build/torchrec-%/installed)  ## the oldest and newest TorchRec
 	DYNEMB_TORCHREC_VERSIONS=$(subst $(SPACE),:,$(TORCHREC_VERSIONS:%=$(CURDIR)/build/torchrec-%)) \

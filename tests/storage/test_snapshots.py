@@ -421,3 +421,22 @@ def test_ids_are_as_many_as_the_report_says(tmp_path: Path) -> None:
     assert report.tables["users"].exact
     assert report.tables["ads"].ids == model.ads.group.size(0)
     assert 0 < report.tables["users"].ids < IDS
+
+
+def test_snapshots_leave_room_on_a_bounded_disk(tmp_path: Path) -> None:
+    """Rows that are seldom changed do not hold on to the files that others have left."""
+    disk, segment = 1 << 20, 32 << 10
+    torch.manual_seed(0)
+    storage = td.SSDStore(tmp_path, cache="64 rows", disk=disk, segment=segment)
+    table = td.DynamicEmbedding(64, optimizer=td.SGD(lr=0.1), storage=storage)
+    draw = torch.Generator().manual_seed(1)
+    for step in range(90):
+        ids = (torch.rand(60, generator=draw) ** 3 * 1100).long()  # a few hundred KB in all
+        table(ids).sum().backward()
+        table.optimizer.step()
+        if step % 3 == 2:
+            checkpoint.save_snapshot(table, "last")
+        assert sum(path.stat().st_size for path in tmp_path.glob("rows/*/*")) <= disk
+    values = table.group.read(0, torch.arange(1100))
+    checkpoint.load_snapshot(table)
+    assert torch.equal(table.group.read(0, torch.arange(1100)), values)
