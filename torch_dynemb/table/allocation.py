@@ -314,7 +314,7 @@ def _tiers(
     def reserve(slab: SlabConfig, *size: int, dtype: torch.dtype) -> Tensor:
         if not slab.tiered:
             return torch.zeros(0, *size[1:], dtype=dtype, device=memory.device)
-        return memory.reserve(size, dtype, huge_pages=False)
+        return memory.reserve(size, dtype, huge_pages=True)
 
     tensors = TierTensors(
         [reserve(slab, rows[s], dtype=torch.int32) for s, slab in slabs],

@@ -44,7 +44,7 @@ rocksdb::Options fast_options() {
   options.statistics->set_stats_level(rocksdb::StatsLevel::kExceptDetailedTimers);
   rocksdb::BlockBasedTableOptions table;
   table.block_size = 4096;
-  table.block_cache = rocksdb::NewLRUCache(32 << 20);
+  table.block_cache = rocksdb::NewLRUCache(8 << 20);
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   return options;

@@ -34,19 +34,31 @@ void add_to(int64_t* counter, int64_t more) {
   *counter = static_cast<int64_t>(static_cast<uint64_t>(*counter) + static_cast<uint64_t>(more));
 }
 
-// Several threads may use one row: the outcome is the same in any order. Returns whether this is
-// the first use of the epoch.
-bool touch(const StageCall& call, int64_t* slot) {
-  if (call.changes && !slot_is_dirty(__atomic_load_n(slot + kSlotMarks, __ATOMIC_RELAXED))) {
-    __atomic_fetch_or(slot + kSlotMarks, kSlotDirty, __ATOMIC_RELAXED);
+// Whether a thread looks all ids of a call up, or several do, which may use one row: the outcome is
+// the same, but only one thread can do without locks.
+enum class Threads { kOne, kSeveral };
+
+// Returns whether this is the first use of the epoch.
+bool touch(const StageCall& call, int64_t* slot, Threads threads) {
+  const int64_t marks = __atomic_load_n(slot + kSlotMarks, __ATOMIC_RELAXED);
+  if (call.changes && !slot_is_dirty(marks)) {
+    if (threads == Threads::kOne) {
+      __atomic_store_n(slot + kSlotMarks, marks | kSlotDirty, __ATOMIC_RELAXED);
+    } else {
+      __atomic_fetch_or(slot + kSlotMarks, kSlotDirty, __ATOMIC_RELAXED);
+    }
   }
   int64_t use = __atomic_load_n(slot + kSlotUse, __ATOMIC_RELAXED);
   if (!epoch_is_past(use_epoch(use), call.epoch)) return false;
   const uint32_t count = use_count(use);
   const bool more = call.counts && count < UINT32_MAX;
-  return __atomic_compare_exchange_n(slot + kSlotUse, &use,
-                                     slot_use(call.epoch, count + (more ? 1 : 0)), false,
-                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  const int64_t next = slot_use(call.epoch, count + (more ? 1 : 0));
+  if (threads == Threads::kOne) {
+    __atomic_store_n(slot + kSlotUse, next, __ATOMIC_RELAXED);
+    return true;
+  }
+  return __atomic_compare_exchange_n(slot + kSlotUse, &use, next, false, __ATOMIC_RELAXED,
+                                     __ATOMIC_RELAXED);
 }
 
 struct TileOutcome {
@@ -65,7 +77,8 @@ int64_t job_before_use(const StageCall& call, const int64_t* words) {
   return unfinished_job(slot_job(marks), jobs->done, jobs->next - 1);
 }
 
-void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutcome* outcome) {
+void find_slots(const StageCall& call, const Tile& tile, Threads threads, int64_t* out,
+                TileOutcome* outcome) {
   const CacheSlab& cache =
       call.tiers->slabs[static_cast<size_t>(call.slab_of[static_cast<size_t>(tile.table)])];
   const int64_t* handles = call.handles;
@@ -97,7 +110,7 @@ void find_slots(const StageCall& call, const Tile& tile, int64_t* out, TileOutco
       }
       const int64_t slot = place[i - begin] - 1;
       if (slot >= 0 && slot_at(cache, slot)[kSlotOwner] == handles[i] + 1) {
-        outcome->touches += touch(call, slot_at(cache, slot));
+        outcome->touches += touch(call, slot_at(cache, slot), threads);
         outcome->wait_for = std::max(outcome->wait_for, job_before_use(call, slot_at(cache, slot)));
         ++outcome->hits;
         out[i] = make_handle(slot, slot_generation(slot_at(cache, slot)[kSlotMarks]));
@@ -309,8 +322,10 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
   std::vector<TileOutcome> outcomes(tiles.size());
   parallel_units(static_cast<int64_t>(tiles.size()), call.features->count,
                  [&](int64_t begin, int64_t end) {
+                   const bool all = end - begin == static_cast<int64_t>(tiles.size());
+                   const Threads threads = all ? Threads::kOne : Threads::kSeveral;
                    for (int64_t t = begin; t < end; ++t) {
-                     find_slots(call, tiles[static_cast<size_t>(t)], slot_handles,
+                     find_slots(call, tiles[static_cast<size_t>(t)], threads, slot_handles,
                                 &outcomes[static_cast<size_t>(t)]);
                    }
                  });
@@ -337,7 +352,8 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
         *place = kWanted;
         ++wanted[slab];
       } else if (*place > 0) {
-        touch(call, slot_at(cache, *place - 1));  // of the row's earlier owner: it must stay here
+        touch(call, slot_at(cache, *place - 1),
+              Threads::kOne);  // of the row's earlier owner: it must stay here
       }
     }
   }
