@@ -27,7 +27,6 @@ class RecordDict:
         self.most_read = self.most_written = 0
         self.room = 1 << 40
         self.reads = self.writes = 0
-        self.snapshots: dict[str, dict[str, dict[int, Tensor]]] = {}
 
     def read(self, table: str, ids: Tensor, out: Tensor) -> Tensor:
         self.most_read = max(self.most_read, ids.numel())
@@ -52,15 +51,6 @@ class RecordDict:
     def erase(self, table: str, ids: Tensor) -> None:
         for id in ids.tolist():
             self.records.get(table, {}).pop(id, None)
-
-    def flush(self) -> None:
-        pass
-
-    def snapshot(self, name: str) -> None:
-        self.snapshots[name] = {table: dict(rows) for table, rows in self.records.items()}
-
-    def restore(self, name: str) -> None:
-        self.records = {table: dict(rows) for table, rows in self.snapshots[name].items()}
 
 
 def stored(store: RecordDict | None = None) -> td.ExternalStore:

@@ -42,8 +42,8 @@ DYNEMB_HD int64_t unfinished_job(int64_t bits, int64_t done, int64_t last) {
   return ahead <= last - done ? done + ahead : done;
 }
 
-// Place of a row without a slot whose changes went to the store, where the job that takes them there
-// may not be done. Other rows without a slot have 0, whether they have a record or not.
+// Place of a row without a slot whose changes went to the store, where the job that takes them
+// there may not be done. Other rows without a slot have 0, whether they have a record or not.
 constexpr int32_t kSavedPlace = -2;
 
 // Epochs are compared as 32-bit numbers that may wrap around.

@@ -116,7 +116,7 @@ class ExternalStore:
     cache_size: CacheSize = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for method in ("read", "write", "erase", "flush", "snapshot", "restore"):
+        for method in ("read", "write", "erase"):
             if not callable(getattr(self.store, method, None)):
                 raise TypeError(
                     f"ExternalStore: store is {described(self.store)}, which has no {method}(): "

@@ -46,22 +46,5 @@ class RecordStore(Protocol):
             ids: int64 [n]; some may have no record.
         """
 
-    def flush(self) -> object:
-        """Makes what was written durable."""
-
-    def snapshot(self, name: str) -> object:
-        """Keeps the present content under a name.
-
-        Args:
-            name: of the snapshot; one of that name may be replaced.
-        """
-
-    def restore(self, name: str) -> object:
-        """Goes back to a snapshot.
-
-        Args:
-            name: of the snapshot.
-        """
-
 
 __all__ = ["RecordStore"]

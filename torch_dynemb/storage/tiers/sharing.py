@@ -49,18 +49,6 @@ class StoreOfModule:
         """See :meth:`RecordStore.erase`."""
         return self.store.erase(self.name(table), ids)
 
-    def flush(self) -> object:
-        """See :meth:`RecordStore.flush`."""
-        return self.store.flush()
-
-    def snapshot(self, name: str) -> object:
-        """See :meth:`RecordStore.snapshot`."""
-        return self.store.snapshot(name)
-
-    def restore(self, name: str) -> object:
-        """See :meth:`RecordStore.restore`."""
-        return self.store.restore(name)
-
 
 def part_of_storage(
     storage: Storage, module: str, tables: Sequence[str], *, rank: int, ranks: int
