@@ -14,6 +14,7 @@ import torch
 from execution import threads
 from generated_code import ROWS, called_ops, generated_code, table_sized_lines
 from group_calls import same_bits
+from record_dict import RecordDict
 from tiered_pairs import CACHE, SEGMENT
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
@@ -211,8 +212,6 @@ def test_a_live_table_is_not_exported(make: Make) -> None:
 
 
 def test_a_store_in_python_is_not_compiled() -> None:
-    from record_dict import RecordDict
-
     table = td.DynamicEmbedding(
         DIM, optimizer=td.SGD(lr=0.1), storage=td.ExternalStore(RecordDict(), cache=CACHE)
     )

@@ -157,6 +157,10 @@ CALLS = st.one_of(
     st.tuples(st.just("prefetch, train"), BATCHES, BATCHES),
     st.tuples(st.just("step")),
     st.tuples(st.just("erase"), BATCHES),
+    st.tuples(st.just("assign"), BATCHES),
+    st.tuples(st.just("remove"), st.sampled_from([0.8, 1.5])),
+    st.tuples(st.just("compact")),
+    st.tuples(st.just("read rows"), BATCHES),
     st.tuples(st.just("micro-batches"), BATCHES, BATCHES),
     st.tuples(st.just("two lookups"), BATCHES, BATCHES),
 )
@@ -186,6 +190,17 @@ def run(pair: Pair, call: tuple[Any, ...]) -> None:
             pair.step()
         case ("erase", batch):
             pair.groups(lambda group: [group.erase(t, batch.ids()) for t in range(3)])
+        case ("assign", batch):
+            values = torch.linspace(-1, 1, 4 * batch.count).reshape(-1, 4)
+            ids = batch.ids().unique()
+            pair.groups(lambda group: group.insert_or_assign(2, ids, values[: len(ids)]))
+        case ("remove", norm):
+            pair.groups(lambda group: [group.remove(t, norm_below=norm) for t in range(3)])
+        case ("compact",):
+            pair.step()  # it is called between steps
+            pair.compact()
+        case ("read rows", batch):
+            pair.groups(lambda group: group.read(0, batch.ids()))
         case ("micro-batches", batch, other) if split:
             pair.micro_batches(batch, other)
             pair.step()
