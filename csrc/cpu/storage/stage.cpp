@@ -51,11 +51,10 @@ int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
   return plan.wait_for;
 }
 
-Tensor staged_handles(const char* op, const std::vector<Tensor>& places,
+// Called by the thread that is the one writer of the cache.
+Tensor staged_handles(const char* op, const TierTensors& tiers, const std::vector<Tensor>& places,
                       const std::vector<Tensor>& slots, const Tensor& tier_clock,
                       const StagedIds& given, bool trains) {
-  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
-  const OneWriter writer(op, tiers.head);
   const auto entry = store_of_cache(op, tier_clock, places, slots);
   RowStore& store = *entry->store;
   store.check();
@@ -70,19 +69,25 @@ Tensor staged_handles(const char* op, const std::vector<Tensor>& places,
 Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock, Tensor meta,
               Tensor ids, Tensor handles, Tensor offsets, std::vector<int64_t> feature_tables,
               bool trains) {
-  return staged_handles("stage_", places, slots, tier_clock,
+  const char* op = "stage_";
+  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const OneWriter writer(op, tiers.head);
+  return staged_handles(op, tiers, places, slots, tier_clock,
                         {meta, ids, handles, offsets, feature_tables}, trains);
 }
 
 // Rows that nobody trains keep their slots for this call only, so they are read in the same call:
-// a compiler may put off what reads them by handles until after the next stage_.
+// a compiler may put off what reads them by handles until after the next stage_, and another thread
+// may take the slots.
 Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
                       std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
                       Tensor init_data, Tensor ids, Tensor handles, Tensor offsets,
                       std::optional<Tensor> per_sample_weights, std::vector<int64_t> feature_tables,
                       std::vector<int64_t> feature_dims, int64_t pooling) {
   const char* op = "staged_lookup_";
-  const Tensor slot_handles = staged_handles(op, places, slots, tier_clock,
+  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const OneWriter writer(op, tiers.head);  // until the rows have been read
+  const Tensor slot_handles = staged_handles(op, tiers, places, slots, tier_clock,
                                              {meta, ids, handles, offsets, feature_tables}, false);
   return read_rows(op, weights, generations, meta, init_data, ids, slot_handles, offsets,
                    per_sample_weights, feature_tables, feature_dims, pooling);

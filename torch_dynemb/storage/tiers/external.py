@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Move
+from torch_dynemb.ops.columns import Move, Pooling
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.protocol import RecordStore
@@ -68,6 +70,20 @@ class ExternalTiers(Tiers):
             )
         _in_use.update(dict.fromkeys(stored, self))
         self._failure: str | None = None
+        self._in_use = threading.Lock()
+
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """Raises RuntimeError where another thread is in here: rows may be on their way for it."""
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(
+                "ExternalStore: another thread is looking these tables up, or prefetches: lookups "
+                "of tables with a store change its cache, so call them one at a time"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def stage(
         self,
@@ -80,12 +96,54 @@ class ExternalTiers(Tiers):
         trains: bool,
     ) -> Tensor:
         self._check_eager()
+        with self._one_thread():
+            return self._stage(meta, ids, handles, offsets, feature_tables, trains=trains)
+
+    def _stage(
+        self,
+        meta: Tensor,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        feature_tables: Sequence[int],
+        *,
+        trains: bool,
+    ) -> Tensor:
         self.check()
         planned = ops.plan_moves_(
             self.tensors, meta, ids, handles, offsets, feature_tables, trains=trains
         )
         self._move(planned.moves)
         return planned.handles
+
+    def lookup(
+        self,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        feature_tables: Sequence[int],
+        feature_dims: Sequence[int],
+        pooling: int,
+    ) -> Tensor:
+        self._check_eager()
+        rows = self._rows
+        with self._one_thread():
+            slots = self._stage(rows.meta, ids, handles, offsets, feature_tables, trains=False)
+            if pooling == Pooling.NONE:
+                return ops.embedding_inference(
+                    rows, ids, slots, offsets, feature_tables=feature_tables, dim=feature_dims[0]
+                )
+            return ops.embedding_bag_inference(
+                rows,
+                ids,
+                slots,
+                offsets,
+                per_sample_weights,
+                feature_tables=feature_tables,
+                feature_dims=feature_dims,
+                pooling=pooling,
+            )
 
     def prefetch(
         self,
@@ -98,11 +156,12 @@ class ExternalTiers(Tiers):
         ahead: int,
     ) -> None:
         self._check_eager()
-        self.check()
-        planned = ops.plan_moves_(
-            self.tensors, meta, ids, handles, offsets, feature_tables, trains=False, ahead=ahead
-        )
-        self._move(planned.moves)
+        with self._one_thread():
+            self.check()
+            planned = ops.plan_moves_(
+                self.tensors, meta, ids, handles, offsets, feature_tables, trains=False, ahead=ahead
+            )
+            self._move(planned.moves)
 
     def _check_eager(self) -> None:
         if torch.compiler.is_compiling():

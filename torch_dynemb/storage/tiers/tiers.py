@@ -16,7 +16,6 @@ from torch_dynemb.ops.columns import (
     GENERATION_BITS,
     TIER_COLUMNS,
     Move,
-    Pooling,
     Slot,
     Tier,
     TierHead,
@@ -107,6 +106,7 @@ class Tiers(ABC):
             meta, ids, handles, offsets, feature_tables, trains: as there.
         """
 
+    @abstractmethod
     def lookup(
         self,
         ids: Tensor,
@@ -123,22 +123,6 @@ class Tiers(ABC):
             ids, handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling: as
                 there.
         """
-        rows = self._rows
-        slots = self.stage(rows.meta, ids, handles, offsets, feature_tables, trains=False)
-        if pooling == Pooling.NONE:
-            return ops.embedding_inference(
-                rows, ids, slots, offsets, feature_tables=feature_tables, dim=feature_dims[0]
-            )
-        return ops.embedding_bag_inference(
-            rows,
-            ids,
-            slots,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
 
     @abstractmethod
     def prefetch(
