@@ -440,3 +440,29 @@ def test_snapshots_leave_room_on_a_bounded_disk(tmp_path: Path) -> None:
     values = table.group.read(0, torch.arange(1100))
     checkpoint.load_snapshot(table)
     assert torch.equal(table.group.read(0, torch.arange(1100)), values)
+
+
+def test_what_a_run_without_a_snapshot_has_left_takes_no_room(tmp_path: Path) -> None:
+    storage = td.SSDStore(tmp_path, cache="64 rows", disk="512KiB", segment="64KiB")
+    for _ in range(3):
+        table = td.DynamicEmbedding(64, name="t", optimizer=td.SGD(lr=0.1), storage=storage)
+        for step in range(12):
+            table(torch.arange(40) + 40 * step).sum().backward()
+            table.optimizer.step()
+        del table
+    assert not checkpoint.snapshots(tmp_path)
+
+
+def test_files_that_are_there_count_as_room_for_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = td.SSDStore(tmp_path, segment="1MiB")
+    table = td.DynamicEmbedding(8, name="t", optimizer=td.SGD(lr=0.1), storage=storage)
+    table(torch.arange(10)).sum().backward()
+    table.optimizer.step()
+    checkpoint.save_snapshot(table, "a")
+    own = sum(path.stat().st_size for path in tmp_path.glob("rows/*/*"))
+    usage = shutil.disk_usage(tmp_path)._replace(free=12345)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert own > 0
+    assert storage.total_bytes() == own + 12345

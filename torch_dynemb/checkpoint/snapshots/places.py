@@ -17,7 +17,7 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
-from torch_dynemb.storage.tiers.ssd import SSDTiers
+from torch_dynemb.storage.tiers.ssd import KEPT_FOLDER, SSDTiers
 from torch_dynemb.table.group import TableGroup
 
 REST = "model"  # of index/NUMBER: a checkpoint of what lies in no store
@@ -117,7 +117,7 @@ def snapshot_files(store: Path) -> list[Path]:
 
 def index_folder(store: Path) -> Path:
     """The folder of what a store keeps of snapshots."""
-    return store / "index"
+    return store / KEPT_FOLDER
 
 
 def index_folders(store: Path) -> list[Path]:

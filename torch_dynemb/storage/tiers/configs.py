@@ -81,13 +81,14 @@ class SSDStore:
             raise ValueError(f"SSDStore: io is {self.io!r}, expected one of {list(IO_PATHS)}")
 
     def total_bytes(self) -> int:
-        """Bytes that the files may take: those of ``disk``, or what the file system has free."""
+        """Bytes that the files may take: those of ``disk``, or what there is room for."""
         if self.disk_bytes > 0:
             return self.disk_bytes
         there = Path(self.path)
+        own = sum(file.stat().st_size for file in there.glob("rows/*/*"))
         while not there.is_dir():
             there = there.parent
-        return shutil.disk_usage(there).free
+        return own + shutil.disk_usage(there).free
 
     def within(self, name: str) -> SSDStore:
         """The same in a directory below, for one of several groups or ranks.

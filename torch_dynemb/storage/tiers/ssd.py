@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_dynemb import ops
@@ -13,6 +15,9 @@ from torch_dynemb.ops.columns import StoreStat
 from torch_dynemb.ops.tensors import RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
+
+# In the directory of a store: what it keeps for snapshots.
+KEPT_FOLDER = "index"
 
 
 class SSDTiers(Tiers):
@@ -51,6 +56,9 @@ class SSDTiers(Tiers):
         )
         # The thread knows addresses only: it ends before the tensors go, which this object has.
         self._end = weakref.finalize(self, ops.store_close, tensors.clock)
+        if not any(Path(storage.path).glob(f"{KEPT_FOLDER}/*")):
+            # what a run has left that made no snapshot, nobody can read any more
+            self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])
 
     def stage(
         self,
@@ -175,4 +183,4 @@ class SSDTiers(Tiers):
         ops.store_erase(self.tensors.clock, slab, handles)
 
 
-__all__ = ["SSDTiers"]
+__all__ = ["KEPT_FOLDER", "SSDTiers"]
