@@ -70,6 +70,22 @@ def test_same_steps_as_one_process(two_ranks: Ranks, folders: list[str], shardin
     assert result[0]["sharding"] == dict.fromkeys(FEATURE_NAMES, sharding)
 
 
+def test_rows_in_files_are_those_in_memory(
+    two_ranks: Ranks, folders: list[str], tmp_path: Path
+) -> None:
+    arguments = [*SMALL, *folders, "--optimizer", "adagrad"]
+    in_memory, _ = two_ranks.run(job, [*arguments, "--sharding", "row_wise"])
+    files = ["--storage", "ssd", "--cache", "10%", "--storage-path", str(tmp_path)]
+    in_files, _ = two_ranks.run(job, [*arguments, *files, "--sharding", "row_wise"])
+    assert in_files[1] == in_memory[1]
+    assert in_files[0]["auc"] == in_memory[0]["auc"]
+    assert in_memory[0]["storage"] is None
+    did = in_files[0]["storage"]
+    assert (did["kind"], did["cache"], did["prefetched"]) == ("ssd", "10%", 0)
+    assert did["hits"] > 0
+    assert in_files[0]["ids"] > did["stored"] > 0.5 * in_files[0]["ids"]
+
+
 def test_same_life_cycle_as_one_process(two_ranks: Ranks, folders: list[str]) -> None:
     """Tables of bounded size; whole ones, since shards of their ids fill up one by one."""
     arguments = [*SMALL, *folders, "--capacity", "2000", "--eviction", "lru"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from pathlib import Path
@@ -50,10 +51,8 @@ def same_everywhere(result: dict[str, Any]) -> dict[str, Any]:
 def test_defaults():
     opts = options.parse([])
     assert (opts.storage, opts.cache, opts.storage_path, opts.disk) == ("memory", None, None, None)
-    assert opts.checkpoint_every == 200
     opts = options.parse(["--storage", "ssd", "--out", "here"])
     assert (opts.cache, opts.storage_path, opts.disk) == ("25%", Path("here/rows"), None)
-    assert opts.checkpoint_every is None
     opts = options.parse(["--storage", "ssd", "--storage-path", "there", "--cache", "4GB"])
     assert (opts.cache, opts.storage_path) == ("4GB", Path("there"))
 
@@ -70,10 +69,7 @@ def test_defaults():
         ("--storage ssd --disk much", "--disk: SSDStore: disk is 'much'"),
         ("--storage ssd --disk 1MB", "--disk: SSDStore: disk is '1MB', expected at least 4"),
         ("--storage ssd --device cuda", "--storage: ssd not with --device cuda"),
-        ("--storage ssd --torchrec", "--storage: ssd not with --torchrec"),
-        ("--storage ssd --resume", "--resume: not with --storage ssd"),
         ("--storage ssd --async-checkpoint", "--async-checkpoint: not with --storage ssd"),
-        ("--storage ssd --checkpoint-every 9", "--checkpoint-every: not with --storage ssd"),
         ("--zipf 0", "--zipf: expected a number above 0, got '0'"),
         ("--cardinality-divisor .5", "--cardinality-divisor: expected a number from 1 on"),
     ],
@@ -107,7 +103,23 @@ def test_results_are_those_of_a_run_in_memory(more, folder, tmp_path, capsys):
     assert files["peak_bytes"] > in_files["table_bytes"]
     assert all(f"{name}=" in bar for name in ("hits", "misses", "read", "written"))
     assert (tmp_path / "memory" / "checkpoint").is_dir()
-    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["rows", "training.png"]
+    names = sorted(path.name for path in (tmp_path / "files").iterdir())
+    assert names == ["checkpoint", "rows", "training.png"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(FILES, FILES), (FILES, []), ([], FILES)])
+def test_a_run_goes_on_from_memory_and_from_files(
+    before, after, folder, tmp_path, capsys, ctrl_c_after_a_save
+):
+    whole, _ = run(folder, tmp_path / "whole", capsys)
+    out = tmp_path / "interrupted"
+    with ctrl_c_after_a_save():
+        run(folder, out, capsys, "--checkpoint-every", "4", *before)
+    gc.collect()  # the process goes on here: the tables are in the exception's frames
+    resumed, said = run(folder, out, capsys, "--checkpoint-every", "4", "--resume", *after)
+    assert "resuming after line 1024" in said
+    assert same_everywhere(resumed) == same_everywhere(whole)
+    assert (resumed["storage"] is None) == (after == [])
 
 
 def test_files_of_other_rows_are_left_alone(folder, tmp_path, capsys):

@@ -103,18 +103,15 @@ class Checkpoints:
         Args:
             position: Of the reader.
         """
-        every = self._opts.checkpoint_every
-        if every is not None and self._progress.step % every == 0:
+        if self._progress.step % self._opts.checkpoint_every == 0:
             self.save(position)
 
     def save(self, position: Position) -> None:
-        """Save, once the save before has ended; nothing if the options say that there are none.
+        """Save, once the save before has ended.
 
         Args:
             position: Of the reader.
         """
-        if self._opts.checkpoint_every is None:
-            return
         self._wait()
         state = {
             "settings": self._settings,

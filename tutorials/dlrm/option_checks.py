@@ -40,13 +40,9 @@ def wrong_with_files(values: Mapping[str, object]) -> str | None:
         return (
             "argument --storage: ssd not with --device cuda: rows in files need tables on the CPU"
         )
-    if values["torchrec"]:
-        return "argument --storage: ssd not with --torchrec: sharded tables are in memory"
-    for name in ("resume", "async_checkpoint", "checkpoint_every"):
-        if values[name]:
-            option = name.replace("_", "-")
-            return (
-                f"argument --{option}: not with --storage ssd: there are no checkpoints of rows in "
-                "files"
-            )
+    if values["async_checkpoint"]:
+        return (
+            "argument --async-checkpoint: not with --storage ssd: there is no copy of the rows in "
+            "memory to write from"
+        )
     return None

@@ -61,12 +61,12 @@ are in memory).
 
 With --storage ssd the rows and their optimizer state lie in files, and a cache in memory has those
 in use; table_bytes is what is in memory. While a batch is trained on, the rows of the next one are
-fetched. The results are those of a run in memory, to the last bit; hashed tables get as much memory
-as the cache and the index have. The entry storage is an object, of the training alone: kind, cache,
-hits (ids whose row was in memory), misses (rows that a step waited for, or that were new),
-prefetched (rows that came while the batch before was trained on), read_mb_per_s, written_mb_per_s
-(of the files), waited_s (for the disk), stored (rows in files), disk_bytes and peak_bytes (the most
-memory that the process has had).
+fetched (not with --torchrec). The results are those of a run in memory, to the last bit; hashed
+tables get as much memory as the cache and the index have. The entry storage is an object, of the
+training alone: kind, cache, hits (ids whose row was in memory), misses (rows that a step waited
+for, or that were new), prefetched (rows that came while the batch before was trained on),
+read_mb_per_s, written_mb_per_s (of the files), waited_s (for the disk), stored (rows in files),
+disk_bytes and peak_bytes (the most memory that the process has had).
 
 With --torchrec the tables are sharded over processes by TorchRec's DistributedModelParallel and the
 MLPs are data parallel. Each rank takes its part of every batch, so that all together do the steps
@@ -84,7 +84,6 @@ _FREE_ON_RESUME = (
 Storage = Literal["memory", "ssd"]
 
 _DEFAULT_CACHE = "25%"
-_DEFAULT_CHECKPOINT_EVERY = 200
 
 Sharding = Literal[
     "auto",
@@ -132,8 +131,7 @@ class Options:
     disk: str | None
     out: Path
     samples_folder: Path
-    checkpoint_every: int | None
-    """None: there are no checkpoints."""
+    checkpoint_every: int
     async_checkpoint: bool
     resume: bool
     log_every: int
@@ -354,9 +352,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add(
         "--checkpoint-every",
         type=at_least(1),
+        default=200,
         metavar="STEPS",
-        help="steps between checkpoints; there is one at the end, too "
-        f"(default: {_DEFAULT_CHECKPOINT_EVERY}; with --storage ssd there are none)",
+        help="steps between checkpoints; there is one at the end, too",
     )
     add(
         "--async-checkpoint",
@@ -397,8 +395,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     if values["storage"] == "ssd":
         values["cache"] = values["cache"] or _DEFAULT_CACHE
         values["storage_path"] = values["storage_path"] or values["out"] / "rows"
-    else:
-        values["checkpoint_every"] = values["checkpoint_every"] or _DEFAULT_CHECKPOINT_EVERY
     if values["capacity"] is not None:
         values["eviction"] = values["eviction"] or "lfu"
     elif values["eviction"] is not None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.types import DataType
 
 import torch_dynemb as td
+from torch_dynemb.storage.tiers import StorageStats
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
@@ -31,6 +34,7 @@ from torch_dynemb.torchrec import (
     TableOptions,
     local_shards,
 )
+from tutorials.dlrm.files_of_rows import storage_of
 from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.optimizers import RowDtype
 from tutorials.dlrm.options import Options
@@ -134,7 +138,7 @@ class ShardedModel:
         figures = torch.tensor([ids, table_bytes, *turnover], device=device)
         dist.all_reduce(figures)
         ids, table_bytes, *turnover = figures.tolist()
-        return Figures(ids, table_bytes, Turnover(*turnover))
+        return Figures(ids, table_bytes, Turnover(*turnover), _storage_of_all(groups.values()))
 
     def sharding_types(self) -> dict[str, str]:
         """Return how every table is sharded."""
@@ -152,6 +156,19 @@ class ShardedModel:
     def _shardings(self) -> dict[str, ParameterSharding]:
         (plan,) = self._plan.plan.values()  # of the only module that is sharded
         return dict(plan)
+
+
+def _storage_of_all(groups: Iterable[TableGroup]) -> StorageStats | None:
+    """Add up what the caches and files of all ranks have done; None: all rows are in memory."""
+    mine = [stats for group in groups if (stats := group.storage_stats()) is not None]
+    names = [field.name for field in fields(StorageStats)]
+    sums = [[sum(getattr(stats, name) for stats in mine) for name in names], [len(mine)]]
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, sums)
+    if not any(count for _, (count,) in everyones):
+        return None
+    columns = zip(*(numbers for numbers, _ in everyones), strict=True)
+    return StorageStats(**dict(zip(names, map(sum, columns), strict=True)))
 
 
 def _make_plan(
@@ -173,9 +190,10 @@ def _make_plan(
     )
     columns = -(-opts.embedding_dim // world_size)
     initializer = td.Uniform(-ROW_BOUND, ROW_BOUND)
+    storage = storage_of(opts)
     constraints = {
         name: DynamicTableConstraints(
-            TableOptions(initializer=initializer, policy=policy),
+            TableOptions(initializer=initializer, policy=policy, storage=storage),
             sharding_types=None if opts.sharding == "auto" else [opts.sharding],
             min_partition=max(_LEAST_COLUMNS, -(-columns // _LEAST_COLUMNS) * _LEAST_COLUMNS),
         )

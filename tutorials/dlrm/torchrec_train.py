@@ -61,10 +61,10 @@ def train(opts: Options, device: torch.device) -> dict[str, Any] | None:
         with progress_bar("dynamic tables", data, opts, done=start.line, hidden=not first) as bar:
             progress.train(reader, bar, describe=shown, after_step=checkpoints.after_step)
         check_trained(progress, data, reader)
+        figures = model.figures()  # before rows are looked up to evaluate
         checkpoints.save(reader.position)
         held_out = make_reader(opts, data, reader.position, data.lines, **mine)
         auc = progress.evaluate(held_out)
-    figures = model.figures()
     if not first:
         return None
     report_skipped(data, reader, held_out)
