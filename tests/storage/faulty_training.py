@@ -1,6 +1,7 @@
-"""Trains on stored rows while the disk fails; a program that a test starts with a file shim.
+"""Trains on stored rows while the disk fails, or what is done to it is written down.
 
-It writes what has happened as JSON to the standard output.
+A program that tests start with a file shim, once for all of them. It writes what has happened as
+JSON to the standard output.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ STEPS = 16
 BEFORE = 4  # steps until the first snapshot
 # Without counts: a step that is made again counts its ids twice.
 POLICY = td.Policy()
+
+# Snapshots of the run that is written down: after how many steps, and their names.
+LOGGED = ((3, "last"), (6, "last"), (9, "other"))
 
 Happened = dict[str, object]
 
@@ -139,8 +143,23 @@ def faults(root: Path) -> list[Fault]:
     ]
 
 
+def logged(root: Path) -> Path:
+    """The folder below which everything is written down."""
+    return root / "logged"
+
+
+def make_snapshots(folder: Path) -> None:
+    """Makes those of ``LOGGED``; a file tells that each is there."""
+    model = StoredModel(folder / "rows")
+    for steps, name in LOGGED:
+        model.train_steps(steps - model.steps)
+        model.save(name)
+        (folder / f"saved-{steps}").touch()
+
+
 def main(root: Path) -> dict[str, Happened]:
     torch.set_num_threads(1)
+    make_snapshots(logged(root))
     happened = {
         name: work(root / name, root / f"{name}.switch") for name, (work, *_) in CASES.items()
     }

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import file_shim
 import pytest
 import torch
 from crash_states import OPEN, Change, crash_states, read_log
+from faulty_training import LOGGED, logged
 from stored_training import StoredModel
 
 from torch_dynemb import checkpoint
 
 pytestmark = pytest.mark.cpu_only("stores on disks are the CPU's")
 
-SAVES = ((3, "last"), (6, "last"), (9, "other"))
 AFTER = 2  # steps that are made after a load
-RUN = """
-import sys, pathlib, torch
-sys.path.insert(0, sys.argv[1])
-from stored_training import StoredModel
-torch.set_num_threads(1)
-root = pathlib.Path(sys.argv[2])
-model = StoredModel(root / "rows")
-for steps, name in {saves}:
-    model.train_steps(steps - model.steps)
-    model.save(name)
-    (root / f"saved-{{steps}}").touch()
-"""
 
 
 class Run(NamedTuple):
@@ -50,19 +35,14 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("run")
-    root = folder / "root"
-    root.mkdir()
-    program = [sys.executable, "-c", RUN.format(saves=SAVES), str(Path(__file__).parent), str(root)]
-    subprocess.run(program, check=True, env=file_shim.environment(folder, log=root))
-    changes = read_log(folder / "changes.log", root)
+def run(shimmed_run: Any) -> Run:
+    changes = read_log(shimmed_run.root / "changes.log", logged(shimmed_run.root))
     model, values = StoredModel(None), {}
-    for step in range(1, SAVES[-1][0] + AFTER + 1):
+    for step in range(1, LOGGED[-1][0] + AFTER + 1):
         model.step()
         values[step] = model.values()
     opened = {change.path: at for at, change in enumerate(changes, 1) if change.kind == OPEN}
-    return Run(changes, {steps: opened[f"saved-{steps}"] for steps, _ in SAVES}, values)
+    return Run(changes, {steps: opened[f"saved-{steps}"] for steps, _ in LOGGED}, values)
 
 
 def check(run: Run, folder: Path, prefixes: Collection[int] | None, drawn: int) -> int:
@@ -98,7 +78,7 @@ def test_some_states_after_a_power_failure(run: Run, tmp_path: Path) -> None:
     names = [
         n for n, change in enumerate(run.changes, 1) if (change.other or "").startswith("rows/sn")
     ]
-    assert len(names) == len(SAVES)
+    assert len(names) == len(LOGGED)
     chosen = {*names, names[1] - 1, names[1] + 1, told[1], len(run.changes)}
     assert check(run, tmp_path, chosen, 1) >= len(chosen)
 

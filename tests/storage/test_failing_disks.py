@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import faulty_training
-import file_shim
 import pytest
 from stored_training import StoredModel
 
@@ -18,14 +14,10 @@ import torch_dynemb as td
 pytestmark = pytest.mark.cpu_only("stores on disks are the CPU's")
 
 
-@pytest.fixture(scope="module")
-def happened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+@pytest.fixture
+def happened(shimmed_run: Any) -> dict[str, dict[str, Any]]:
     """What became of all cases, in one process."""
-    root = tmp_path_factory.mktemp("disks")
-    environment = file_shim.environment(root, faults=faulty_training.faults(root))
-    program = [sys.executable, faulty_training.__file__, str(root)]
-    run = subprocess.run(program, env=environment, check=True, capture_output=True, text=True)
-    result: dict[str, dict[str, Any]] = json.loads(run.stdout)
+    result: dict[str, dict[str, Any]] = shimmed_run.happened
     return result
 
 

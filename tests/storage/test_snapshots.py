@@ -385,9 +385,14 @@ class FailingDisk(Disk):
         return call
 
 
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "the disk fails"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_snapshot_before_and_training_goes_on(
-    error: BaseException, tmp_path: Path, losses: list[str], monkeypatch: pytest.MonkeyPatch
+    error: BaseException,
+    every: int,
+    tmp_path: Path,
+    losses: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = StoredModel(tmp_path)
     model.train_steps(2)
@@ -396,7 +401,7 @@ def test_a_failure_leaves_the_snapshot_before_and_training_goes_on(
     monkeypatch.setattr(SAVE, "_DISK", counting)
     model.save("a")
     failed = 0
-    calls = range(1, counting.calls + 1, 1 if isinstance(error, OSError) else 5)
+    calls = range(1, counting.calls + 1, every)
     for fail_at in calls:
         monkeypatch.setattr(SAVE, "_DISK", FailingDisk(fail_at, error))
         try:
