@@ -26,6 +26,7 @@ from torch_dynemb.storage.tiers.stats import StorageStats
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
 _DIRTY = 1 << GENERATION_BITS  # of a slot's marks
+_DIRTY = 1 << GENERATION_BITS
 _SAVED_AT_ONCE = 1 << 14
 # A cache gives memory back when it is larger than it should be by this part.
 _SLACK = 16
@@ -167,15 +168,29 @@ class Tiers(ABC):
         return Records(stored.records, torch.where(there, live, stored.found))
 
     def write(self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
-        """Rows of ids, into the store; those in the cache are dropped.
+        """Rows of ids, into their slots, or into the store where they have none.
+
+        A row keeps its slot: gradients that are pending name it.
 
         Args:
             slab, table, ids, handles: as for :meth:`read`; ids are distinct.
             records: uint8 [n, bytes]; their headers are not read.
         """
         self.drain()
-        self._write_store(slab, table, ids, handles, records)
-        ops.forget_rows_(self.tensors, slab, handles)
+        slots = self.tensors.slots[slab]
+        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
+        at = places.clamp(min=0)
+        there = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
+        if not bool(there.all()):
+            rest = ~there
+            self._write_store(slab, table, ids[rest], handles[rest], records[rest])
+            ops.forget_rows_(self.tensors, slab, handles[rest])
+        if bool(there.any()):
+            at, records = at[there], records[there]
+            marks = slots[at, Slot.MARKS]
+            records.view(torch.int32)[:, 0] = (marks & _GENERATIONS).to(torch.int32)
+            ops.scatter_records_(self._rows, slab, at, records)
+            slots[at, Slot.MARKS] = marks | _DIRTY
 
     @abstractmethod
     def _read_store(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records: ...
