@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from execution import threads
+from group_calls import same_bits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optimizer_groups import OPTIMIZERS, PLAIN
@@ -140,6 +141,34 @@ def test_norms_of_gradients_sorted_table_by_table(lookups: int, new_storage: New
             module.group.erase(0, torch.arange(0, 30_000, 7))  # b gets some of their rows
         pair.micro_batches()
         pair.step()
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_weights_of_ids_that_learn(trainable: bool, new_storage: NewStorage) -> None:
+    """Their gradient reads rows in the backward."""
+    bags = [
+        td.DynamicEmbeddingBag(
+            4,
+            name="t",
+            mode="sum",
+            optimizer=td.Adam(lr=0.1),
+            initializer=UNIFORM,
+            trainable=trainable,
+            max_rows=4096,
+            storage=storage,
+        )
+        for storage in (None, new_storage())
+    ]
+    for step in range(8):
+        ids = (torch.arange(45).reshape(15, 3) * (1 + step % 3) + 37 * step) % 300
+        results = []
+        for bag in bags:
+            weights = torch.linspace(0.5, 1.5, 45).reshape(15, 3).requires_grad_()
+            output = bag(ids, per_sample_weights=weights)
+            output.sin().sum().backward()
+            bag.optimizer.step()
+            results.append((output.detach(), weights.grad))
+        assert all(map(same_bits, *results))
 
 
 # -- sequences -----------------------------------------------------------------------------------

@@ -163,8 +163,14 @@ class Pair:
                 module.optimizer.step(now=1000 + self.steps if self.timed else None)
 
     def groups(self, call: Callable[[td.TableGroup], Any]) -> None:
-        """A call on both groups, which give the same."""
-        plain, tiered = (call(module.group) for module in self.modules)
+        """A call on both groups, which give, or raise, the same."""
+        results = []
+        for module in self.modules:
+            try:
+                results.append(call(module.group))
+            except RuntimeError as error:  # such as that there is no room for all ids
+                results.append(str(error))
+        plain, tiered = results
         if isinstance(plain, Tensor):
             assert same_bits(plain, tiered)
         else:
