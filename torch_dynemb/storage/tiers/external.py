@@ -243,7 +243,7 @@ class ExternalTiers(Tiers):
             )
 
     def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
-        ops.forget_rows_(self.tensors, slab, handles)
+        self.drop(slab, handles)
         self.store.erase(self._names[table], ids)
 
 

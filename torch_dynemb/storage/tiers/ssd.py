@@ -179,7 +179,7 @@ class SSDTiers(Tiers):
 
     def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
         self.drain()
-        ops.forget_rows_(self.tensors, slab, handles)
+        self.drop(slab, handles)
         ops.store_erase(self.tensors.clock, slab, handles)
 
 

@@ -25,8 +25,8 @@ from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS, CacheSize
 from torch_dynemb.storage.tiers.stats import StorageStats
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
+_EPOCH_SHIFT = 32  # of the last use, in ``Slot.USE``
 _DIRTY = 1 << GENERATION_BITS  # of a slot's marks
-_DIRTY = 1 << GENERATION_BITS
 _SAVED_AT_ONCE = 1 << 14
 # A cache gives memory back when it is larger than it should be by this part.
 _SLACK = 16
@@ -215,6 +215,22 @@ class Tiers(ABC):
     @abstractmethod
     def check(self) -> None:
         """Raises RuntimeError if something could not be read or written; waits for nothing."""
+
+    def drop(self, slab: int, handles: Tensor) -> None:
+        """Has rows that nobody owns any more leave the cache without being saved.
+
+        Those of this step's lookups keep their slots until it ends, since gradients may come.
+
+        Args:
+            slab: that is tiered.
+            handles: int64 [n], that the rows had.
+        """
+        slots = self.tensors.slots[slab]
+        at = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
+        last = slots[at.clamp(min=0), Slot.USE] >> _EPOCH_SHIFT
+        in_use = (at >= 0) & ((last - self.epoch).to(torch.int32) >= 0)
+        slots[at[in_use], Slot.MARKS] &= ~_DIRTY
+        ops.forget_rows_(self.tensors, slab, handles[~in_use])
 
     @abstractmethod
     def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
