@@ -16,7 +16,7 @@ import torch
 from common.command import parser, positive
 from common.report import Report, Row
 from peers.build import has_rocksdb
-from tiered import logs, training
+from tiered import logs, training, whole
 from tiered.reads import read_rows
 
 BENCH = "tiers"
@@ -50,10 +50,22 @@ def _logs(options: Namespace, folder: Path) -> Iterator[Row | str]:
     return logs.log_rows(BENCH, folder, sizes, options.only)
 
 
+def _snapshot(options: Namespace, folder: Path) -> Iterator[Row | str]:
+    ids = options.ids or (10_000 if options.quick else 1_000_000)
+    return whole.snapshot_rows(BENCH, folder, ids, options.rounds, options.only)
+
+
+def _memory(options: Namespace, folder: Path) -> Iterator[Row | str]:
+    ids = options.ids or (10_000 if options.quick else 10_000_000)
+    return whole.memory_rows(BENCH, folder, ids, options.only)
+
+
 PARTS: dict[str, Callable[[Namespace, Path], Iterator[Row | str]]] = {
     "reads": _reads,
     "training": _training,
     "logs": _logs,
+    "snapshot": _snapshot,
+    "memory": _memory,
 }
 
 
@@ -69,7 +81,7 @@ def main() -> None:
     arguments.add_argument("--megabytes", type=positive, help="reads: of the file (default 1024)")
     arguments.add_argument("--reads", type=positive, help="of a round (default 100,000)")
     arguments.add_argument("--rows", type=positive, help="logs: that are written (default 2 M)")
-    arguments.add_argument("--ids", type=positive, help="training: of the table (default 2 M)")
+    arguments.add_argument("--ids", type=positive, help="of a table (default 1 to 10 M)")
     arguments.add_argument("--batch", type=positive, help="training: bags of 20 ids (default 4096)")
     arguments.add_argument("--threads", type=positive, default=1, help="of torch (default 1)")
     options = arguments.parse_args()

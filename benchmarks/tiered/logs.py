@@ -23,6 +23,7 @@ from torch_dynemb.ops.columns import StoreStat
 HEADER = 24
 ROW_BYTES = 512  # of a record
 PAGE = 4096
+SEGMENTS = 128  # at least, as a large table has: two are always free
 READ_AT_ONCE = 2048
 WRITTEN_AT_ONCE = 16_384
 PEER_THREADS = (1, 8, 32)
@@ -53,7 +54,7 @@ class Log:
 
     def __init__(self, path: Path, rows: int, disk: float) -> None:
         live = rows * ROW_BYTES
-        segment = min(64 << 20, max(16 * PAGE, int(disk * live / 24) // PAGE * PAGE))
+        segment = min(64 << 20, max(16 * PAGE, int(disk * live / SEGMENTS) // PAGE * PAGE))
         storage = td.SSDStore(path, cache="64 rows", disk=int(disk * live), segment=segment)
         dim = (ROW_BYTES - HEADER) // 4
         self._group = td.TableGroup([td.TableConfig("bench", dim, storage=storage)], optimizer=None)

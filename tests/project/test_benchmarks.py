@@ -45,7 +45,11 @@ SMALL = {
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
     "checkpoint": ["--ids", "26000"],
-    "tiers": ["--megabytes", "2", "--reads", "200"],
+    "tiers": [
+        *("--part", "reads", "--megabytes", "2", "--reads", "200"),
+        *("--part", "training", "--ids", "2000", "--batch", "16", "--only", "4 KB"),
+        *("--only", "Zipf 1.5, prefetch"),
+    ],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
 SLOW = ("dcp_load", "feature_ops", "lifecycle", "optimizers")  # 9 seconds each
@@ -94,6 +98,37 @@ def test_prints_one_json_line_per_case(
             assert row["ratio"] == pytest.approx(row["ours_ms"] / row["peer_ms"], rel=1e-3)
         if "target" in row:
             assert row["met"] == (row["ratio"] <= row["target"])
+
+
+@pytest.mark.long
+def test_snapshots_and_memory_of_tables_in_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("fio") is None:
+        pytest.skip("fio, which tiers.py compares with, is not installed")
+    parts = ["--part", "snapshot", "--part", "memory", "--ids", "3000"]
+    run(monkeypatch, "tiers", "--json", "--quick", "--rounds", "1", *parts)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["case"].split()[0] for row in rows] == ["snapshot,", "memory"]
+    assert rows[0]["ratio"] > 0
+
+
+@pytest.mark.long
+def test_rows_are_compared_with_rocksdb(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from peers.build import has_rocksdb
+
+    if not has_rocksdb() or shutil.which("fio") is None:
+        pytest.skip("librocksdb-dev or fio, which tiers.py compares with, is not installed")
+    small = ["--rows", "3000", "--reads", "200"]
+    run(monkeypatch, "tiers", "--json", "--quick", "--rounds", "1", "--part", "logs", *small)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    peers = [row["peer"] for row in rows]
+    assert sum("MultiGet" in peer for peer in peers) == 3
+    assert sum(row["unit"] == "bytes" for row in rows if row["ours_ms"] is None) == 2
+    assert all(row["valid"] for row in rows)
 
 
 def test_a_table_is_printed_without_json(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torch_dynemb as td
-from tutorials.dlrm import capacity, options, policies, train
+from tutorials.dlrm import capacity, job_runs, options, policies, train
 from tutorials.dlrm.criteo import Batch
 from tutorials.dlrm.policies import admission_rule, count_ids, divide, make_policies
 from tutorials.dlrm.rows import DynamicRows
@@ -254,7 +254,7 @@ def test_capacity_curve(tmp_path, monkeypatch):
         size = int(opts[1]) if opts[0] == "--capacity" else 10_000
         return {"ids": 10_000, "table_bytes": 130 * size, "auc": 0.7, "baseline_auc": 0.6}
 
-    monkeypatch.setattr(capacity, "_run", fake)
+    monkeypatch.setattr(job_runs, "_run", fake)
     out = ["--out", str(tmp_path), "--rules", "count:2"]
     capacity.main([*out, "--shares", "0.01", "1", "--seed", "5"])
     assert sorted(made) == [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tutorials.dlrm import loop, options, train
+from tutorials.dlrm import cache_size, job_runs, loop, options, train
 from tutorials.dlrm.criteo import CriteoReader
 
 pytestmark = [
@@ -156,3 +156,31 @@ def test_a_batch_read_ahead_moves_no_position(folder, capsys):
         assert now is not then
     assert ahead[-1][1] is None
     assert list(loop._steps(CriteoReader([path], 7, stop_line=0), ahead=True)) == []
+
+
+# -- the time of a step against the size of the cache ----------------------------------------------
+
+
+def test_caches_of_several_sizes_are_compared(tmp_path, monkeypatch):
+    made = []
+    aucs = {"--cache 10%": 0.7}
+
+    def fake(opts: list[str]) -> dict[str, Any]:
+        made.append(" ".join(opts))
+        auc = next((auc for cache, auc in aucs.items() if cache in made[-1]), 0.7)
+        storage = {"misses": 5, "prefetched": 15, "hits": 95} if "--storage" in opts else None
+        return {"auc": auc, "samples_per_s": 20480.0, "storage": storage}
+
+    monkeypatch.setattr(job_runs, "_run", fake)
+    out = ["--out", str(tmp_path), "--shares", "0.1", "1"]
+    cache_size.main([*out, "--seed", "5"])
+    job = "--seed 5 --no-baseline --batch-size 2048"
+    caches = [f"--storage ssd --cache {size} {job}" for size in ("10%", "100%")]
+    assert sorted(made) == sorted([job, *caches])
+    assert (tmp_path / "cache_size.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    made.clear()
+    cache_size.main([*out, "--seed", "5"])
+    assert made == []
+    aucs["--cache 10%"] = 0.71
+    with pytest.raises(SystemExit, match="the AUC with --storage ssd --cache 10% is not that in"):
+        cache_size.main([*out, "--seed", "6"])

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from tutorials.dlrm.job_runs import JobRuns
 from tutorials.dlrm.parsing import CATEGORY_COUNT
 
 _DESCRIPTION = """\
@@ -50,40 +45,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     add("--out", type=Path, default=Path(__file__).parent, metavar="FOLDER", help="gets the result")
     given, job = parser.parse_known_args(arguments)
-    path = given.out / "capacity.json"
-    results: dict[str, Any] = {"job": job, "runs": {}}
-    if path.exists() and (before := json.loads(path.read_text()))["job"] == job:
-        results = before
-
-    def run_all(options: Iterable[list[str]]) -> None:
-        missing = [o for o in options if " ".join(o) not in results["runs"]]
-        with ThreadPoolExecutor(given.jobs) as pool:
-            futures = {pool.submit(_run, [*o, *job]): " ".join(o) for o in missing}
-            for future in as_completed(futures):
-                results["runs"][futures[future]] = future.result()
-                path.write_text(json.dumps(results, indent=1) + "\n")
-
+    runs = JobRuns(given.out / "capacity.json", job)
     unlimited = ["--no-baseline"]
-    run_all([unlimited])
-    reference = results["runs"][" ".join(unlimited)]
+    runs.run([unlimited])
+    reference = runs[unlimited]
     limits = [max(CATEGORY_COUNT, round(share * reference["ids"])) for share in given.shares]
     evicting = [["--capacity", str(limit)] for limit in limits]
     admitting = {
         rule: [[*options, "--admission", rule, "--no-baseline"] for options in evicting]
         for rule in given.rules
     }
-    run_all([*evicting, *(options for rule in given.rules for options in admitting[rule])])
+    limited = [*evicting, *(options for rule in given.rules for options in admitting[rule])]
+    runs.run(limited, at_once=given.jobs)
 
-    def curve(runs: list[list[str]], auc: str) -> list[tuple[int, float]]:
-        chosen = [results["runs"][" ".join(options)] for options in runs]
-        return [(result["table_bytes"], result[auc]) for result in chosen]
+    def curve(chosen: list[list[str]], auc: str) -> list[tuple[int, float]]:
+        return [(runs[options]["table_bytes"], runs[options][auc]) for options in chosen]
 
     curves = {
         "hashing trick": curve(evicting, "baseline_auc"),
         "dynamic tables, LFU": curve(evicting, "auc"),
     } | {
-        f"dynamic tables, LFU, --admission {rule}": curve(runs, "auc")
-        for rule, runs in admitting.items()
+        f"dynamic tables, LFU, --admission {rule}": curve(options, "auc")
+        for rule, options in admitting.items()
     }
     plot(given.out / "capacity.png", curves, unlimited_auc=reference["auc"])
 
@@ -112,22 +95,6 @@ def plot(
     axes.grid(alpha=0.3)
     figure.legend(fontsize="small", loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=110)
-
-
-def _run(options: list[str]) -> dict[str, Any]:
-    """Run the job; return what it prints at its end."""
-    print("train", *options, file=sys.stderr)
-    with tempfile.TemporaryDirectory() as out:
-        done = subprocess.run(
-            [sys.executable, "-m", "tutorials.dlrm.train", *options, "--out", out],
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode:
-        sys.exit(f"error: train {' '.join(options)}: {done.stderr.splitlines()[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print("train", *options, json.dumps(result), file=sys.stderr)
-    return result
 
 
 if __name__ == "__main__":
