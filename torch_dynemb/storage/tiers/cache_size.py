@@ -10,6 +10,7 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.policy.admission import parse_bytes
 
 LEAST_SLOTS = 64
+_ALL = 1 << 62  # more than there can be
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _ROWS = re.compile(r"\s*([0-9][0-9_]*)\s*rows\s*")
 
@@ -35,6 +36,8 @@ class CacheSize:
             slot_bytes: memory of a slot with its row.
             share: of the slab, in those of all slabs.
         """
+        if self.unit == "fraction" and self.value == 1:
+            return _ALL  # rows that are new in a step, too
         if self.unit == "fraction":
             wanted = self.value * rows
         else:
