@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from tutorials.dlrm.arguments import at_least
 from tutorials.dlrm.job_runs import JobRuns
 
 _DESCRIPTION = """\
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("--shares", type=float, nargs="+", default=_SHARES, help="default: 0.05 0.1 0.25 0.5 1")
+    add("--rounds", type=at_least(1), default=3, help="of all runs; medians count (default: 3)")
     add("--out", type=Path, default=Path(__file__).parent, metavar="FOLDER", help="gets the result")
     given, job = parser.parse_known_args(arguments)
     job += ["--no-baseline", "--batch-size", str(_BATCH)]
@@ -39,10 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     in_files = {
         share: ["--storage", "ssd", "--cache", f"{100 * share:g}%"] for share in given.shares
     }
-    runs.run([in_memory, *in_files.values()])
+    runs.run([in_memory, *in_files.values()], rounds=given.rounds)
 
     def step_ms(options: list[str]) -> float:
-        return _BATCH / float(runs[options]["samples_per_s"]) * 1e3
+        rates = [float(runs.of(options, n)["samples_per_s"]) for n in range(given.rounds)]
+        return _BATCH / median(rates) * 1e3
 
     points = []
     for share, options in in_files.items():

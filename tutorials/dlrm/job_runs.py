@@ -27,22 +27,34 @@ class JobRuns:
             self._results = before
 
     def __getitem__(self, options: Sequence[str]) -> dict[str, Any]:
-        result: dict[str, Any] = self._results["runs"][" ".join(options)]
+        return self.of(options, 0)
+
+    def of(self, options: Sequence[str], number: int) -> dict[str, Any]:
+        """Return the result of a run, the first of which has number 0."""
+        result: dict[str, Any] = self._results["runs"][_key(options, number)]
         return result
 
-    def run(self, options: Iterable[list[str]], *, at_once: int = 1) -> None:
+    def run(self, options: Iterable[list[str]], *, at_once: int = 1, rounds: int = 1) -> None:
         """Do the runs that are missing.
 
         Args:
             options: Of each run.
             at_once: Runs at a time.
+            rounds: How often each is done, all of them in turn.
         """
-        missing = [o for o in options if " ".join(o) not in self._results["runs"]]
+        each = list(options)
+        wanted = {_key(o, number): o for number in range(rounds) for o in each}
+        missing = {key: o for key, o in wanted.items() if key not in self._results["runs"]}
         with ThreadPoolExecutor(at_once) as pool:
-            futures = {pool.submit(_run, [*o, *self._job]): " ".join(o) for o in missing}
+            futures = {pool.submit(_run, [*o, *self._job]): key for key, o in missing.items()}
             for future in as_completed(futures):
                 self._results["runs"][futures[future]] = future.result()
                 self._path.write_text(json.dumps(self._results, indent=1) + "\n")
+
+
+def _key(options: Sequence[str], number: int) -> str:
+    key = " ".join(options)
+    return f"{key} # {number}" if number else key
 
 
 def _run(options: list[str]) -> dict[str, Any]:
