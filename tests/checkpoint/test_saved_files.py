@@ -60,6 +60,9 @@ NOT_SAVED = {
     "SparseAdamWTF": "as SparseAdam",
     "Slot": "reads a table by functions of its own",
     "SlotGroup": "has slots",
+    "ExternalStore": "has a store of the user's",
+    "SSDStore": "is of tables that raise an error that says to use checkpoint.save",
+    "StorageStats": "figures of a moment",
 }
 
 

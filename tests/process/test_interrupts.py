@@ -193,7 +193,7 @@ class Trial:
             module.load_state_dict(self._module().state_dict())
             undone = same(snapshot(module), self._before)
         assert undone or done
-        check(module.group, module.group.state_tensors())
+        check(module.group.tables, module.group.state_tensors())
         if not trains_on:
             return result
         twin = copy.deepcopy(module)  # saves and loads
