@@ -60,6 +60,7 @@ HOST_OPS = {
     "scatter_records_",
     "shrink_cache_",
     "stage_",
+    "staged_lookup_",
     "store_io_paths",
     "store_submit",
     "take_dirty_",
