@@ -84,7 +84,7 @@ def test_a_shard_is_the_one_that_was_saved() -> None:
     assert shard.group.size(shard.number) > 0
 
 
-# of what another process cannot have: the one is made for a save, the other has batches on their way
+# of what another process cannot have: one is made for a save, one has batches on their way
 NEVER_SAVED = {"Stager", "PrefetchTrainPipeline"}
 
 
