@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
 
 #include "core/storage/cache.h"
@@ -77,8 +78,38 @@ int64_t job_before_use(const StageCall& call, const int64_t* words) {
   return unfinished_job(slot_job(marks), jobs->done, jobs->next - 1);
 }
 
-void find_slots(const StageCall& call, const Tile& tile, Threads threads, int64_t* out,
-                TileOutcome* outcome) {
+// Slots of rows that a thread has found in this call. A batch has many of its ids again and again,
+// and these need neither their place nor their slot a second time.
+class RecentSlots {
+ public:
+  // Of rows of another slab from now on.
+  void begin(const CacheSlab& cache) {
+    if (places_ == cache.places) return;
+    places_ = cache.places;
+    std::fill(std::begin(handles_), std::end(handles_), kNoHandle);
+  }
+  // The handle of the row's slot in `out`, if it is known.
+  bool find(int64_t handle, int64_t* out) const {
+    const auto at = static_cast<size_t>(handle_row(handle)) % kRecent;
+    *out = slots_[at];
+    return handles_[at] == handle;
+  }
+  void add(int64_t handle, int64_t slot_handle) {
+    const auto at = static_cast<size_t>(handle_row(handle)) % kRecent;
+    handles_[at] = handle;
+    slots_[at] = slot_handle;
+  }
+
+ private:
+  static constexpr size_t kRecent = 4096;  // 64 KB: in a second-level cache
+
+  const int32_t* places_ = nullptr;
+  int64_t handles_[kRecent];
+  int64_t slots_[kRecent];
+};
+
+void find_slots(const StageCall& call, const Tile& tile, Threads threads, RecentSlots& recent,
+                int64_t* out, TileOutcome* outcome) {
   const CacheSlab& cache =
       call.tiers->slabs[static_cast<size_t>(call.slab_of[static_cast<size_t>(tile.table)])];
   const int64_t* handles = call.handles;
@@ -86,34 +117,39 @@ void find_slots(const StageCall& call, const Tile& tile, Threads threads, int64_
     std::copy(handles + tile.begin, handles + tile.end, out + tile.begin);
     return;
   }
+  recent.begin(cache);
+  int64_t left[kBlock];  // positions of ids that were not known
   int32_t place[kBlock];
   for (int64_t begin = tile.begin; begin < tile.end; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, tile.end);
-    for (int64_t i = begin; i < end; ++i) {
-      if (handles[i] >= 0) __builtin_prefetch(cache.places + handle_row(handles[i]));
-    }
-    for (int64_t i = begin; i < end; ++i) {
-      place[i - begin] = 0;
-      if (handles[i] < 0) continue;
-      place[i - begin] = place_of(cache, handles[i]);
-      if ((place[i - begin] < 0 && place[i - begin] != kSavedPlace) ||
-          place[i - begin] > cache.clock[kTierUsed]) {
-        outcome->bad = i;
-        return;
-      }
-      if (place[i - begin] > 0) __builtin_prefetch(slot_at(cache, place[i - begin] - 1), 1);
-    }
+    int64_t count = 0;
     for (int64_t i = begin; i < end; ++i) {
       if (handles[i] < 0) {
         out[i] = handles[i];
-        continue;
+      } else if (recent.find(handles[i], out + i)) {
+        ++outcome->hits;
+      } else {
+        left[count++] = i;
+        __builtin_prefetch(cache.places + handle_row(handles[i]));
       }
-      const int64_t slot = place[i - begin] - 1;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      place[k] = place_of(cache, handles[left[k]]);
+      if ((place[k] < 0 && place[k] != kSavedPlace) || place[k] > cache.clock[kTierUsed]) {
+        outcome->bad = left[k];
+        return;
+      }
+      if (place[k] > 0) __builtin_prefetch(slot_at(cache, place[k] - 1), 1);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t i = left[k];
+      const int64_t slot = place[k] - 1;
       if (slot >= 0 && slot_at(cache, slot)[kSlotOwner] == handles[i] + 1) {
         outcome->touches += touch(call, slot_at(cache, slot), threads);
         outcome->wait_for = std::max(outcome->wait_for, job_before_use(call, slot_at(cache, slot)));
         ++outcome->hits;
         out[i] = make_handle(slot, slot_generation(slot_at(cache, slot)[kSlotMarks]));
+        recent.add(handles[i], out[i]);
       } else {
         outcome->missing.push_back(static_cast<int32_t>(i));
       }
@@ -324,8 +360,9 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
                  [&](int64_t begin, int64_t end) {
                    const bool all = end - begin == static_cast<int64_t>(tiles.size());
                    const Threads threads = all ? Threads::kOne : Threads::kSeveral;
+                   RecentSlots recent;
                    for (int64_t t = begin; t < end; ++t) {
-                     find_slots(call, tiles[static_cast<size_t>(t)], threads, slot_handles,
+                     find_slots(call, tiles[static_cast<size_t>(t)], threads, recent, slot_handles,
                                 &outcomes[static_cast<size_t>(t)]);
                    }
                  });
