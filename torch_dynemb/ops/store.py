@@ -245,6 +245,63 @@ def store_load(tier_clock: Tensor, snapshot: StoreSnapshot) -> None:
     torch.ops.dynemb.store_load(tier_clock, snapshot.records, snapshot.segments)
 
 
+def store_hold(tier_clock: Tensor) -> int:
+    """Keeps the records that there are, after all jobs, whatever the store does later.
+
+    Their segments stay until :func:`store_release`, whatever :func:`store_keep` says, and
+    :func:`store_load` is refused until then. A hold takes 8 bytes of memory for every row, and
+    leaves nothing behind when the process ends.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+
+    Returns:
+        The number of the hold.
+
+    Raises:
+        RuntimeError: no store, or the file system fails.
+    """
+    number: int = torch.ops.dynemb.store_hold(tier_clock)
+    return number
+
+
+def store_read_held(
+    tier_clock: Tensor, hold: int, slab: int, handles: Tensor, ids: Tensor
+) -> StoredRecords:
+    """Copies records as they were when they were held; another thread may train meanwhile.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+        hold: of :func:`store_hold`.
+        slab: number of a slab with a log.
+        handles: int64 [ids], row handles.
+        ids: int64 [ids], whose rows they are.
+
+    Returns:
+        The records, with their checksums verified.
+
+    Raises:
+        RuntimeError: no store, no such hold, slab or row; a record is damaged or of another id (the
+            file, the offset and the id are named), or cannot be read.
+    """
+    return StoredRecords(*torch.ops.dynemb.store_read_held(tier_clock, hold, slab, handles, ids))
+
+
+def store_release(tier_clock: Tensor, hold: int) -> None:
+    """Ends a hold: its segments are kept only as far as the store and its snapshots need them.
+
+    Nothing is done for a store that has failed, whose other calls say why, nor in a forked process.
+
+    Args:
+        tier_clock: of the store, as it was opened.
+        hold: of :func:`store_hold`.
+
+    Raises:
+        RuntimeError: no store, or no such hold.
+    """
+    torch.ops.dynemb.store_release(tier_clock, hold)
+
+
 def store_stats(tier_clock: Tensor) -> Tensor:
     """What a store has done since it was opened. Waits for nothing.
 
@@ -351,6 +408,23 @@ def _store_keep_fake(tier_clock: Tensor, files: Sequence[Tensor]) -> None:
 def _store_load_fake(
     tier_clock: Tensor, records: Sequence[Tensor], segments: Sequence[Tensor]
 ) -> None:
+    return None
+
+
+@register_fake("store_hold")
+def _store_hold_fake(tier_clock: Tensor) -> torch.SymInt:
+    return torch.library.get_ctx().new_dynamic_size()
+
+
+@register_fake("store_read_held")
+def _store_read_held_fake(
+    tier_clock: Tensor, hold: int, slab: int, handles: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _store_read_fake(tier_clock, slab, handles, ids)
+
+
+@register_fake("store_release")
+def _store_release_fake(tier_clock: Tensor, hold: int) -> None:
     return None
 
 

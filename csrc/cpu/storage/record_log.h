@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -82,6 +83,15 @@ class RecordLog {
   const std::set<int64_t>& pinned() const { return pinned_; }
   void pin(std::set<int64_t> numbers);
 
+  // Keeps what the map leads to now, under a number of the caller's: it can be read, whatever is
+  // appended, and its segments are as those of snapshots until release(). Needs a flush before.
+  void hold(int64_t number);
+  bool has_hold(int64_t number) const { return held_.count(number) != 0; }
+  bool is_held() const { return !held_.empty(); }
+  void release(int64_t number);
+  // As find(), for what a hold keeps.
+  int64_t find_held(int64_t number, int64_t handle) const;
+
   // A state of the log to go back to: its files are open, its places checked.
   struct Restored {
     std::vector<int64_t> entries;
@@ -104,6 +114,12 @@ class RecordLog {
     bool unsynced = false;
   };
 
+  struct Held {
+    std::vector<int64_t> entries;  // of the map
+    std::set<int64_t> files;
+  };
+
+  void count_pinned();
   void next_segment();
   void seal();
   void write_buffer();
@@ -117,7 +133,8 @@ class RecordLog {
   std::vector<Place> places_;
   std::vector<SegmentFile> free_;
   std::set<int64_t> pinned_;
-  int64_t pinned_there_ = 0;  // of these, files that there are
+  std::map<int64_t, Held> held_;
+  int64_t pinned_there_ = 0;  // files that there are and that are pinned or held
   int64_t live_ = 0;
   int64_t used_ = 0;  // places that are not vacant
   int64_t head_ = 0;  // place of the last segment; 0: none

@@ -65,6 +65,11 @@ class StoreThread {
     raise_failure();
   }
 
+  bool has_failed() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !failure_.empty();
+  }
+
   void check_room(size_t slab, int64_t rows) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -124,9 +129,23 @@ class StoreThread {
     if (outcome.error) std::rethrow_exception(outcome.error);
   }
 
+  // As call(), for a thread beside the one that trains, which waits for nothing that is counted.
+  void call_aside(std::function<void()> f) {
+    Outcome outcome;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      raise_failure();
+      enqueue({std::move(f), &outcome, false});
+      finished_.wait(lock, [&] { return outcome.done; });
+    }
+    if (outcome.error) std::rethrow_exception(outcome.error);
+  }
+
+  // What has been queued up to here: others may go on to ask for something.
   void drain() {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!is_idle()) wait(lock, [&] { return is_idle(); });
+    const int64_t last = tasks_queued_;
+    if (tasks_done_ < last) wait(lock, [&] { return tasks_done_ >= last; });
     raise_failure();
   }
 
@@ -150,6 +169,7 @@ class StoreThread {
 
   void enqueue(Task task) {
     tasks_.push_back(std::move(task));
+    ++tasks_queued_;
     const auto queued = static_cast<int64_t>(tasks_.size()) + (busy_ ? 1 : 0);
     stats_.most_queued = std::max(stats_.most_queued, queued);
     queued_.notify_one();
@@ -183,6 +203,7 @@ class StoreThread {
       if (failure_.empty()) failure_ = std::move(failure);
       worker_.add_stats(stats_);
       busy_ = false;
+      ++tasks_done_;
       if (task.outcome != nullptr) *task.outcome = {true, error};
       finished_.notify_all();
     }
@@ -213,6 +234,8 @@ class StoreThread {
   std::condition_variable queued_;
   std::condition_variable finished_;
   std::deque<Task> tasks_;
+  int64_t tasks_queued_ = 0;
+  int64_t tasks_done_ = 0;
   bool busy_ = false;
   bool ends_ = false;
   std::string failure_;
@@ -270,6 +293,25 @@ class ThreadedStore : public RowStore {
   }
   void load(const std::vector<SlabSnapshot>& snapshot) override {
     thread().call([&] { thread_->worker().load(snapshot); });
+  }
+  int64_t hold() override {
+    int64_t number = 0;
+    thread().call([&] { number = thread_->worker().hold(); });
+    return number;
+  }
+  void read_held(int64_t hold, size_t slab, const std::vector<RowMove>& rows, char* records,
+                 uint8_t* found) override {
+    thread().call_aside([&] { thread_->worker().read_held(hold, slab, rows, records, found); });
+  }
+  void release(int64_t hold) override {
+    if (forks() != forks_) return;
+    try {
+      thread_->call_aside([&] { thread_->worker().release(hold); });
+    } catch (const Refusal&) {
+      throw;
+    } catch (const std::exception&) {
+      if (!thread_->has_failed()) throw;  // else every other call says why
+    }
   }
   StoreStats stats() override { return thread().stats(); }
 

@@ -123,6 +123,15 @@ class RowStore {
   // snapshots need. Raises where a file is missing or short, before anything has changed.
   virtual void load(const std::vector<SlabSnapshot>& snapshot) = 0;
 
+  // Keeps the records that there are now, after all jobs, whatever comes after: its number. Their
+  // segments stay until release(), whatever keep() says, and load() is refused until then.
+  virtual int64_t hold() = 0;
+  // As read(), for what a hold keeps; for any thread.
+  virtual void read_held(int64_t hold, size_t slab, const std::vector<RowMove>& rows, char* records,
+                         uint8_t* found) = 0;
+  // Ends a hold. A store that has failed, or is a parent's, has none to end.
+  virtual void release(int64_t hold) = 0;
+
   virtual StoreStats stats() = 0;
 };
 

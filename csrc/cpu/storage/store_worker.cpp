@@ -122,11 +122,17 @@ void StoreWorker::load_rows(size_t s, const std::vector<RowMove>& loads) {
 }
 
 void StoreWorker::read(size_t s, const std::vector<RowMove>& rows, char* records, uint8_t* found) {
-  RecordLog& log = *logs_[s];
+  read_found(s, rows, [&](int64_t handle) { return logs_[s]->find(handle); }, records, found);
+}
+
+void StoreWorker::read_found(size_t s, const std::vector<RowMove>& rows,
+                             const std::function<int64_t(int64_t)>& find, char* records,
+                             uint8_t* found) {
+  const RecordLog& log = *logs_[s];
   const auto bytes = static_cast<size_t>(log.layout().record);
   std::vector<WantedRecord> wanted;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const int64_t number = log.find(rows[i].handle);
+    const int64_t number = find(rows[i].handle);
     found[i] = number != RecordMap::kNone ? 1 : 0;
     if (found[i] != 0) wanted.push_back({number, rows[i].handle, rows[i].id, i});
   }
@@ -299,6 +305,10 @@ void StoreWorker::raise_disk_full(size_t slab, int64_t rows) {
        << " bytes). Nothing has been changed. "
        << (bounded ? "Give a larger disk=" : "Free space in the file system")
        << ", erase ids, or keep fewer snapshots";
+  if (std::any_of(logs_.begin(), logs_.end(),
+                  [](const auto& log) { return log && log->is_held(); })) {
+    text << "; some of these segments are an asynchronous save's: wait for it";
+  }
   throw Refusal(text.str());
 }
 
@@ -406,6 +416,12 @@ void StoreWorker::keep(const std::vector<std::vector<int64_t>>& files) {
 }
 
 void StoreWorker::load(const std::vector<SlabSnapshot>& snapshot) {
+  for (const auto& log : logs_) {
+    if (!log || !log->is_held()) continue;
+    throw Refusal("dynemb: rows of path " + options_.path +
+                  " are held, as an asynchronous save does that has not ended: wait for it before "
+                  "going back to a snapshot. Nothing has been changed");
+  }
   std::vector<RecordLog::Restored> states(logs_.size());
   try {
     for (size_t s = 0; s < logs_.size(); ++s) {

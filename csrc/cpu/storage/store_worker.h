@@ -41,6 +41,10 @@ class StoreWorker {
   std::vector<SlabSnapshot> sync();
   void keep(const std::vector<std::vector<int64_t>>& files);
   void load(const std::vector<SlabSnapshot>& snapshot);
+  int64_t hold();
+  void read_held(int64_t hold, size_t slab, const std::vector<RowMove>& rows, char* records,
+                 uint8_t* found);
+  void release(int64_t hold);
 
   void add_stats(StoreStats& stats) const;
   SegmentFiles& files() { return files_; }
@@ -49,6 +53,9 @@ class StoreWorker {
   void save_rows(size_t slab, const std::vector<RowMove>& saves);
   void load_rows(size_t slab, const std::vector<RowMove>& loads);
   void append_done(size_t slab, int64_t rows);
+  // `find` gives the number of a handle's record, or RecordMap::kNone.
+  void read_found(size_t slab, const std::vector<RowMove>& rows,
+                  const std::function<int64_t(int64_t)>& find, char* records, uint8_t* found);
 
   void publish(size_t slab);
   bool create_segment(size_t slab, bool beyond_usual);
@@ -73,6 +80,7 @@ class StoreWorker {
   Room& room_;
   int64_t writes_ = 0;
   int64_t write_bytes_ = 0;
+  int64_t last_hold_ = 0;
 };
 
 }  // namespace dynemb::cpu
