@@ -201,10 +201,15 @@ def test_rows_are_streamed_in_bounded_pieces(
             assert 0 < store.most_read <= 500 // 8  # the smallest row has 4 columns of 2 bytes
 
 
-def test_an_asynchronous_save_of_stored_tables_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_an_asynchronous_save_of_an_external_store_is_refused(
+    trained: Path, tmp_path: Path
+) -> None:
     model = Stored()
     checkpoint.load(trained, model)
-    with pytest.raises(RuntimeError, match=r"asynchronous=True.*'scored'.*save without asynchr"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"asynchronous=True.*'scored'.*ExternalStore cannot.*save without asynchr",
+    ):
         checkpoint.save(tmp_path / "later", model, asynchronous=True)
     assert not (tmp_path / "later").exists()
     checkpoint.save(tmp_path / "now", model)

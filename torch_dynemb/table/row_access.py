@@ -7,7 +7,7 @@ writes rows by their handles does it here, so that it need not know where a row 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
-from torch_dynemb.storage.tiers import Tiers
+from torch_dynemb.storage.tiers import Records, Tiers
 from torch_dynemb.table.records import packed, record_bytes, state_of, weights_of
 from torch_dynemb.table.tables import Tables
 
@@ -44,6 +44,13 @@ class RowValues(NamedTuple):
     weights: Tensor
     state: dict[str, Tensor]
     written: Tensor
+
+
+class ReadsRecords(Protocol):
+    """A store, or what one holds of another time."""
+
+    def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
+        """Rows of ids; see :meth:`torch_dynemb.storage.tiers.Tiers.read`."""
 
 
 def handle_rows(handles: Tensor) -> Tensor:
@@ -119,13 +126,30 @@ def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowVa
     slab, numbers = tables.config.slab_of(table), handle_rows(handles)
     stored = tables.stored(slab)
     if stored is not None:
-        values = _read_stored(tables, stored, table, ids, handles)
-    else:
-        values = RowValues(
-            tables.rows.weights[slab][numbers],
-            {name: tensor[numbers] for name, tensor in state_tensors(tables, slab).items()},
-            tables.rows.generations[slab][numbers] == _generations(handles),
-        )
+        return read_records(tables, stored, table, ids, handles)
+    values = RowValues(
+        tables.rows.weights[slab][numbers],
+        {name: tensor[numbers] for name, tensor in state_tensors(tables, slab).items()},
+        tables.rows.generations[slab][numbers] == _generations(handles),
+    )
+    if not bool(values.written.all()):
+        _write_initial_values(tables, table, ids, values)
+    return values
+
+
+def read_records(
+    tables: Tables, store: ReadsRecords, table: int, ids: Tensor, handles: Tensor
+) -> RowValues:
+    """Copies of rows that lie in a store, like :func:`read_rows`.
+
+    Args:
+        tables: of the group.
+        store: where the rows lie.
+        table: that the ids are of.
+        ids: int64 [n].
+        handles: int64 [n], of the ids; all of rows.
+    """
+    values = _read_stored(tables, store, table, ids, handles)
     if not bool(values.written.all()):
         _write_initial_values(tables, table, ids, values)
     return values
@@ -207,7 +231,7 @@ def _with(tensors: list[Tensor], number: int, tensor: Tensor) -> list[Tensor]:
 
 
 def _read_stored(
-    tables: Tables, stored: Tiers, table: int, ids: Tensor, handles: Tensor
+    tables: Tables, stored: ReadsRecords, table: int, ids: Tensor, handles: Tensor
 ) -> RowValues:
     """What there is; rows that nobody has written have no values."""
     config, slab = tables.config, tables.config.slab_of(table)
@@ -378,10 +402,12 @@ def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowVa
 
 
 __all__ = [
+    "ReadsRecords",
     "RowValues",
     "first_generation",
     "handle_rows",
     "materialize",
+    "read_records",
     "read_rows",
     "readable",
     "state_names",

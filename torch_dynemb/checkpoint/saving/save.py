@@ -41,6 +41,7 @@ from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.saving.handle import SaveHandle, check_none_running
+from torch_dynemb.checkpoint.saving.held import hold_rows, release_rows
 from torch_dynemb.checkpoint.saving.rest import RestSource, dense_source, state_source, write_rest
 from torch_dynemb.checkpoint.saving.source import GroupSource, source_of, write_initial_rows
 from torch_dynemb.checkpoint.saving.staging import staged
@@ -50,12 +51,15 @@ from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.policy.layout import score_words_of
+from torch_dynemb.storage.tiers.ssd import SSDTiers
 from torch_dynemb.table.group import TableGroup
 
 _DISK = Disk()
-# What writing takes besides: some pieces of 8 MiB, and by row its id, slot, owner and number.
+# What writing takes besides: some pieces of 8 MiB, and by row its id, slot, owner and number; of
+# rows in a store the generation too, and where each lies.
 _BUFFER_BYTES = 32 << 20
 _BYTES_OF_ROW_ORDER = 17
+_BYTES_OF_STORED_ROW = _BYTES_OF_ROW_ORDER + 4 + 8
 
 
 class ModelSource(NamedTuple):
@@ -102,7 +106,9 @@ def save(
         model: any module with tables of this library; sharded ones too.
         process_group: of the ranks that save together; default: all.
         asynchronous: copy what is saved into memory, and write it in a thread while training goes
-            on. It takes as much memory as is saved.
+            on. It takes as much memory as is saved. Rows on disks (:class:`SSDStore`) are not
+            copied: those of the cache are written to the disk first, and what is there stays until
+            it has been read, so that the disk has to have room for what training writes meanwhile.
         state: what else the program needs to go on: nested dicts, lists and tuples of tensors,
             numbers and texts; :func:`load` gives it back, its tensors on the CPU. That of the first
             rank is saved.
@@ -116,8 +122,8 @@ def save(
             cannot be saved without pickling it.
         FileExistsError: ``path`` is there and no checkpoint.
         RuntimeError: another save goes on in the background, gradients are pending for an
-            optimizer's ``step()``, or memory is short for the copy, or ``asynchronous`` is asked
-            for where rows lie in a store.
+            optimizer's ``step()``, memory is short for the copy, or ``asynchronous`` is asked for
+            where rows lie in an :class:`ExternalStore`, or on a disk that is full.
         OSError: the disk is full, or fails. In all cases all ranks raise, and what was at ``path``
             before is as it was. With ``asynchronous``, what the thread raises is raised by
             ``wait()``, or by the next ``optimizer.step()``.
@@ -151,10 +157,11 @@ def save(
         parts = parts_of(model)
         for group in groups_of(parts):
             check_saveable("checkpoint.save", group)
-            if asynchronous:
+            if asynchronous and not isinstance(group.tables.tiers, SSDTiers):
                 group.tables.check_in_memory(
                     "checkpoint.save: asynchronous=True",
-                    "save without asynchronous, which streams them",
+                    "an ExternalStore cannot keep them as they are while training goes on, so save "
+                    "without asynchronous, which streams them",
                 )
         return target, parts
 
@@ -168,11 +175,16 @@ def save(
     if not asynchronous:
         write_checkpoint(ranks, disk, target, uuid, source, progress)
         return handle
-    copies = staged(ranks, source, _BUFFER_BYTES + _BYTES_OF_ROW_ORDER * _rows_of(source))
-    behind = background_ranks(ranks)
-    handle._run(
-        lambda: write_checkpoint(behind, disk, target, uuid, copies, progress), groups_of(parts)
-    )
+    copies = staged(ranks, source, _BUFFER_BYTES + _bytes_of_orders(source))
+    try:
+        ranks.run(lambda: hold_rows(copies.groups))
+        behind = background_ranks(ranks)
+        handle._run(
+            lambda: _write_copies(behind, disk, target, uuid, copies, progress), groups_of(parts)
+        )
+    except BaseException:
+        release_rows(copies.groups)
+        raise
     return handle
 
 
@@ -239,8 +251,12 @@ def source_of_model(
     )
 
 
-def _rows_of(source: ModelSource) -> int:
-    return sum(slab.used for group in source.groups for slab in group.slabs)
+def _bytes_of_orders(source: ModelSource) -> int:
+    return sum(
+        slab.used * (_BYTES_OF_ROW_ORDER if slab.in_store is None else _BYTES_OF_STORED_ROW)
+        for group in source.groups
+        for slab in group.slabs
+    )
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -281,6 +297,16 @@ def write_checkpoint(
     except BaseException:
         disk.remove(folder)  # also where ranks do not write to one disk, as they should
         raise
+
+
+def _write_copies(
+    ranks: Ranks, disk: Disk, target: Path, uuid: str, source: ModelSource, progress: bool | None
+) -> None:
+    """Like :func:`write_checkpoint`, of rows that are held until then."""
+    try:
+        write_checkpoint(ranks, disk, target, uuid, source, progress)
+    finally:
+        release_rows(source.groups)
 
 
 def _write_files(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import COMMIT_STEP_BYTES, Clock, Meta, Slab
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
@@ -24,8 +25,8 @@ class SlabRows(NamedTuple):
         generations: int32 [rows].
         state: optimizer state by name: [rows] or [rows, columns].
         free: int64 [n], handles of rows that no id has.
-        in_store: the tables, where their rows lie in a store and are read piece by piece; the
-            tensors have no rows then.
+        in_store: what reads the rows piece by piece, where they lie in a store; the tensors have no
+            rows then.
     """
 
     used: int
@@ -33,7 +34,7 @@ class SlabRows(NamedTuple):
     generations: Tensor
     state: dict[str, Tensor]
     free: Tensor
-    in_store: Tables | None
+    in_store: StoredRows | None
 
     @property
     def row_bytes(self) -> int:
@@ -116,6 +117,7 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
         scores = index.scores[active] if scored else index.scores[:0]
         parts.append(IndexTable(index.buckets[active], scores))
     of_slabs = []
+    in_store = StoredRows(tables)
     for s in range(len(config.slabs)):
         used, stored = index.used_rows(s), tables.stored(s) is not None
         here = 0 if stored else used
@@ -126,7 +128,7 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
                 rows.generations[s][:here],
                 {name: tensor[:here] for name, tensor in state_tensors(tables, s).items()},
                 index.free_rows[s, : int(index.slabs[s, Slab.FREE_COUNT])],
-                tables if stored else None,
+                in_store if stored else None,
             )
         )
     small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.saving.row_order import RowOrder
 from torch_dynemb.checkpoint.saving.source import GroupSource
+from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
-from torch_dynemb.table.row_access import RowValues, read_rows
-from torch_dynemb.table.tables import Tables
+from torch_dynemb.table.row_access import RowValues
 
 PIECE_BYTES = 8 << 20
 
@@ -107,12 +107,12 @@ class TableSource:
             for values in self._stored_rows(self._slab.in_store, rows):
                 yield values.state[name]
 
-    def _stored_rows(self, tables: Tables, rows: range) -> Iterator[RowValues]:
+    def _stored_rows(self, stored: StoredRows, rows: range) -> Iterator[RowValues]:
         """Rows that lie in a store, as many at a time as fit in a piece with their state."""
         for begin, end in _ranges(rows, self._slab.row_bytes):
             numbers = self._numbers(begin, end)
             places = numbers if isinstance(numbers, slice) else numbers.long()
-            yield read_rows(tables, self._table, self._order.ids[places], self._handles(numbers))
+            yield stored.read(self._table, self._order.ids[places], self._handles(numbers))
 
     def scores(self, rows: range, word: int) -> Iterator[Tensor]:
         """int64 [n] each; ``word`` is one of those that the group keeps."""

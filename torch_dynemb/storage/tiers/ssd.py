@@ -14,6 +14,7 @@ from torch_dynemb import ops
 from torch_dynemb.ops.columns import StoreStat
 from torch_dynemb.ops.tensors import RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
+from torch_dynemb.storage.tiers.held_rows import HeldRows
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 # In the directory of a store: what it keeps for snapshots.
@@ -151,6 +152,16 @@ class SSDTiers(Tiers):
         self.flush()
         self.drain()
         return ops.store_sync(self.tensors.clock)
+
+    def hold(self) -> HeldRows:
+        """Keeps the rows that there are now, those of the cache too, until they are released.
+
+        Raises:
+            RuntimeError: the disk is full, or fails.
+        """
+        self.flush()
+        self.drain()
+        return HeldRows(self)
 
     def keep(self, files: Sequence[Tensor]) -> None:
         """Says which files are needed by others than the tables as they are.
