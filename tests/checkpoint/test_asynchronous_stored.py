@@ -20,6 +20,8 @@ from whole_model import WholeModel
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
 from torch_dynemb.ops.columns import StoreStat
+from torch_dynemb.storage.tiers.held_rows import HeldRows
+from torch_dynemb.storage.tiers.ssd import SSDTiers
 
 pytestmark = [
     pytest.mark.cpu_only("stores are read by the CPU"),
@@ -37,12 +39,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
         yield held
 
 
-def bag_on(path: Path, *, io: str = "auto", disk: int | None = 60) -> td.DynamicEmbeddingBag:
+def bag_on(
+    path: Path, *, io: str = "auto", disk: int | None = 60, name: str = "bag"
+) -> td.DynamicEmbeddingBag:
     """Rows of 512 bytes, in files of 64 KiB; ``disk`` is how many there may be."""
     torch.manual_seed(5)
     return td.DynamicEmbeddingBag(
         120,
-        name="bag",  # with which and the seed rows begin
+        name=name,  # with which and the seed rows begin
         optimizer=td.RowWiseAdagrad(lr=0.1),
         storage=td.SSDStore(
             path,
@@ -160,6 +164,30 @@ def test_an_error_is_told_once_and_the_rows_are_let_go(tmp_path: Path, disk: Hel
     assert not (tmp_path / "last").exists()
     assert stat(model, StoreStat.PINNED_SEGMENTS) == 0
     train(model, range(5, 8))
+
+
+def test_rows_are_let_go_where_another_store_cannot_hold_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bags = torch.nn.ModuleList(bag_on(tmp_path / name, name=name) for name in ("one", "two"))
+    for bag in bags:
+        train(bag, range(3))
+    held: list[SSDTiers] = []
+    hold = SSDTiers.hold
+
+    def hold_one(tiers: SSDTiers) -> HeldRows:
+        if held:
+            raise RuntimeError("disk full")
+        held.append(tiers)
+        return hold(tiers)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SSDTiers, "hold", hold_one)
+        with pytest.raises(RuntimeError, match="disk full"):
+            checkpoint.save(tmp_path / "last", bags, asynchronous=True)
+    assert [stat(bag, StoreStat.PINNED_SEGMENTS) for bag in bags] == [0, 0]
+    assert not (tmp_path / "last").exists()
+    checkpoint.save(tmp_path / "last", bags, asynchronous=True).wait()
 
 
 def test_damage_is_told_by_the_save_and_by_nothing_else(tmp_path: Path, disk: HeldDisk) -> None:

@@ -1,10 +1,12 @@
 // A row store under ThreadSanitizer: one thread plans, stages, prefetches and changes rows as
 // lookups and optimizers do, while the storage thread saves, loads and collects, and a third one
-// asks for figures. Every row that is used is compared with what was written last.
+// asks for figures, and a fourth one reads rows that are held. Every row that is used is compared
+// with what was written last.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -18,6 +20,7 @@
 #include "core/index/handle.h"
 #include "core/storage/cache.h"
 #include "core/storage/crc32c.h"
+#include "core/storage/record.h"
 #include "cpu/index/args.h"
 #include "cpu/memory/reserve.h"
 #include "cpu/storage/cache.h"
@@ -45,7 +48,7 @@ constexpr int64_t kSlots = 256;
 constexpr int64_t kDim = 12;
 constexpr int64_t kBatch = 60;
 constexpr int64_t kSegmentBytes = 64 << 10;
-constexpr int64_t kDiskBytes = 28 * kSegmentBytes;
+constexpr int64_t kDiskBytes = 32 * kSegmentBytes;
 
 void expect(bool condition, const char* what) {
   if (condition) return;
@@ -139,10 +142,40 @@ class Trainer {
     ++head_[kTierEpoch];
   }
 
-  std::vector<SlabSnapshot> snapshot() {
+  // What has changed goes to the log.
+  void save() {
     std::vector<RowMove> saves = take_dirty(tiers_.slabs[0], 0, kRows);
     store_->check_room(0, static_cast<int64_t>(saves.size()));
     store_->submit({{std::move(saves), {}}});
+  }
+
+  // A thread that reads what there is now while steps follow, and lets it go.
+  std::thread reader() {
+    save();
+    return std::thread([store = store_, held = expected_, hold = store_->hold()] {
+      std::vector<RowMove> rows;
+      for (int64_t row = 0; row < kRows; ++row) rows.push_back({0, handle_of(row), row, 0, 0});
+      const int64_t bytes = record_bytes(kDim * 4 + 4);
+      std::vector<char> records(kBatch * bytes);
+      std::vector<uint8_t> found(kBatch);
+      for (int64_t begin = 0; begin < kRows; begin += kBatch) {
+        store->read_held(hold, 0, {rows.begin() + begin, rows.begin() + begin + kBatch},
+                         records.data(), found.data());
+        for (int64_t i = 0; i < kBatch; ++i) {
+          const int64_t value = held[begin + i];
+          expect((found[i] != 0) == (value != 0), "a row is held that was not written");
+          if (value == 0) continue;
+          float first = 0;
+          std::memcpy(&first, records.data() + i * bytes + sizeof(RecordHeader), sizeof(first));
+          expect(first == static_cast<float>(value * 100), "a row that is held has changed");
+        }
+      }
+      store->release(hold);
+    });
+  }
+
+  std::vector<SlabSnapshot> snapshot() {
+    save();
     saved_ = expected_;
     std::vector<SlabSnapshot> snapshot = store_->sync();
     std::vector<int64_t> files;
@@ -202,13 +235,17 @@ void run(const std::string& path, IoPath io, int steps) {
   std::mt19937 draw(5);
   std::vector<SlabSnapshot> last;
   std::vector<int64_t> rows = batch(draw);
+  std::thread reader;
   for (int step = 0; step < steps; ++step) {
     trainer.step(rows);
     rows = batch(draw);
     if (step % 3 != 0) trainer.stage(rows, 1);
+    if (step % 60 == 30) reader = trainer.reader();
+    if (step % 60 == 58) reader.join();
     if (step % 50 == 49) last = trainer.snapshot();
     if (step % 120 == 119) trainer.load(last);
   }
+  if (reader.joinable()) reader.join();
   const StoreStats stats = trainer.store().stats();
   ends = true;
   watcher.join();
