@@ -91,7 +91,7 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)");
   m.def("store_keep(Tensor tier_clock, Tensor[] files) -> ()");
   m.def("store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()");
-  m.def("store_hold(Tensor tier_clock) -> int");
+  m.def("store_hold(Tensor tier_clock) -> Tensor");
   m.def(
       "store_read_held(Tensor tier_clock, int hold, int slab, Tensor handles, Tensor ids) "
       "-> (Tensor records, Tensor found)");

@@ -284,7 +284,7 @@ dynemb::store_check(Tensor tier_clock) -> ()
 dynemb::store_close(Tensor tier_clock) -> ()
 dynemb::store_drain(Tensor tier_clock) -> ()
 dynemb::store_erase(Tensor tier_clock, int slab, Tensor handles) -> ()
-dynemb::store_hold(Tensor tier_clock) -> int
+dynemb::store_hold(Tensor tier_clock) -> Tensor
 dynemb::store_keep(Tensor tier_clock, Tensor[] files) -> ()
 dynemb::store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()
 dynemb::store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slots,

@@ -261,8 +261,7 @@ def store_hold(tier_clock: Tensor) -> int:
     Raises:
         RuntimeError: no store, or the file system fails.
     """
-    number: int = torch.ops.dynemb.store_hold(tier_clock)
-    return number
+    return int(torch.ops.dynemb.store_hold(tier_clock))
 
 
 def store_read_held(
@@ -412,8 +411,8 @@ def _store_load_fake(
 
 
 @register_fake("store_hold")
-def _store_hold_fake(tier_clock: Tensor) -> torch.SymInt:
-    return torch.library.get_ctx().new_dynamic_size()
+def _store_hold_fake(tier_clock: Tensor) -> Tensor:
+    return tier_clock.new_empty(())
 
 
 @register_fake("store_read_held")

@@ -247,8 +247,11 @@ void store_load(Tensor tier_clock, std::vector<Tensor> records, std::vector<Tens
   entry->store->load(snapshot);
 }
 
-int64_t store_hold(Tensor tier_clock) {
-  return registered_store("store_hold", tier_clock)->store->hold();
+Tensor store_hold(Tensor tier_clock) {
+  const auto entry = registered_store("store_hold", tier_clock);
+  Tensor number = zeros_cpu({}, ScalarType::Long);
+  *static_cast<int64_t*>(number.data_ptr()) = entry->store->hold();
+  return number;
 }
 
 std::tuple<Tensor, Tensor> store_read_held(Tensor tier_clock, int64_t hold, int64_t slab,
