@@ -13,7 +13,7 @@ import torch
 
 import torch_dynemb as td
 
-IDS, DIM, BATCH = 200_000, 128, 4_000
+IDS, DIM, BATCH = 240_000, 128, 4_000
 ROW_BYTES = 2 * 4 * DIM  # of Adagrad's
 LIMIT = IDS * ROW_BYTES // 4
 
@@ -31,7 +31,7 @@ def step(table: td.DynamicEmbedding, ids: torch.Tensor) -> None:
 
 
 def table_in(path: str) -> td.DynamicEmbedding:
-    storage = td.SSDStore(path, cache=LIMIT // 4, segment="4MiB")
+    storage = td.SSDStore(path, cache=LIMIT // 10, segment="4MiB")
     return td.DynamicEmbedding(DIM, optimizer=td.Adagrad(lr=0.1), storage=storage)
 
 
@@ -57,7 +57,7 @@ def main(path: str) -> None:
     moved = fresh(ids) - table(ids)
     assert torch.allclose(moved, torch.full_like(moved, 0.1 + 0.1 / 2**0.5), atol=1e-4), moved
     assert taken < LIMIT, f"{taken} bytes for a table of {IDS * ROW_BYTES}, expected {LIMIT}"
-    print(f"{IDS * ROW_BYTES} bytes trained in {taken}, of which {LIMIT // 4} are the cache")
+    print(f"{IDS * ROW_BYTES} bytes trained in {taken}, of which {LIMIT // 10} are the cache")
 
 
 if __name__ == "__main__":
