@@ -104,7 +104,9 @@ SegmentFiles::SegmentFiles(const std::string& path, int64_t segment_bytes,
 }
 
 SegmentFiles::~SegmentFiles() {
-  if (lock_ >= 0) close(lock_);
+  if (lock_ < 0) return;
+  flock(lock_, LOCK_UN);  // a child that was just forked may not have closed its copy yet
+  close(lock_);
 }
 
 void SegmentFiles::forked() {
