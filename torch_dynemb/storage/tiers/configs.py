@@ -33,7 +33,8 @@ class SSDStore:
             at once gets more, with a warning, but for one that needs half of the rows of a table
             whose cache is a fraction.
         disk: bytes that the files may take, a number or a text such as ``"200GB"``; default: what
-            the file system has free. Collection wants a third more than the rows take.
+            the file system has free. Collection wants a third more than the rows take, a snapshot
+            as much again as all of that; at least 4 segments for each dim and dtype of rows.
         segment: bytes of a file, a multiple of 4096; at least two stay free.
         io: how rows are read: ``"io_uring"``; ``"threads"``, with pread; or ``"auto"``, which is
             io_uring where this build and the kernel have it.
