@@ -6,16 +6,15 @@ import copy
 import dataclasses
 import math
 import pickle
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from planner_cases import BATCH, bags, machine, nothing_reserved, sequences, sharders
+from planning_steps import Failing, plans_and_errors
+from ranks import Ranks
 from record_dict import RecordDict
 from torch import nn
 from torchrec import DataType
@@ -402,69 +401,14 @@ def test_planner_by_dynamicembs_name() -> None:
         }
 
 
-class OddError(Exception):
-    """Can be pickled, but not read again."""
-
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
-
-
-class _Failing:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def plan(self, module: Any, sharders: Any) -> Any:
-        raise self.error
-
-
-class _Unpicklable:
-    def plan(self, module: Any, sharders: Any) -> Any:
-        return lambda: None
-
-
-def _rank(rank: int, directory: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2
-    )
-    module, topology = bags(a=100, b=100), machine()
-    options = {"constraints": {"a": dynamic(5000)}, "debug": False}
-    options["storage_reservation"] = nothing_reserved()
-    planner = DynamicEmbeddingShardingPlanner(None, topology, **options)
-    plan = planner.collective_plan(module, sharders(), dist.group.WORLD)
-
-    small = DynamicEmbeddingShardingPlanner(None, machine(memory=100), **options)
-    with pytest.raises(PlannerError, match="Unable to find a plan") as raised:
-        small.collective_plan(module, sharders())
-    kind = raised.value.error_type
-    if rank == 1:
-        assert "planning failed on rank 0" in str(raised.value.__cause__)
-
-    with pytest.raises(ValueError, match="of table 3"):
-        collective_plan(_Failing(ValueError("of table 3")), module)
-    with pytest.raises(OddError if rank == 0 else RuntimeError, match="1 and 2"):
-        collective_plan(_Failing(OddError(1, 2)), module)
-    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
-        collective_plan(_Unpicklable(), module)
-    Path(directory, f"{rank}.pickle").write_bytes(pickle.dumps((str(plan), kind)))
-    dist.destroy_process_group()
-
-
-def test_planning_errors_reach_every_rank(tmp_path: Path) -> None:
-    context = torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2, join=False)
-    end = time.monotonic() + 60
-    try:
-        while not context.join(timeout=1):
-            assert time.monotonic() < end, "a rank waits for another one"
-    finally:
-        for process in context.processes:
-            process.kill()
-    first, second = (pickle.loads((tmp_path / f"{r}.pickle").read_bytes()) for r in (0, 1))
+def test_planning_errors_reach_every_rank(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(plans_and_errors)
     assert first == second
 
 
 def test_without_a_process_group() -> None:
     with pytest.raises(RuntimeError, match=r"no process group.*init_process_group"):
-        collective_plan(_Failing(ValueError("")), bags(a=9))
+        collective_plan(Failing(ValueError("")), bags(a=9))
 
 
 def test_half_precision_rows_count_half() -> None:
