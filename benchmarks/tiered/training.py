@@ -84,6 +84,10 @@ class Trained:
         self._grad = torch.full((sizes.bags, DIM), 1e-3)
         train_all(self._bag, sizes.ids, sizes.bags * BAG)
 
+    def index_bytes(self) -> int:
+        """Memory of the index."""
+        return self._bag.group.memory()["index"]
+
     def stats(self) -> StorageStats | None:
         """What cache and store have done."""
         return self._bag.group.storage_stats()
