@@ -275,3 +275,21 @@ def test_out_of_memory_leaves_the_table_usable() -> None:
     group.insert(0, many)
     group.end_step()
     assert group.size(0) == 4_000_000
+
+
+def test_a_captured_frozen_lookup_is_replayed() -> None:
+    bag = td.DynamicEmbeddingBag(16, name="x", optimizer=td.Adam(lr=0.01), device="cuda")
+    for step in range(3):
+        bag(ids_of_step(step).reshape(-1, 4)).square().sum().backward()
+        bag.optimizer.step()
+    frozen = td.freeze(bag)
+    ids = ids_of_step(0).reshape(-1, 4).clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode():
+        frozen(ids)  # warm-up
+        with torch.cuda.graph(graph):
+            output = frozen(ids)
+        for step in (1, 2, 3):  # the ids of the last one are not there
+            ids.copy_(ids_of_step(step).reshape(-1, 4))
+            graph.replay()
+            assert same_bits(frozen(ids).cpu(), output.cpu())

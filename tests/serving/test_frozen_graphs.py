@@ -1,0 +1,58 @@
+"""Frozen lookups where serving runs them: in inference mode, and inside captured CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from emulated_groups import emulated_cuda
+from emulator.mode import forbidden_calls, launches, set_capturing
+from test_freeze import assert_same, each_case, trained
+from torch import nn
+
+import torch_dynemb as td
+
+pytestmark = pytest.mark.any_device
+
+
+@each_case
+def test_inference_mode(
+    make: Callable[[], nn.Module], seen: tuple[Any, ...], unseen: tuple[Any, ...]
+) -> None:
+    module = trained(make, seen)
+    with torch.inference_mode():
+        frozen = td.freeze(module)  # its buffers are inference tensors
+        within = [frozen(*arguments) for arguments in (seen, unseen)]
+    for arguments, output in zip((seen, unseen), within, strict=True):
+        assert_same(output, module.eval()(*arguments))
+        assert_same(output, frozen(*arguments))
+
+
+@pytest.fixture
+def end_of_capture() -> Iterator[None]:
+    yield
+    set_capturing(False)
+
+
+@each_case
+@pytest.mark.own_device
+def test_capture(
+    make: Callable[[], nn.Module],
+    seen: tuple[Any, ...],
+    unseen: tuple[Any, ...],
+    end_of_capture: None,
+) -> None:
+    """On the emulator, capture is a flag: no call that CUDA forbids then is made."""
+    with emulated_cuda():
+        frozen = td.freeze(trained(make, seen))
+        expected = [frozen(*arguments) for arguments in (seen, unseen)]
+        before, started = forbidden_calls(), launches()
+        set_capturing(True)
+        within = [frozen(*arguments) for arguments in (seen, unseen)]
+        set_capturing(False)
+        assert forbidden_calls() == before
+        assert launches() > started
+    for output, other in zip(within, expected, strict=True):
+        assert_same(output, other)
