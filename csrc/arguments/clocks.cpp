@@ -22,6 +22,10 @@ int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock) {
 
 void check_row_clock(const char* op, const int64_t* words, int64_t count) {
   constexpr int64_t kMostSteps = INT64_MAX - (int64_t{1} << 32);
+  STD_TORCH_CHECK(words[count - kRowClockExtra + kRowClockUpdates] != kTablesReplaced,
+                  "dynemb::", op,
+                  ": set_optimizer(), add_table() or to() has replaced the tables since this "
+                  "lookup's forward, so its gradients would be lost: call backward before");
   for (int64_t i = 0; i < count; ++i) {
     STD_TORCH_CHECK(words[i] >= 0 && words[i] <= kMostSteps, "dynemb::", op, ": row_clock[", i,
                     "] is ", words[i], ", expected a count from 0 to ", kMostSteps + 0);

@@ -10,7 +10,8 @@ namespace dynemb {
 // The columns of row_clock behind the steps of so many tables, or of as many as there are.
 int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock, int64_t table_count);
 int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock);
-// Raises unless the words of row_clock are counts to which more can be added.
+// Raises unless the words of row_clock, all `count`, are counts to which more can be added, of
+// tables that no others have replaced.
 void check_row_clock(const char* op, const int64_t* words, int64_t count);
 
 // Raises unless `step`, of a clock, is one that others can follow.

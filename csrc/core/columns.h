@@ -107,6 +107,8 @@ enum RowClockColumn : int {
   kRowClockNonFinite = 3,  // gradients of rows with NaN or infinity, where these are looked for
   kRowClockExtra = 4
 };
+// In kRowClockUpdates: other tables have taken the place of these, which nothing reads any more.
+constexpr int64_t kTablesReplaced = -1;
 
 // `hyper` float64 [tables, kHyperColumns]: hyper-parameters of the table's param group.
 enum HyperColumn : int {

@@ -140,6 +140,7 @@ class RowClock(IntEnum):
 
 
 ROW_CLOCK_EXTRA = 4
+TABLES_REPLACED = -1  # of UPDATES: other tables have taken the place of these
 
 
 class Hyper(IntEnum):

@@ -154,6 +154,8 @@ class TableGroup:
     def become(self, tables: Tables) -> None:
         """Puts other tables in the place of its own, in one step.
 
+        The backward of a lookup in the former ones raises RuntimeError.
+
         Args:
             tables: made from the group's, such as by :meth:`on_device`.
 
@@ -161,8 +163,11 @@ class TableGroup:
             RuntimeError: this process is a fork of the one that made the group's tables, which it
                 keeps.
         """
-        self._tables.check_own()
+        before = self._tables
+        before.check_own()
         self._tables = tables
+        if tables is not before:
+            before.retire()
 
     def _check_no_owner(self, method: str) -> None:
         if self.owner is not None:

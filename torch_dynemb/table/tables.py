@@ -10,7 +10,15 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flat_int64
-from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, SLOT_COLUMNS, Slab, Table
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    BUCKET_WORDS,
+    SLOT_COLUMNS,
+    TABLES_REPLACED,
+    RowClock,
+    Slab,
+    Table,
+)
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.process.forked import check_own
 from torch_dynemb.storage.memory import TableMemory
@@ -68,6 +76,11 @@ class Tables:
     def check_own(self) -> None:
         """Raises RuntimeError in a process that got the tables by a fork."""
         check_own(self.host)
+
+    def retire(self) -> None:
+        """After others have taken their place: gradients that come to these raise RuntimeError."""
+        clock = self.rows.row_clock.data  # so that the op's error comes, not autograd's
+        clock[len(self.config.tables) + RowClock.UPDATES] = TABLES_REPLACED
 
     def stored(self, slab: int) -> Tiers | None:
         """Where the rows of a slab lie, if that is not in ``rows``.
