@@ -166,7 +166,7 @@ class TableGroup:
         before = self._tables
         before.check_own()
         self._tables = tables
-        if tables is not before:
+        if tables.rows.row_clock is not before.rows.row_clock:
             before.retire()
 
     def _check_no_owner(self, method: str) -> None:
