@@ -37,6 +37,9 @@ DYNEMB_DEFINE_OPS(m) {
 
   // Rows of tiered tables: a cache of them in memory, and what moves between it and a store. places
   // and slots have an entry for each slab, empty where its rows are in memory.
+  m.def(
+      "promise_room_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor meta, "
+      "Tensor ids, Tensor offsets, int[] feature_tables) -> ()");
   for (const auto& [name, more, result] :
        {std::array{"stage_", "bool trains", "Tensor"}, std::array{"prefetch_", "int ahead", "()"},
         std::array{"plan_moves_", "bool trains, int ahead", "(Tensor handles, Tensor moves)"}}) {

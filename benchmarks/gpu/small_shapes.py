@@ -57,6 +57,7 @@ HOST_OPS = {
     "gather_records",
     "plan_moves_",
     "prefetch_",
+    "promise_room_",
     "scatter_records_",
     "shrink_cache_",
     "stage_",

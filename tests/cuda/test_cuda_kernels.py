@@ -27,6 +27,7 @@ HOST_ONLY = {
     "crc32c",
     "store_io_paths",
     "read_blocks",
+    "promise_room_",
     "stage_",
     "staged_lookup_",
     "prefetch_",

@@ -34,6 +34,7 @@ HOST_ONLY = {
     "stage_",
     "staged_lookup_",
     "prefetch_",
+    "promise_room_",
     "plan_moves_",
     "take_dirty_",
     "shrink_cache_",

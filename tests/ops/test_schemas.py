@@ -304,6 +304,7 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
     def test_tiers(self) -> None:
         self.assertExpectedInline(
             listing(
+                "promise_room_",
                 "stage_",
                 "staged_lookup_",
                 "prefetch_",
@@ -316,6 +317,8 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
                 "store_submit",
             ),
             """\
+dynemb::promise_room_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor
+    meta, Tensor ids, Tensor offsets, int[] feature_tables) -> ()
 dynemb::stage_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
     meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, bool trains)
     -> Tensor

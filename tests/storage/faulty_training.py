@@ -20,8 +20,8 @@ import torch_dynemb as td
 
 STEPS = 16
 BEFORE = 4  # steps until the first snapshot
-# Without counts: a step that is made again counts its ids twice.
-POLICY = td.Policy()
+# With counts: a step that is made again must not count its ids twice.
+POLICY = td.Policy(score="frequency", capacity=400)
 
 # Snapshots of the run that is written down: after how many steps, and their names.
 LOGGED = ((3, "last"), (6, "last"), (9, "other"))

@@ -308,6 +308,7 @@ class TableModule(nn.Module):
             found = group.find(ids, offsets, feature_tables).handles
             handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
         elif learning:
+            table_lookup.promise_room(group.tables, ids, offsets, feature_tables)
             handles = group.find_or_insert(
                 ids, offsets, feature_tables, feature_policies, scores=scores, counts=counts
             )

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.columns import MOVE_COLUMNS, Pooling
 from torch_dynemb.ops.functional_copies import refuse_copies
+from torch_dynemb.ops.index import check_ids
 from torch_dynemb.ops.recomputation import always_saved
-from torch_dynemb.ops.tensors import RowTensors, TierTensors
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 
 RECORD_HEADER = 24  # bytes
 RECORD_ALIGNMENT = 8
@@ -47,6 +48,43 @@ def record_bytes(row_bytes: int) -> int:
         row_bytes: of weights and optimizer state of a row.
     """
     return -(-(RECORD_HEADER + row_bytes) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+
+
+@raises_out_of_memory
+def promise_room_(
+    tiers: TierTensors,
+    index: IndexTensors,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> None:
+    """Makes sure that the disk has room for what a lookup that trains is about to push out.
+
+    It comes before :func:`torch_dynemb.ops.find_or_insert_`, so that a step for which there is no
+    room has counted no ids, and can be repeated. :func:`stage_` finds the room then. New ids count
+    as if each got a row, those too that admission will refuse.
+
+    Args:
+        tiers: of the tables. Nothing changes; the clock, and the index's ``tables``, are declared
+            to, which keeps compiled code in this order.
+        index: of the tables.
+        ids, offsets, feature_tables: see :mod:`torch_dynemb.ops.index`.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of ids or offsets.
+        RuntimeError: the disk is full, or has failed; values of an argument; tensors of no open
+            store; or another thread uses the cache. Nothing has changed.
+    """
+    check_ids("promise_room_", index, ids, offsets)
+    torch.ops.dynemb.promise_room_(
+        tiers.clock,
+        index.buckets,
+        index.tables,
+        index.meta,
+        ids,
+        offsets,
+        list(feature_tables),
+    )
 
 
 def stage_(
@@ -76,8 +114,9 @@ def stage_(
 
     Raises:
         RuntimeError: tensors of no open store, or that do not fit each other; nothing has changed
-            then. No room on the disk, or in memory; no row has moved then. Or a row could not be
-            read or written; from then on, every call raises it.
+            then. No room on the disk, for which :func:`promise_room_` looks earlier, or in memory;
+            no row has moved then. Or a row could not be read or written; from then on, every call
+            raises it.
     """
     staged: Tensor = torch.ops.dynemb.stage_(
         tiers.places,
@@ -305,6 +344,19 @@ def scatter_records_(rows: RowTensors, slab: int, slots: Tensor, records: Tensor
     )
 
 
+@register_fake("promise_room_")
+def _promise_room_fake(
+    tier_clock: Tensor,
+    buckets: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+) -> None:
+    return None
+
+
 @register_fake("stage_")
 def _stage_fake(
     places: Sequence[Tensor],
@@ -439,6 +491,7 @@ def _scatter_records_fake(
     refuse_copies("scatter_records_", weights, state)
 
 
+always_saved("promise_room_")
 always_saved("stage_")
 always_saved("staged_lookup_")
 always_saved("plan_moves_")

@@ -62,6 +62,23 @@ def find_or_insert(
     return handles
 
 
+def promise_room(
+    tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
+) -> None:
+    """Before ids are inserted for a lookup that trains: raises where a disk has no room for it.
+
+    Their counts are as they were then, so the step can be repeated.
+
+    Raises:
+        RuntimeError: there is no room, the store has failed, or this process is a fork of the one
+            that made the tables.
+    """
+    if tables.tiers is None:
+        return
+    _check_has_store(tables)
+    tables.tiers.promise_room(tables.index, ids, offsets, feature_tables)
+
+
 def stage(
     tables: Tables,
     ids: Tensor,
@@ -226,4 +243,12 @@ def _admitted_by_hooks(
     return admitted
 
 
-__all__ = ["find", "find_or_insert", "prefetch", "read", "stage", "without_expired"]
+__all__ = [
+    "find",
+    "find_or_insert",
+    "prefetch",
+    "promise_room",
+    "read",
+    "stage",
+    "without_expired",
+]

@@ -264,12 +264,10 @@ int64_t victims_for(const CacheSlab& cache, int64_t wanted) {
   return missing > 0 ? std::max(missing, clock[kTierLimit] / kSlotsPerSweep) : 0;
 }
 
-// Raises where there is no room for `wanted` rows: on the disk, or in memory, if the cache has to
-// grow because no row may lose its slot.
-void check_wanted(const StageCall& call, size_t slab, int64_t wanted, const RoomCheck& check_room) {
+// Raises where there is no room in memory for `wanted` rows, if the cache has to grow because no
+// row may lose its slot.
+void check_wanted(const StageCall& call, size_t slab, int64_t wanted) {
   const CacheSlab& cache = call.tiers->slabs[slab];
-  const int64_t victims = victims_for(cache, wanted);
-  if (victims > 0) check_room(slab, victims);
   const int64_t most = cache.clock[kTierUsed] + wanted - cache.clock[kTierFreeCount];
   STD_TORCH_CHECK(most <= cache.max_rows, "dynemb::", call.op, ": the cache of slab ", slab,
                   " may need ", most, " slots, but there are ", cache.max_rows);
@@ -351,6 +349,11 @@ int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* pla
 
 }  // namespace
 
+int64_t most_saves(const CacheSlab& cache, int64_t wanted) {
+  if (wanted == 0) return 0;
+  return std::min(victims_for(cache, wanted), cache.clock[kTierUsed] - cache.clock[kTierFreeCount]);
+}
+
 Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slot_handles) {
   const std::vector<Tile> tiles = make_tiles(*call.features);
   check_handles(call, tiles);
@@ -397,13 +400,14 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
   if (missing.empty()) return plan;
   const auto now = static_cast<uint32_t>(call.tiers->head[kTierEpoch]);
   try {
+    std::vector<int64_t> saves(moves.size());
     for (size_t s = 0; s < moves.size(); ++s) {
-      if (wanted[s] > 0) check_wanted(call, s, wanted[s], check_room);
+      if (wanted[s] > 0) check_wanted(call, s, wanted[s]);
+      saves[s] = most_saves(call.tiers->slabs[s], wanted[s]);
     }
+    check_room(saves);
     for (size_t s = 0; s < moves.size(); ++s) {
-      const CacheSlab& cache = call.tiers->slabs[s];
-      const int64_t victims = wanted[s] > 0 ? victims_for(cache, wanted[s]) : 0;
-      moves[s].saves.reserve(static_cast<size_t>(victims));  // nothing may fail from here on
+      moves[s].saves.reserve(static_cast<size_t>(saves[s]));  // nothing may fail from here on
       moves[s].loads.reserve(missing.size());
     }
   } catch (...) {

@@ -38,9 +38,12 @@ struct Plan {
   int64_t wait_for;              // the job after which the rows may be read and changed
 };
 
-// Is told how many rows of a slab may have to be saved, before anything has changed; raises where
-// there is no room for them.
-using RoomCheck = std::function<void(size_t slab, int64_t rows)>;
+// How many rows may have to be saved so that `wanted` others get slots.
+int64_t most_saves(const CacheSlab& cache, int64_t wanted);
+
+// Is told how many rows of slab s may have to be saved, at s, before anything has changed; raises
+// where there is no room for them.
+using RoomCheck = std::function<void(const std::vector<int64_t>& rows)>;
 
 // Gives slots to the rows of a call: their handles to `slot_handles` [ids], what has to move to the
 // result. Places and slots are changed as if everything had moved. Raises before

@@ -47,7 +47,7 @@ std::tuple<Tensor, Tensor> plan_moves_(std::vector<Tensor> places, std::vector<T
   const StageCall call = ahead == 0 ? lookup_call(op, tiers, features, given, trains)
                                     : prefetch_call(op, tiers, features, given, ahead);
   Tensor slot_handles = empty_cpu({features.count}, ScalarType::Long);
-  const auto no_check = [](size_t, int64_t) {};
+  const auto no_check = [](const std::vector<int64_t>&) {};
   const Plan plan = plan_moves(call, no_check, static_cast<int64_t*>(slot_handles.data_ptr()));
   return {slot_handles, moves_tensor(plan.moves)};
 }

@@ -13,7 +13,7 @@ namespace dynemb::cpu {
 
 // Where a tensor is that a store was opened with. The store does not hold it.
 struct TensorPlace {
-  const void* data;
+  void* data;
   std::vector<int64_t> size;
 };
 TensorPlace place_of(const Tensor& tensor);

@@ -35,6 +35,10 @@ class Room {
   bool is_enough(size_t slab, int64_t more) const {
     return slabs_[slab].free >= needed(slab, more);
   }
+  // Promises nothing any more.
+  void withdraw() {
+    for (SlabRoom& room : slabs_) room.promised = 0;
+  }
 
  private:
   std::vector<SlabRoom> slabs_;

@@ -70,25 +70,42 @@ class StoreThread {
     return !failure_.empty();
   }
 
-  void check_room(size_t slab, int64_t rows) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      raise_failure();
-      room_[slab].promised = 0;
-      if (room_.is_enough(slab, rows)) {
-        room_[slab].promised = rows;
-        return;
-      }
+  bool promise_ready_room(const std::vector<int64_t>& rows) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    raise_failure();
+    room_.withdraw();
+    for (size_t s = 0; s < rows.size(); ++s) {
+      if (rows[s] > 0 && !room_.is_enough(s, rows[s])) return false;
     }
-    call([this, slab, rows] { worker_.make_room(slab, rows); });
+    for (size_t s = 0; s < rows.size(); ++s) room_[s].promised = rows[s];
+    return true;
+  }
+
+  void promise_room(const std::vector<int64_t>& rows) {
+    if (promise_ready_room(rows)) return;
+    try {
+      call([&] {
+        for (size_t s = 0; s < rows.size(); ++s) {
+          if (rows[s] > 0) worker_.make_room(s, rows[s]);
+        }
+      });
+    } catch (...) {
+      withdraw_promises();
+      throw;
+    }
+  }
+
+  void withdraw_promises() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    room_.withdraw();
   }
 
   void submit(std::vector<SlabMoves> job) {
     const std::lock_guard<std::mutex> lock(mutex_);
     raise_failure();
-    for (size_t s = 0; s < room_.size(); ++s) {
-      room_[s].promised = 0;
-      if (s < job.size()) room_[s].queued += static_cast<int64_t>(job[s].saves.size());
+    room_.withdraw();
+    for (size_t s = 0; s < job.size(); ++s) {
+      room_[s].queued += static_cast<int64_t>(job[s].saves.size());
     }
     // by shared_ptr, because a std::function has to be copyable
     auto moves = std::make_shared<std::vector<SlabMoves>>(std::move(job));
@@ -108,10 +125,12 @@ class StoreThread {
   }
 
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records) {
-    check_room(slab, static_cast<int64_t>(rows.size()));
+    std::vector<int64_t> of_slabs(room_.size(), 0);
+    of_slabs[slab] = static_cast<int64_t>(rows.size());
+    promise_room(of_slabs);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      room_[slab].promised = 0;
+      room_.withdraw();
       room_[slab].queued += static_cast<int64_t>(rows.size());
     }
     call([&] { worker_.write(slab, rows, records); });
@@ -263,7 +282,11 @@ class ThreadedStore : public RowStore {
   }
 
   void check() override { thread().check(); }
-  void check_room(size_t slab, int64_t rows) override { thread().check_room(slab, rows); }
+  void promise_room(const std::vector<int64_t>& rows) override { thread().promise_room(rows); }
+  bool promise_ready_room(const std::vector<int64_t>& rows) override {
+    return thread().promise_ready_room(rows);
+  }
+  void withdraw_promises() override { thread().withdraw_promises(); }
   void submit(std::vector<SlabMoves> job) override { thread().submit(std::move(job)); }
   void drain() override { thread().drain(); }
   bool idle() override { return thread().idle(); }

@@ -85,10 +85,14 @@ class RowStore {
 
   // Raises what a job has failed with; from then on always.
   virtual void check() = 0;
-  // Raises where a job that saves `rows` rows of a slab might not find room on the disk: nothing
-  // has changed then, and there may be room later. What has passed is promised to the next job;
-  // jobs that save rows need a promise for each slab. May wait for jobs.
-  virtual void check_room(size_t slab, int64_t rows) = 0;
+  // Promises room on the disk to the next job, for as many rows of slab s as `rows` has at s, in
+  // place of what was promised before. Raises where it might not find room: nothing has changed
+  // then, and there may be room later. Jobs that save rows need a promise. May wait for jobs.
+  virtual void promise_room(const std::vector<int64_t>& rows) = 0;
+  // The same where the segments for it are ready; else promises nothing and returns false.
+  virtual bool promise_ready_room(const std::vector<int64_t>& rows) = 0;
+  // There is no job that wants what has been promised.
+  virtual void withdraw_promises() = 0;
   // Queues a job; moves of slab s at s. Jobs are numbered from 1.
   virtual void submit(std::vector<SlabMoves> job) = 0;
   virtual int64_t jobs_submitted() = 0;  // the number of the last one

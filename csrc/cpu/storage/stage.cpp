@@ -1,7 +1,7 @@
-// stage_, prefetch_ and store_submit: the rows of a lookup move between their slots and an open
-// store. Weights and state are changed without being arguments, through the addresses that the
-// store knows: no value of a row that has a slot changes, and whoever reads the others needs the
-// handles that stage_ returns. Tensors that no store knows, such as copies, raise.
+// promise_room_, stage_, prefetch_ and store_submit: the rows of a lookup move between their slots
+// and an open store. Weights and state are changed without being arguments, through the addresses
+// that the store knows: no value of a row that has a slot changes, and whoever reads the others
+// needs the handles that stage_ returns. Tensors that no store knows, such as copies, raise.
 #include <torch/csrc/stable/library.h>
 
 #include <memory>
@@ -14,6 +14,7 @@
 #include "cpu/rows/lookup.h"
 #include "cpu/storage/registry.h"
 #include "cpu/storage/stage_call.h"
+#include "cpu/storage/wanted_rows.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -40,15 +41,54 @@ std::shared_ptr<RegisteredStore> store_of_cache(const char* op, const Tensor& ti
   return entry;
 }
 
+// The tensors that a store was opened with.
+TierTensors tensors_of(const char* op, const RegisteredStore& entry, const Tensor& tier_clock) {
+  check_size(op, "tier_clock", tier_clock, 0, entry.slabs() + 1);
+  TierTensors tiers{{}, static_cast<int64_t*>(tier_clock.data_ptr())};
+  for (size_t s = 0; s < entry.places.size(); ++s) {
+    const int64_t rows = entry.places[s].size[0];
+    int64_t* clock = tiers.head + (static_cast<int64_t>(s) + 1) * kTierColumns;
+    tiers.slabs.push_back({rows > 0 ? static_cast<int32_t*>(entry.places[s].data) : nullptr, rows,
+                           static_cast<int64_t*>(entry.slots[s].data), clock});
+  }
+  return tiers;
+}
+
 // Queues what has to move for a call; returns the job after which its rows may be used.
 int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
   const Jobs jobs{store.jobs_done(), store.jobs_submitted() + 1,
                   [&store](size_t slab, int64_t h) { return store.has_record(slab, h); }};
   call.jobs = &jobs;
-  const auto check_room = [&store](size_t slab, int64_t rows) { store.check_room(slab, rows); };
+  const auto check_room = [&store](const std::vector<int64_t>& rows) { store.promise_room(rows); };
   Plan plan = plan_moves(call, check_room, slot_handles);
-  if (moves_any(plan.moves)) store.submit(std::move(plan.moves));
+  if (moves_any(plan.moves)) {
+    store.submit(std::move(plan.moves));
+  } else {
+    store.withdraw_promises();
+  }
   return plan.wait_for;
+}
+
+// Room on the disk for what a lookup pushes out of the cache, before the index knows of it: an id
+// that is counted twice because its step has been repeated would be worth more than it is.
+// Nothing is changed, but `tier_clock` and `tables` count as changed, so that no compiler moves
+// this behind the insertion, or before the lookup before.
+void promise_room_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor meta, Tensor ids,
+                   Tensor offsets, std::vector<int64_t> feature_tables) {
+  const char* op = "promise_room_";
+  const auto entry = registered_store(op, tier_clock);
+  const TierTensors tiers = tensors_of(op, *entry, tier_clock);
+  const OneWriter writer(op, tiers.head);
+  const IndexArgs index = index_args(op, buckets, nullptr, tables, meta);
+  const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
+  const std::vector<int64_t> slab_of = slabs_of_tables(op, meta, tiers.slabs.size());
+  const auto saves = [&tiers](std::vector<int64_t> rows) {
+    for (size_t s = 0; s < rows.size(); ++s) rows[s] = most_saves(tiers.slabs[s], rows[s]);
+    return rows;
+  };
+  // nearly always there is room for a row that has changed in place of every id
+  if (entry->store->promise_ready_room(saves(most_wanted_rows(tiers, features, slab_of)))) return;
+  entry->store->promise_room(saves(wanted_rows(op, tiers, index, features, slab_of)));
 }
 
 // Called by the thread that is the one writer of the cache.
@@ -127,9 +167,9 @@ void store_submit(Tensor tier_clock, Tensor moves) {
                     static_cast<int32_t>(row[kMoveTable]),
                     static_cast<int32_t>(row[kMoveGeneration])});
   }
-  for (size_t s = 0; s < job.size(); ++s) {
-    if (!job[s].saves.empty()) store.check_room(s, static_cast<int64_t>(job[s].saves.size()));
-  }
+  std::vector<int64_t> saves;
+  for (const SlabMoves& of_slab : job) saves.push_back(static_cast<int64_t>(of_slab.saves.size()));
+  store.promise_room(saves);
   if (moves_any(job)) store.submit(std::move(job));
 }
 
@@ -137,6 +177,7 @@ void store_submit(Tensor tier_clock, Tensor moves) {
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("promise_room_", TORCH_BOX(&dynemb::cpu::promise_room_));
   m.impl("stage_", TORCH_BOX(&dynemb::cpu::stage_));
   m.impl("staged_lookup_", TORCH_BOX(&dynemb::cpu::staged_lookup_));
   m.impl("prefetch_", TORCH_BOX(&dynemb::cpu::prefetch_));

@@ -449,7 +449,11 @@ class HashTable(OptimizedLater):
         check_in_slice("HashTable.accept_grad", self.slice, flat)
         gradients = grad.detach().to(flat.device, torch.float32)
         request = one_table(group.tables, table, flat, "HashTable.accept_grad")
-        handles = group.find_or_insert(*request) if self.training else group.find(*request).handles
+        if self.training:
+            table_lookup.promise_room(group.tables, *request)
+            handles = group.find_or_insert(*request)
+        else:
+            handles = group.find(*request).handles
         handles = table_lookup.stage(group.tables, *request, handles)
         add_pending(group.tables, table, TableGradients(flat, handles, gradients))
 

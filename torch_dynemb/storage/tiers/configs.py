@@ -26,6 +26,11 @@ class SSDStore:
     files in ``path``, a log of segments that is collected as rows are overwritten. What has been
     written since the last snapshot is lost when the process ends without another one.
 
+    A lookup that trains raises "disk full" before it inserts or counts an id, so its step can be
+    made again when ids have been erased, an asynchronous save has ended, or the file system has
+    room. Where a step looks several modules up, or one of them several times, what came before the
+    lookup that raises has been counted.
+
     Args:
         path: a directory of this table group's own; made where there is none.
         cache: rows in memory: bytes (an int, or a text such as ``"4GB"``), ``"100000 rows"``, or a

@@ -85,6 +85,12 @@ class ExternalTiers(Tiers):
         finally:
             self._in_use.release()
 
+    def promise_room(
+        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
+    ) -> None:
+        """Raises only where the store has failed: it does not say what room it has."""
+        self.check()
+
     def stage(
         self,
         meta: Tensor,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import StoreStat
-from torch_dynemb.ops.tensors import RowTensors, TierTensors
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
 from torch_dynemb.storage.tiers.held_rows import HeldRows
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
@@ -60,6 +60,11 @@ class SSDTiers(Tiers):
         if not any(Path(storage.path).glob(f"{KEPT_FOLDER}/*")):
             # what a run has left that made no snapshot, nobody can read any more
             self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])
+
+    def promise_room(
+        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
+    ) -> None:
+        ops.promise_room_(self.tensors, index, ids, offsets, feature_tables)
 
     def stage(
         self,

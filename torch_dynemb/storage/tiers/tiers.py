@@ -20,7 +20,7 @@ from torch_dynemb.ops.columns import (
     Tier,
     TierHead,
 )
-from torch_dynemb.ops.tensors import RowTensors, TierTensors
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS, CacheSize
 from torch_dynemb.storage.tiers.stats import StorageStats
 
@@ -89,6 +89,19 @@ class Tiers(ABC):
         return slab in self.cached
 
     # -- lookups -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def promise_room(
+        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
+    ) -> None:
+        """Before ids are inserted for :meth:`stage`: sees that the store has room for its rows.
+
+        Args:
+            index, ids, offsets, feature_tables: as of :func:`torch_dynemb.ops.promise_room_`.
+
+        Raises:
+            RuntimeError: it has not, or has failed; nothing has changed.
+        """
 
     @abstractmethod
     def stage(
