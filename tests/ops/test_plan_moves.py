@@ -146,16 +146,14 @@ def test_plans_are_those_of_the_oracle(calls: list[tuple[str, list[int]]]) -> No
             continue
         handles = [row << GENERATION_BITS | 1 for row in rows]
         trains, ahead = kind == "train", 2 * (kind == "prefetch")
-        planned = ops.plan_moves_(
-            tiers,
+        staged = ops.StagedIds(
             meta,
             torch.tensor(rows, dtype=torch.int64) + 1000,
             torch.tensor(handles, dtype=torch.int64),
             torch.tensor([0, len(rows)]),
             [0],
-            trains=trains,
-            ahead=ahead,
         )
+        planned = ops.plan_moves_(tiers, staged, trains=trains, ahead=ahead)
         slots, moves = oracle.call(handles, trains=trains, ahead=ahead)
         assert planned.handles.tolist() == slots
         columns = [Move.LOADS, Move.SLOT, Move.HANDLE, Move.GENERATION]

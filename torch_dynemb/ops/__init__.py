@@ -102,6 +102,7 @@ from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors  # noqa: E402
 from torch_dynemb.ops.tiers import (  # noqa: E402
     PlannedMoves,
+    StagedIds,
     forget_rows_,
     gather_records,
     plan_moves_,
@@ -132,6 +133,7 @@ __all__ = [
     "Ragged",
     "RowTensors",
     "ScoredIds",
+    "StagedIds",
     "StoreSnapshot",
     "StoredRecords",
     "TierTensors",

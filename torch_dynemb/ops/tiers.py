@@ -12,7 +12,7 @@ What is wrong with an argument is raised before anything changes. These are ops 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,24 @@ RECORD_HEADER = 24  # bytes
 RECORD_ALIGNMENT = 8
 
 
+class StagedIds(NamedTuple):
+    """Ids of a lookup whose rows are wanted in the cache.
+
+    Attributes:
+        meta: int64 [T, 16], constants of the tables.
+        ids: int64 [N].
+        handles: int64 [N], of rows, which the index has given for these ids.
+        offsets: int64 [F * B + 1], or empty; see :mod:`torch_dynemb.ops.index`.
+        feature_tables: F numbers of tables.
+    """
+
+    meta: Tensor
+    ids: Tensor
+    handles: Tensor
+    offsets: Tensor
+    feature_tables: Sequence[int]
+
+
 class PlannedMoves(NamedTuple):
     """Result of :func:`plan_moves_`.
 
@@ -39,6 +57,14 @@ class PlannedMoves(NamedTuple):
 
     handles: Tensor
     moves: Tensor
+
+
+_HANDLES = StagedIds._fields.index("handles")
+
+
+def _arguments(tiers: TierTensors, staged: StagedIds) -> tuple[Any, ...]:
+    """What the ops that plan moves take first."""
+    return *tiers, *staged[:-1], list(staged.feature_tables)
 
 
 def record_bytes(row_bytes: int) -> int:
@@ -89,11 +115,7 @@ def promise_room_(
 
 def stage_(
     tiers: TierTensors,
-    meta: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
+    staged: StagedIds,
     *,
     trains: bool,
 ) -> Tensor:
@@ -103,9 +125,7 @@ def stage_(
 
     Args:
         tiers: of the tables; all tensors change.
-        meta: int64 [T, 16], constants of the tables.
-        ids, offsets, feature_tables: see :mod:`torch_dynemb.ops.index`.
-        handles: int64 [N], of rows, which the index has given for these ids.
+        staged: the ids, with the handles of their rows.
         trains: whether the rows will be changed; they keep their slots until the step ends.
 
     Returns:
@@ -118,18 +138,11 @@ def stage_(
             no row has moved then. Or a row could not be read or written; from then on, every call
             raises it.
     """
-    staged: Tensor = torch.ops.dynemb.stage_(
-        tiers.places,
-        tiers.slots,
-        tiers.clock,
-        meta,
-        ids,
-        handles,
-        offsets,
-        list(feature_tables),
+    slots: Tensor = torch.ops.dynemb.stage_(
+        *_arguments(tiers, staged),
         trains,
     )
-    return staged
+    return slots
 
 
 @raises_out_of_memory
@@ -183,32 +196,21 @@ def staged_lookup_(
 
 def prefetch_(
     tiers: TierTensors,
-    meta: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
+    staged: StagedIds,
     *,
     ahead: int = 1,
 ) -> None:
     """Begins to bring rows into the cache that a lookup will want, and returns at once.
 
     Args:
-        tiers, meta, ids, handles, offsets, feature_tables: as for :func:`stage_`.
+        tiers, staged: as for :func:`stage_`.
         ahead: how many steps until the lookup, at least 1; the rows keep their slots until then.
 
     Raises:
         RuntimeError: as :func:`stage_`, where what fails later is raised by a later call.
     """
     torch.ops.dynemb.prefetch_(
-        tiers.places,
-        tiers.slots,
-        tiers.clock,
-        meta,
-        ids,
-        handles,
-        offsets,
-        list(feature_tables),
+        *_arguments(tiers, staged),
         ahead,
     )
 
@@ -216,11 +218,7 @@ def prefetch_(
 @raises_out_of_memory
 def plan_moves_(
     tiers: TierTensors,
-    meta: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
+    staged: StagedIds,
     *,
     trains: bool,
     ahead: int = 0,
@@ -228,21 +226,14 @@ def plan_moves_(
     """Decides which rows move for a lookup; the caller moves them before rows are read.
 
     Args:
-        tiers, meta, ids, handles, offsets, feature_tables, trains: as for :func:`stage_`.
+        tiers, staged, trains: as for :func:`stage_`.
         ahead: 0: for a lookup now; else as for :func:`prefetch_`.
 
     Raises:
         RuntimeError: values or shapes of an argument; nothing has changed.
     """
     planned = torch.ops.dynemb.plan_moves_(
-        tiers.places,
-        tiers.slots,
-        tiers.clock,
-        meta,
-        ids,
-        handles,
-        offsets,
-        list(feature_tables),
+        *_arguments(tiers, staged),
         trains,
         ahead,
     )
@@ -359,18 +350,10 @@ def _promise_room_fake(
 
 @register_fake("stage_")
 def _stage_fake(
-    places: Sequence[Tensor],
-    slots: Sequence[Tensor],
-    tier_clock: Tensor,
-    meta: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
-    trains: bool,
+    places: Sequence[Tensor], slots: Sequence[Tensor], tier_clock: Tensor, *staged_and_options: Any
 ) -> Tensor:
     refuse_copies("stage_", places, slots)
-    return torch.empty_like(handles)
+    return torch.empty_like(staged_and_options[_HANDLES])
 
 
 @register_fake("staged_lookup_")
@@ -399,15 +382,7 @@ def _staged_lookup_fake(
 
 @register_fake("prefetch_")
 def _prefetch_fake(
-    places: Sequence[Tensor],
-    slots: Sequence[Tensor],
-    tier_clock: Tensor,
-    meta: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
-    ahead: int,
+    places: Sequence[Tensor], slots: Sequence[Tensor], tier_clock: Tensor, *staged_and_options: Any
 ) -> None:
     refuse_copies("prefetch_", places, slots)
 
@@ -419,18 +394,10 @@ def _new_moves(handles: Tensor) -> Tensor:
 
 @register_fake("plan_moves_")
 def _plan_moves_fake(
-    places: Sequence[Tensor],
-    slots: Sequence[Tensor],
-    tier_clock: Tensor,
-    meta: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
-    trains: bool,
-    ahead: int,
+    places: Sequence[Tensor], slots: Sequence[Tensor], tier_clock: Tensor, *staged_and_options: Any
 ) -> tuple[Tensor, Tensor]:
     refuse_copies("plan_moves_", places, slots)
+    handles: Tensor = staged_and_options[_HANDLES]
     return torch.empty_like(handles), _new_moves(handles)
 
 

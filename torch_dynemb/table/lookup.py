@@ -94,7 +94,8 @@ def stage(
     if tables.tiers is None:
         return handles
     _check_has_store(tables)
-    return tables.tiers.stage(tables.index.meta, ids, handles, offsets, feature_tables, trains=True)
+    staged = ops.StagedIds(tables.index.meta, ids, handles, offsets, feature_tables)
+    return tables.tiers.stage(staged, trains=True)
 
 
 def read(
@@ -166,7 +167,8 @@ def prefetch(
         return
     tables.check_own()
     handles = find(tables, ids, offsets, feature_tables).handles
-    tables.tiers.prefetch(tables.index.meta, ids, handles, offsets, feature_tables, ahead=ahead)
+    staged = ops.StagedIds(tables.index.meta, ids, handles, offsets, feature_tables)
+    tables.tiers.prefetch(staged, ahead=ahead)
 
 
 def without_expired(

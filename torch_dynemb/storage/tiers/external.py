@@ -91,34 +91,14 @@ class ExternalTiers(Tiers):
         """Raises only where the store has failed: it does not say what room it has."""
         self.check()
 
-    def stage(
-        self,
-        meta: Tensor,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        feature_tables: Sequence[int],
-        *,
-        trains: bool,
-    ) -> Tensor:
+    def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
         self._check_eager()
         with self._one_thread():
-            return self._stage(meta, ids, handles, offsets, feature_tables, trains=trains)
+            return self._stage(staged, trains=trains)
 
-    def _stage(
-        self,
-        meta: Tensor,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        feature_tables: Sequence[int],
-        *,
-        trains: bool,
-    ) -> Tensor:
+    def _stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
         self.check()
-        planned = ops.plan_moves_(
-            self.tensors, meta, ids, handles, offsets, feature_tables, trains=trains
-        )
+        planned = ops.plan_moves_(self.tensors, staged, trains=trains)
         self._move(planned.moves)
         return planned.handles
 
@@ -134,8 +114,9 @@ class ExternalTiers(Tiers):
     ) -> Tensor:
         self._check_eager()
         rows = self._rows
+        staged = ops.StagedIds(rows.meta, ids, handles, offsets, feature_tables)
         with self._one_thread():
-            slots = self._stage(rows.meta, ids, handles, offsets, feature_tables, trains=False)
+            slots = self._stage(staged, trains=False)
             if pooling == Pooling.NONE:
                 return ops.embedding_inference(
                     rows, ids, slots, offsets, feature_tables=feature_tables, dim=feature_dims[0]
@@ -151,22 +132,11 @@ class ExternalTiers(Tiers):
                 pooling=pooling,
             )
 
-    def prefetch(
-        self,
-        meta: Tensor,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        feature_tables: Sequence[int],
-        *,
-        ahead: int,
-    ) -> None:
+    def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
         self._check_eager()
         with self._one_thread():
             self.check()
-            planned = ops.plan_moves_(
-                self.tensors, meta, ids, handles, offsets, feature_tables, trains=False, ahead=ahead
-            )
+            planned = ops.plan_moves_(self.tensors, staged, trains=False, ahead=ahead)
             self._move(planned.moves)
 
     def _check_eager(self) -> None:

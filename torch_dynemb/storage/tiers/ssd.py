@@ -66,17 +66,8 @@ class SSDTiers(Tiers):
     ) -> None:
         ops.promise_room_(self.tensors, index, ids, offsets, feature_tables)
 
-    def stage(
-        self,
-        meta: Tensor,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        feature_tables: Sequence[int],
-        *,
-        trains: bool,
-    ) -> Tensor:
-        return ops.stage_(self.tensors, meta, ids, handles, offsets, feature_tables, trains=trains)
+    def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
+        return ops.stage_(self.tensors, staged, trains=trains)
 
     def lookup(
         self,
@@ -100,17 +91,8 @@ class SSDTiers(Tiers):
             pooling=pooling,
         )
 
-    def prefetch(
-        self,
-        meta: Tensor,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        feature_tables: Sequence[int],
-        *,
-        ahead: int,
-    ) -> None:
-        ops.prefetch_(self.tensors, meta, ids, handles, offsets, feature_tables, ahead=ahead)
+    def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
+        ops.prefetch_(self.tensors, staged, ahead=ahead)
 
     def _move(self, moves: Tensor) -> None:
         ops.store_submit(self.tensors.clock, moves)

@@ -104,20 +104,11 @@ class Tiers(ABC):
         """
 
     @abstractmethod
-    def stage(
-        self,
-        meta: Tensor,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        feature_tables: Sequence[int],
-        *,
-        trains: bool,
-    ) -> Tensor:
+    def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
         """Brings the rows of a lookup into memory; see :func:`torch_dynemb.ops.stage_`.
 
         Args:
-            meta, ids, handles, offsets, feature_tables, trains: as there.
+            staged, trains: as there.
         """
 
     @abstractmethod
@@ -139,20 +130,11 @@ class Tiers(ABC):
         """
 
     @abstractmethod
-    def prefetch(
-        self,
-        meta: Tensor,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        feature_tables: Sequence[int],
-        *,
-        ahead: int,
-    ) -> None:
+    def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
         """Begins to bring rows into memory; see :func:`torch_dynemb.ops.prefetch_`.
 
         Args:
-            meta, ids, handles, offsets, feature_tables, ahead: as there.
+            staged, ahead: as there.
         """
 
     # -- rows without a lookup -----------------------------------------------------------------
