@@ -124,6 +124,13 @@ def two_ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="session")
+def three_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(3)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="session")
 def four_ranks() -> Iterator[Ranks]:
     """Two nodes of two ranks."""
     ranks = Ranks(4, local_size=2)

@@ -1,12 +1,11 @@
 """Processes that stay: a process group of several ranks on this machine, for many tests.
 
-A fresh pair of processes costs some seconds of imports; these run any function of a test module.
+They run any function of a test module.
 """
 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -17,7 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TIMEOUT_S = 60
+from started import start_server
+
+TIMEOUT_S = 60  # of collectives
 START_S = 60  # for imports, on a busy machine
 
 
@@ -27,21 +28,17 @@ class Ranks:
     Args:
         world_size: processes.
         local_size: how many of them a node is taken to have.
-        timeout_s: of collectives.
     """
 
-    def __init__(
-        self, world_size: int, local_size: int | None = None, timeout_s: float = TIMEOUT_S
-    ) -> None:
+    def __init__(self, world_size: int, local_size: int | None = None) -> None:
         self.world_size = world_size
         self._local_size = local_size or world_size
-        self._timeout_s = timeout_s
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
 
     def _start(self) -> None:
         self._directory = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
+        context = start_server()
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             group = _Group(
@@ -49,7 +46,6 @@ class Ranks:
                 self.world_size,
                 self._local_size,
                 str(Path(self._directory.name) / "store"),
-                self._timeout_s,
             )
             process = context.Process(target=_work, args=(theirs, group, sys.path), daemon=True)
             process.start()
@@ -92,7 +88,7 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__qualname__, arguments))
         results: list[tuple[bool, Any]] = []
-        limit_s = 2 * self._timeout_s + START_S
+        limit_s = 2 * TIMEOUT_S + START_S
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(limit_s):
                 self.stop()
@@ -123,7 +119,6 @@ class _Group(NamedTuple):
     world_size: int
     local_size: int
     store: str
-    timeout_s: float
 
 
 def _work(pipe: Connection, group: _Group, path: list[str]) -> None:
@@ -144,7 +139,7 @@ def _work(pipe: Connection, group: _Group, path: list[str]) -> None:
         init_method=f"file://{group.store}",
         rank=group.rank,
         world_size=group.world_size,
-        timeout=timedelta(seconds=group.timeout_s),
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
     while True:
         try:

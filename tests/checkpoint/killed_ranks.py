@@ -21,7 +21,7 @@ from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.table import state as table_state
 
 SAVE = sys.modules["torch_dynemb.checkpoint.saving.save"]
-TIMEOUT_S = 20  # of collectives: more than any of them takes, and the bound of a wait for the dead
+TIMEOUT_S = 60  # of collectives: more than any of them takes, and the bound of a wait for the dead
 
 
 class Sharded(nn.Module):

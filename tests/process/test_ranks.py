@@ -1,12 +1,13 @@
 """With a process group, an id starts with the same values on every rank."""
 
+from __future__ import annotations
+
 import functools
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from ranks import Ranks
+from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.distributed.agreement import comparable
@@ -14,23 +15,18 @@ from torch_dynemb.distributed.agreement import comparable
 pytestmark = pytest.mark.cpu_only("several processes over gloo")
 
 
-def _first_rows(rank: int, store: str, results: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    try:
-        torch.manual_seed(rank)  # ranks usually differ, so that dropout and shuffling do
-        users = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
-        ids = torch.tensor([5, -1, 2**40]) if rank == 0 else torch.tensor([-1, 7, 2**40])
-        users(ids)
-        torch.save(users.group.read(0, torch.tensor([-1, 2**40])), f"{results}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+def first_rows(rank: int) -> Tensor:
+    users = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
+    ids = torch.tensor([5, -1, 2**40]) if rank == 0 else torch.tensor([-1, 7, 2**40])
+    users(ids)
+    return users.group.read(0, torch.tensor([-1, 2**40]))
 
 
-def test_seed_of_rank_0_on_every_rank(tmp_path: Path) -> None:
-    mp.spawn(_first_rows, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+def test_seed_of_rank_0_on_every_rank(two_ranks: Ranks) -> None:
+    """Ranks draw other random numbers, so that dropout and shuffling do."""
+    first, second = two_ranks.run(first_rows)
     assert torch.equal(first, second)
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # as on rank 0
     alone = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
     assert torch.equal(alone.group.read(0, torch.tensor([-1, 2**40])), first)
 
@@ -46,8 +42,8 @@ def test_values_are_described_alike_in_every_process() -> None:
     )
     assert comparable({3, 1, 2}) == "{1, 2, 3}"
     assert comparable(td.AdmitFrequent(2)) == "AdmitFrequent(threshold=2)"
-    assert comparable(functools.partial(_first_rows, 1)) == (
-        "partial([test_ranks._first_rows, [1], {}])"
+    assert comparable(functools.partial(first_rows, 1)) == (
+        "partial([test_ranks.first_rows, [1], {}])"
     )
     assert comparable(object()) == "builtins.object"
     assert comparable(torch.optim.Adam) == "torch.optim.adam.Adam"

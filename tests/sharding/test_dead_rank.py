@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
 @pytest.fixture
 def short_lived() -> Iterator[Ranks]:
-    ranks = Ranks(2, timeout_s=10)
+    ranks = Ranks(2)
     yield ranks
     ranks.stop()
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import reduce_scatter_steps
 from ranks import Ranks
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
-
-
-@pytest.fixture(scope="module")
-def three_ranks() -> Iterator[Ranks]:
-    ranks = Ranks(3)
-    yield ranks
-    ranks.stop()
 
 
 @pytest.mark.parametrize("division", [True, False])

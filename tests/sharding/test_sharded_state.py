@@ -36,11 +36,10 @@ Content = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def other_ranks() -> Iterator[dict[int, Ranks]]:
-    ranks = {1: Ranks(1), 3: Ranks(3)}
-    yield ranks
-    for some in ranks.values():
-        some.stop()
+def other_ranks(three_ranks: Ranks) -> Iterator[dict[int, Ranks]]:
+    one = Ranks(1)
+    yield {1: one, 3: three_ranks}
+    one.stop()
 
 
 def by_id(of_ranks: list[Content]) -> dict[str, dict[str, Tensor]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
 import random
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from started import start_server
 from stored_training import StoredModel, train
 
 from torch_dynemb import checkpoint
@@ -27,10 +27,7 @@ MESSAGES = 24  # of one snapshot, about: its calls of the file system
 
 @pytest.fixture(scope="module")
 def server() -> ForkServerContext:
-    """Makes processes that have imported what takes long."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch_dynemb", "torch._dynamo"])
-    return context
+    return start_server()
 
 
 @pytest.fixture(scope="module")
