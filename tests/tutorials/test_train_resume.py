@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
-import os
 import random
-import re
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import killed_job
 import numpy as np
 import pytest
 import torch
+from started import start_server
 from torch import Tensor
 
 import torch_dynemb as td
@@ -29,79 +29,40 @@ from tutorials.dlrm.planted import PlantedConfig
 
 pytestmark = pytest.mark.cpu_only("the job of a tutorial, on the CPU")
 
-ROOT = Path(__file__).resolve().parents[2]
 BATCH = 200
 STEPS = 45
 EVERY = 3  # steps between checkpoints
-MULTIPLIERS = {"": 1, "k": 1000}
 
 
 def command(data: Path, out: Path) -> list[str]:
     return [
         *(str(data), "--out", str(out), "--no-baseline"),
         *("--batch-size", str(BATCH), "--checkpoint-every", str(EVERY), "--log-every", "4"),
-        *("--threads", "2", "--progress-interval", "0"),
+        *("--threads", "2"),
     ]
 
 
-def start(data: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    out.mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, "-m", "tutorials.dlrm.train", *command(data, out), *more],
-        cwd=ROOT,
-        # Threads that wait do not spin: other tests may be using the cores.
-        env=os.environ | {"OMP_WAIT_POLICY": "passive"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def run(arguments: list[str]) -> tuple[dict[str, Any], str]:
+    """The result of the job in this process, without what it says of time, and its stderr."""
+    threads = torch.get_num_threads()
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        train.main(arguments)
+    torch.set_num_threads(threads)
+    result = json.loads(out.getvalue().splitlines()[-1])
+    del result["samples_per_s"]
+    return result, err.getvalue()
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1]), err
-
-
-def samples_shown(process: subprocess.Popen[str]) -> Iterator[float]:
-    """Yield what the progress bar says, as it says it."""
-    assert process.stderr is not None
-    shown = ""
-    while character := process.stderr.read(1):
-        shown += character
-        if match := re.search(r"([\d.]+)([k]?)/[\d.]+k \[", shown):
-            yield float(match[1]) * MULTIPLIERS[match[2]]
-            shown = ""
-
-
-def kill_at(process: subprocess.Popen[str], samples: float) -> None:
-    for shown in samples_shown(process):
-        if shown >= samples:
-            process.kill()
-            break
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+def run_killed(of: Callable[..., None], *arguments: Any) -> None:
+    """The job in a process that kills itself."""
+    process = start_server().Process(target=of, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def unfinished(out: Path) -> list[Path]:
     return list(out.glob("checkpoint.tmp-*"))
-
-
-def kill_while_writing(process: subprocess.Popen[str], out: Path) -> None:
-    """Stop the process when an unfinished checkpoint appears; kill it if it is there still."""
-    while process.poll() is None:
-        if not unfinished(out):
-            os.sched_yield()
-            continue
-        process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)  # returns once it has stopped
-        if unfinished(out):
-            process.kill()
-            break
-        process.send_signal(signal.SIGCONT)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "no checkpoint was written slowly enough"
-    assert unfinished(out)
 
 
 class Saved(NamedTuple):
@@ -172,8 +133,7 @@ def whole_out(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole(data, whole_out) -> tuple[dict[str, Any], Saved]:
     """Result and final checkpoint of a run that is left alone."""
-    result, _ = finish(start(data, whole_out))
-    del result["samples_per_s"]
+    result, _ = run(command(data, whole_out))
     return result, saved(command(data, whole_out))
 
 
@@ -184,17 +144,17 @@ def test_killed_and_resumed(data, whole, tmp_path, kills):
     chance = random.Random(0)
     lines_before = 0
     for attempt in range(kills):
-        more = ["--resume"] if attempt else []
-        more += ["--async-checkpoint"] if attempt in (0, 3) else []
-        process = start(data, tmp_path, *more)
+        arguments = command(data, tmp_path)
+        arguments += ["--resume"] if attempt else []
+        arguments += ["--async-checkpoint"] if attempt in (0, 3) else []
         if attempt in (1, 3):
             for folder in unfinished(tmp_path):  # of the run before, which would look like its own
                 shutil.rmtree(folder)
-            kill_while_writing(process, tmp_path)
+            run_killed(killed_job.in_save, arguments, chance.randint(2, 3), chance.randint(1, 20))
+            assert unfinished(tmp_path)
         else:
-            steps_before = lines_before // BATCH
-            last = steps_before + (STEPS - steps_before) // 2
-            kill_at(process, BATCH * chance.randint(steps_before + 1, last))
+            left = STEPS - lines_before // BATCH
+            run_killed(killed_job.after_step, arguments, chance.randint(1, left // 2))
         state = checkpoint.read(path)
         if state is not None:
             lines = state["position"][3]
@@ -202,9 +162,8 @@ def test_killed_and_resumed(data, whole, tmp_path, kills):
             assert lines % (BATCH * EVERY) == 0 or lines == STEPS * BATCH
             lines_before = lines
     assert lines_before > 0
-    result, err = finish(start(data, tmp_path, "--resume", "--async-checkpoint"))
+    result, err = run([*command(data, tmp_path), "--resume", "--async-checkpoint"])
     assert f"resuming after line {lines_before} " in err
-    del result["samples_per_s"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint", "training.png"]
     assert differences(saved(command(data, tmp_path)), whole_saved) == []
     assert result == whole_result
