@@ -6,20 +6,28 @@ that say so, and do not import the rest. A file that does not say where it runs 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+# Threads that wait sleep, here and in processes that tests start: others may be using the cores.
+# It is read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 from declared_device import HOW_TO_SAY, declared_kind
 from ranks import Ranks
 
-hypothesis.settings.register_profile("any time", deadline=None)
+hypothesis.settings.register_profile(
+    "any time", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 
 
 def load_hypothesis_profile() -> None:
-    """Without a deadline: how long an example takes says nothing on a busy machine."""
+    """Without limits of time: how long an example takes says nothing on a busy machine."""
     hypothesis.settings.load_profile("any time")
 
 
@@ -29,6 +37,7 @@ def pytest_collectstart() -> None:
 
 def pytest_runtest_setup() -> None:
     load_hypothesis_profile()
+    torch.default_generator.manual_seed(0)  # what tests draw does not depend on those before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

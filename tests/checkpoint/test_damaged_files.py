@@ -185,7 +185,7 @@ def test_another_format_or_version_is_refused(
 
 @settings(
     max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     phases=[Phase.generate],  # models take turns, so a case is not repeated with the same one
 )
 @given(data=st.data())
