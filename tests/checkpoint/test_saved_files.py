@@ -63,6 +63,9 @@ NOT_SAVED = {
     "ExternalStore": "has a store of the user's",
     "SSDStore": "is of tables that raise an error that says to use checkpoint.save",
     "StorageStats": "figures of a moment",
+    "FrozenDynamicEmbedding": "is made again of a saved model, by freeze()",
+    "FrozenEmbeddingEngine": "is made again of a saved model, by freeze()",
+    "FrozenHashTable": "is made again of a saved model, by freeze()",
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from small_embeddings import content, embedding
 from torch import Tensor
 
+import torch_dynemb as td
 from torch_dynemb import oneembedding
 
 SAMPLES = torch.randint(0, 9, (5, 12, 3), generator=torch.Generator().manual_seed(5))
@@ -108,3 +109,15 @@ def trained_on_ssd(rank: int, path: str | None, prefetches: bool = False) -> lis
         optimizer.step()
         outputs.append(rows.detach())
     return outputs
+
+
+def frozen(rank: int, ranks: Any) -> tuple[Tensor, Tensor | None, dict[str, int], dict[str, int]]:
+    """What an embedding over two ranks gives, and its copy; ids of both by table."""
+    module, optimizer = model()
+    train(module, optimizer, range(3), part(rank, 2), 2.0)
+    copy = td.freeze(module, ranks=ranks)
+    ids = torch.arange(36).reshape(12, 3) % 14
+    live = module.eval()(ids)
+    if copy is None:
+        return live, None, module.sizes(), {}
+    return live, copy(ids), module.sizes(), copy.sizes()

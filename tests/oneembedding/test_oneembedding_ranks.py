@@ -9,6 +9,7 @@ import torch
 from embedding_ranks import (
     Rows,
     capacities,
+    frozen,
     load_state,
     loaded,
     one_path,
@@ -92,3 +93,14 @@ def test_a_state_dict_is_each_rank_s_own(two_ranks: Ranks) -> None:
     of_ranks = two_ranks.run(states)
     for traceback in two_ranks.errors(load_state, of_ranks):
         assert "the state is of another rank or number of ranks" in traceback
+
+
+def test_frozen_embeddings_have_the_rows_of_all_ranks(two_ranks: Ranks) -> None:
+    results = two_ranks.run(frozen, "all")
+    sizes = {name: sum(result[2][name] for result in results) for name in results[0][2]}
+    for live, copy, own, of_copy in results:
+        assert torch.equal(copy, live)
+        assert of_copy == sizes != own
+    first, second = two_ranks.run(frozen, "first")
+    assert second[1] is None
+    assert torch.equal(first[1], first[0])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from frozen_engines import frozen_engine
 from rank_steps import (
     batch,
     dense_parameters_too,
@@ -210,3 +211,24 @@ def test_one_norm_over_the_rows_of_all_ranks(two_ranks: Ranks) -> None:
 def test_the_dense_part_in_ddp(two_ranks: Ranks) -> None:
     ranks = two_ranks.run(dense_parameters_too)
     assert sorted(ranks[0]["ids"] + ranks[1]["ids"]) == [0, 1, 2, 3, 4]
+
+
+def test_frozen_engines_have_the_rows_of_all_ranks(two_ranks: Ranks) -> None:
+    results = two_ranks.run(frozen_engine, "all")
+    sizes = {name: sum(of[2][name] for of in results) for name in results[0][2]}
+    for live, frozen, own, of_copy in results:
+        assert frozen is not None
+        assert of_copy == sizes != own
+        for name, expected in live.items():
+            torch.testing.assert_close(frozen[name], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_frozen_engines_of_the_first_rank_or_of_each(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(frozen_engine, "first")
+    assert second[1] is None
+    assert first[3] == {name: size + second[2][name] for name, size in first[2].items()}
+    for live, frozen, own, of_copy in two_ranks.run(frozen_engine, "own"):
+        assert of_copy == own
+        # rows of "user" are summed, and those of ids that others have are zeros
+        assert frozen is not None
+        assert not torch.equal(frozen["user"], live["user"])

@@ -69,6 +69,49 @@ def move_rows(
     return moved.view(rows.dtype).view(sum(received), *shape)
 
 
+def from_rank(
+    tensor: Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    source: int,
+    process_group: dist.ProcessGroup,
+    *,
+    to_all: bool,
+) -> Tensor | None:
+    """Sends a tensor of one rank to all, or to the first; all ranks call it.
+
+    Args:
+        tensor: of the rank that sends; None on the others.
+        shape, dtype: of the tensor, on all ranks.
+        device: that it arrives on.
+        source: rank that sends.
+        to_all: False: only the first rank gets it.
+
+    Returns:
+        The tensor; None on ranks that do not get it.
+    """
+    rank = process_group.rank()
+    if not to_all and rank not in (0, source):
+        return None
+    if not to_all and rank == source == 0:
+        return tensor
+    if tensor is None:
+        tensor = torch.empty(list(shape), dtype=dtype, device=device)
+    tensor = tensor.detach().contiguous()
+    if tensor.numel() == 0:
+        return tensor if to_all or rank == 0 else None
+    sent = tensor.view(-1).view(torch.uint8)  # as bytes: gloo does not carry all dtypes
+    if to_all:
+        dist.broadcast(sent, group=process_group, group_src=source)
+        return tensor
+    if rank == source:
+        dist.send(sent, group=process_group, group_dst=0)
+        return None
+    dist.recv(sent, group=process_group, group_src=source)
+    return tensor
+
+
 # -- rows, from rank to rank -------------------------------------------------------------------
 
 
@@ -148,6 +191,7 @@ __all__ = [
     "RowsUnderWay",
     "all_to_all",
     "arrived",
+    "from_rank",
     "is_gloo",
     "move_rows",
     "one_to_each",

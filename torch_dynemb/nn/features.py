@@ -212,10 +212,8 @@ def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> Grouped
     ids, and offsets that decrease, begin or end elsewhere still do so afterwards.
     """
     batch = (given.offsets.shape[0] - 1) // len(keys)
-    if batch == 0:
-        return given
     begins = given.offsets[:-1].reshape(len(keys), batch)
-    bounds = torch.cat([begins[:, 0], given.offsets[-1:]])
+    bounds = given.offsets[torch.arange(len(keys) + 1, device=given.offsets.device) * batch]
     # Features are picked one by one: an index tensor would be copied to a GPU, which waits for it.
     lengths = torch.cat([bounds[f + 1 : f + 2] - bounds[f : f + 1] for f in chosen])
     ends = lengths.cumsum(0)
@@ -223,8 +221,10 @@ def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> Grouped
     kept = (torch.cat([begins[f : f + 1] for f in chosen]) - moves[:, None]).reshape(-1)
     wrong_end = given.offsets[-1:] - given.ids.shape[0]
     offsets = torch.cat([kept[:1] + given.offsets[:1], kept[1:], ends[-1:] + wrong_end])
-    # Without dropped features the count is known, so compiled code needs no value of a tensor.
-    count = given.ids.shape[0] if len(chosen) == len(keys) else int(ends[-1])
+    # With every feature once the count is known, so compiled code needs no value of a tensor.
+    every = sorted(chosen) == list(range(len(keys)))
+    # item(), not int(), which torch.export would want to know
+    count = given.ids.shape[0] if every else ends[-1].item()
     position = torch.arange(count, device=ends.device)
     feature = torch.searchsorted(ends, position, right=True).clamp(max=len(chosen) - 1)
     source = (position + moves[feature]).clamp(0, given.ids.shape[0] - 1)

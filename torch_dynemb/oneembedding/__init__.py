@@ -1,6 +1,7 @@
 """Embeddings with the names and arguments of OneEmbedding, of OneFlow (github.com/Oneflow-Inc)."""
 
 from torch_dynemb.oneembedding import saved_parts as _saved_parts  # noqa: F401 - registers tables
+from torch_dynemb.oneembedding.frozen import FrozenMultiTableEmbedding
 from torch_dynemb.oneembedding.import_snapshot import import_snapshot
 from torch_dynemb.oneembedding.initializers import (
     make_constant_initializer,
@@ -36,6 +37,7 @@ from torch_dynemb.oneembedding.tables import (
 
 __all__ = [
     "ColumnOptions",
+    "FrozenMultiTableEmbedding",
     "Ftrl",
     "KeysAndValues",
     "MultiTableEmbedding",

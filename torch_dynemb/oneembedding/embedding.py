@@ -18,9 +18,9 @@ from torch_dynemb.distributed.ranks import process_group_of, rank_group
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.nn.optimized_later import OptimizedLater
-from torch_dynemb.oneembedding.ids_by_table import IdsByTable, ids_by_table
+from torch_dynemb.oneembedding.ids_by_table import IdsByTable, keys_by_table
 from torch_dynemb.oneembedding.initializers import DEFAULT_INITIALIZER
-from torch_dynemb.oneembedding.keys import id_of, ids_of, key_type_of
+from torch_dynemb.oneembedding.keys import id_of, key_type_of
 from torch_dynemb.oneembedding.snapshots import load_embedding, save_embedding
 from torch_dynemb.oneembedding.stores import StoreOptions
 from torch_dynemb.oneembedding.tables import TableOptions
@@ -168,14 +168,7 @@ class Embedding(OptimizedLater):
             exchange.prefetch()
 
     def _by_table(self, owner: str, ids: Tensor, table_ids: Tensor | None) -> IdsByTable:
-        keys = ids_of(f"{owner}: ids", ids, self.key_type)
-        if table_ids is not None:
-            if not isinstance(table_ids, Tensor) or table_ids.is_floating_point():
-                raise TypeError(
-                    f"{owner}: table_ids is {described(table_ids)}, expected a tensor of integers"
-                )
-            table_ids = table_ids.to(torch.int64)
-        return ids_by_table(owner, keys, table_ids, self.num_tables)
+        return keys_by_table(owner, ids, table_ids, self.key_type, self.num_tables)
 
     def _exchange(self, given: IdsByTable) -> IdExchange | None:
         """Ids on their way to the ranks that have them; None: this process has all."""

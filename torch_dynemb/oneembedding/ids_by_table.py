@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described
+from torch_dynemb.oneembedding.keys import ids_of
+
 
 class IdsByTable(NamedTuple):
     """Ids, those of a table together.
@@ -77,6 +80,32 @@ def ids_by_table(owner: str, ids: Tensor, table_ids: Tensor | None, tables: int)
     return IdsByTable(ids.reshape(-1)[order], torch.searchsorted(of_ids[order], numbers), places)
 
 
+def keys_by_table(
+    owner: str, ids: Tensor, table_ids: Tensor | None, key_type: torch.dtype, tables: int
+) -> IdsByTable:
+    """:func:`ids_by_table` of what an embedding's forward was given.
+
+    Args:
+        owner: what errors begin with.
+        ids: of ``key_type``.
+        table_ids: integers of the same shape, or None.
+        key_type: that ids must have.
+        tables: how many there are.
+
+    Raises:
+        TypeError: ids are of another dtype, or ``table_ids`` no integers.
+        ValueError: shapes do not match, or there is no such table.
+    """
+    keys = ids_of(f"{owner}: ids", ids, key_type)
+    if table_ids is not None:
+        if not isinstance(table_ids, Tensor) or table_ids.is_floating_point():
+            raise TypeError(
+                f"{owner}: table_ids is {described(table_ids)}, expected a tensor of integers"
+            )
+        table_ids = table_ids.to(torch.int64)
+    return ids_by_table(owner, keys, table_ids, tables)
+
+
 def _check_tables(owner: str, table_ids: Tensor, tables: int) -> None:
     inside = (table_ids >= 0) & (table_ids < tables)
     if torch.compiler.is_compiling() or table_ids.is_cuda:  # whose values nobody waits for
@@ -87,4 +116,4 @@ def _check_tables(owner: str, table_ids: Tensor, tables: int) -> None:
         )
 
 
-__all__ = ["IdsByTable", "ids_by_table"]
+__all__ = ["IdsByTable", "ids_by_table", "keys_by_table"]

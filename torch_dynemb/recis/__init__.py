@@ -6,6 +6,8 @@ from torch_dynemb.recis.embedding import (
     DynamicEmbedding,
     EmbeddingEngine,
     EmbeddingOption,
+    FrozenDynamicEmbedding,
+    FrozenEmbeddingEngine,
     PreparedLookup,
 )
 from torch_dynemb.recis.feature_ops import (
@@ -51,6 +53,7 @@ from torch_dynemb.recis.tables import (
     AdmitHook,
     ChildrenInfo,
     FilterHook,
+    FrozenHashTable,
     HashTable,
     IdsMap,
     RowFilter,
@@ -76,6 +79,9 @@ __all__ = [
     "FeatureEngine",
     "FeatureOp",
     "FilterHook",
+    "FrozenDynamicEmbedding",
+    "FrozenEmbeddingEngine",
+    "FrozenHashTable",
     "FusedBoundaryOP",
     "FusedCutoffOP",
     "FusedHashOP",

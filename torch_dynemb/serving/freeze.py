@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from torch_dynemb.argument_checks import described
+from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.serving.choices import RANKS, Choices, Ranks
+from torch_dynemb.serving.missing import CountsMissing
 
 Model = TypeVar("Model", bound=nn.Module)
-Maker = TypeVar("Maker", bound=Callable[[Any], nn.Module])
+Maker = TypeVar("Maker", bound=Callable[[Any, Choices], nn.Module | None])
 
-_makers: dict[type[nn.Module], Callable[[Any], nn.Module]] = {}
+_makers: dict[type[nn.Module], Callable[[Any, Choices], nn.Module | None]] = {}
 
 
 def freezes(kind: type[nn.Module]) -> Callable[[Maker], Maker]:
@@ -27,7 +31,9 @@ def freezes(kind: type[nn.Module]) -> Callable[[Maker], Maker]:
         kind: a class of modules.
 
     Returns:
-        A decorator of a class, or a function, that takes such a module.
+        A decorator of a class, or a function, that takes such a module and the
+        :class:`torch_dynemb.serving.Choices` of :func:`freeze`. A function may give None on a rank
+        that gets no copy.
 
     Raises:
         ValueError: ``kind`` has been registered before.
@@ -44,22 +50,48 @@ def freezes(kind: type[nn.Module]) -> Callable[[Maker], Maker]:
     return register
 
 
-def freeze(model: Model) -> Model:
+@overload
+def freeze(model: Model, *, ranks: Ranks = ..., missing: Literal[False] = ...) -> Model: ...
+
+
+@overload
+def freeze(model: nn.Module, *, ranks: Ranks = ..., missing: bool) -> nn.Module: ...
+
+
+def freeze(model: nn.Module, *, ranks: Ranks = "all", missing: bool = False) -> nn.Module:
     """A deep copy of a model in eval mode whose dynamic tables are read-only.
 
     Its tables are buffers of the size in use, so it can be exported with ``torch.export``, saved,
     and moved between threads. The model itself is not changed, and may be a table module itself.
 
+    Tables that several ranks share, in a DistributedModelParallel or in modules of
+    ``torch_dynemb.recis`` and ``torch_dynemb.oneembedding`` over a process group, become tables of
+    one process, which needs no process group any more: the copy of a DistributedModelParallel is
+    the model in it, unsharded. All ranks call it together then, unless ``ranks`` is ``"own"``.
+
     Args:
         model: any module; the dense part is deep-copied as it is.
+        ranks: where several ranks share tables: ``"all"``: every rank gets the rows of all;
+            ``"first"``: rank 0 of their process group does, and the others get None; ``"own"``:
+            every rank gets the rows that it has, and ids of other ranks read as ids that are not
+            there.
+        missing: True: the copy returns a pair: what the model returns, and how many ids were not in
+            each table, see :class:`torch_dynemb.serving.CountsMissing`.
 
     Returns:
-        A model of the same class; table modules in it are replaced by read-only ones.
+        A model of the same class; table modules in it are replaced by read-only ones. With
+        ``missing`` a :class:`torch_dynemb.serving.CountsMissing` that has it. None on ranks that
+        get none.
 
     Raises:
         TypeError: ``model`` is no module, or has tables that nobody has registered with
-            :func:`torch_dynemb.serving.freezes`.
-        RuntimeError: rows of a table lie in a store, and the copy does not fit in memory.
+            :func:`torch_dynemb.serving.freezes`, or parameters that are DTensors; ``missing`` is no
+            bool.
+        ValueError: ``ranks`` is none of its values; or it is ``"own"``, and this rank has some
+            columns of a table only, or not all of a static one; or ``missing`` is True, and there
+            are no dynamic tables.
+        RuntimeError: rows of a table lie in a store or on other ranks, and the copy does not fit in
+            memory.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -73,27 +105,61 @@ def freeze(model: Model) -> Model:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"freeze: model is {described(model)}, expected a torch.nn.Module")
+    if ranks not in RANKS:
+        raise ValueError(f"freeze: ranks is {ranks!r}, expected one of {RANKS}")
+    flag("freeze: missing", missing)
+    frozen = frozen_by(Choices(ranks), model)
+    if frozen is None:
+        return None  # type: ignore[return-value]
+    return CountsMissing(frozen) if missing else frozen
+
+
+def frozen_by(choices: Choices, model: Model) -> Model | None:
+    """What :func:`freeze` gives, also for what is in a wrapper that :func:`freezes` knows.
+
+    Args:
+        choices: that the wrapper's maker was given.
+        model: any module.
+
+    Returns:
+        The copy; None on a rank that gets none.
+    """
     memo: dict[int, Any] = {}
-    _freeze_parts(model, memo)
+    _freeze_parts(model, memo, choices)
+    if any(part is None for part in memo.values()):
+        return None
     return copy.deepcopy(model, memo).eval()
 
 
-def _freeze_parts(module: nn.Module, memo: dict[int, Any]) -> None:
+def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> None:
     """Puts read-only copies of a module's parts where deepcopy looks for them."""
     if id(module) in memo:
         return
     makers = (_makers[kind] for kind in type(module).__mro__ if kind in _makers)
     make = next(makers, None)
     if make is not None:
-        memo[id(module)] = make(module)
+        memo[id(module)] = make(module, choices)
         return
     if isinstance(module, TableModule):
         raise TypeError(
             f"freeze: {type(module).__name__} is not a module that freeze() knows: register what "
             "makes a read-only copy of it with torch_dynemb.serving.freezes"
         )
+    for name, parameter in module.named_parameters(recurse=False):
+        if isinstance(parameter, DTensor):
+            raise TypeError(
+                f"freeze: parameter {name!r} of {type(module).__name__} is a DTensor, of which "
+                "this rank has a part: save the model with torch_dynemb.checkpoint.save, load it "
+                "into one that FSDP or tensor parallelism have not sharded, and freeze that"
+            )
     for part in module.children():
-        _freeze_parts(part, memo)
+        _freeze_parts(part, memo, choices)
 
 
-__all__ = ["freeze", "freezes"]
+@freezes(DistributedDataParallel)
+def _replicated(source: DistributedDataParallel, choices: Choices) -> nn.Module | None:
+    """What is in it, of which all ranks have the same."""
+    return frozen_by(choices, source.module)
+
+
+__all__ = ["freeze", "freezes", "frozen_by"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor, nn
 
-from torch_dynemb import ops
 from torch_dynemb.nn.bag import DynamicEmbeddingBag, bag_inputs
 from torch_dynemb.nn.collection import (
     DynamicEmbeddingBagCollection,
@@ -17,40 +17,67 @@ from torch_dynemb.nn.collection import (
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import Features, group_ids
 from torch_dynemb.nn.inputs import flat_ids
-from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freezes
 from torch_dynemb.serving.frozen_tables import FrozenTables
-from torch_dynemb.table.group import pooling_of
+from torch_dynemb.table.group import TableGroup, pooling_of
+from torch_dynemb.table.lookup import read_in_memory
 
 
-class FrozenModule(nn.Module):
-    """Base of the frozen modules: a lookup that only reads.
+def converted_dtype(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
+    """What :meth:`torch.nn.Module.to` and its kin, which call ``_apply(fn)``, make of a dtype.
 
     Args:
-        source: the module to copy. Its rows that no backward has written yet are written first;
-            nothing else of it changes.
+        fn: what is done to every tensor of a module, as ``_apply`` takes it.
+        dtype: of floats.
     """
+    return fn(torch.zeros(1, dtype=dtype, device="cpu")).dtype
 
-    def __init__(self, source: TableModule) -> None:
+
+class ReadOnly(nn.Module):
+    """Base of modules with frozen tables in them, which are never in training mode."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.frozen_tables = FrozenTables(source.group)
-        self.output_dtype = source.output_dtype
         self.training = False
 
-    def train(self, mode: bool = True) -> FrozenModule:
+    def train(self, mode: bool = True) -> ReadOnly:
         """Does nothing: a frozen module only reads."""
         return self
-
-    def sizes(self) -> dict[str, int]:
-        """Number of ids by table name."""
-        return self.frozen_tables.sizes()
 
     def __prepare_scriptable__(self) -> None:
         raise RuntimeError(
             f"{type(self).__name__}: torch.jit.script does not take frozen tables: use "
             "torch.jit.trace or torch.export"
         )
+
+
+class FrozenModule(ReadOnly):
+    """Base of the frozen modules: a lookup that only reads.
+
+    ``to(torch.bfloat16)``, ``half()`` and the like are about what lookups return. Rows keep their
+    dtype, in which sums and means are made of them; ids and all that finds rows are integers.
+
+    Args:
+        group: the tables to copy. Rows that no backward has written yet are written first; nothing
+            else of it changes.
+        output_dtype: of what lookups return.
+    """
+
+    def __init__(self, group: TableGroup, output_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.frozen_tables = FrozenTables(group)
+        self.output_dtype = output_dtype
+
+    def sizes(self) -> dict[str, int]:
+        """Number of ids by table name."""
+        return self.frozen_tables.sizes()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenModule:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.output_dtype = converted_dtype(fn, self.output_dtype)
+        return self
 
     def _lookup(
         self,
@@ -62,37 +89,60 @@ class FrozenModule(nn.Module):
         feature_dims: list[int],
         pooling: Pooling,
     ) -> Tensor:
+        """What :meth:`_float_lookup` gives, as the module returns it."""
+        rows = self._float_lookup(
+            ids,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+        )
+        return rows.to(self.output_dtype)
+
+    def _float_lookup(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *,
+        feature_tables: list[int],
+        feature_dims: list[int],
+        pooling: Pooling,
+    ) -> Tensor:
+        """float32 rows, or bags of them, of all features: one call of the index, one of the rows.
+
+        Args:
+            ids: int64 [N], feature after feature.
+            offsets: int64 [F * B + 1], where bags begin; may be empty where there is one feature.
+            per_sample_weights: float32 [N] or None.
+            feature_tables, feature_dims: table of each feature, and its dim.
+            pooling: how rows of a bag become one; NONE: they do not.
+        """
         tables = self.frozen_tables
-        handles = tables.find(ids, offsets, feature_tables).handles
-        if pooling == Pooling.NONE:
-            output = ops.embedding_inference(
-                tables.rows(),
-                ids,
-                handles,
-                offsets,
-                feature_tables=feature_tables,
-                dim=feature_dims[0],
-            )
-        else:
-            output = ops.embedding_bag_inference(
-                tables.rows(),
-                ids,
-                handles,
-                offsets,
-                None if per_sample_weights is None else per_sample_weights.detach(),
-                feature_tables=feature_tables,
-                feature_dims=feature_dims,
-                pooling=pooling,
-            )
-        return output.to(self.output_dtype)
+        return read_in_memory(
+            tables.rows(),
+            ids,
+            offsets,
+            None if per_sample_weights is None else per_sample_weights.detach(),
+            feature_tables,
+            feature_dims,
+            tables.find(ids, offsets, feature_tables).handles,
+            pooling=pooling,
+        )
 
 
 @freezes(DynamicEmbedding)
 class FrozenEmbedding(FrozenModule):
-    """Read-only copy of a :class:`DynamicEmbedding`."""
+    """Read-only copy of a :class:`DynamicEmbedding`.
 
-    def __init__(self, source: DynamicEmbedding) -> None:
-        super().__init__(source)
+    Args:
+        source: the module to copy.
+        choices: of :func:`torch_dynemb.freeze`; no other rank has rows of the module.
+    """
+
+    def __init__(self, source: DynamicEmbedding, choices: Choices) -> None:
+        super().__init__(source.group, source.output_dtype)
         self.embedding_dim = source.embedding_dim
 
     def forward(self, input: Tensor) -> Tensor:
@@ -111,10 +161,15 @@ class FrozenEmbedding(FrozenModule):
 
 @freezes(DynamicEmbeddingBag)
 class FrozenEmbeddingBag(FrozenModule):
-    """Read-only copy of a :class:`DynamicEmbeddingBag`."""
+    """Read-only copy of a :class:`DynamicEmbeddingBag`.
 
-    def __init__(self, source: DynamicEmbeddingBag) -> None:
-        super().__init__(source)
+    Args:
+        source: the module to copy.
+        choices: of :func:`torch_dynemb.freeze`; no other rank has rows of the module.
+    """
+
+    def __init__(self, source: DynamicEmbeddingBag, choices: Choices) -> None:
+        super().__init__(source.group, source.output_dtype)
         self.embedding_dim = source.embedding_dim
         self.mode = source.mode
         self.include_last_offset = source.include_last_offset
@@ -138,10 +193,15 @@ class FrozenEmbeddingBag(FrozenModule):
 
 @freezes(DynamicEmbeddingBagCollection)
 class FrozenBagCollection(FrozenModule):
-    """Read-only copy of a :class:`DynamicEmbeddingBagCollection`."""
+    """Read-only copy of a :class:`DynamicEmbeddingBagCollection`.
 
-    def __init__(self, source: DynamicEmbeddingBagCollection) -> None:
-        super().__init__(source)
+    Args:
+        source: the module to copy.
+        choices: of :func:`torch_dynemb.freeze`; no other rank has rows of the module.
+    """
+
+    def __init__(self, source: DynamicEmbeddingBagCollection, choices: Choices) -> None:
+        super().__init__(source.group, source.output_dtype)
         self.mode = source.mode
         self.feature_names = list(source.feature_names)
         self.feature_dims = list(source.feature_dims)
@@ -173,10 +233,15 @@ class FrozenBagCollection(FrozenModule):
 
 @freezes(DynamicEmbeddingCollection)
 class FrozenCollection(FrozenModule):
-    """Read-only copy of a :class:`DynamicEmbeddingCollection`."""
+    """Read-only copy of a :class:`DynamicEmbeddingCollection`.
 
-    def __init__(self, source: DynamicEmbeddingCollection) -> None:
-        super().__init__(source)
+    Args:
+        source: the module to copy.
+        choices: of :func:`torch_dynemb.freeze`; no other rank has rows of the module.
+    """
+
+    def __init__(self, source: DynamicEmbeddingCollection, choices: Choices) -> None:
+        super().__init__(source.group, source.output_dtype)
         self.feature_names = list(source.feature_names)
         self.feature_dims = list(source.feature_dims)
         self.feature_tables = list(source.feature_tables)
@@ -201,4 +266,6 @@ __all__ = [
     "FrozenEmbedding",
     "FrozenEmbeddingBag",
     "FrozenModule",
+    "ReadOnly",
+    "converted_dtype",
 ]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Meta, Table
 from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
+from torch_dynemb.serving.missing import CountedTables, note_missing
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import handle_rows, read_rows
 from torch_dynemb.table.tables import exported
@@ -20,7 +21,7 @@ _GENERATIONS = (1 << GENERATION_BITS) - 1
 _ROWS_AT_ONCE = 1 << 14  # that are read from a store
 
 
-class FrozenTables(nn.Module):
+class FrozenTables(CountedTables):
     """A group's ids and rows as buffers of their used size, without optimizer state.
 
     Args:
@@ -55,6 +56,18 @@ class FrozenTables(nn.Module):
             self.register_buffer(f"weights{s}", weights)
             self.register_buffer(f"generations{s}", generations)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenTables:
+        """Moves the tables where ``fn`` moves tensors; they keep their dtypes."""
+
+        def kept(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return fn(tensor)
+            probe = fn(tensor.new_zeros(1))
+            return fn(tensor) if probe.dtype == tensor.dtype else tensor.to(probe.device)
+
+        super()._apply(kept, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],
@@ -87,17 +100,23 @@ class FrozenTables(nn.Module):
 
     def rows(self) -> RowTensors:
         """The row tensors in the order in which ops take them; no optimizer."""
-        none = self.get_buffer("meta").new_empty(0)
+        meta = self._tensor("meta")
         return RowTensors(
-            [self.get_buffer(f"weights{s}") for s in range(self.slabs)],
-            [self.get_buffer(f"generations{s}") for s in range(self.slabs)],
+            [self._tensor(f"weights{s}") for s in range(self.slabs)],
+            [self._tensor(f"generations{s}") for s in range(self.slabs)],
             [],
-            none,
-            none,
-            self.get_buffer("meta"),
-            self.get_buffer("init_data"),
+            meta[:0],
+            meta[:0],
+            meta,
+            self._tensor("init_data"),
             [],
         )
+
+    def _tensor(self, name: str) -> Tensor:
+        """A buffer; ``get_buffer`` takes as long as a small lookup."""
+        tensor = self._buffers[name]
+        assert tensor is not None
+        return tensor
 
     def find(self, ids: Tensor, offsets: Tensor, feature_tables: list[int]) -> ops.FoundIds:
         """Handles of ids; changes nothing.
@@ -117,13 +136,15 @@ class FrozenTables(nn.Module):
                 or a table number is out of range.
         """
         index = ops.IndexTensors.read_only(
-            self.get_buffer("buckets"), self.get_buffer("tables"), self.get_buffer("meta")
+            self._tensor("buckets"), self._tensor("tables"), self._tensor("meta")
         )
-        return ops.find(index, ids, offsets, feature_tables)
+        found = ops.find(index, ids, offsets, feature_tables)
+        note_missing(self.place, found.missing)
+        return found
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
-        return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
+        return dict(zip(self.names, self._tensor("tables")[:, Table.SIZE].tolist(), strict=True))
 
 
 def _check_room(group: TableGroup) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.ops.columns import NO_HANDLE, Clock, Pooling
+from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
 from torch_dynemb.table.evictions import keep_evicted_rows
 from torch_dynemb.table.tables import Tables
@@ -122,9 +123,37 @@ def read(
         return tables.tiers.lookup(
             ids, handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling
         )
+    return read_in_memory(
+        tables.rows,
+        ids,
+        offsets,
+        per_sample_weights,
+        feature_tables,
+        feature_dims,
+        handles,
+        pooling=pooling,
+    )
+
+
+def read_in_memory(
+    rows: RowTensors,
+    ids: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    handles: Tensor,
+    *,
+    pooling: Pooling,
+) -> Tensor:
+    """:func:`read`, of rows that are all in memory.
+
+    Args:
+        rows: of the tables.
+    """
     if pooling == Pooling.NONE:
         return ops.embedding_inference(
-            tables.rows,
+            rows,
             ids,
             handles,
             offsets,
@@ -132,7 +161,7 @@ def read(
             dim=feature_dims[0],
         )
     return ops.embedding_bag_inference(
-        tables.rows,
+        rows,
         ids,
         handles,
         offsets,
@@ -251,6 +280,7 @@ __all__ = [
     "prefetch",
     "promise_room",
     "read",
+    "read_in_memory",
     "stage",
     "without_expired",
 ]

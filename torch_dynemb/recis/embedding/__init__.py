@@ -2,6 +2,7 @@
 
 from torch_dynemb.recis.embedding.dynamic_embedding import DynamicEmbedding
 from torch_dynemb.recis.embedding.embedding_engine import EmbeddingEngine, _Feature
+from torch_dynemb.recis.embedding.frozen import FrozenDynamicEmbedding, FrozenEmbeddingEngine
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.prepared import PreparedLookup
 
@@ -9,6 +10,8 @@ __all__ = [
     "DynamicEmbedding",
     "EmbeddingEngine",
     "EmbeddingOption",
+    "FrozenDynamicEmbedding",
+    "FrozenEmbeddingEngine",
     "PreparedLookup",
     "_Feature",  # pickles of earlier versions name it here
 ]

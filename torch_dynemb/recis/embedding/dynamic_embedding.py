@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import check_agreement
 from torch_dynemb.distributed.ranks import process_group_of, rank_group
-from torch_dynemb.recis.embedding.bags import Ids, bags_of
-from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime
+from torch_dynemb.recis.embedding.bags import Ids
+from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Runtime
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
+from torch_dynemb.recis.embedding.requests_of_children import requests_of
 
 
 class DynamicEmbedding(nn.Module):
@@ -83,40 +84,7 @@ class DynamicEmbedding(nn.Module):
             TypeError, ValueError: dtypes, shapes or devices do not match, or weights are given
                 beside a dict.
         """
-        children = self.emb_opt.children
-        features: Mapping[str, Ids]
-        if isinstance(input_ids, Mapping):
-            if sorted(input_ids) != sorted(children):
-                raise KeyError(
-                    f"DynamicEmbedding: input_ids has {sorted(input_ids)}, expected the children "
-                    f"{sorted(children)}"
-                )
-            if input_weights is not None:
-                raise ValueError(
-                    "DynamicEmbedding: input_weights is given with several children, expected "
-                    "RaggedTensors that have weights"
-                )
-            features = input_ids
-        elif len(children) > 1:
-            raise TypeError(
-                f"DynamicEmbedding: input_ids is a {type(input_ids).__name__}, expected a dict of "
-                f"ids by child, {children}"
-            )
-        else:
-            features = {children[0]: input_ids}
-        requests = {
-            name: Request(
-                children.index(name),
-                bags_of(
-                    f"DynamicEmbedding {self.emb_opt.shared_name!r}: input_ids",
-                    ids,
-                    input_weights,
-                    use_weight=self.emb_opt.use_weight,
-                ),
-                self.emb_opt.tile_len,
-            )
-            for name, ids in features.items()
-        }
+        requests = requests_of("DynamicEmbedding", self.emb_opt, input_ids, input_weights)
         lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), self._group)
         return PreparedLookup([(list(requests), lookup)], {})
 

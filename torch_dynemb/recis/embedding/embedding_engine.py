@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -12,29 +12,16 @@ from torch import nn
 from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import process_group_of, rank_group
-from torch_dynemb.recis.embedding.bags import bags_of
-from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime
+from torch_dynemb.recis.embedding.feature_lookups import Feature, FeatureLookups
+from torch_dynemb.recis.embedding.joint_lookup import Runtime
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of, table_name
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
-from torch_dynemb.recis.tables.hash_table import HashTable
+
+_Feature = Feature  # its name in pickles of earlier versions
 
 
-class _Feature(NamedTuple):
-    """Where a feature of an engine is looked up.
-
-    Attributes:
-        table: name of the physical table.
-        child: number of its logical table there.
-        option: what it is like.
-    """
-
-    table: str
-    child: int
-    option: EmbeddingOption
-
-
-class EmbeddingEngine(nn.Module):
+class EmbeddingEngine(FeatureLookups):
     """Embeddings of many features: few tables, few lookups, few exchanges.
 
     Features with one ``shared_name`` share a logical table. Logical tables whose options agree on
@@ -105,7 +92,7 @@ class EmbeddingEngine(nn.Module):
             by_table.setdefault(table, {})[name] = option
             process_groups[table] = own
         self._ranks = {table: rank_group(own) for table, own in process_groups.items()}
-        self._features: dict[str, _Feature] = {}
+        self._features: dict[str, Feature] = {}
         self.tables = nn.ModuleDict()
         for table, options in by_table.items():
             children = list(dict.fromkeys(option.shared_name for option in options.values()))
@@ -118,7 +105,7 @@ class EmbeddingEngine(nn.Module):
             )
             for name, option in options.items():
                 child = children.index(option.shared_name)
-                self._features[name] = _Feature(table, child, replace(option, pg=None))
+                self._features[name] = Feature(table, child, replace(option, pg=None))
         # lookups in the order of the options, the same on all ranks
         self._lookups: dict[tuple[str, str], list[str]] = {}
         self._runtimes: dict[tuple[str, str], Runtime] = {}
@@ -147,35 +134,7 @@ class EmbeddingEngine(nn.Module):
             KeyError: a feature is missing.
             TypeError, ValueError: dtypes, shapes or devices do not match.
         """
-        if not isinstance(input_features, Mapping):
-            raise TypeError(
-                f"EmbeddingEngine: input_features is {described(input_features)}, expected a dict "
-                "of ids by feature name"
-            )
-        missing = [name for name in self._features if name not in input_features]
-        if missing:
-            raise KeyError(
-                f"EmbeddingEngine: input_features lacks {missing}; it has {list(input_features)}"
-            )
-        lookups = []
-        for key, names in self._lookups.items():
-            table, _ = key
-            requests = []
-            for name in names:
-                _, child, option = self._features[name]
-                bags = bags_of(
-                    f"EmbeddingEngine: feature {name!r}",
-                    input_features[name],
-                    None,
-                    use_weight=option.use_weight,
-                )
-                requests.append(Request(child, bags, option.tile_len))
-            hash_table = self.tables[table]
-            assert isinstance(hash_table, HashTable)
-            lookup = JointLookup(hash_table, self._runtimes[key], requests, self._ranks[table])
-            lookups.append((names, lookup))
-        passed = {k: v for k, v in input_features.items() if k not in self._features}
-        return PreparedLookup(lookups, passed)
+        return self._prepared(input_features)
 
     def prefetch(self, input_features: Mapping[str, Any] | PreparedLookup) -> PreparedLookup:
         """Begins to bring rows of the next batch into memory; its forward is given the result.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
@@ -15,6 +16,7 @@ from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.recis.embedding.bags import Bags
 from torch_dynemb.recis.embedding.options import EmbeddingOption
+from torch_dynemb.recis.tables.frozen_table import FrozenHashTable
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.packed_rows import unpack_rows
 
@@ -70,7 +72,7 @@ class JointLookup:
 
     def __init__(
         self,
-        table: HashTable,
+        table: HashTable | FrozenHashTable,
         runtime: Runtime,
         requests: Sequence[Request],
         ranks: RankGroup | None,
@@ -80,8 +82,11 @@ class JointLookup:
         # ids of a child lie together
         self._order = sorted(range(len(requests)), key=lambda r: requests[r].child)
         self._requests = [requests[r] for r in self._order]
+        if isinstance(table, FrozenHashTable):
+            self._requests = [_without_history(request) for request in self._requests]
         self._exchange: IdExchange | None = None
         if ranks is not None and ranks.size > 1:
+            assert isinstance(table, HashTable)  # a frozen one has all rows
             children = sorted({request.child for request in self._requests})
             sizes = [
                 sum(r.bags.ids.shape[0] for r in self._requests if r.child == child)
@@ -96,6 +101,7 @@ class JointLookup:
         if self._exchange is not None:
             self._exchange.prefetch()
             return
+        assert isinstance(self._table, HashTable)  # a frozen one has nothing to prefetch
         ids = _joined([request.bags.ids for request in self._requests])
         sizes = [request.bags.ids.shape[0] for request in self._requests]
         children = [request.child for request in self._requests]
@@ -104,18 +110,16 @@ class JointLookup:
     def rows(self) -> list[Tensor]:
         """The result of every request: shape of its bags + (columns,)."""
         table, runtime = self._table, self._runtime
-        by_bags: dict[int, list[int]] = {}
-        for r, request in enumerate(self._requests):
-            by_bags.setdefault(request.bags.offsets.shape[0], []).append(r)
+        by_bags = self._by_bags()
         results: dict[int, Tensor] = {}
         direct = runtime.pooling != Pooling.NONE and not table.packed
         if self._exchange is None and direct:
-            for part in by_bags.values():
+            for part in by_bags:
                 for piece in self._pieces(part):
                     results |= zip(piece, self._pooled(piece), strict=True)
         else:
             rows, positions = self._distinct_rows()
-            for part in by_bags.values():
+            for part in by_bags:
                 of_part = _joined([positions[r] for r in part]) if len(by_bags) > 1 else None
                 chosen = _joined(positions) if of_part is None else of_part
                 results |= zip(part, self._combined(part, rows, chosen), strict=True)
@@ -126,6 +130,23 @@ class JointLookup:
                 result = result.to(runtime.output_dtype)
             placed[place] = result
         return [placed[place] for place in range(len(placed))]
+
+    def _by_bags(self) -> list[list[int]]:
+        """Requests by number of bags.
+
+        Of symbolic numbers only those that are always equal are taken for one: an exported program
+        for all other batches would refuse the one that has none.
+        """
+        parts: list[list[int]] = []
+        for r, request in enumerate(self._requests):
+            bags = request.bags.offsets.shape[0]
+            for part in parts:
+                if statically_known_true(self._requests[part[0]].bags.offsets.shape[0] == bags):
+                    part.append(r)
+                    break
+            else:
+                parts.append([r])
+        return parts
 
     def _pieces(self, part: list[int]) -> list[list[int]]:
         """Requests of calls: all in one, but on the CPU so few that memory is used again.
@@ -151,17 +172,38 @@ class JointLookup:
     def _pooled(self, part: list[int]) -> Sequence[Tensor]:
         """Results of requests with one number of bags, in one call of the table."""
         requests = [self._requests[r] for r in part]
-        output = self._table.lookup(
+        output = self._rows_here(
             _joined([request.bags.ids for request in requests]),
             _joined_offsets([request.bags.offsets for request in requests]),
             _joined_weights([request.bags for request in requests]),
             children=[request.child for request in requests],
             pooling=self._runtime.pooling,
-            reads_only=self._runtime.reads_only,
-            trains=self._runtime.trains,
         )
         results: Sequence[Tensor] = output.split(self._table.embedding_dim, 1)
         return results
+
+    def _rows_here(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        *,
+        children: list[int],
+        pooling: Pooling,
+    ) -> Tensor:
+        """What the table gives, where this process has all of its rows."""
+        table, runtime = self._table, self._runtime
+        if isinstance(table, FrozenHashTable):
+            return table.lookup(ids, offsets, weights, children=children, pooling=pooling)
+        return table.lookup(
+            ids,
+            offsets,
+            weights,
+            children=children,
+            pooling=pooling,
+            reads_only=runtime.reads_only,
+            trains=runtime.trains,
+        )
 
     def _distinct_rows(self) -> tuple[Tensor, Sequence[Tensor]]:
         """Rows, and by request which of them each id has."""
@@ -172,12 +214,12 @@ class JointLookup:
             positions = self._exchange.inverse
         else:
             ids = _joined([request.bags.ids for request in self._requests])
-            rows = table.lookup(
+            rows = self._rows_here(
                 ids,
                 _bounds(sizes, ids.device),
+                None,
                 children=[request.child for request in self._requests],
-                reads_only=runtime.reads_only,
-                trains=runtime.trains,
+                pooling=Pooling.NONE,
             )
             positions = torch.arange(ids.shape[0], device=ids.device)
         if table.packed:
@@ -209,6 +251,14 @@ class JointLookup:
         )
         results: Sequence[Tensor] = output.split(rows.shape[1], 1)
         return results
+
+
+def _without_history(request: Request) -> Request:
+    """A request whose weights get no gradient."""
+    weights = request.bags.weights
+    if weights is None:
+        return request
+    return request._replace(bags=request.bags._replace(weights=weights.detach()))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

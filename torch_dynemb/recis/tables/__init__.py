@@ -1,6 +1,7 @@
 """Hash tables: rows by id, what is kept of them, which ids get one and which rows go."""
 
 from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
+from torch_dynemb.recis.tables.frozen_table import FrozenHashTable
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.hooks import (
     READ_ONLY,
@@ -21,6 +22,7 @@ __all__ = [
     "AdmitHook",
     "ChildrenInfo",
     "FilterHook",
+    "FrozenHashTable",
     "HashTable",
     "IdsMap",
     "RowFilter",

@@ -1,0 +1,68 @@
+"""Read-only copies of OneEmbedding's modules."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torch_dynemb.distributed.ranks import process_group_of
+from torch_dynemb.oneembedding.embedding import Embedding
+from torch_dynemb.oneembedding.ids_by_table import keys_by_table
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.serving import Choices, FrozenModule, freezes
+from torch_dynemb.serving.gathering import whole_group
+from torch_dynemb.table.group import TableGroup
+
+
+class FrozenMultiTableEmbedding(FrozenModule):
+    """Read-only copy of a :class:`MultiTableEmbedding` or :class:`MultiTableMultiColumnEmbedding`.
+
+    Args:
+        source: the embedding.
+        group: its rows, or those of all ranks that share it.
+    """
+
+    def __init__(self, source: Embedding, group: TableGroup) -> None:
+        super().__init__(group, source.dtype)
+        self.key_type = source.key_type
+        self.embedding_dim, self.column_dims = source.embedding_dim, list(source.column_dims)
+        self.num_tables = source.num_tables
+
+    def forward(self, ids: Tensor, table_ids: Tensor | None = None) -> Tensor:
+        """As the embedding's forward in eval mode.
+
+        Args:
+            ids: of the embedding's key type: (batch, tables), an id of each table side by side; of
+                any shape with ``table_ids``, or where there is one table.
+            table_ids: integers of the shape of ``ids``, the number of the table of each id.
+
+        Returns:
+            Of the embedding's dtype, the shape of ``ids`` + (sum of the dims,).
+
+        Raises:
+            TypeError: a dtype does not match.
+            ValueError: shapes do not match, or there is no such table.
+        """
+        given = keys_by_table(type(self).__name__, ids, table_ids, self.key_type, self.num_tables)
+        rows = self._float_lookup(
+            given.ids,
+            given.offsets,
+            None,
+            feature_tables=list(range(self.num_tables)),
+            feature_dims=[self.embedding_dim] * self.num_tables,
+            pooling=Pooling.NONE,
+        )
+        return given.in_order(rows, ids.shape).to(self.output_dtype)
+
+
+@freezes(Embedding)
+def _frozen(source: Embedding, choices: Choices) -> FrozenMultiTableEmbedding | None:
+    group = whole_group(
+        f"freeze: {type(source).__name__} {source.name!r}",
+        source.group,
+        process_group_of(source.rank_group),
+        choices.ranks,
+    )
+    return None if group is None else FrozenMultiTableEmbedding(source, group)
+
+
+__all__ = ["FrozenMultiTableEmbedding"]

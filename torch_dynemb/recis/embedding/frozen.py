@@ -1,0 +1,131 @@
+"""Read-only copies of embeddings and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from torch_dynemb.recis.embedding.bags import Ids
+from torch_dynemb.recis.embedding.dynamic_embedding import DynamicEmbedding
+from torch_dynemb.recis.embedding.embedding_engine import EmbeddingEngine
+from torch_dynemb.recis.embedding.feature_lookups import FeatureLookups
+from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Runtime
+from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
+from torch_dynemb.recis.embedding.requests_of_children import requests_of
+from torch_dynemb.recis.tables.frozen_table import FrozenHashTable, frozen_hash_table
+from torch_dynemb.serving import Choices, ReadOnly, converted_dtype, freezes
+
+
+def _converted(runtime: Runtime, fn: Callable[[Tensor], Tensor]) -> Runtime:
+    return runtime._replace(output_dtype=converted_dtype(fn, runtime.output_dtype))
+
+
+class FrozenDynamicEmbedding(ReadOnly):
+    """Read-only copy of a :class:`DynamicEmbedding` of this package.
+
+    Args:
+        source: the embedding.
+        hashtable: the copy of its table.
+    """
+
+    def __init__(self, source: DynamicEmbedding, hashtable: FrozenHashTable) -> None:
+        super().__init__()
+        self.emb_opt = replace(source.emb_opt, storage=None)  # all rows of the copy are in memory
+        self.hashtable = hashtable
+        self._runtime = Runtime.of(source.emb_opt)
+
+    def forward(
+        self, input_ids: Ids | Mapping[str, Ids], input_weights: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """As :meth:`DynamicEmbedding.forward` in eval mode.
+
+        Args:
+            input_ids: int64 or int32 [..., L], the last dimension being a sample's ids; or a
+                RaggedTensor, whose innermost rows they are; for several children a dict of them.
+            input_weights: float of the shape of dense ids, or [N] for the N values of a ragged
+                tensor.
+
+        Returns:
+            What the embedding gives, without a gradient.
+
+        Raises:
+            KeyError: a dict has other names than those of the children.
+            TypeError, ValueError: dtypes, shapes or devices do not match.
+        """
+        owner = type(self).__name__
+        requests = requests_of(owner, self.emb_opt, input_ids, input_weights)
+        lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), None)
+        results = finished(PreparedLookup([(list(requests), lookup)], {}))
+        if len(self.emb_opt.children) == 1:
+            only: Tensor = results[self.emb_opt.children[0]]
+            return only
+        return results
+
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> FrozenDynamicEmbedding:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._runtime = _converted(self._runtime, fn)
+        return self
+
+
+class FrozenEmbeddingEngine(ReadOnly, FeatureLookups):
+    """Read-only copy of an :class:`EmbeddingEngine`.
+
+    Args:
+        source: the engine.
+        tables: copies of its physical tables, by name.
+    """
+
+    def __init__(self, source: EmbeddingEngine, tables: Mapping[str, FrozenHashTable]) -> None:
+        super().__init__()
+        self._features = {
+            name: feature._replace(option=replace(feature.option, storage=None))
+            for name, feature in source._features.items()
+        }
+        self._lookups = {key: list(names) for key, names in source._lookups.items()}
+        self._runtimes = dict(source._runtimes)
+        self._ranks = dict.fromkeys(source._ranks)
+        self.tables = nn.ModuleDict(tables)
+
+    def forward(self, input_features: Mapping[str, Any]) -> dict[str, Any]:
+        """As :meth:`EmbeddingEngine.forward` in eval mode.
+
+        Args:
+            input_features: by name, as :meth:`FrozenDynamicEmbedding.forward` takes them.
+
+        Returns:
+            What the engine gives, without gradients; entries that are no features as they came.
+
+        Raises:
+            KeyError: a feature is missing.
+            TypeError, ValueError: dtypes, shapes or devices do not match.
+        """
+        return finished(self._prepared(input_features))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenEmbeddingEngine:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._runtimes = {key: _converted(of, fn) for key, of in self._runtimes.items()}
+        return self
+
+
+@freezes(DynamicEmbedding)
+def _frozen_embedding(source: DynamicEmbedding, choices: Choices) -> FrozenDynamicEmbedding | None:
+    hashtable = frozen_hash_table(source.hashtable, choices)
+    return None if hashtable is None else FrozenDynamicEmbedding(source, hashtable)
+
+
+@freezes(EmbeddingEngine)
+def _frozen_engine(source: EmbeddingEngine, choices: Choices) -> FrozenEmbeddingEngine | None:
+    copies: dict[str, FrozenHashTable] = {}
+    for name, table in source.tables.items():  # in one order on all ranks
+        copy = frozen_hash_table(table, choices)  # type: ignore[arg-type]
+        if copy is not None:
+            copies[name] = copy
+    return FrozenEmbeddingEngine(source, copies) if len(copies) == len(source.tables) else None
+
+
+__all__ = ["FrozenDynamicEmbedding", "FrozenEmbeddingEngine"]

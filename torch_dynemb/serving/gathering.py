@@ -1,0 +1,241 @@
+"""Tables that several ranks share, whole in one process: rows travel to those that want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.checkpoint.together import Ranks as Together
+from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.distributed.exchange import from_rank
+from torch_dynemb.ops.columns import BUCKET_WORDS, Clock
+from torch_dynemb.policy.policy import Policy
+from torch_dynemb.serving.choices import Ranks
+from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.tables import exported
+
+_BATCH_BYTES = 8 << 20  # of rows that travel together
+_ALONE = Together(None, 0, 1)
+
+
+class _Batch(NamedTuple):
+    """Some rows of a part of a table.
+
+    Attributes:
+        first_column: of the rows in those of the whole table.
+        ids: int64 [n].
+        rows: [n, columns], of the dtype of the table.
+    """
+
+    first_column: int
+    ids: Tensor
+    rows: Tensor
+
+
+def whole_config(config: TableConfig) -> TableConfig:
+    """The config of a table that is only read: its policy decides nothing, its rows are in memory.
+
+    Args:
+        config: of the table, or of a part that has all its columns.
+    """
+    return replace(config, policy=Policy(), feature_policies={}, storage=None)
+
+
+def gathered(
+    owner: str,
+    parts: Sequence[TablePart],
+    configs: Sequence[TableConfig],
+    *,
+    names: Sequence[str],
+    seed: int,
+    device: torch.device,
+    process_group: dist.ProcessGroup | None,
+    ranks: Ranks,
+) -> TableGroup | None:
+    """A group of whole tables, for a read-only copy of them; the parts themselves do not change.
+
+    All ranks of the process group call it, unless ``ranks`` is ``"own"``, which asks nobody.
+
+    Args:
+        owner: what errors begin with.
+        parts: of the tables on this rank.
+        configs: of the whole tables, see :func:`whole_config`; the same on all ranks.
+        names: of the parts of each of them.
+        seed: of initial values.
+        device: of the rows.
+        process_group: of the ranks that share the tables; None: this process has all of them.
+        ranks: who gets which rows, see :class:`torch_dynemb.serving.choices.Choices`.
+
+    Returns:
+        The tables; None on ranks that get none.
+
+    Raises:
+        ValueError: ``ranks`` is ``"own"``, and this rank has some columns of a table only.
+        RuntimeError: the rows do not fit in memory.
+    """
+    alone = ranks == "own" or process_group is None
+    together = _ALONE if alone else ranks_of(process_group)
+    gets = ranks == "all" or together.rank == 0
+    by_table = [[part for part in parts if part.name == name] for name in names]
+    here = [sum(part.group.size(part.table) for part in of) for of in by_table]
+    if ranks == "own":
+        _check_columns(owner, parts)
+    sizes = [sum(of_ranks) for of_ranks in zip(*together.gather(here), strict=True)]
+
+    def new_group() -> TableGroup | None:
+        if not gets:
+            return None
+        _check_room(owner, configs, sizes, device)
+        most = max(1, sum(sizes))
+        group = TableGroup(configs, optimizer=None, max_rows=most, seed=seed, device=device)
+        for table, size in enumerate(sizes):
+            group.reserve(table, min(size, most))
+        return group
+
+    group = together.run(new_group)
+    for table, of in enumerate(by_table):
+        for batch in _travelling(configs[table], of, together, device, to_all=ranks != "first"):
+            if group is not None:
+                _put(group, table, batch)
+    return group
+
+
+def whole_group(
+    owner: str, group: TableGroup, process_group: dist.ProcessGroup | None, ranks: Ranks
+) -> TableGroup | None:
+    """The tables of a group of which every rank has some ids, all of them; see :func:`gathered`.
+
+    Args:
+        owner: what errors begin with.
+        group: of this rank, with the same tables as those of the others.
+        process_group: of the ranks; None: this process has all ids.
+        ranks: who gets which rows.
+
+    Returns:
+        The group itself where nothing is to be brought together; None on ranks that get none.
+    """
+    if process_group is None or ranks == "own":
+        return group
+    config = group.config
+    return gathered(
+        owner,
+        [
+            TablePart(table.name, group, number, table.embedding_dim)
+            for number, table in enumerate(config.tables)
+        ],
+        [whole_config(table) for table in config.tables],
+        names=config.names,
+        seed=config.seed,
+        device=group.device,
+        process_group=process_group,
+        ranks=ranks,
+    )
+
+
+def _check_columns(owner: str, parts: Sequence[TablePart]) -> None:
+    for part in parts:
+        if len(part.columns) < part.embedding_dim:
+            raise ValueError(
+                f"{owner}: ranks is 'own', but this rank has columns {part.columns.start} to "
+                f"{part.columns.stop - 1} of table {part.name!r} only, which has "
+                f"{part.embedding_dim}: freeze with ranks='all' or 'first', or shard the table by "
+                "rows"
+            )
+
+
+def _check_room(
+    owner: str, configs: Sequence[TableConfig], sizes: Sequence[int], device: torch.device
+) -> None:
+    """Raises RuntimeError where the rows of all ranks do not fit in the memory of this one."""
+    if device.type != "cpu":
+        return  # whose allocator says so
+    # in the group, and again in the copy that is made of it; an index is at least half full
+    needed = 2 * sum(
+        size * (config.embedding_dim * config.dtype.itemsize + 4 + 2 * BUCKET_WORDS * 8 // 4)
+        for config, size in zip(configs, sizes, strict=True)
+    )
+    free = ops.available_memory()
+    if needed > free:
+        raise RuntimeError(
+            f"{owner}: the rows of all ranks take {needed} bytes while they are brought together, "
+            f"but {free} bytes of memory are free: freeze with ranks='first' on a machine with "
+            "more memory, with ranks='own', or save the model with torch_dynemb.checkpoint.save"
+        )
+
+
+def _batches(part: TablePart) -> Iterator[_Batch]:
+    """The rows of a part, but those of ids whose ttl has passed."""
+    tables, config = part.group.tables, part.config
+    at_once = max(1, _BATCH_BYTES // (config.embedding_dim * config.dtype.itemsize))
+    layout = tables.config.layout
+    for batch in exported(tables, part.table, at_once):
+        if "expiry" in layout.score_words:
+            expires = batch.scores[:, layout.word("expiry")]
+            batch = batch.chosen(expires > tables.index.clock[Clock.NOW])
+        rows = read_rows(tables, part.table, batch.ids, batch.handles).weights
+        yield _Batch(part.first_column, batch.ids, rows)
+
+
+def _travelling(
+    config: TableConfig,
+    parts: Sequence[TablePart],
+    together: Together,
+    device: torch.device,
+    *,
+    to_all: bool,
+) -> Iterator[_Batch]:
+    """The rows of a table on all ranks; on ranks that get none, only what is their own."""
+    own = (batch for part in parts for batch in _batches(part))
+    if together.group is None:
+        yield from own
+        return
+    while True:
+        batch = together.run(lambda: next(own, None))
+        told = None if batch is None else (batch.first_column, *batch.rows.shape)
+        offers = together.gather(told)
+        if not any(offers):
+            return
+        for source, offer in enumerate(offers):
+            if offer is None:
+                continue
+            first_column, size, columns = offer
+            is_mine = source == together.rank and batch is not None
+            ids, rows = (
+                from_rank(
+                    mine if is_mine else None,
+                    shape,
+                    dtype,
+                    device,
+                    source,
+                    together.group,
+                    to_all=to_all,
+                )
+                for mine, shape, dtype in (
+                    (batch and batch.ids, (size,), torch.int64),
+                    (batch and batch.rows, (size, columns), config.dtype),
+                )
+            )
+            if ids is not None and rows is not None:
+                yield _Batch(first_column, ids, rows)
+
+
+def _put(group: TableGroup, table: int, batch: _Batch) -> None:
+    columns = batch.rows.shape[1]
+    if columns == group.config.tables[table].embedding_dim:
+        group.insert_or_assign(table, batch.ids, batch.rows)
+        return
+    rows = group.read(table, batch.ids)  # other ranks have the other columns
+    rows[:, batch.first_column : batch.first_column + columns] = batch.rows
+    group.insert_or_assign(table, batch.ids, rows)
+
+
+__all__ = ["gathered", "whole_config", "whole_group"]
