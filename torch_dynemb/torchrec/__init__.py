@@ -2,6 +2,7 @@
 
 from torch_dynemb._moved_modules import resolve_moved_modules
 from torch_dynemb.torchrec import saved_parts as _saved_parts  # noqa: F401 - registers tables
+from torch_dynemb.torchrec.frozen import FrozenEmbeddingBagCollection, FrozenEmbeddingCollection
 from torch_dynemb.torchrec.pipelines import PrefetchTrainPipeline
 from torch_dynemb.torchrec.planning.estimators import DynamicPerfEstimator, DynamicStorageEstimator
 from torch_dynemb.torchrec.planning.options import DynamicTableConstraints, TableOptions
@@ -29,6 +30,8 @@ __all__ = [
     "DynamicPerfEstimator",
     "DynamicStorageEstimator",
     "DynamicTableConstraints",
+    "FrozenEmbeddingBagCollection",
+    "FrozenEmbeddingCollection",
     "LoadPlanner",
     "LocalShard",
     "PrefetchTrainPipeline",

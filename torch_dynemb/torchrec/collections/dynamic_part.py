@@ -48,10 +48,12 @@ class DynamicPart:
         tables_attribute: name of the collection's attribute that has its tables by name, and so the
             beginning of their entries in its state dict.
         configs_attribute: name of the attribute that has their configs.
+        plan_of_tables: what the sharder was given for its dynamic tables.
     """
 
     tables_attribute: ClassVar[str]
     configs_attribute: ClassVar[str]
+    plan_of_tables: ModulePlan
 
     _lookups: list[torch.nn.Module]
     module_sharding_plan: Mapping[str, ParameterSharding]
@@ -93,6 +95,7 @@ class DynamicPart:
 
     def _keep_state(self, plan: ModulePlan, env: ShardingEnv, device: torch.device | None) -> None:
         """Has state_dict and load_state_dict take care of the dynamic tables."""
+        self.plan_of_tables = plan
         tables = getattr(self, self.tables_attribute)
         dynamic = self._configs(dynamic=True)
         state = ModuleState(

@@ -55,6 +55,7 @@ class ModulePlan:
         dedup: send every id of a batch once.
         place: of the module.
         optimizers: of the dynamic tables by name, when they have been planned.
+        output_dtypes: of what lookups of these tables return.
     """
 
     options: Mapping[str, TableOptions]
@@ -64,6 +65,7 @@ class ModulePlan:
     dedup: bool
     place: Place
     optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
+    output_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,9 +256,10 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
     optimizer = plan.options[name].optimizer_of(optimizer)
     check_stored_gradients(of_table, plan.options[name].storage, optimizer)
     plan.optimizers[name] = optimizer
+    plan.output_dtypes[name] = output_dtype_of(of_table, given)
     return {
         "optimizer_config": optimizer,
-        "output_dtype": output_dtype_of(of_table, given),
+        "output_dtype": plan.output_dtypes[name],
         "split": plan.options[name].split,
         PLAN: TablePlan(plan.options[name], plan.seed, plan.now, plan.dedup, plan.place),
     }

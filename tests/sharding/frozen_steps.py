@@ -1,0 +1,115 @@
+"""What ranks do in tests of read-only copies of sharded models."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from jagged_batches import batches_of_ranks, keyed_jagged
+from sharded_models import Table, output_names, sharded
+from torch import Tensor, nn
+
+import torch_dynemb as td
+from torch_dynemb.torchrec import TableOptions, table_sizes
+
+SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
+TRAINED, VOCABULARY = 4, 7  # ids that training meets, and of static tables
+
+
+class Frozen(NamedTuple):
+    """What a rank has seen.
+
+    Attributes:
+        live: outputs of the sharded model in eval mode.
+        frozen: outputs of its copy for the same batch; None: this rank has got none.
+        sizes: ids of the dynamic tables of the copy.
+        all_sizes: of those of the model, on all ranks.
+    """
+
+    live: dict[str, Tensor]
+    frozen: dict[str, Tensor] | None
+    sizes: dict[str, int]
+    all_sizes: dict[str, int]
+
+
+def batch(rank: int, tables: Sequence[Table], kind: str, step: int, vocabulary: int) -> Any:
+    """The batch of a rank, as TorchRec takes it."""
+    features = list(dict.fromkeys(feature for _, _, feature in output_names(tables)))
+    batches = batches_of_ranks(kind, features, dist.get_world_size(), step, vocabulary)
+    return keyed_jagged(batches[rank], kind)
+
+
+def trained(
+    rank: int, tables: Sequence[Table], kind: str, options: dict[str, TableOptions] | None = None
+) -> Any:
+    """A sharded model with a dense layer, after two steps."""
+
+    def with_dense(model: nn.Module) -> None:
+        torch.manual_seed(3)
+        model.over = nn.Linear(tables[0].dim, 2)
+
+    model = sharded(
+        tables,
+        fused_params=dict(SGD),
+        weighted=kind.startswith("weighted"),
+        options=options,
+        prepare=with_dense,
+    )
+    dense = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+    for step in range(2):
+        outputs = model(batch(rank, tables, kind, step, TRAINED))
+        torch.stack([of.square().sum() for of in outputs.values()]).sum().backward()
+        dense.step()
+        dense.zero_grad()
+        model.fused_optimizer.step()
+    model.eval()
+    return model
+
+
+def sizes_of(model: nn.Module) -> dict[str, int]:
+    """Ids by table, of all frozen modules."""
+    sizes: dict[str, int] = {}
+    for module in model.modules():
+        if isinstance(module, td.serving.FrozenModule):
+            sizes |= module.sizes()
+    return sizes
+
+
+def through_file(model: nn.Module) -> nn.Module:
+    """The model after saving and loading."""
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    loaded: nn.Module = torch.load(buffer, weights_only=False)
+    return loaded
+
+
+def frozen(
+    rank: int,
+    tables: Sequence[Table],
+    kind: str,
+    ranks: Any,
+    options: dict[str, TableOptions] | None = None,
+) -> Frozen:
+    """Trains, freezes, and looks up ids that training has met, and others."""
+    model = trained(rank, tables, kind, options)
+    copy: nn.Module | None = td.freeze(model, ranks=ranks)
+    features = batch(rank, tables, kind, 9, VOCABULARY)
+    with torch.no_grad():
+        live = {name: of.clone() for name, of in model(features).items()}
+    sizes = {name.rpartition(".")[2]: size for name, size in table_sizes(model).items()}
+    if copy is None:
+        return Frozen(live, None, {}, sizes)
+    assert type(copy) is type(model.module)
+    with torch.no_grad():
+        outputs = through_file(copy)(features)
+    return Frozen(live, outputs, sizes_of(copy), sizes)
+
+
+def refused(rank: int, tables: Sequence[Table]) -> None:
+    """Raises what freezing a rank's own part of such tables raises."""
+    td.freeze(trained(rank, tables, "plain"), ranks="own")

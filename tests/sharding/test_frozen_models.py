@@ -1,0 +1,160 @@
+"""td.freeze of sharded models: a whole, unsharded copy on all ranks or on one, or a rank's part."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from frozen_steps import VOCABULARY, batch, frozen, refused, trained
+from ranks import Ranks
+from sharded_models import BAG_SHARDINGS, FOUR_RANKS, SEQUENCE_SHARDINGS, Table
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+from torchrec import KeyedJaggedTensor
+
+import torch_dynemb as td
+from torch_dynemb.torchrec import TableOptions
+
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
+EXACT = ("table_wise", "column_wise", "table_column_wise")  # which add bags up as one process does
+
+
+def pooled(sharding: str, pooling: str = "sum", **more: Any) -> tuple[Table, ...]:
+    """Dynamic tables of a sharding beside static ones; two tables share a feature."""
+    return (
+        Table("static_a", 8, ("a",), pooling, "row_wise", dynamic=False),
+        Table("b", 8, ("b", "c"), pooling, sharding, **more),
+        Table("static_d", 8, ("d", "c"), pooling, "column_wise", dynamic=False),
+        Table("e", 8, ("e",), "sum", sharding, **more),
+    )
+
+
+def unpooled(sharding: str) -> tuple[Table, ...]:
+    return (
+        Table("static_a", 8, ("a",), "none", "row_wise", dynamic=False),
+        Table("b", 8, ("b", "c"), "none", sharding),
+        Table("e", 8, ("c",), "none", sharding),
+    )
+
+
+def check(results: list[Any], *, exact: bool) -> None:
+    for result in results:
+        assert result.sizes == result.all_sizes
+        assert min(result.sizes.values()) > 2
+        assert list(result.frozen) == list(result.live)
+        for name, live in result.live.items():
+            if exact:
+                assert torch.equal(result.frozen[name], live), name
+            else:
+                torch.testing.assert_close(result.frozen[name], live, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("sharding", [kind for kind in BAG_SHARDINGS if kind not in FOUR_RANKS])
+@pytest.mark.parametrize(("pooling", "kind"), [("sum", "weighted"), ("mean", "plain")])
+def test_bags(two_ranks: Ranks, sharding: str, pooling: str, kind: str) -> None:
+    results = two_ranks.run(frozen, pooled(sharding, pooling), kind, "all")
+    check(results, exact=False)
+    if pooling == "sum":
+        dynamic = ("b", "e")
+        for result in results:
+            assert sharding not in EXACT or all(
+                torch.equal(result.frozen[name], result.live[name]) for name in dynamic
+            )
+
+
+@pytest.mark.parametrize("sharding", SEQUENCE_SHARDINGS)
+def test_sequences(two_ranks: Ranks, sharding: str) -> None:
+    check(two_ranks.run(frozen, unpooled(sharding), "plain", "all"), exact=True)
+
+
+def test_the_first_rank_alone(two_ranks: Ranks) -> None:
+    tables = (*pooled("row_wise"), *unpooled("column_wise")[1:])
+    tables = tuple(
+        Table(f"{table.pooling}_{table.name}", *list(vars(table).values())[1:]) for table in tables
+    )
+    first, second = two_ranks.run(frozen, tables, "plain", "first")
+    check([first], exact=False)
+    assert second.frozen is None
+    assert second.all_sizes == first.sizes
+
+
+def test_rows_of_16_bits_and_defaults(two_ranks: Ranks) -> None:
+    options = {
+        "b": TableOptions(eval_default="zeros", padding_idx=3),
+        "e": TableOptions(eval_default=torch.arange(8.0)),
+    }
+    tables = pooled("row_wise", data_type="BF16")
+    check(two_ranks.run(frozen, tables, "plain", "all", options), exact=False)
+    tables = pooled("column_wise", data_type="FP16")
+    check(two_ranks.run(frozen, tables, "plain", "all", options), exact=False)
+
+
+def test_a_rank_s_own_rows(two_ranks: Ranks) -> None:
+    tables = (
+        Table("b", 8, ("b",), "sum", "row_wise"),
+        Table("e", 8, ("e",), "sum", "table_wise"),  # of the second rank
+    )
+    options = {table.name: TableOptions(eval_default="zeros") for table in tables}
+    results = two_ranks.run(frozen, tables, "plain", "own", options)
+    for name, size in results[0].all_sizes.items():
+        assert sum(result.sizes[name] for result in results) == size
+    assert [result.sizes["e"] for result in results] == [0, results[1].all_sizes["e"]]
+    assert all(result.sizes["b"] > 0 for result in results)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            Table("b", 8, ("b",), "sum", "column_wise"),
+            r"ranks is 'own', but this rank has columns \d to \d of table 'b' only, which has 8",
+        ),
+        (
+            Table("b", 8, ("b",), "sum", "row_wise", dynamic=False),
+            "ranks is 'own', but this rank has not all of static table 'b'",
+        ),
+    ],
+)
+def test_parts_that_are_no_table(two_ranks: Ranks, table: Table, message: str) -> None:
+    whole = Table("a", 8, ("a",), "sum", "row_wise")
+    for error in two_ranks.errors(refused, (whole, table)):
+        assert re.search(message, error)
+
+
+def any_sizes(features: Any) -> list[Any]:
+    """Dynamic shapes of a KeyedJaggedTensor as torch flattens it: of any batch and lengths."""
+    parts, _ = pytree.SUPPORTED_NODES[type(features)].flatten_fn(features)
+    return [None if part is None else {0: Dim.AUTO} for part in parts]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", ["bags", "weighted bags", "sequences"])
+def test_exported(one_rank: None, kind: str, strict: bool) -> None:
+    weighted = "weighted" if kind == "weighted bags" else "plain"
+    tables = unpooled("table_wise") if kind == "sequences" else pooled("table_wise")
+    model = td.freeze(trained(0, tables, weighted))
+    features = batch(0, tables, weighted, 1, VOCABULARY)
+    shapes = (any_sizes(features),)
+    program = torch.export.export(model, (features,), dynamic_shapes=shapes, strict=strict)
+    loaded = program.module()
+    for step in range(4):
+        given = batch(0, tables, weighted, step, VOCABULARY) if step else without_samples(features)
+        with torch.no_grad():
+            expected, outputs = model(given), loaded(given)
+        assert list(outputs) == list(expected)
+        for name, of in outputs.items():
+            assert torch.equal(of, expected[name])
+
+
+def without_samples(features: Any) -> Any:
+    """A batch of no samples of the same features."""
+    weights = features.weights_or_none()
+    return KeyedJaggedTensor(
+        features.keys(),
+        features.values()[:0],
+        None if weights is None else weights[:0],
+        features.lengths()[:0],
+    )

@@ -1,0 +1,247 @@
+"""Read-only collections that take and give what TorchRec's unsharded collections do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from torch_dynemb import ops
+from torch_dynemb.nn.features import KeyedJagged, group_ids
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.serving import FrozenModule
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.torchrec.frozen.split_features import FeatureIds, jagged_ids, split_ids
+
+_POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
+
+
+class _Output(NamedTuple):
+    """One output of a collection: a feature in a table.
+
+    Attributes:
+        name: of the output.
+        feature: whose ids are looked up.
+        of: name of the table.
+        table: number of the table among the dynamic ones; None: it is static.
+        dim: columns.
+        pooling: of the table's bags.
+    """
+
+    name: str
+    feature: str
+    of: str
+    table: int | None
+    dim: int
+    pooling: Pooling
+
+
+def _outputs(configs: Sequence[BaseEmbeddingConfig], dynamic: Sequence[str]) -> list[_Output]:
+    """In the order of the tables.
+
+    Args:
+        dynamic: names of the dynamic tables.
+    """
+    numbers = {name: number for number, name in enumerate(dynamic)}
+    return [
+        _Output(
+            name,
+            feature,
+            config.name,
+            numbers.get(config.name),
+            config.embedding_dim,
+            _POOLING[config.pooling] if isinstance(config, EmbeddingBagConfig) else Pooling.NONE,
+        )
+        for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+        for name, feature in zip(names, config.feature_names, strict=True)
+    ]
+
+
+class FrozenEmbeddingBagCollection(FrozenModule):
+    """Read-only copy of a sharded EmbeddingBagCollection, unsharded.
+
+    Args:
+        configs: of all its tables, in their order.
+        group: the dynamic ones, at least one.
+        static: the other tables; None: there are none.
+        names: of the outputs, in their order, which in sharded collections is not that of tables.
+        is_weighted: ids have weights.
+        output_dtype: of what lookups return.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        group: TableGroup,
+        static: EmbeddingBagCollection | None,
+        *,
+        names: Sequence[str],
+        is_weighted: bool,
+        output_dtype: torch.dtype,
+    ) -> None:
+        super().__init__(group, output_dtype)
+        self.static = static
+        self._is_weighted = is_weighted
+        self._configs = list(configs)
+        self._names = list(names)
+        by_table = _outputs(configs, group.names)
+        self._outputs = sorted(by_table, key=lambda output: self._names.index(output.name))
+        self._dims = [output.dim for output in self._outputs]
+        # places of the outputs: of the static ones, and of the others by how they pool
+        self._static_places = [p for p, of in enumerate(self._outputs) if of.table is None]
+        poolings = {of.pooling for of in self._outputs if of.table is not None}
+        self._places = {
+            pooling: [
+                p
+                for p, of in enumerate(self._outputs)
+                if of.table is not None and of.pooling == pooling
+            ]
+            for pooling in sorted(poolings)
+        }
+
+    def is_weighted(self) -> bool:
+        """Whether ids have weights."""
+        return self._is_weighted
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The configs of all tables."""
+        return self._configs
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """As EmbeddingBagCollection's forward, with the values of the sharded one in eval mode.
+
+        Args:
+            features: ids of all features, of others too; of one batch size for all of them.
+
+        Returns:
+            By the names of the features, or ``feature@table`` where several tables share one.
+
+        Raises:
+            KeyError: a feature is missing.
+            TypeError: ids are no integers.
+            ValueError: there is a batch size per feature, or weights are missing.
+        """
+        owner = type(self).__name__
+        ids = jagged_ids(owner, features)
+        weights = features.weights() if self._is_weighted else None
+        columns: list[Tensor | None] = [None] * len(self._outputs)
+        if self.static is not None:
+            split = split_ids(ids)
+            for place in self._static_places:
+                output = self._outputs[place]
+                given = _of(owner, split, output.feature)
+                bags = self.static.embedding_bags[output.of](
+                    given.values, given.offsets, given.weights if self._is_weighted else None
+                )
+                columns[place] = bags
+        jagged = KeyedJagged(ids.keys, ids.values, ids.offsets, weights)
+        for pooling, places in self._places.items():
+            chosen = [self._outputs[place] for place in places]
+            dims = [output.dim for output in chosen]
+            bags = self._lookup(
+                *group_ids(owner, [output.feature for output in chosen], jagged),
+                feature_tables=[output.table for output in chosen if output.table is not None],
+                feature_dims=dims,
+                pooling=pooling,
+            )
+            for place, part in zip(places, bags.split(dims, 1), strict=True):
+                columns[place] = part
+        parts = [part.to(self.output_dtype) for part in columns if part is not None]
+        return KeyedTensor(self._names, self._dims, torch.cat(parts, 1))
+
+
+class FrozenEmbeddingCollection(FrozenModule):
+    """Read-only copy of a sharded EmbeddingCollection, unsharded.
+
+    Args:
+        configs: of all its tables, in their order.
+        group: the dynamic ones, at least one.
+        static: the other tables; None: there are none.
+        names: of the outputs, in their order.
+        need_indices: outputs have the ids as weights.
+        output_dtype: of what lookups return.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[BaseEmbeddingConfig],
+        group: TableGroup,
+        static: EmbeddingCollection | None,
+        *,
+        names: Sequence[str],
+        need_indices: bool,
+        output_dtype: torch.dtype,
+    ) -> None:
+        super().__init__(group, output_dtype)
+        self.static = static
+        self._need_indices = need_indices
+        self._configs = list(configs)
+        self._names = list(names)
+        self._outputs = _outputs(configs, group.names)
+
+    def need_indices(self) -> bool:
+        """Whether outputs have the ids as weights."""
+        return self._need_indices
+
+    def embedding_configs(self) -> list[BaseEmbeddingConfig]:
+        """The configs of all tables."""
+        return self._configs
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """As EmbeddingCollection's forward, with the values of the sharded one in eval mode.
+
+        Args:
+            features: ids of all features, of others too.
+
+        Returns:
+            By the names of the features, or ``feature@table`` where several tables share one.
+
+        Raises:
+            KeyError: a feature is missing.
+        """
+        owner = type(self).__name__
+        split = split_ids(jagged_ids(owner, features))
+        given = {of.name: _of(owner, split, of.feature) for of in self._outputs}
+        dynamic = [of for of in self._outputs if of.table is not None]
+        ids = [given[of.name].values for of in dynamic]
+        joined, offsets = ops.ids_concat(ids, bags=1)
+        rows = self._lookup(
+            joined,
+            offsets,
+            None,
+            feature_tables=[of.table for of in dynamic if of.table is not None],
+            feature_dims=[of.dim for of in dynamic],
+            pooling=Pooling.NONE,
+        ).split([of_feature.shape[0] for of_feature in ids])
+        found = {of.name: part for of, part in zip(dynamic, rows, strict=True)}
+        for of in self._outputs:
+            if of.table is None:
+                assert self.static is not None
+                rows_of = self.static.embeddings[of.of](given[of.name].values)
+                found[of.name] = rows_of.to(self.output_dtype)
+        return {
+            name: JaggedTensor(
+                values=found[name],
+                lengths=given[name].lengths,
+                weights=given[name].values if self._need_indices else None,
+            )
+            for name in self._names
+        }
+
+
+def _of(owner: str, split: dict[str, FeatureIds], feature: str) -> FeatureIds:
+    if feature not in split:
+        raise KeyError(f"{owner}: features lacks {[feature]}; it has {list(split)}")
+    return split[feature]
+
+
+__all__ = ["FrozenEmbeddingBagCollection", "FrozenEmbeddingCollection"]
