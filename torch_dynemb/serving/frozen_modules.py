@@ -150,13 +150,13 @@ class FrozenEmbedding(FrozenModule):
         ids = flat_ids("FrozenEmbedding", input)
         rows = self._lookup(
             ids,
-            ids.new_empty(0),  # all in one bag
+            self.frozen_tables.one_bag,
             None,
             feature_tables=[0],
             feature_dims=[self.embedding_dim],
             pooling=Pooling.NONE,
         )
-        return rows.reshape(*input.shape, self.embedding_dim)
+        return rows if input.dim() == 1 else rows.reshape(*input.shape, self.embedding_dim)
 
 
 @freezes(DynamicEmbeddingBag)

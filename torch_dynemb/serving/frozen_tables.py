@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Meta, Table
-from torch_dynemb.ops.tensors import RowTensors
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables, note_missing
 from torch_dynemb.table.group import TableGroup
@@ -31,6 +31,8 @@ class FrozenTables(CountedTables):
         RuntimeError: rows lie in a store, and the copy does not fit in memory.
     """
 
+    _no_offsets: Tensor | None = None  # made once: it takes as long as a small lookup
+
     def __init__(self, group: TableGroup) -> None:
         super().__init__()
         _check_room(group)
@@ -50,6 +52,7 @@ class FrozenTables(CountedTables):
         self.register_buffer("tables", tables)
         self.register_buffer("meta", meta)
         self.register_buffer("init_data", group.rows.init_data.clone())
+        self._no_offsets = meta.new_empty(0)
         self.slabs = len(group.config.slabs)
         for s in range(self.slabs):
             weights, generations = _copied_rows(group, s)
@@ -66,6 +69,7 @@ class FrozenTables(CountedTables):
             return fn(tensor) if probe.dtype == tensor.dtype else tensor.to(probe.device)
 
         super()._apply(kept, recurse)  # type: ignore[no-untyped-call]
+        self._no_offsets = self.get_buffer("meta").new_empty(0)
         return self
 
     def _load_from_state_dict(
@@ -100,23 +104,26 @@ class FrozenTables(CountedTables):
 
     def rows(self) -> RowTensors:
         """The row tensors in the order in which ops take them; no optimizer."""
-        meta = self._tensor("meta")
+        buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
+        none = self.one_bag
+        slabs = range(self.slabs)
         return RowTensors(
-            [self._tensor(f"weights{s}") for s in range(self.slabs)],
-            [self._tensor(f"generations{s}") for s in range(self.slabs)],
+            [buffers[f"weights{s}"] for s in slabs],
+            [buffers[f"generations{s}"] for s in slabs],
             [],
-            meta[:0],
-            meta[:0],
-            meta,
-            self._tensor("init_data"),
+            none,
+            none,
+            buffers["meta"],
+            buffers["init_data"],
             [],
         )
 
-    def _tensor(self, name: str) -> Tensor:
-        """A buffer; ``get_buffer`` takes as long as a small lookup."""
-        tensor = self._buffers[name]
-        assert tensor is not None
-        return tensor
+    @property
+    def one_bag(self) -> Tensor:
+        """int64 [0], the offsets of a call of one feature whose ids are not pooled."""
+        if torch.compiler.is_compiling() or self._no_offsets is None:
+            return self.get_buffer("meta").new_empty(0)  # no constant of programs
+        return self._no_offsets
 
     def find(self, ids: Tensor, offsets: Tensor, feature_tables: list[int]) -> ops.FoundIds:
         """Handles of ids; changes nothing.
@@ -135,8 +142,10 @@ class FrozenTables(CountedTables):
             RuntimeError: offsets are not ascending from 0 to N (on a GPU, a later call raises it),
                 or a table number is out of range.
         """
-        index = ops.IndexTensors.read_only(
-            self._tensor("buckets"), self._tensor("tables"), self._tensor("meta")
+        buffers: Any = self._buffers
+        tables, none = buffers["tables"], self.one_bag
+        index = IndexTensors(
+            buffers["buckets"], none, tables, none, none, none, none, buffers["meta"], none, none
         )
         found = ops.find(index, ids, offsets, feature_tables)
         note_missing(self.place, found.missing)
@@ -144,7 +153,7 @@ class FrozenTables(CountedTables):
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
-        return dict(zip(self.names, self._tensor("tables")[:, Table.SIZE].tolist(), strict=True))
+        return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
 
 
 def _check_room(group: TableGroup) -> None:

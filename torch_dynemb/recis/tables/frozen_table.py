@@ -56,7 +56,7 @@ class FrozenHashTable(FrozenModule):
             )
         flat = flat_ids("FrozenHashTable", ids)
         number = 0 if child is None else names.index(child)
-        rows = self.lookup(flat, flat.new_empty(0), children=[number])
+        rows = self.lookup(flat, self.frozen_tables.one_bag, children=[number])
         if self.packed:
             rows = unpack_rows(rows, self.embedding_dim, torch.float32)
         return rows.to(self.output_dtype).reshape(*ids.shape, self.embedding_dim)
