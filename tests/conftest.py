@@ -16,6 +16,9 @@ import pytest
 # Threads that wait sleep, here and in processes that tests start: others may be using the cores.
 # It is read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Else every process in which Inductor generates code compiles and runs programs to find out which
+# of the processor's vector instructions the compiler knows. Read with torch, too.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import torch
 from declared_device import HOW_TO_SAY, declared_kind

@@ -63,8 +63,13 @@ def test_as_a_command(tmp_path: Path) -> None:
     reply = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "model.users: optimizer Adam, step 2" in reply.stdout
     assert "scores of" not in reply.stdout
-    reply = subprocess.run([*command[:3], "--help"], capture_output=True, text=True, check=True)
-    assert "inspect" in reply.stdout
+
+
+def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "inspect" in capsys.readouterr().out
 
 
 def test_files_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

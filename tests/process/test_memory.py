@@ -5,14 +5,18 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import multiprocessing
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
+from started import start_server
 
 import torch_dynemb as td
 from torch_dynemb import ops
@@ -23,8 +27,7 @@ from torch_dynemb.storage.host import HostMemory
 pytestmark = pytest.mark.cpu_only("memory of the process")
 
 MIB = 1 << 20
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def process_bytes(field: str) -> int:
@@ -166,10 +169,22 @@ def test_ops_do_not_leak_over_100_000_calls(loop: Callable[[], Loop]) -> None:
 
 def test_a_deleted_group_gives_its_memory_back() -> None:
     """In a process of its own: what other tests have left in the heap would be used again."""
-    program = "import test_memory; test_memory.use_and_delete_a_group()"
-    paths = os.pathsep.join([str(HERE), str(ROOT)])
-    environ = {**os.environ, "PYTHONPATH": paths}
-    subprocess.run([sys.executable, "-c", program], env=environ, check=True)
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = start_server().Process(target=report_errors, args=(use_and_delete_a_group, there))
+    process.start()
+    there.close()
+    assert here.recv() == ""
+    process.join()
+
+
+def report_errors(check: Callable[[], None], told: Connection) -> None:
+    """In a child: sends the traceback of a check, or nothing."""
+    try:
+        check()
+    except BaseException:
+        told.send(traceback.format_exc())
+    else:
+        told.send("")
 
 
 def use_and_delete_a_group() -> None:

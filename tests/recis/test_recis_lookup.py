@@ -369,7 +369,8 @@ def test_compiled_steps_are_eager_ones(kind: str) -> None:
 
     def step(module: torch.nn.Module, data: dict[str, Any]) -> torch.Tensor:
         if kind == "engine":
-            return sum(module(data)[name].square().sum() for name in names)  # type: ignore[return-value]
+            outputs = module(data)
+            return sum(outputs[name].square().sum() for name in names)  # type: ignore[return-value]
         return module(data["clicked"]).square().sum()  # type: ignore[no-any-return]
 
     eager, compiled = make(), make()

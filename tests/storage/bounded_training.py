@@ -13,7 +13,7 @@ import torch
 
 import torch_dynemb as td
 
-IDS, DIM, BATCH = 240_000, 128, 4_000
+IDS, DIM, BATCH = 120_000, 256, 2_000
 ROW_BYTES = 2 * 4 * DIM  # of Adagrad's
 LIMIT = IDS * ROW_BYTES // 4
 

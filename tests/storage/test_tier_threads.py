@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,8 +98,10 @@ def test_a_forked_worker_of_a_loader_is_told(tmp_path: Path) -> None:
     loader = torch.utils.data.DataLoader(
         LooksUp(table), num_workers=1, multiprocessing_context="fork"
     )
+    batches: Any = iter(loader)
     with pytest.raises(RuntimeError, match=rf"(?s){FORK}.*give them td\.freeze\(model\)"):
-        next(iter(loader))
+        next(batches)
+    batches._shutdown_workers()  # the error has it: the garbage collector waits five seconds
     assert table(IDS).shape == (400, 4)
 
 
