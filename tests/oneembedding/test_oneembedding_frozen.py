@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 import torch
@@ -65,21 +64,3 @@ def test_exported(strict: bool, numbered: bool) -> None:
     for samples in (IDS, IDS[:0], torch.cat([IDS, IDS + 1, IDS])):
         given = (samples, (samples + 1) % 3) if numbered else (samples,)
         assert torch.equal(loaded(*given), module(*given))
-
-
-def test_rows_on_ssd(tmp_path: Path) -> None:
-    if torch.get_default_device().type != "cpu":
-        pytest.skip("rows on SSD are for the CPU")
-    store = oneembedding.make_cached_ssd_store_options(
-        0, tmp_path, None, size_factor=3, segment=1 << 16, disk="8MB", host_cache_budget_mb=1
-    )
-    module = embedding(2, 32, store_options=store)
-    optimizer = oneembedding.Optimizer(torch.optim.Adam(module.parameters(), lr=0.1), [module])
-    for step in range(6):
-        module(torch.arange(2000).reshape(1000, 2) + 1500 * step).square().sum().backward()
-        optimizer.step()
-    stats = module.group.storage_stats()
-    assert stats is not None
-    assert stats.evicted > 0
-    ids = torch.arange(12_000).reshape(6000, 2)
-    assert torch.equal(td.freeze(module)(ids), module.eval()(ids))

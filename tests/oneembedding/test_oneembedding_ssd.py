@@ -140,3 +140,16 @@ def test_two_ranks_with_rows_on_ssd(two_ranks: Ranks, tmp_path: Path) -> None:
         for outputs, expected in zip(of_ranks, in_memory, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
         assert sorted(folder.name for folder in path.iterdir()) == ["0-2", "1-2"]
+
+
+def test_frozen_embeddings_have_the_rows_on_ssd(tmp_path: Path) -> None:
+    module = on_ssd(tmp_path)
+    optimizer = oneembedding.Optimizer(torch.optim.Adam(module.parameters(), lr=0.1), [module])
+    for step in range(6):
+        module(torch.arange(2000).reshape(1000, 2) + 1500 * step).square().sum().backward()
+        optimizer.step()
+    stats = module.group.storage_stats()
+    assert stats is not None
+    assert stats.evicted > 0
+    ids = torch.arange(12_000).reshape(6000, 2)
+    assert torch.equal(td.freeze(module)(ids), module.eval()(ids))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from torch_dynemb.recis import (
     FilterHook,
     FrozenDynamicEmbedding,
     FrozenEmbeddingEngine,
-    HashTable,
     RaggedTensor,
     SparseAdam,
     filter_out_sparse_param,
@@ -219,19 +217,3 @@ def test_exported_tables_and_embeddings(strict: bool) -> None:
         program = torch.export.export(td.freeze(live), (ids,), dynamic_shapes=shapes, strict=strict)
         for given in (ids, torch.arange(20).reshape(4, 5), ids[:0]):
             assert torch.equal(program.module()(given), live.eval()(given))
-
-
-def test_tables_on_a_disk(tmp_path: Path) -> None:
-    if torch.get_default_device().type != "cpu":
-        pytest.skip("stores of rows are for the CPU")
-    storage = td.SSDStore(tmp_path, cache="64 rows")
-    live = HashTable([4], initializer=td.Normal(), storage=storage)
-    optimizer = SparseAdam({"table": live}, lr=0.1)
-    for step in range(4):
-        live(torch.arange(50) + 40 * step).square().sum().backward()
-        optimizer.step()
-    stats = live.group.storage_stats()
-    assert stats is not None
-    assert stats.evicted > 0
-    ids = torch.arange(300)
-    assert torch.equal(td.freeze(live)(ids), live.eval()(ids))

@@ -150,3 +150,17 @@ def test_slots_by_row_number_are_refused_and_those_by_id_are_read() -> None:
     for slot in slots.slots():
         with pytest.raises(RuntimeError, match=r"^Slot\.value: the rows of \['hashtable'\] lie in"):
             slot.value()
+
+
+def test_frozen_tables_have_the_rows_on_the_disk(tmp_path: Path) -> None:
+    storage = td.SSDStore(tmp_path, cache="64 rows")
+    live = HashTable([4], initializer=td.Normal(), storage=storage)
+    optimizer = SparseAdam({"table": live}, lr=0.1)
+    for step in range(4):
+        live(torch.arange(50) + 40 * step).square().sum().backward()
+        optimizer.step()
+    stats = live.group.storage_stats()
+    assert stats is not None
+    assert stats.evicted > 0
+    ids = torch.arange(300)
+    assert torch.equal(td.freeze(live)(ids), live.eval()(ids))

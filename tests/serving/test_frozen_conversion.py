@@ -55,7 +55,6 @@ CONVERSIONS: dict[str, tuple[Callable[[nn.Module], nn.Module], torch.dtype]] = {
     "half": (lambda model: model.half(), torch.float16),
     "bfloat16": (lambda model: model.bfloat16(), torch.bfloat16),
     "to": (lambda model: model.to(torch.bfloat16), torch.bfloat16),
-    "to like": (lambda model: model.to(torch.ones(1, dtype=torch.float16)), torch.float16),
     "float again": (lambda model: model.half().float(), torch.float32),
     "double": (lambda model: model.double(), torch.float64),
 }
