@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, check_static_weight
-from torch_dynemb.nn.features import GroupedIds
+from torch_dynemb.nn.features import GroupedIds, any_batch
 from torch_dynemb.nn.inputs import (
     as_ops_take_them,
     flat_scores,
@@ -61,6 +61,8 @@ def bag_inputs(
             "DynamicEmbeddingBag: offsets is empty, but include_last_offset expects the number of "
             "ids at its end"
         )
+    if include_last_offset:
+        offsets = any_batch(offsets, 1).offsets
     if include_last_offset and as_ops_take_them(ids, offsets):
         return GroupedIds(ids, offsets, per_sample_weights)
     bags = offsets.shape[0] - include_last_offset

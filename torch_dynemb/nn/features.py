@@ -129,7 +129,45 @@ def group_ids(owner: str, names: list[str], features: Features) -> GroupedIds:
             f"{owner}: features is a {type(features).__name__}, expected a dict of ids by feature "
             "name or a KeyedJaggedTensor"
         )
-    return _from_keyed_jagged(owner, names, features)
+    return keyed_ids(owner, names, features)
+
+
+class AnyBatch(NamedTuple):
+    """Result of :func:`any_batch`.
+
+    Attributes:
+        offsets: [F * B + 1], with the values that were given.
+        batch: B.
+    """
+
+    offsets: Tensor
+    batch: int
+
+
+def any_batch(offsets: Tensor, features: int) -> AnyBatch:
+    """Offsets from which an exported program does not conclude that there are several samples.
+
+    Args:
+        offsets: [F * B + 1], where bags begin.
+        features: how many there are.
+    """
+    batch = (offsets.shape[0] - 1) // features
+    if not torch.compiler.is_exporting():
+        return AnyBatch(offsets, batch)
+    batch = _any_number(batch, offsets.device)
+    chosen = torch.arange(features * batch + 1, device=offsets.device)
+    return AnyBatch(offsets[chosen], batch)
+
+
+def _any_number(size: int, device: torch.device) -> int:
+    """A number of which torch.export supposes nothing.
+
+    Of what is computed from a size of an input, it takes for granted that it is at least 2 where it
+    is so in the example; not of a number that comes out of a tensor.
+    """
+    number: Any = torch.full((), size, dtype=torch.int64, device=device).item()
+    torch._check(number >= 0)
+    return number  # type: ignore[no-any-return]
 
 
 def _missing(owner: str, names: list[str], given: Sequence[str]) -> KeyError:
@@ -173,10 +211,26 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
             raise ValueError(
                 f"{owner}: feature {name!r} has {batch} bags, but {names[0]!r} has {bags[0]}"
             )
-    return GroupedIds(*ops.ids_concat(ids, bags=bags[0], offsets=offsets), None)
+    batch = bags[0]
+    if torch.compiler.is_exporting() and any(own is not None for own in offsets):
+        batch = _any_number(batch, ids[0].device)
+    return GroupedIds(*ops.ids_concat(ids, bags=batch, offsets=offsets), None)
 
 
-def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped) -> GroupedIds:
+def keyed_ids(
+    owner: str, names: list[str], features: KeyedJaggedShaped, *, anew: bool = True
+) -> GroupedIds:
+    """:func:`group_ids` of a keyed jagged input.
+
+    Args:
+        owner: what errors begin with.
+        names: of the features, in the order that is wanted.
+        features: which may have others, too.
+        anew: False: its offsets have gone through :func:`any_batch`.
+
+    Raises:
+        KeyError, TypeError, ValueError: as :func:`group_ids`.
+    """
     keys = list(features.keys())
     if any(name not in keys for name in names):
         raise _missing(owner, names, keys)
@@ -198,6 +252,8 @@ def _from_keyed_jagged(owner: str, names: list[str], features: KeyedJaggedShaped
             f"{owner}: offsets has {offsets.shape[0]} elements, expected {len(keys)} features * "
             "batch + 1"
         )
+    if anew:
+        offsets = any_batch(offsets, len(keys)).offsets
     if not as_ops_take_them(ids, offsets):
         ids, offsets = ops.ids_concat([ids], bags=offsets.shape[0] - 1, offsets=[offsets])
     if keys == names:

@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from torch_dynemb import ops
-from torch_dynemb.nn.features import KeyedJagged, group_ids
+from torch_dynemb.nn.features import KeyedJagged, keyed_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.serving import FrozenModule
 from torch_dynemb.table.group import TableGroup
@@ -148,7 +148,7 @@ class FrozenEmbeddingBagCollection(FrozenModule):
             chosen = [self._outputs[place] for place in places]
             dims = [output.dim for output in chosen]
             bags = self._lookup(
-                *group_ids(owner, [output.feature for output in chosen], jagged),
+                *keyed_ids(owner, [output.feature for output in chosen], jagged, anew=False),
                 feature_tables=[output.table for output in chosen if output.table is not None],
                 feature_dims=dims,
                 pooling=pooling,

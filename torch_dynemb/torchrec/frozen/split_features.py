@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torch_dynemb.nn.features import any_batch
+
 
 class JaggedIds(NamedTuple):
     """The ids of all features.
@@ -64,14 +66,9 @@ def jagged_ids(owner: str, features: KeyedJaggedTensor) -> JaggedIds:
             f"{owner}: features has a batch size per feature, expected one for all of them"
         )
     keys, lengths, offsets = features.keys(), features.lengths(), features.offsets()
-    batch = lengths.shape[0] // len(keys)
+    offsets, batch = any_batch(offsets, len(keys))
     if torch.compiler.is_exporting():
-        # As a number that comes out of a tensor. Of a quotient of a size of the input, torch takes
-        # for granted that it is at least 2, because it is so in the example.
-        batch = torch.full((), batch, dtype=torch.int64, device=lengths.device).item()
-        torch._check(batch >= 0)
         lengths = lengths[torch.arange(len(keys) * batch, device=lengths.device)]
-        offsets = offsets[torch.arange(len(keys) * batch + 1, device=lengths.device)]
     return JaggedIds(keys, features.values(), lengths, offsets, features.weights_or_none(), batch)
 
 
