@@ -1,4 +1,4 @@
-"""Tables that are only read."""
+"""Tables that are only read: copies of models, and packages that serve them."""
 
 from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freeze, freezes
@@ -13,6 +13,9 @@ from torch_dynemb.serving.frozen_modules import (
 )
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.missing import CountsMissing
+from torch_dynemb.serving.packages.export import export
+from torch_dynemb.serving.packages.load import ServedModel, load
+from torch_dynemb.serving.packages.manifest import ServedTable
 
 __all__ = [
     "Choices",
@@ -24,7 +27,11 @@ __all__ = [
     "FrozenModule",
     "FrozenTables",
     "ReadOnly",
+    "ServedModel",
+    "ServedTable",
     "converted_dtype",
+    "export",
     "freeze",
     "freezes",
+    "load",
 ]

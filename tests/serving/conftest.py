@@ -1,0 +1,23 @@
+"""The package that tests of this folder share, because compiling one takes half a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from served import make_package
+from torch import nn
+
+
+class Package(NamedTuple):
+    """A package, and the frozen model that it was made of."""
+
+    path: Path
+    frozen: nn.Module
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    path = tmp_path_factory.mktemp("served") / "package"
+    return Package(path, make_package(path))

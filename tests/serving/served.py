@@ -1,0 +1,80 @@
+"""A small model with what packages may have, and its package, made once for all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from seeding import seeded
+from torch import Tensor, nn
+from torch._inductor import config
+from torch.export import Dim
+
+import torch_dynemb as td
+
+VERSION = "monday"
+MANY = 100_000
+# of the compiler, which takes most of the time and of whose speed no test asks anything
+QUICK = {
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+    "aot_inductor.precompile_headers": False,
+}
+
+Features = dict[str, Tensor | tuple[Tensor, Tensor]]
+
+
+class SmallModel(nn.Module):
+    """Two tables of different dims, a dense layer, a constant of one element, three outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = td.DynamicEmbeddingBagCollection(
+            [td.TableConfig("u", 8), td.TableConfig("v", 4, eval_default="zeros")],
+            optimizer=td.SGD(lr=0.1),
+        )
+        self.top = nn.Linear(12, 1)
+        self.register_buffer("scale", torch.full((1,), 2.0))
+
+    def forward(self, features: Features, shift: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        pooled = self.bags(features)
+        score = self.top(pooled) * self.scale + shift
+        return score, {"pooled": pooled, "scale": self.scale}
+
+
+def features(batch: int, ids: int, seed: int = 0) -> tuple[Features, Tensor]:
+    """Inputs of the model: so many bags, of ``u`` with so many ids together."""
+    random = seeded(seed)
+    cuts = torch.randint(0, ids + 1, (batch,), generator=random).sort().values
+    offsets = torch.cat([cuts.new_zeros(1), cuts[1:], cuts.new_tensor([ids])])
+    if batch == 0:
+        offsets = torch.zeros(1, dtype=torch.int64)
+    u = torch.randint(0, 200, (ids if batch else 0,), generator=random)
+    v = torch.randint(0, 200, (batch, 3), generator=random)
+    return {"u": (u, offsets), "v": v}, torch.rand(batch, 1, generator=random)
+
+
+def small_model(seed: int = 0) -> SmallModel:
+    """A model that knows ids below 100, and in ``v`` so many more that a leak of it is seen."""
+    torch.manual_seed(seed)
+    model = SmallModel()
+    group = model.bags.group
+    group.insert_or_assign(0, torch.arange(100), torch.randn(100, 8))
+    many = torch.cat([torch.arange(100), torch.arange(1000, 1000 + MANY)])
+    group.insert_or_assign(1, many, torch.randn(many.numel(), 4))
+    return model
+
+
+def dynamic_shapes() -> tuple[object, ...]:
+    """What changes from run to run: the batch, and the number of ids."""
+    batch = Dim.DYNAMIC
+    return ({"u": ({0: Dim.DYNAMIC}, {0: batch}), "v": {0: batch}}, {0: batch})
+
+
+def make_package(folder: Path) -> nn.Module:
+    """Writes the package; returns the frozen model, which it must be equal to."""
+    frozen = td.freeze(small_model())
+    with config.patch(QUICK):
+        td.serving.export(
+            frozen, folder, features(4, 20), dynamic_shapes=dynamic_shapes(), version=VERSION
+        )
+    return frozen

@@ -1,0 +1,46 @@
+"""The checksum of a file that is no file of tensors: the compiled code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.files.summed_files import BLOCK_BYTES, DamagedFileError, FileSums
+
+
+def sums_of_file(path: Path) -> FileSums:
+    """Size and checksums of a file as it is now.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    sums: list[int] = []
+    size = 0
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(BLOCK_BYTES):
+            sums.append(ops.crc32c(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
+            size += len(data)
+        os.fsync(file.fileno())
+    return FileSums(size, BLOCK_BYTES, tuple(sums))
+
+
+def check_code(path: Path, expected: FileSums) -> None:
+    """Raises DamagedFileError unless a file is what was written."""
+    if not path.is_file():
+        raise DamagedFileError(f"{path}: the file is missing")
+    found = sums_of_file(path)
+    if found.bytes != expected.bytes:
+        raise DamagedFileError(
+            f"{path}: the file has {found.bytes} bytes, expected {expected.bytes}: it was cut off "
+            "or written to"
+        )
+    if found.sums != expected.sums:
+        raise DamagedFileError(
+            f"{path}: the checksum is wrong: the file was damaged after it was written"
+        )
+
+
+__all__ = ["check_code", "sums_of_file"]

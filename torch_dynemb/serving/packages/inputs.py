@@ -1,0 +1,210 @@
+"""What a compiled model takes: checked before it runs, because compiled code checks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from torch_dynemb.argument_checks import described
+
+_CONSTANTS = (bool, int, float, str)
+# torch compiles for sizes from 2 on, and that code also serves 0 and 1
+_LEAST_CHECKED = 2
+
+
+class Size(NamedTuple):
+    """The size of a dimension.
+
+    Attributes:
+        symbol: the dynamic size that it depends on; None: it is ``plus``.
+        times, plus: it is ``times * symbol + plus``.
+        least, most: of the symbol; None: any.
+    """
+
+    symbol: str | None
+    times: int
+    plus: int
+    least: int
+    most: int | None
+
+
+class Input(NamedTuple):
+    """A leaf of the inputs.
+
+    Attributes:
+        name: in the exported program.
+        dtype: of the tensor; None: it is no tensor, but ``value``.
+        sizes: of the tensor's dimensions; None: any size, because it is another function of sizes.
+        value: of what is no tensor.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    sizes: list[Size | None]
+    value: bool | int | float | str | None
+
+
+def inputs_of(program: torch.export.ExportedProgram) -> list[Input]:
+    """What an exported program takes, leaf by leaf.
+
+    Raises:
+        ValueError: an input is neither a tensor nor a constant.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    result = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind != InputKind.USER_INPUT:
+            continue
+        name = spec.arg.name
+        value = nodes[name].meta.get("val")
+        if isinstance(value, Tensor):
+            sizes = [_size_of(size, program) for size in value.shape]
+            result.append(Input(name, value.dtype, sizes, None))
+        elif value is None or isinstance(value, _CONSTANTS):
+            result.append(Input(name, None, [], value))
+        else:
+            raise ValueError(
+                f"serving.export: the input {name!r} is {described(value)}, which changes from run "
+                "to run: give it as a tensor, or leave it out of dynamic_shapes"
+            )
+    return result
+
+
+def _size_of(size: int | torch.SymInt, program: torch.export.ExportedProgram) -> Size | None:
+    if isinstance(size, int):
+        return Size(None, 0, size, size, size)
+    expression = size.node.expr
+    symbols = list(expression.free_symbols)
+    if len(symbols) != 1:
+        return None
+    (symbol,) = symbols
+    plus = expression.subs(symbol, 0)
+    times = expression.subs(symbol, 1) - plus
+    if not (plus.is_Integer and times.is_Integer) or expression != times * symbol + plus:
+        return None
+    bounds = program.range_constraints.get(symbol)
+    least = int(bounds.lower) if bounds is not None else 0
+    most = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None
+    return Size(
+        str(symbol),
+        int(times),
+        int(plus),
+        least if least > _LEAST_CHECKED else 0,
+        most if most is not None and most < 2**62 else None,
+    )
+
+
+def leaves_of(spec: pytree.TreeSpec, inputs: tuple[Any, ...]) -> list[Any]:
+    """The leaves of inputs, in the order of the exported program.
+
+    Args:
+        spec: of its inputs: positional ones, then those by name.
+        inputs: positional ones.
+
+    Raises:
+        TypeError: the inputs are other ones, or put together in another way.
+    """
+    leaves, found = pytree.tree_flatten((inputs, {}))
+    if found == spec:
+        return leaves
+    try:
+        return spec.flatten_up_to((inputs, {}))  # also where a dict has another order
+    except (KeyError, ValueError) as error:
+        raise TypeError(
+            f"run: the inputs are put together as {found}, but the model was exported with {spec}: "
+            f"{error}"
+        ) from error
+
+
+def tensors_of(
+    expected: Sequence[Input], leaves: Sequence[Any], device: torch.device
+) -> list[Tensor]:
+    """The tensors among leaves, checked and contiguous.
+
+    Args:
+        expected: what each leaf has to be.
+        leaves: as many.
+        device: of the model.
+
+    Raises:
+        TypeError: a leaf has another type or dtype.
+        ValueError: a tensor has another shape, or is on another device, or a constant has changed.
+    """
+    tensors = []
+    symbols: dict[str, int] = {}
+    for leaf, wanted in zip(leaves, expected, strict=True):
+        if wanted.dtype is None:
+            if type(leaf) is not type(wanted.value) or leaf != wanted.value:
+                raise ValueError(
+                    f"run: the input {wanted.name!r} is {described(leaf)}, but the model was "
+                    f"exported with {wanted.value!r}, which is compiled in"
+                )
+            continue
+        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
+            raise TypeError(
+                f"run: the input {wanted.name!r} is {described(leaf)}, expected a dense tensor"
+            )
+        if leaf.dtype != wanted.dtype:
+            raise TypeError(
+                f"run: the input {wanted.name!r} has dtype {leaf.dtype}, expected {wanted.dtype}"
+            )
+        if leaf.device.type != device.type:
+            raise ValueError(
+                f"run: the input {wanted.name!r} is on {leaf.device}, but the package was compiled "
+                f"for {device.type}: move the input"
+            )
+        if not _fits(leaf.shape, wanted.sizes, symbols):
+            raise ValueError(
+                f"run: the input {wanted.name!r} has shape {tuple(leaf.shape)}, expected "
+                f"{shape_text(wanted.sizes)}"
+                + "".join(f", where {name} is {size} by now" for name, size in symbols.items())
+            )
+        tensors.append(leaf if leaf.is_contiguous() else leaf.contiguous())
+    return tensors
+
+
+def _fits(shape: Sequence[int], sizes: Sequence[Size | None], symbols: dict[str, int]) -> bool:
+    """Whether a shape is as expected; notes the dynamic sizes that it tells."""
+    if len(shape) != len(sizes):
+        return False
+    for length, size in zip(shape, sizes, strict=True):
+        if size is None:
+            continue
+        if size.symbol is None:
+            if length != size.plus:
+                return False
+            continue
+        value, rest = divmod(length - size.plus, size.times)
+        known = symbols.setdefault(size.symbol, value)
+        too_large = size.most is not None and value > size.most
+        if rest != 0 or value != known or value < size.least or too_large:
+            return False
+    return True
+
+
+def shape_text(sizes: Sequence[Size | None]) -> str:
+    """A shape for people, such as ``(B, 3)``."""
+    return "(" + ", ".join(_size_text(size) for size in sizes) + ")"
+
+
+def _size_text(size: Size | None) -> str:
+    if size is None:
+        return "any"
+    if size.symbol is None:
+        return str(size.plus)
+    text = size.symbol if size.times == 1 else f"{size.times} * {size.symbol}"
+    if size.plus:
+        text += f" + {size.plus}" if size.plus > 0 else f" - {-size.plus}"
+    if size.least > 0:
+        text += f" [>= {size.least}]"
+    if size.most is not None:
+        text += f" [<= {size.most}]"
+    return text
+
+
+__all__ = ["Input", "Size", "inputs_of", "leaves_of", "shape_text", "tensors_of"]

@@ -1,0 +1,155 @@
+"""What a package says of itself: ``manifest.json``, written last and checked first.
+
+The text ends with the crc32c of all that is before it, so that a reader needs no canonical form.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, FileSums, sums_of_bytes
+from torch_dynemb.serving.packages.inputs import Input, Size
+
+FORMAT = "torch_dynemb serving package"
+FORMAT_VERSION = 1
+
+MANIFEST = "manifest.json"
+CODE = "model.pt2"
+TABLES = "tables.safetensors"
+DENSE = "dense.safetensors"
+
+_END = ',"crc32c":"{:08x}"}}\n'
+_END_BYTES = len(_END.format(0))
+_MOST_BYTES = 1 << 28
+
+
+class ServedTable(NamedTuple):
+    """A table of a package.
+
+    Attributes:
+        ids: how many it has.
+        embedding_dim: columns of a row.
+    """
+
+    ids: int
+    embedding_dim: int
+
+
+class PackageManifest(NamedTuple):
+    """All that a package says of itself.
+
+    Attributes:
+        uuid: of the export.
+        version: what the exporting program calls this version of the model.
+        library, torch: versions of torch_dynemb and torch that exported it.
+        device: ``cpu`` or ``cuda``.
+        machine, instructions: the processor that the code was compiled for.
+        ops: schemas by name of this library's ops that the code calls.
+        tables: by name.
+        constants: the file of each tensor by name.
+        inputs: what the model takes, leaf by leaf.
+        files: sizes and checksums by name.
+    """
+
+    uuid: str
+    version: str | int
+    library: str
+    torch: str
+    device: str
+    machine: str
+    instructions: list[str]
+    ops: dict[str, str]
+    tables: dict[str, ServedTable]
+    constants: dict[str, str]
+    inputs: list[Input]
+    files: dict[str, FileSums]
+
+
+def manifest_text(manifest: PackageManifest) -> bytes:
+    """The content of the file."""
+    content = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **manifest._asdict(),
+        "tables": {name: table._asdict() for name, table in manifest.tables.items()},
+        "inputs": [_input_entry(given) for given in manifest.inputs],
+        "files": {name: sums._asdict() for name, sums in manifest.files.items()},
+    }
+    text = json.dumps(content, separators=(",", ":")).encode()[:-1]
+    return text + _END.format(sums_of_bytes(text)).encode()
+
+
+def _input_entry(given: Input) -> dict[str, Any]:
+    return {
+        "name": given.name,
+        "dtype": None if given.dtype is None else str(given.dtype).removeprefix("torch."),
+        "sizes": [None if size is None else size._asdict() for size in given.sizes],
+        "value": given.value,
+    }
+
+
+def read_manifest(folder: Path) -> PackageManifest:
+    """The manifest of a package.
+
+    Raises:
+        FileNotFoundError: the folder is no package.
+        DamagedFileError: the manifest is damaged.
+        RuntimeError: the package has another version of the format.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        what = f"it has no {MANIFEST}" if folder.is_dir() else "it is no folder"
+        raise FileNotFoundError(
+            f"serving.load: {folder} is no serving package: {what if folder.exists() else 'there '}"
+            f"{'' if folder.exists() else 'is nothing'}; torch_dynemb.serving.export makes one"
+        )
+    if path.stat().st_size > _MOST_BYTES:
+        raise DamagedFileError(f"{path}: the file is larger than any manifest")
+    text = path.read_bytes()
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
+    if content.get("format_version") != FORMAT_VERSION:
+        raise RuntimeError(
+            f"serving.load: {folder} has format version {content.get('format_version')!r}, but "
+            f"this torch_dynemb reads {FORMAT_VERSION}: export the model again, or load the "
+            "package with the version that wrote it"
+        )
+    body = text[:-_END_BYTES]
+    if text[-_END_BYTES:] != _END.format(sums_of_bytes(body)).encode():
+        raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
+    del content["format"], content["format_version"], content["crc32c"]
+    content["tables"] = {name: ServedTable(**t) for name, t in content["tables"].items()}
+    content["inputs"] = [_input_of(entry) for entry in content["inputs"]]
+    content["files"] = {
+        name: FileSums(sums["bytes"], sums["block_bytes"], tuple(sums["sums"]))
+        for name, sums in content["files"].items()
+    }
+    return PackageManifest(**content)
+
+
+def _input_of(entry: dict[str, Any]) -> Input:
+    dtype = None if entry["dtype"] is None else getattr(torch, entry["dtype"])
+    sizes = [None if size is None else Size(**size) for size in entry["sizes"]]
+    return Input(entry["name"], dtype, sizes, entry["value"])
+
+
+__all__ = [
+    "CODE",
+    "DENSE",
+    "FORMAT",
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "TABLES",
+    "PackageManifest",
+    "ServedTable",
+    "manifest_text",
+    "read_manifest",
+]

@@ -1,0 +1,72 @@
+"""Memory for the constants of a package: aligned, of huge pages, and given back as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
+
+ALIGNMENT = 64  # bytes: a bucket of an index is one line of the cache
+_HUGE_PAGE = 2 << 20
+_HUGE_PAGES_FROM = 1 << 20  # below, a page of 2 MiB would be mostly empty
+
+
+class ConstantMemory:
+    """Memory for tensors, each of which begins at a multiple of 64 bytes.
+
+    The tensors do not own it: it is unmapped when this object goes, whoever has them. A compiled
+    model keeps references to its constants for ever, so memory that they owned would never be given
+    back.
+
+    Args:
+        tensors: dtype and shape by name.
+
+    Attributes:
+        tensors: by name; undefined values.
+
+    Raises:
+        MemoryError: there is not so much memory.
+    """
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        begins: dict[str, int] = {}
+        size = 0
+        for name, stored in tensors.items():
+            begins[name] = size
+            size += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
+        huge = size >= _HUGE_PAGES_FROM
+        try:
+            self._pages = mmap.mmap(-1, max(1, size + (_HUGE_PAGE if huge else 0)))
+        except OSError as error:
+            raise MemoryError(
+                f"serving.load: the constants take {size} bytes, for which the system has no "
+                f"memory ({error}): close other models, or serve on a machine with more"
+            ) from error
+        first = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        if huge:
+            self._pages.madvise(mmap.MADV_HUGEPAGE)
+            first = -(-first // _HUGE_PAGE) * _HUGE_PAGE
+        self._first, self._end = first, first + size
+        self.tensors = {
+            name: _tensor_at(first + begins[name], stored) for name, stored in tensors.items()
+        }
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether the values of a tensor of the CPU lie here."""
+        return self._first <= tensor.data_ptr() < self._end
+
+
+def _tensor_at(address: int, stored: StoredTensor) -> Tensor:
+    """A tensor whose memory belongs to somebody else."""
+    if stored.bytes == 0:
+        return torch.empty(stored.shape, dtype=stored.dtype)
+    memory = (ctypes.c_ubyte * stored.bytes).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(stored.dtype).reshape(stored.shape)
+
+
+__all__ = ["ALIGNMENT", "ConstantMemory"]
