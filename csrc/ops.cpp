@@ -239,6 +239,20 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, "
       "int dim) -> Tensor");
 
+  // Live tables: lookups beside a thread that updates them. rows and formats have an entry for each
+  // slab.
+  m.def(
+      "serve_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor init_data, "
+      "Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
+      "int[] feature_dims, int[] formats, int pooling) -> (Tensor output, Tensor missing)");
+  m.def(
+      "serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor init_data, "
+      "Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats) "
+      "-> (Tensor output, Tensor missing)");
+  m.def(
+      "serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] rows, Tensor(d!) free, "
+      "Tensor meta, int table, Tensor ids, Tensor values, Tensor erased, int[] formats) -> Tensor");
+
   // Gradients of a lookup.
   m.def(
       "reduce_grad(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, "

@@ -44,8 +44,8 @@ OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }
 LONG_RUN = 3000  # occurrences of one id
-# No work for the device: memory, the host's instruction set, checksums of host memory, files, and
-# the cache of rows above them.
+# No work for the device: memory, the host's instruction set, checksums of host memory, files, the
+# cache of rows above them, and live tables.
 HOST_OPS = {
     "reserve",
     "release_",
@@ -67,6 +67,9 @@ HOST_OPS = {
     "take_dirty_",
     "read_blocks",
     "raise_device_errors",
+    "serve_apply_",
+    "serve_bag",
+    "serve_rows",
     "simd_level",
     "set_simd_level",
     "store_check",

@@ -2,11 +2,9 @@
 
 namespace dynemb {
 
-LookupTensors lookup_tensors(const CallContext& call, const IdTensors& ids, const Tensor& handles,
-                             const std::optional<Tensor>& per_sample_weights,
-                             const std::vector<int64_t>& feature_dims, int64_t pooling) {
-  LookupTensors lookup{};
-  lookup.handles = id_words(call, "handles", handles, ids.count);
+const float* bag_weights(const CallContext& call, const IdTensors& ids,
+                         const std::optional<Tensor>& per_sample_weights,
+                         const std::vector<int64_t>& feature_dims, int64_t pooling) {
   const auto features = static_cast<size_t>(ids.features);
   STD_TORCH_CHECK(feature_dims.size() == features, "dynemb::", call.op, ": feature_dims has ",
                   feature_dims.size(), " elements, expected ", features);
@@ -19,14 +17,21 @@ LookupTensors lookup_tensors(const CallContext& call, const IdTensors& ids, cons
   if (per_sample_weights.has_value()) {
     check_tensor(call, "per_sample_weights", *per_sample_weights, ScalarType::Float);
     check_length(call.op, "per_sample_weights", *per_sample_weights, ids.count);
-    lookup.id_weights = static_cast<const float*>(per_sample_weights->data_ptr());
   }
   for (const int64_t dim : feature_dims) {
     STD_TORCH_CHECK(pooled || dim == feature_dims[0], "dynemb::", call.op,
                     ": features without pooling must have one dim, got ", feature_dims[0], " and ",
                     dim);
   }
-  return lookup;
+  return per_sample_weights.has_value() ? static_cast<const float*>(per_sample_weights->data_ptr())
+                                        : nullptr;
+}
+
+LookupTensors lookup_tensors(const CallContext& call, const IdTensors& ids, const Tensor& handles,
+                             const std::optional<Tensor>& per_sample_weights,
+                             const std::vector<int64_t>& feature_dims, int64_t pooling) {
+  const int64_t* handle = id_words(call, "handles", handles, ids.count);
+  return {handle, bag_weights(call, ids, per_sample_weights, feature_dims, pooling)};
 }
 
 OutputColumns output_columns(const std::vector<int64_t>& feature_dims, int64_t pooling) {

@@ -14,6 +14,10 @@ struct LookupTensors {
   const int64_t* handles;
   const float* id_weights;  // nullptr: all 1
 };
+// The weights of ids, nullptr: all 1; also checks what a lookup says of its features, as below.
+const float* bag_weights(const CallContext& call, const IdTensors& ids,
+                         const std::optional<Tensor>& per_sample_weights,
+                         const std::vector<int64_t>& feature_dims, int64_t pooling);
 // Without pooling all features have the same dim, and offsets only separate them. Whether the dims
 // are those of the tables is not checked.
 LookupTensors lookup_tensors(const CallContext& call, const IdTensors& ids, const Tensor& handles,

@@ -99,6 +99,28 @@ enum MoveColumn : int {
   kMoveColumns = 7
 };
 
+// `tables` int64 [tables, kLiveTableColumns] of live tables, which are read while they are updated.
+// Readers look at kLiveActive only, which has a cache line for itself.
+enum LiveTableColumn : int {
+  kLiveTableActive = 0,    // how often the index was rehashed; the last bit says to which range
+  kLiveTableSize = 8,      // ids
+  kLiveTableCapacity = 9,  // ids at most
+  kLiveTableTombstones = 10,
+  kLiveTableInserted = 11,  // this and the following are counted from when the table was made
+  kLiveTableUpdated = 12,
+  kLiveTableErased = 13,
+  kLiveTableBatches = 14,  // of updates that were taken
+  kLiveTableColumns = 16
+};
+
+// `free` int64 [slabs, kLiveSlabColumns]: which rows of live tables nobody owns.
+enum LiveSlabColumn : int {
+  kLiveSlabNextRow = 0,    // rows from here on have never had an owner
+  kLiveSlabFreeHead = 1,   // a free row below it + 1; 0: there is none
+  kLiveSlabFreeCount = 2,  // how many there are
+  kLiveSlabColumns = 4
+};
+
 // `row_clock` int64 [tables + kRowClockExtra]: optimizer step per table, then these.
 enum RowClockColumn : int {
   kRowClockUpdates = 0,    // update calls over the row set

@@ -301,6 +301,22 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
     Tensor records) -> ()""",
         )
 
+    def test_serving(self) -> None:
+        self.assertExpectedInline(
+            listing("serve_bag", "serve_rows", "serve_apply_"),
+            """\
+dynemb::serve_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor
+    init_data, Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[]
+    feature_tables, int[] feature_dims, int[] formats, int pooling) -> (Tensor output,
+    Tensor missing)
+dynemb::serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor
+    init_data, Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats)
+    -> (Tensor output, Tensor missing)
+dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] rows, Tensor(d!)
+    free, Tensor meta, int table, Tensor ids, Tensor values, Tensor erased, int[] formats)
+    -> Tensor""",
+        )
+
     def test_tiers(self) -> None:
         self.assertExpectedInline(
             listing(
@@ -449,6 +465,8 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.Slot, "columns.h", "SlotColumn", "Slot", "SLOT_COLUMNS"),
         (columns.TierHead, "columns.h", "TierHeadColumn", "Tier", None),
         (columns.Tier, "columns.h", "TierColumn", "Tier", "TIER_COLUMNS"),
+        (columns.LiveTable, "columns.h", "LiveTableColumn", "LiveTable", "LIVE_TABLE_COLUMNS"),
+        (columns.LiveSlab, "columns.h", "LiveSlabColumn", "LiveSlab", "LIVE_SLAB_COLUMNS"),
         (columns.Move, "columns.h", "MoveColumn", "Move", "MOVE_COLUMNS"),
         (columns.Evicted, "policy/decisions.h", "EvictedColumn", "Evicted", "EVICTED_COLUMNS"),
     ],
@@ -503,6 +521,7 @@ def test_constants_are_those_of_cpp() -> None:
     assert constant("core/index/row_allocation.h", "kCommitStepBytes") == "int64_t{64} << 20"
     assert columns.COMMIT_STEP_BYTES == 64 << 20
     assert float(constant("core/columns.h", "kDecayByItself")) == columns.DECAY_BY_ITSELF
+    assert int(constant("core/serving/live_row.h", "kLiveHeaderWords")) == columns.LIVE_HEADER_WORDS
     assert int(constant("core/rows/storage.h", "kBlockColumns")) == base._BLOCK_COLUMNS
     assert int(constant("core/policy/decisions.h", "kMaxScoreWords")) == len((*SCORES, "expiry"))
     assert (columns.MAX_ROWS << columns.GENERATION_BITS) < 1 << 63

@@ -59,6 +59,8 @@ _TENSORS = {
     "tier_clock": _WORD_ROWS,
     "moves": _WORD_ROWS,
     "records": Expected(torch.uint8, 2),
+    "erased": _WORDS,
+    "free": _WORD_ROWS,
 }
 # of the entries of a slab; of its cache
 _IN_LISTS = {"tables": _WORDS, "slots": _WORD_ROWS}
@@ -69,6 +71,9 @@ _OTHERWISE = {
     ("ids_encode", "ids"): Expected(_INT64, None),
     ("ids_concat", "offsets"): _ANY_ROW,
     ("set_scores_", "values"): _WORDS,
+    ("serve_apply_", "values"): _FLOAT_ROWS,
+    ("serve_apply_", "ids"): _WORDS,
+    **{(op, "rows"): _WORD_ROWS for op in ("serve_bag", "serve_rows", "serve_apply_")},
     ("mod", "values"): Expected(_INT64, None),
     ("multi_hash", "values"): Expected(_INT64, None),
     ("bucketize", "values"): _ANY,
@@ -108,7 +113,7 @@ _LEAST = {
     **dict.fromkeys(("table", "begin", "ids", "word", "max_ids", "pooling", "feature_tables"), 0),
     **dict.fromkeys(("feature_policies", "updated_tables", "weighted", "ragged", "size"), 0),
     **dict.fromkeys(("dtype", "level", "table_buckets", "slab_rows"), 0),
-    **dict.fromkeys(("slab", "limit", "ahead"), 0),
+    **dict.fromkeys(("slab", "limit", "ahead", "formats"), 0),
     "most": 1,
     "optimizer": -1,
 }
@@ -122,7 +127,7 @@ _NEVER_EMPTY = (
     *("ragged_cutoff_2d", "ragged_cutoff_3d", "ragged_topk_index_cutoff", "ragged_to_dense"),
     *("ragged_indices", "feature_cross_ragged", "farmhash", "murmurhash"),
     "murmurhash64a",
-    *("embedding_bag", "embedding_bag_inference", "bag_weight_grad"),
+    *("embedding_bag", "embedding_bag_inference", "bag_weight_grad", "serve_bag"),
 )
 
 # lists of features, and a list with an entry for each feature
@@ -144,6 +149,8 @@ _CACHE_OPS = (
     *("take_dirty_", "shrink_cache_", "forget_rows_"),
 )
 _RECORD_OPS = ("gather_records", "scatter_records_")
+_SERVES_HOST = "works on host memory: live tables are on the CPU; a GPU serves frozen ones"
+_LIVE_OPS = ("serve_bag", "serve_rows", "serve_apply_")
 _IN_HOST_MEMORY = {
     ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
     ("read_blocks", "path"): _READS_FILES,
@@ -154,6 +161,8 @@ _IN_HOST_MEMORY = {
         for op in _RECORD_OPS
         for name in ("weights", "generations", "state")
     },
+    **{(op, name): _SERVES_HOST for op in _LIVE_OPS for name in ("buckets", "tables", "rows")},
+    ("serve_apply_", "free"): _SERVES_HOST,
 }
 _PAGE_BYTES = 4096
 _LAST_IO_PATH = 2
@@ -197,6 +206,9 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "accumulate_grad_": (_SLABS, _LOOKUP),
     **dict.fromkeys(_CACHE_OPS, (("places", "slots"),)),
     **dict.fromkeys(_RECORD_OPS, (_SLABS,)),
+    "serve_bag": (("rows", "formats"), _LOOKUP),
+    "serve_rows": (("rows", "formats"),),
+    "serve_apply_": (("rows", "formats"),),
 }
 # lists that may have no entry
 _MAY_BE_EMPTY = ("weights", "x_weights", "y_weights", "offsets", "multipliers", "hashes")

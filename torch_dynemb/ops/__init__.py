@@ -78,6 +78,15 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     unique_ids_padded,
     unmix_ids,
 )
+from torch_dynemb.ops.serving import (  # noqa: E402
+    LIVE_FORMATS,
+    Applied,
+    LiveTensors,
+    Served,
+    serve_apply_,
+    serve_bag,
+    serve_rows,
+)
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.store import (  # noqa: E402
     StoredRecords,
@@ -118,7 +127,9 @@ from torch_dynemb.ops.tiers import (  # noqa: E402
 from torch_dynemb.ops.update import OPTIMIZER_NAMES, materialize_  # noqa: E402
 
 __all__ = [
+    "LIVE_FORMATS",
     "OPTIMIZER_NAMES",
+    "Applied",
     "ConcatenatedIds",
     "CrossedRagged",
     "CutRagged",
@@ -127,12 +138,14 @@ __all__ = [
     "FoundIds",
     "IndexTensors",
     "IoPath",
+    "LiveTensors",
     "PartitionedIds",
     "PendingGradients",
     "PlannedMoves",
     "Ragged",
     "RowTensors",
     "ScoredIds",
+    "Served",
     "StagedIds",
     "StoreSnapshot",
     "StoredRecords",
@@ -194,6 +207,9 @@ __all__ = [
     "reserve",
     "reserve_cuda",
     "scatter_records_",
+    "serve_apply_",
+    "serve_bag",
+    "serve_rows",
     "set_handles_",
     "set_scores_",
     "set_simd_level",

@@ -130,6 +130,34 @@ class Move(IntEnum):
 MOVE_COLUMNS = 7
 
 
+class LiveTable(IntEnum):
+    """Columns of ``tables`` of live tables, int64 [tables, 16]: what updates change."""
+
+    ACTIVE = 0
+    SIZE = 8
+    CAPACITY = 9
+    TOMBSTONES = 10
+    INSERTED = 11
+    UPDATED = 12
+    ERASED = 13
+    BATCHES = 14
+
+
+LIVE_TABLE_COLUMNS = 16
+
+
+class LiveSlab(IntEnum):
+    """Columns of ``free`` of live tables, int64 [slabs, 4]: which rows nobody owns."""
+
+    NEXT_ROW = 0
+    FREE_HEAD = 1
+    FREE_COUNT = 2
+
+
+LIVE_SLAB_COLUMNS = 4
+LIVE_HEADER_WORDS = 2  # of a row, before its codes
+
+
 class RowClock(IntEnum):
     """Columns of ``row_clock``, int64 [tables + 4], after the optimizer step of every table."""
 

@@ -1,4 +1,5 @@
 """Tables that are only read: copies of models, and packages that serve them."""
+"""Models for inference: tables that are only read, and tables that are updated while they serve."""
 
 from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freeze, freezes
@@ -12,6 +13,13 @@ from torch_dynemb.serving.frozen_modules import (
     converted_dtype,
 )
 from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.live_group import (
+    LiveTables,
+    LiveUpdate,
+    LiveVersion,
+    NoHeadroomError,
+)
+from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.export import export
 from torch_dynemb.serving.packages.load import ServedModel, load
@@ -26,6 +34,10 @@ __all__ = [
     "FrozenEmbeddingBag",
     "FrozenModule",
     "FrozenTables",
+    "LiveTables",
+    "LiveUpdate",
+    "LiveVersion",
+    "NoHeadroomError",
     "ReadOnly",
     "ServedModel",
     "ServedTable",
@@ -33,5 +45,7 @@ __all__ = [
     "export",
     "freeze",
     "freezes",
+    "live",
+    "live_tables",
     "load",
 ]

@@ -21,8 +21,8 @@ from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freezes
 from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.table.group import TableGroup, pooling_of
-from torch_dynemb.table.lookup import read_in_memory
 
 
 def converted_dtype(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
@@ -67,7 +67,7 @@ class FrozenModule(ReadOnly):
 
     def __init__(self, group: TableGroup, output_dtype: torch.dtype) -> None:
         super().__init__()
-        self.frozen_tables = FrozenTables(group)
+        self.frozen_tables: FrozenTables | LiveTables = FrozenTables(group)
         self.output_dtype = output_dtype
 
     def sizes(self) -> dict[str, int]:
@@ -119,15 +119,12 @@ class FrozenModule(ReadOnly):
             feature_tables, feature_dims: table of each feature, and its dim.
             pooling: how rows of a bag become one; NONE: they do not.
         """
-        tables = self.frozen_tables
-        return read_in_memory(
-            tables.rows(),
+        return self.frozen_tables.lookup(
             ids,
             offsets,
             None if per_sample_weights is None else per_sample_weights.detach(),
-            feature_tables,
-            feature_dims,
-            tables.find(ids, offsets, feature_tables).handles,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
             pooling=pooling,
         )
 

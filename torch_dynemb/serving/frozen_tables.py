@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Meta, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Meta, Pooling, Table
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables, note_missing
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.lookup import read_in_memory
 from torch_dynemb.table.row_access import handle_rows, read_rows
 from torch_dynemb.table.tables import exported
 
@@ -150,6 +151,52 @@ class FrozenTables(CountedTables):
         found = ops.find(index, ids, offsets, feature_tables)
         note_missing(self.place, found.missing)
         return found
+
+    def lookup(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *,
+        feature_tables: list[int],
+        feature_dims: list[int],
+        pooling: Pooling,
+    ) -> Tensor:
+        """Rows of ids, or bags of them; changes nothing.
+
+        Args:
+            ids, offsets, feature_tables: as of :meth:`find`.
+            per_sample_weights: float32 [N] or None.
+            feature_dims: of the tables of the features.
+            pooling: how rows of a bag become one; NONE: they do not.
+
+        Returns:
+            float32 [B, sum of feature_dims], or [N, dim] without pooling.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as :meth:`find`; or per_sample_weights.
+        """
+        return read_in_memory(
+            self.rows(),
+            ids,
+            offsets,
+            per_sample_weights,
+            feature_tables,
+            feature_dims,
+            self.find(ids, offsets, feature_tables).handles,
+            pooling=pooling,
+        )
+
+    def ids(self, table: int) -> Tensor:
+        """The ids of a table, int64 [n], in the order of the index.
+
+        Args:
+            table: its number.
+        """
+        begin = int(self.get_buffer("meta")[table, Meta.REGION_BEGIN])
+        count = int(self.get_buffer("tables")[table, Table.BUCKET_COUNT])
+        lines = self.get_buffer("buckets")[begin : begin + count]
+        return lines[:, :BUCKET_WIDTH][lines[:, BUCKET_WIDTH:] > 0]
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""

@@ -1,0 +1,39 @@
+// The tensors of live tables, which are read while they are updated, checked.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "arguments/index.h"
+#include "core/columns.h"
+#include "core/serving/live_row.h"
+
+namespace dynemb {
+
+// The rows of one dim and format.
+struct LiveRows {
+  int64_t* words;  // [count, row_words]
+  int64_t count;
+  int64_t row_words;
+  Storage format;
+};
+
+struct LiveTensors {
+  IndexTensors index;
+  std::vector<LiveRows> slabs;
+
+  const int64_t* meta_row(int64_t table) const { return index.meta + table * kMetaColumns; }
+  int64_t* table_row(int64_t table) const { return index.tables + table * kLiveTableColumns; }
+};
+// Checks also the constants of tables.
+LiveTensors live_tensors(const char* op, const Tensor& buckets, const Tensor& tables,
+                         const Tensor& meta, const std::vector<Tensor>& rows,
+                         const std::vector<int64_t>& formats);
+
+// What ids that are not there read; raises unless init_data has it for all tables.
+const double* live_defaults(const char* op, const LiveTensors& live, const Tensor& init_data);
+
+// Which rows of a slab are free [slabs, kLiveSlabColumns].
+int64_t* live_slabs(const char* op, const LiveTensors& live, const Tensor& free);
+
+}  // namespace dynemb

@@ -1,0 +1,215 @@
+#include "cpu/serving/live_writer.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/serving/live_reader.h"
+
+namespace dynemb::cpu {
+namespace {
+
+struct Slot {
+  int64_t* line;  // nullptr: none
+  int64_t slot;
+
+  int64_t* key() const { return line + slot; }
+  int64_t* stored() const { return line + kBucketWidth + slot; }
+};
+
+// What is asked of tables that something else than this has written to.
+void check_sound(bool sound) {
+  STD_TORCH_CHECK(sound,
+                  "dynemb::serve_apply_: the table is damaged: its index, its rows and the "
+                  "counts of both do not go together. Make it again from the model");
+}
+
+// Only the writer changes words, so it may read them in any order.
+Slot slot_of(const LiveTable& table, int64_t* range, int64_t id) {
+  const ProbeSequence sequence(first_hash(id, table.salt), table.range_buckets);
+  for (int64_t i = 0; i < sequence.length(); ++i) {
+    int64_t* line = line_of(range, sequence.at(i));
+    for (int64_t j = 0; j < kBucketWidth; ++j) {
+      if (load_word(line + j) == id && load_word(line + kBucketWidth + j) > 0) return {line, j};
+    }
+    if (has_empty_live(line)) break;
+  }
+  return {nullptr, 0};
+}
+
+// The first slot without an id in the buckets that may hold `id`.
+Slot free_slot_of(const LiveTable& table, int64_t* range, int64_t id) {
+  const ProbeSequence sequence(first_hash(id, table.salt), table.range_buckets);
+  for (int64_t i = 0; i < sequence.length(); ++i) {
+    int64_t* line = line_of(range, sequence.at(i));
+    for (int64_t j = 0; j < kBucketWidth; ++j) {
+      if (load_word(line + kBucketWidth + j) <= 0) return {line, j};
+    }
+  }
+  check_sound(false);  // there are fewer ids than slots
+  return {nullptr, 0};
+}
+
+int64_t* active_range(const LiveTable& table) { return table.range(load_word(table.active)); }
+
+void place(const Slot& slot, int64_t id, int64_t stored) {
+  store_word_release(slot.key(), id);
+  store_word_release(slot.stored(), stored);
+}
+
+int64_t take_row(const LiveWriter& writer) {
+  int64_t* slab = writer.slab;
+  if (slab[kLiveSlabFreeHead] == 0) {
+    check_sound(slab[kLiveSlabNextRow] < writer.table.row_count);
+    return slab[kLiveSlabNextRow]++;
+  }
+  const int64_t number = slab[kLiveSlabFreeHead] - 1;
+  check_sound(number >= 0 && number < writer.table.row_count);
+  slab[kLiveSlabFreeHead] = load_word(writer.table.row(number) + kLiveIdWord);
+  --slab[kLiveSlabFreeCount];
+  return number;
+}
+
+// After the index has let go of it.
+void free_row(const LiveWriter& writer, int64_t stored) {
+  const int64_t handle = decode_handle(stored);
+  check_sound(handle_row(handle) < writer.table.row_count);
+  int64_t* row = writer.table.row(handle_row(handle));
+  const int64_t generation = next_live_generation(handle_generation(handle));
+  store_word_release(row + kLiveStateWord, live_state(generation, 0, 0));
+  release_fence();
+  store_word(row + kLiveIdWord, writer.slab[kLiveSlabFreeHead]);
+  writer.slab[kLiveSlabFreeHead] = handle_row(handle) + 1;
+  ++writer.slab[kLiveSlabFreeCount];
+}
+
+// Writes a free row; returns what the index stores of it.
+int64_t write_row(const LiveWriter& writer, int64_t id, const int64_t* packed) {
+  const int64_t number = take_row(writer);
+  int64_t* row = writer.table.row(number);
+  // odd already, unless the row has never had an owner
+  const int64_t odd = live_generation(load_word(row + kLiveStateWord)) | 1;
+  store_word(row + kLiveStateWord, live_state(odd, 0, 0));
+  release_fence();  // whoever sees a word of what follows sees that the row is being written
+  store_word(row + kLiveIdWord, id);
+  for (int64_t w = kLiveHeaderWords; w < writer.table.row_words; ++w) {
+    store_word(row + w, packed[w]);
+  }
+  const int64_t even = next_live_generation(odd);
+  const int64_t state = packed[kLiveStateWord];
+  store_word_release(row + kLiveStateWord, live_state(even, live_scale(state), live_bias(state)));
+  return encode_handle(make_handle(number, even));
+}
+
+void erase(const LiveWriter& writer, const Slot& slot) {
+  const int64_t stored = load_word(slot.stored());
+  const bool was_full = !has_empty_live(slot.line);
+  store_word_release(slot.stored(), was_full ? kLiveTombstone : 0);
+  writer.counters[kLiveTableTombstones] += was_full;
+  --writer.counters[kLiveTableSize];
+  free_row(writer, stored);
+}
+
+void insert(const LiveWriter& writer, int64_t id, const int64_t* packed) {
+  const Slot slot = free_slot_of(writer.table, active_range(writer.table), id);
+  writer.counters[kLiveTableTombstones] -= load_word(slot.stored()) == kLiveTombstone;
+  ++writer.counters[kLiveTableSize];
+  place(slot, id, write_row(writer, id, packed));
+}
+
+void replace(const LiveWriter& writer, const Slot& slot, int64_t id, const int64_t* packed) {
+  const int64_t old = load_word(slot.stored());
+  store_word_release(slot.stored(), write_row(writer, id, packed));
+  free_row(writer, old);
+}
+
+int64_t count_distinct(std::vector<int64_t>& ids) {
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return static_cast<int64_t>(ids.size());
+}
+
+// What the update would do, as far as room goes.
+LiveOutcome plan(const LiveWriter& writer, const LiveUpdate& update) {
+  int64_t* range = active_range(writer.table);
+  const auto is_there = [&](int64_t id) {
+    return slot_of(writer.table, range, id).line != nullptr;
+  };
+  std::vector<int64_t> gone;
+  for (int64_t i = 0; i < update.erased_count; ++i) {
+    if (is_there(update.erased[i])) gone.push_back(update.erased[i]);
+  }
+  LiveOutcome outcome{};
+  outcome.erased = count_distinct(gone);
+  std::vector<int64_t> fresh;
+  for (int64_t i = 0; i < update.count; ++i) {
+    const int64_t id = update.ids[i];
+    if (!is_there(id) || std::binary_search(gone.begin(), gone.end(), id)) fresh.push_back(id);
+  }
+  outcome.inserted = outcome.wanted = count_distinct(fresh);
+  outcome.updated = update.count - outcome.inserted;
+  // one row is never owned: an update writes a row before it lets go of the old one
+  const int64_t unused =
+      writer.table.row_count - writer.slab[kLiveSlabNextRow] + writer.slab[kLiveSlabFreeCount] - 1;
+  const int64_t* counters = writer.counters;
+  outcome.free =
+      outcome.erased + std::min(unused, counters[kLiveTableCapacity] - counters[kLiveTableSize]);
+  return outcome;
+}
+
+}  // namespace
+
+void rehash_live(const LiveWriter& writer) {
+  const LiveTable& table = writer.table;
+  const int64_t rehashes = load_word(table.active);
+  int64_t* from = table.range(rehashes);
+  int64_t* to = table.range(rehashes + 1);
+  const int64_t words = table.range_buckets * kBucketWords;
+  release_fence();     // whoever sees a word of what follows sees that another range is in use
+  if (rehashes > 0) {  // before, nobody has written to it
+    for (int64_t w = 0; w < words; ++w) store_word(to + w, 0);
+  }
+  for (int64_t b = 0; b < table.range_buckets; ++b) {
+    const int64_t* line = line_of(from, b);
+    for (int64_t j = 0; j < kBucketWidth; ++j) {
+      const int64_t stored = load_word(line + kBucketWidth + j);
+      if (stored <= 0) continue;
+      const int64_t id = load_word(line + j);
+      place(free_slot_of(table, to, id), id, stored);
+    }
+  }
+  store_word_release(table.active, rehashes + 1);
+  writer.counters[kLiveTableTombstones] = 0;
+}
+
+LiveOutcome apply_live(const LiveWriter& writer, const LiveUpdate& update) {
+  const LiveOutcome outcome = plan(writer, update);
+  if (outcome.wanted > outcome.free) return outcome;
+  for (int64_t i = 0; i < update.erased_count; ++i) {
+    const Slot slot = slot_of(writer.table, active_range(writer.table), update.erased[i]);
+    if (slot.line != nullptr) erase(writer, slot);
+  }
+  int64_t* counters = writer.counters;
+  if (needs_live_rehash(writer.table.range_buckets, counters[kLiveTableSize],
+                        counters[kLiveTableTombstones], outcome.inserted)) {
+    rehash_live(writer);
+  }
+  for (int64_t i = 0; i < update.count; ++i) {
+    const int64_t id = update.ids[i];
+    const int64_t* packed = update.packed + i * writer.table.row_words;
+    const Slot slot = slot_of(writer.table, active_range(writer.table), id);
+    if (slot.line == nullptr) {
+      insert(writer, id, packed);
+    } else {
+      replace(writer, slot, id, packed);
+    }
+  }
+  counters[kLiveTableInserted] += outcome.inserted;
+  counters[kLiveTableUpdated] += outcome.updated;
+  counters[kLiveTableErased] += outcome.erased;
+  ++counters[kLiveTableBatches];
+  return outcome;
+}
+
+}  // namespace dynemb::cpu

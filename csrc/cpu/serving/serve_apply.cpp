@@ -1,0 +1,73 @@
+// serve_apply_: updates a live table while other threads read it.
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "cpu/index/one_writer.h"
+#include "cpu/runtime/scratch.h"
+#include "cpu/serving/args.h"
+#include "cpu/serving/live_codes.h"
+#include "cpu/serving/live_writer.h"
+
+namespace dynemb::cpu {
+namespace {
+
+void check_ids(const char* op, const char* name, const Tensor& ids) {
+  check_words(op, name, ids);
+  check_id_limit(op, ids.numel());
+}
+
+// Inserted, updated, erased, rows wanted, rows free: the first three are 0 where more rows are
+// wanted than free, and nothing has changed then.
+Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> rows, Tensor free,
+                    Tensor meta, int64_t table, Tensor ids, Tensor values, Tensor erased,
+                    std::vector<int64_t> formats) {
+  const char* op = "serve_apply_";
+  const LiveTensors live = live_tensors(op, buckets, tables, meta, rows, formats);
+  int64_t* slabs = live_slabs(op, live, free);
+  check_table_number(op, table, live.index.table_count);
+  check_ids(op, "ids", ids);
+  check_ids(op, "erased", erased);
+  check_tensor(op, "values", values, ScalarType::Float);
+  const int64_t* m = live.meta_row(table);
+  check_size(op, "values", values, 0, ids.numel());
+  check_size(op, "values", values, 1, m[kMetaDim]);
+  const auto* id = static_cast<const int64_t*>(ids.data_ptr());
+  for (int64_t i = 0; m[kMetaHasPadding] != 0 && i < ids.numel(); ++i) {
+    STD_TORCH_CHECK(id[i] != m[kMetaPaddingId], "dynemb::", op, ": ids[", i, "] is ", id[i],
+                    ", the padding id of table ", table, ", which has no row: leave it out");
+  }
+  const LiveTable view = live_table(live, table);
+  Scratch<int64_t> packed;
+  packed.resize(static_cast<size_t>(ids.numel() * view.row_words));
+  const auto* value = static_cast<const float*>(values.data_ptr());
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    pack_live_row(view.format, value + i * view.dim, view.dim, packed.data() + i * view.row_words);
+  }
+  const LiveWriter writer{view, live.table_row(table), slabs + m[kMetaSlab] * kLiveSlabColumns};
+  const OneWriter one_writer(op, slabs);
+  const LiveOutcome outcome =
+      apply_live(writer, {id, ids.numel(), packed.data(),
+                          static_cast<const int64_t*>(erased.data_ptr()), erased.numel()});
+  Tensor counts = zeros_cpu({5}, ScalarType::Long);
+  auto* count = static_cast<int64_t*>(counts.data_ptr());
+  if (outcome.wanted <= outcome.free) {
+    count[0] = outcome.inserted;
+    count[1] = outcome.updated;
+    count[2] = outcome.erased;
+  }
+  count[3] = outcome.wanted;
+  count[4] = outcome.free;
+  return counts;
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("serve_apply_", TORCH_BOX(&dynemb::cpu::serve_apply_));
+}
+// To say of a GPU's tensors what is wrong, also where no CUDA kernel has been built.
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
+  m.impl("serve_apply_", TORCH_BOX(&dynemb::cpu::serve_apply_));
+}

@@ -1,0 +1,315 @@
+"""Live tables against a dict: what they hold after any updates, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seeding import seeded
+from torch import Tensor, nn
+from torch.export import Dim
+
+import torch_dynemb as td
+from torch_dynemb import ops, serving
+from torch_dynemb.ops.columns import LiveTable, Meta, Pooling
+
+pytestmark = pytest.mark.cpu_only("live tables are in the memory of the CPU")
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = ["a", "b", "c"]
+
+
+@functools.cache
+def empty_bag(dim: int, padding_idx: int | None) -> td.DynamicEmbeddingBag:
+    return td.freeze(
+        td.DynamicEmbeddingBag(
+            dim,
+            optimizer=td.SGD(lr=0.1),
+            name="t",
+            padding_idx=padding_idx,
+            eval_default="zeros",
+        )
+    )
+
+
+def live_bag(
+    dim: int, headroom: int, rows: str | None = None, *, padding_idx: int | None = None
+) -> Any:
+    """An empty live copy of a bag."""
+    return serving.live(empty_bag(dim, padding_idx), headroom=headroom, rows=rows)
+
+
+def rows_of(tables: serving.LiveTables, ids: Tensor, table: int = 0) -> ops.Served:
+    dim = int(tables.tensors().meta[table, Meta.DIM])
+    return tables.serve(
+        ids,
+        ids.new_empty(0),
+        None,
+        feature_tables=[table],
+        feature_dims=[dim],
+        pooling=Pooling.NONE,
+    )
+
+
+def random_rows(count: int, dim: int, seed: int) -> Tensor:
+    return torch.randn(count, dim, generator=seeded(seed))
+
+
+def stored(rows: Tensor, form: str) -> Tensor:
+    """What a row gives back that has been stored in a format."""
+    return rows.to(DTYPES[form]).float()
+
+
+# -- any updates ---------------------------------------------------------------------------------
+
+ids_of_updates = st.lists(
+    st.one_of(st.integers(0, 40), st.sampled_from([-1, 2**62, -(2**63), 2**63 - 1])), max_size=24
+)
+updates = st.lists(st.tuples(ids_of_updates, ids_of_updates), max_size=12)
+
+
+@pytest.mark.parametrize("dim", [1, 8, 16, 64, 100])
+@pytest.mark.parametrize("form", list(DTYPES))
+@settings(max_examples=12, deadline=None)
+@given(updates=updates, headroom=st.integers(20, 44), seed=st.integers(0, 1000))
+def test_tables_hold_what_a_dict_holds(
+    dim: int, form: str, updates: list[tuple[list[int], list[int]]], headroom: int, seed: int
+) -> None:
+    tables = live_bag(dim, headroom, form).frozen_tables
+    expected: dict[int, Tensor] = {}
+    for number, (ids, erased) in enumerate(updates):
+        rows = random_rows(len(ids), dim, seed + number)
+        after = {key: row for key, row in expected.items() if key not in set(erased)}
+        after |= {key: rows[i] for i, key in enumerate(ids)}
+        gone = len(set(erased) & set(expected))
+        new = len(set(ids) - (set(expected) - set(erased)))
+        if len(after) > headroom:
+            with pytest.raises(serving.NoHeadroomError) as refusal:
+                tables.update("t", tensor_of(ids), rows, erased=tensor_of(erased))
+            free = headroom - len(expected) + gone
+            assert (refusal.value.wanted, refusal.value.free) == (new, free)
+        else:
+            done = tables.update("t", tensor_of(ids), rows, erased=tensor_of(erased))
+            assert done == (new, len(ids) - new, gone)
+            expected = after
+        assert_holds(tables, expected, form)
+
+
+def tensor_of(ids: list[int]) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def assert_holds(tables: serving.LiveTables, expected: dict[int, Tensor], form: str) -> None:
+    known = list(expected)
+    others = [key for key in (*range(45), -1, 2**62, -(2**63)) if key not in expected]
+    served = rows_of(tables, tensor_of(known + others))
+    for row, key in zip(served.output, known, strict=False):
+        assert torch.equal(row, stored(expected[key], form))
+    assert not served.output[len(known) :].any()
+    assert served.missing.tolist() == [len(others)]
+    assert tables.sizes() == {"t": len(expected)}
+
+
+def test_ids_survive_rehashes() -> None:
+    """Ids come and go until the index has been rehashed to either range, several times."""
+    tables = live_bag(8, 600).frozen_tables
+    lasting, rows = torch.arange(500), random_rows(500, 8, 0)
+    tables.update("t", lasting, rows)
+    for i in range(200):
+        passing = 1000 + 100 * i + torch.arange(100)
+        tables.update("t", passing, random_rows(100, 8, i))
+        assert tables.erase("t", passing) == 100
+        if i % 20 == 0:
+            served = rows_of(tables, torch.cat([lasting, passing]))
+            assert torch.equal(served.output[:500], rows)
+            assert served.missing.tolist() == [100]
+    assert int(tables.tensors().tables[0, LiveTable.ACTIVE]) >= 4
+    assert tables.sizes() == {"t": 500}
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+def trained_collection(mode: str = "mean") -> td.DynamicEmbeddingBagCollection:
+    defaults: list[Any] = ["initial", "zeros", torch.arange(4.0)]
+    tables = [
+        td.TableConfig(name, 4, eval_default=default, padding_idx=3)
+        for name, default in zip(NAMES, defaults, strict=True)
+    ]
+    bags = td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1), mode=mode)  # type: ignore[arg-type]
+    bags(features(0)).sum().backward()
+    return bags
+
+
+def features(seed: int, batch: int = 40) -> dict[str, Tensor]:
+    ids = torch.randint(0, 200, (batch, 3), generator=seeded(seed))
+    return {name: ids + i for i, name in enumerate(NAMES)}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("batch", [0, 1, 40, 3000])
+def test_a_live_copy_gives_the_bits_of_a_frozen_one(mode: str, batch: int) -> None:
+    """For known, unknown and padding ids, with the defaults of each table."""
+    bags = trained_collection(mode)
+    live, frozen = serving.live(bags, headroom=10), td.freeze(bags)
+    assert torch.equal(live(features(1, batch)), frozen(features(1, batch)))
+
+
+def test_weighted_bags_and_sequences_give_the_bits_of_frozen_ones() -> None:
+    ids = torch.randint(0, 90, (500,), generator=seeded(0))
+    offsets, weights = torch.tensor([0, 0, 7, 7, 460]), torch.rand(500, generator=seeded(1))
+    for mode in ("sum", "mean"):
+        bag = td.DynamicEmbeddingBag(64, mode, optimizer=td.SGD(lr=0.1), padding_idx=5)  # type: ignore[arg-type]
+        bag(ids[:200].reshape(20, 10)).sum().backward()
+        live, frozen = serving.live(bag, headroom=10), td.freeze(bag)
+        assert torch.equal(live(ids, offsets, weights), frozen(ids, offsets, weights))
+    sequence = td.DynamicEmbedding(100, optimizer=td.SGD(lr=0.1), eval_default="initial")
+    sequence(ids[:200]).sum().backward()
+    live, frozen = serving.live(sequence, headroom=10), td.freeze(sequence)
+    assert torch.equal(live(ids), frozen(ids))
+
+
+def test_tables_of_one_model_are_updated_by_name() -> None:
+    live = serving.live(trained_collection("sum"), headroom={"a": 5, "b": 0, "c": 7})
+    (tables,) = serving.live_tables(live).values()
+    assert tables.free_rows() == {"a": 5, "b": 0, "c": 7}
+    before = live(features(0))
+    known = features(0)["b"].unique()
+    tables.update("b", known, torch.full((len(known), 4), 2.0))
+    after = live(features(0))
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert torch.equal(before[:, 8:], after[:, 8:])
+    ids = features(0)["b"]
+    assert torch.equal(after[:, 4:8], 2.0 * (ids != 3).sum(1, keepdim=True).expand(-1, 4))
+    with pytest.raises(serving.NoHeadroomError, match=r"table 'b' has 0 rows free, but .* want 2"):
+        tables.update("b", torch.tensor([9000, 9001, 9000]), torch.zeros(3, 4))
+    assert torch.equal(live(features(0)), after)
+
+
+def test_the_version_tells_rows_from_the_dense_part() -> None:
+    bag = td.DynamicEmbeddingBag(2, optimizer=td.SGD(lr=0.1), name="ads")
+    model = serving.live(
+        nn.Sequential(bag, nn.Linear(2, 1)), headroom=3, dense_version="2026-11-22"
+    )
+    (tables,) = serving.live_tables(model).values()
+    assert tables.version() == ("2026-11-22", {"ads": 0})
+    tables.update("ads", torch.tensor([1]), torch.ones(1, 2))
+    tables.erase("ads", torch.tensor([1]))
+    assert tables.version() == ("2026-11-22", {"ads": 2})
+
+
+def test_a_frozen_model_becomes_a_live_one() -> None:
+    frozen = td.freeze(trained_collection())
+    live = serving.live(frozen, headroom=5, rows="bf16")
+    torch.testing.assert_close(live(features(0)), frozen(features(0)), rtol=0.01, atol=0.01)
+    assert not serving.live_tables(frozen)
+
+
+def test_copies_and_pickles_are_tables_of_their_own() -> None:
+    model = live_bag(4, 20)
+    model.frozen_tables.update("t", torch.arange(9), torch.ones(9, 4))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin.frozen_tables.update("t", torch.arange(9), torch.zeros(9, 4))
+        twin.frozen_tables.erase("t", torch.tensor([3]))
+        assert twin.frozen_tables.sizes() == {"t": 8}
+    assert torch.equal(model(torch.tensor([[1, 3]])), torch.full((1, 4), 2.0))
+
+
+def test_conversions_leave_the_tables_alone() -> None:
+    bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="t")
+    model = serving.live(nn.Sequential(bag, nn.Linear(4, 2)), headroom=20)
+    (tables,) = serving.live_tables(model).values()
+    address = tables.tensors().rows[0].data_ptr()
+    model.double()
+    assert model[1].weight.dtype == torch.float64
+    assert tables.tensors().rows[0].data_ptr() == address
+    assert tables.tensors().init_data.dtype == torch.float64
+    with pytest.raises(RuntimeError, match="cannot go to meta"):
+        model.to("meta")
+    with pytest.raises(RuntimeError, match="cannot go to shared memory"):
+        model.share_memory()
+    assert not [name for name in model.state_dict() if "tables" in name]
+
+
+# -- programs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_programs_read_updates(strict: bool) -> None:
+    model = live_bag(4, 50)
+    tables = model.frozen_tables
+    tables.update("t", torch.arange(9), torch.ones(9, 4))
+    batch, length = Dim("batch", min=0), Dim("length", min=0)
+    given_ids = torch.tensor([[1, 2], [3, 70]])
+    program = torch.export.export(
+        model, (given_ids,), dynamic_shapes=({0: batch, 1: length},), strict=strict
+    ).module()
+    for ids in (given_ids, torch.arange(12).reshape(3, 4), given_ids[:0]):
+        assert torch.equal(program(ids), model(ids))
+    tables.update("t", torch.arange(4), torch.full((4, 4), 5.0))
+    tables.erase("t", torch.tensor([70]))
+    assert torch.equal(program(given_ids), torch.tensor([[10.0] * 4, [5.0] * 4]))
+
+
+def test_compiled_models_read_updates() -> None:
+    model = live_bag(4, 50)
+    ids = torch.tensor([[1, 2], [3, 4]])
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True)
+        assert not compiled(ids).any()
+        model.frozen_tables.update("t", torch.arange(9), torch.ones(9, 4))
+        assert torch.equal(compiled(ids), torch.full((2, 4), 2.0))
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (("x", [1], 1), ValueError, r"update: table is 'x', expected one of \['t'\]"),
+        (("t", [[1]], 1), ValueError, r"update: ids has shape \(1, 1\), expected 1 dimension"),
+        (("t", [1.0], 1), TypeError, r"update: ids is a tensor of dtype torch.float32"),
+        (("t", [1, 2], 1), ValueError, r"rows has shape \(1, 4\), expected \(2, 4\)"),
+        (("t", [1, 5], 2), RuntimeError, r"ids\[1\] is 5, the padding id of table 0"),
+    ],
+)
+def test_wrong_updates_change_nothing(
+    arguments: tuple[str, list[Any], int], error: type[Exception], words: str
+) -> None:
+    tables = live_bag(4, 20, padding_idx=5).frozen_tables
+    tables.update("t", torch.arange(3), torch.ones(3, 4))
+    before = [tensor.clone() for tensor in tables.buffers()]
+    name, ids, rows = arguments
+    with pytest.raises(error, match=words):
+        tables.update(name, torch.tensor(ids), torch.zeros(rows, 4))
+    assert all(map(torch.equal, tables.buffers(), before))
+
+
+def test_wrong_tables_are_refused() -> None:
+    bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="t")
+    with pytest.raises(ValueError, match="rows is 'int3', expected one of"):
+        serving.live(bag, headroom=1, rows="int3")
+    with pytest.raises(ValueError, match="headroom is -1, expected at least 0"):
+        serving.live(bag, headroom=-1)
+    with pytest.raises(ValueError, match=r"headroom has tables \['x'\], expected a number for"):
+        serving.live(bag, headroom={"x": 1})
+    with pytest.raises(RuntimeError, match=r"bytes, but .* bytes of memory are free"):
+        serving.live(bag, headroom=2**34)
+    with pytest.raises(TypeError, match="Linear has no dynamic tables"):
+        serving.live(nn.Linear(2, 2), headroom=1)
+
+
+def test_damaged_tables_are_told() -> None:
+    """Not waited for: a reader that finds the same wrong row again and again gives up."""
+    tables = live_bag(4, 20).frozen_tables
+    tables.update("t", torch.arange(3), torch.ones(3, 4))
+    tables.tensors().rows[0][:, 1] += 2
+    with pytest.raises(RuntimeError, match=r"serve_rows: table 0 is damaged: .* from id 0"):
+        rows_of(tables, torch.arange(3))

@@ -1,0 +1,441 @@
+"""Tables that are read by any number of threads while one thread updates their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import described, integer, text
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    BUCKET_WORDS,
+    LIVE_HEADER_WORDS,
+    LIVE_SLAB_COLUMNS,
+    LIVE_TABLE_COLUMNS,
+    MAX_LOAD_PERCENT,
+    MAX_ROWS,
+    MIN_BUCKETS,
+    LiveTable,
+    Meta,
+    Pooling,
+)
+from torch_dynemb.ops.serving import LIVE_FORMATS
+from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.missing import CountedTables, note_missing
+
+_PARTITIONS = 64  # larger indexes have a multiple of so many buckets
+_IDS_AT_ONCE = 1 << 16  # that are copied
+_ROW_ALIGNMENT = 128  # bits
+_OF_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class NoHeadroomError(RuntimeError):
+    """An update brings more new ids than a table has rows for; nothing of it has been done.
+
+    Attributes:
+        table: its name.
+        wanted: rows that new ids of the update want.
+        free: rows that the table has for them.
+    """
+
+    def __init__(self, table: str, *, wanted: int, free: int) -> None:
+        super().__init__(
+            f"LiveTables: table {table!r} has {free} rows free, but new ids of this update want "
+            f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
+            "Erase ids, or make live tables with more headroom and serve those"
+        )
+        self.table, self.wanted, self.free = table, wanted, free
+
+    def __reduce__(self) -> tuple[Callable[..., NoHeadroomError], tuple[str, int, int]]:
+        return _no_headroom, (self.table, self.wanted, self.free)
+
+
+def _no_headroom(table: str, wanted: int, free: int) -> NoHeadroomError:
+    return NoHeadroomError(table, wanted=wanted, free=free)
+
+
+class LiveUpdate(NamedTuple):
+    """What an update of a table has done.
+
+    Attributes:
+        inserted: ids that were not there.
+        updated: rows of ids that were there, or occur in the update before.
+        erased: ids that have been taken out.
+    """
+
+    inserted: int
+    updated: int
+    erased: int
+
+
+class LiveVersion(NamedTuple):
+    """What is being served.
+
+    Attributes:
+        dense: of the dense part, as :func:`live` was given it. Updates never change it: they are
+            updates of rows.
+        updates: by table name, how many updates it has taken since it was made.
+    """
+
+    dense: str
+    updates: dict[str, int]
+
+
+class LiveTables(CountedTables):
+    """A group's ids and rows, which threads read without locks while another one updates them.
+
+    A lookup that runs beside an update gets of each id the row from before or from after it, never
+    a part of both; rows of one batch may be of both. A lookup that begins after an update has ended
+    gets its rows. Readers never wait. One thread at a time may update; a second one is refused.
+
+    The tensors never move, so that programs of ``torch.export`` and packages of AOTInductor that
+    use them as their constants read the updates, too. They are on the CPU, are no part of
+    ``state_dict()``, and keep their dtypes in ``half()`` and the like.
+
+    Args:
+        source: what to copy. Rows of a narrower format are rounded.
+        headroom: how many ids each table may have more than now: a number for all, or by name.
+        rows: how rows are stored, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as in
+            ``source``. Int formats keep a scale and a bias for each row as float16.
+        dense_version: what :meth:`version` says of the dense part.
+
+    Raises:
+        TypeError, ValueError: headroom, rows or dense_version.
+        RuntimeError: the tables are not on the CPU, or do not fit in memory.
+    """
+
+    def __init__(
+        self,
+        source: FrozenTables,
+        *,
+        headroom: int | Mapping[str, int],
+        rows: str | None = None,
+        dense_version: str = "",
+    ) -> None:
+        super().__init__()
+        self.names = list(source.names)
+        self.dense_version = text("LiveTables: dense_version", dense_version)
+        self.formats = [LIVE_FORMATS[name] for name in _formats(source, rows)]
+        extra = _headroom(self.names, headroom)
+        sizes = list(source.sizes().values())
+        meta = source.get_buffer("meta").clone()
+        if meta.device.type != "cpu":
+            raise RuntimeError(
+                f"LiveTables: the tables are on {meta.device}, but live tables are on the CPU: "
+                "make them of a copy that is there"
+            )
+        capacity = [size + more for size, more in zip(sizes, extra, strict=True)]
+        self._reserve(source, meta, capacity)
+        for table in range(len(self.names)):
+            self._copy(source, table)
+
+    def _reserve(self, source: FrozenTables, meta: Tensor, capacity: list[int]) -> None:
+        ranges = [_buckets_for(ids) for ids in capacity]
+        meta[:, Meta.REGION_BUCKETS] = torch.tensor(ranges)
+        both = 2 * meta[:, Meta.REGION_BUCKETS]
+        meta[:, Meta.REGION_BEGIN] = both.cumsum(0) - both
+        slab_of, dims = meta[:, Meta.SLAB].tolist(), meta[:, Meta.DIM].tolist()
+        # a row more than ids: an update writes a new row before it frees the old one
+        counts = [1] * len(self.formats)
+        words = [LIVE_HEADER_WORDS] * len(self.formats)
+        for slab, dim, ids in zip(slab_of, dims, capacity, strict=True):
+            counts[slab] += ids
+            words[slab] = _row_words(self.formats[slab], dim)
+        needed = 8 * (int(both.sum()) * BUCKET_WORDS)
+        needed += 8 * sum(count * width for count, width in zip(counts, words, strict=True))
+        if needed > (free := ops.available_memory()):
+            raise RuntimeError(
+                f"LiveTables: tables of {sum(capacity)} ids take {needed} bytes, but {free} bytes "
+                "of memory are free: give them less headroom, or rows of a narrower format"
+            )
+        tables = torch.zeros(len(capacity), LIVE_TABLE_COLUMNS, dtype=torch.int64)
+        tables[:, LiveTable.CAPACITY] = torch.tensor(capacity)
+        buffers = {
+            "buckets": ops.reserve([int(both.sum()), BUCKET_WORDS], torch.int64, huge_pages=True),
+            "tables": tables,
+            "meta": meta,
+            "free": torch.zeros(len(counts), LIVE_SLAB_COLUMNS, dtype=torch.int64),
+            "init_data": source.get_buffer("init_data").clone(),
+        }
+        for slab, (count, width) in enumerate(zip(counts, words, strict=True)):
+            buffers[f"rows{slab}"] = ops.reserve([count, width], torch.int64, huge_pages=True)
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def _copy(self, source: FrozenTables, table: int) -> None:
+        dim = int(self.tensors().meta[table, Meta.DIM])
+        offsets = torch.empty(0, dtype=torch.int64)
+        for ids in source.ids(table).split(_IDS_AT_ONCE):
+            values = source.lookup(
+                ids,
+                offsets,
+                None,
+                feature_tables=[table],
+                feature_dims=[dim],
+                pooling=Pooling.NONE,
+            )
+            self._update(table, ids, values, ids[:0])
+        # copying is no update
+        self.tensors().tables[table, LiveTable.INSERTED :] = 0
+
+    def tensors(self) -> ops.LiveTensors:
+        """The tensors of the tables, as ops take them."""
+        return ops.LiveTensors(
+            buckets=self._tensor("buckets"),
+            tables=self._tensor("tables"),
+            meta=self._tensor("meta"),
+            rows=[self._tensor(f"rows{slab}") for slab in range(len(self.formats))],
+            free=self._tensor("free"),
+            init_data=self._tensor("init_data"),
+            formats=self.formats,
+        )
+
+    @property
+    def one_bag(self) -> Tensor:
+        """int64 [0], the offsets of a call of one feature whose ids are not pooled."""
+        return self._tensor("meta").new_empty(0)
+
+    def _tensor(self, name: str) -> Tensor:
+        """A buffer; ``get_buffer`` takes as long as a small lookup."""
+        tensor = self._buffers[name]
+        assert tensor is not None
+        return tensor
+
+    def serve(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *,
+        feature_tables: list[int],
+        feature_dims: list[int],
+        pooling: Pooling,
+    ) -> ops.Served:
+        """Rows of ids, or bags of them, while updates may run.
+
+        Args:
+            ids: int64 [N], feature after feature.
+            offsets: int64 [F * B + 1], where bags begin, and N; may be empty where there is one
+                feature and no pooling.
+            per_sample_weights: float32 [N] or None.
+            feature_tables, feature_dims: number of each feature's table, and its dim.
+            pooling: how rows of a bag become one; NONE: they do not.
+
+        Returns:
+            float32 [B, sum of feature_dims], or [N, dim] without pooling; and how many ids were not
+            in each table.
+
+        Raises:
+            RuntimeError: an argument does not fit the tables, or is not on the CPU.
+        """
+        if pooling == Pooling.NONE:
+            return ops.serve_rows(
+                self.tensors(),
+                ids,
+                offsets,
+                feature_tables=feature_tables,
+                dim=feature_dims[0],
+            )
+        return ops.serve_bag(
+            self.tensors(),
+            ids,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+        )
+
+    def lookup(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *,
+        feature_tables: list[int],
+        feature_dims: list[int],
+        pooling: Pooling,
+    ) -> Tensor:
+        """The output of :meth:`serve`, whose ``missing`` goes to :class:`CountsMissing`.
+
+        Args:
+            ids, offsets, per_sample_weights, feature_tables, feature_dims, pooling: as of
+                :meth:`serve`.
+        """
+        served = self.serve(
+            ids,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+        )
+        note_missing(self.place, served.missing)
+        return served.output
+
+    def update(
+        self, table: str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None
+    ) -> LiveUpdate:
+        """Gives ids their rows, and takes others out, while threads read. All of it, or nothing.
+
+        Other threads see the rows of the update one after another. An id that is in ``erased`` and
+        in ``ids`` is taken out first and put in again.
+
+        Args:
+            table: its name.
+            ids: int64 [n]; those that are not there are inserted. Of an id that is there several
+                times the last row counts.
+            rows: float32, bfloat16 or float16 [n, dim].
+            erased: int64 [m], ids to take out; those that are not there are passed over.
+
+        Returns:
+            How many ids were inserted, updated and erased.
+
+        Raises:
+            TypeError, ValueError: a table that there is not; dtype or shape of a tensor.
+            NoHeadroomError: new ids want more rows than the table has; nothing has changed.
+            RuntimeError: a padding id, a row that the format cannot hold, or another thread is
+                updating tables of this group; nothing has changed.
+
+        Example:
+            >>> import torch, torch_dynemb as td
+            >>> from torch_dynemb import serving
+            >>> bag = td.DynamicEmbeddingBag(2, optimizer=td.SGD(lr=0.1), name="ads")
+            >>> model = serving.live(bag, headroom=100)
+            >>> ads = model.frozen_tables
+            >>> ads.update("ads", torch.tensor([7, 8]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+            LiveUpdate(inserted=2, updated=0, erased=0)
+            >>> model(torch.tensor([[7, 8]]))
+            tensor([[4., 6.]])
+        """
+        number = self._table("update", table)
+        dim = int(self.tensors().meta[number, Meta.DIM])
+        _check_ids("update: ids", ids)
+        if erased is not None:
+            _check_ids("update: erased", erased)
+        if not isinstance(rows, Tensor) or rows.dtype not in _OF_DTYPES:
+            raise TypeError(
+                f"LiveTables.update: rows is {described(rows)}, expected a tensor of float32, "
+                "bfloat16 or float16"
+            )
+        if rows.shape != (ids.shape[0], dim):
+            raise ValueError(
+                f"LiveTables.update: rows has shape {tuple(rows.shape)}, expected "
+                f"{(ids.shape[0], dim)}, a row of table {table!r} for each id"
+            )
+        return self._update(
+            number,
+            ids.contiguous(),
+            rows.detach().float().contiguous(),
+            ids.new_empty(0) if erased is None else erased.contiguous(),
+        )
+
+    def erase(self, table: str, ids: Tensor) -> int:
+        """Takes ids out of a table while threads read; their rows are free for others.
+
+        Args:
+            table: its name.
+            ids: int64 [n]; those that are not there are passed over.
+
+        Returns:
+            How many were there.
+
+        Raises:
+            TypeError, ValueError: a table that there is not; dtype or shape of ids.
+            RuntimeError: another thread is updating tables of this group; nothing has changed.
+        """
+        number = self._table("erase", table)
+        _check_ids("erase: ids", ids)
+        dim = int(self.tensors().meta[number, Meta.DIM])
+        none = ids.new_empty(0)
+        return self._update(number, none, torch.empty(0, dim), ids.contiguous()).erased
+
+    def sizes(self) -> dict[str, int]:
+        """Number of ids by table name."""
+        return self._column(LiveTable.SIZE)
+
+    def free_rows(self) -> dict[str, int]:
+        """By table name, how many new ids it has rows for."""
+        sizes = self.sizes()
+        return {name: most - sizes[name] for name, most in self._column(LiveTable.CAPACITY).items()}
+
+    def version(self) -> LiveVersion:
+        """What is being served: the version of the dense part, and how often rows were updated."""
+        return LiveVersion(self.dense_version, self._column(LiveTable.BATCHES))
+
+    def _column(self, column: LiveTable) -> dict[str, int]:
+        return dict(zip(self.names, self.tensors().tables[:, column].tolist(), strict=True))
+
+    def _table(self, method: str, name: str) -> int:
+        if name not in self.names:
+            raise ValueError(
+                f"LiveTables.{method}: table is {described(name)}, expected one of {self.names}"
+            )
+        return self.names.index(name)
+
+    def _update(self, table: int, ids: Tensor, values: Tensor, erased: Tensor) -> LiveUpdate:
+        done = ops.serve_apply_(self.tensors(), table, ids, values, erased)
+        if done.wanted > done.free:
+            raise NoHeadroomError(self.names[table], wanted=done.wanted, free=done.free)
+        return LiveUpdate(done.inserted, done.updated, done.erased)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LiveTables:
+        """Leaves the tables as they are: readers and the writer have their addresses."""
+        probe = fn(torch.zeros(1))
+        if probe.device.type != "cpu" or probe.is_shared():
+            where = "shared memory" if probe.is_shared() else str(probe.device)
+            raise RuntimeError(
+                f"LiveTables: live tables cannot go to {where}: they stay where they are, in the "
+                "memory of this process. Serve a frozen model there (torch_dynemb.freeze)"
+            )
+        return self
+
+
+def _headroom(names: list[str], headroom: int | Mapping[str, int]) -> list[int]:
+    owner = "LiveTables: headroom"
+    if isinstance(headroom, Mapping):
+        if set(headroom) != set(names):
+            raise ValueError(
+                f"{owner} has tables {sorted(headroom)}, expected a number for each of {names}"
+            )
+        return [
+            integer(f"{owner}[{name!r}]", headroom[name], least=0, most=MAX_ROWS) for name in names
+        ]
+    return [integer(owner, headroom, least=0, most=MAX_ROWS)] * len(names)
+
+
+def _formats(source: FrozenTables, rows: str | None) -> list[str]:
+    """The name of the format of each slab."""
+    if rows is None:
+        return [_OF_DTYPES[source.get_buffer(f"weights{s}").dtype] for s in range(source.slabs)]
+    if rows not in LIVE_FORMATS:
+        raise ValueError(
+            f"LiveTables: rows is {described(rows)}, expected one of {list(LIVE_FORMATS)} or None"
+        )
+    return [rows] * source.slabs
+
+
+def _row_words(code: int, dim: int) -> int:
+    bits = {0: 32, 1: 16, 2: 16}[code]
+    return LIVE_HEADER_WORDS + 2 * -(-dim * bits // _ROW_ALIGNMENT)
+
+
+def _buckets_for(ids: int) -> int:
+    """The least number of buckets that hold so many ids (core/index/bucket.h)."""
+    buckets = -(-ids * 100 // (MAX_LOAD_PERCENT * BUCKET_WIDTH))
+    unit = MIN_BUCKETS if buckets <= _PARTITIONS else _PARTITIONS
+    return max(MIN_BUCKETS, -(-buckets // unit) * unit)
+
+
+def _check_ids(owner: str, ids: object) -> None:
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+        raise TypeError(f"LiveTables.{owner} is {described(ids)}, expected a tensor of int64")
+    if ids.dim() != 1:
+        raise ValueError(f"LiveTables.{owner} has shape {tuple(ids.shape)}, expected 1 dimension")
+
+
+__all__ = ["LiveTables", "LiveUpdate", "LiveVersion", "NoHeadroomError"]

@@ -1,0 +1,93 @@
+"""Copies of models whose rows are updated while they serve."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.serving.freeze import freeze
+from torch_dynemb.serving.frozen_modules import FrozenModule
+from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.live_group import LiveTables
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def live(
+    model: Model,
+    *,
+    headroom: int | Mapping[str, int],
+    rows: str | None = None,
+    dense_version: str = "",
+) -> Model:
+    """A copy of a model for inference whose rows can be updated while threads run it.
+
+    It is what :func:`torch_dynemb.freeze` gives, but for its tables, which are
+    :class:`LiveTables`. Their :meth:`LiveTables.update` and :meth:`LiveTables.erase` are for one
+    thread at a time; any number may run the model meanwhile, as it is, exported by
+    ``torch.export``, or packaged by AOTInductor with the tables as constants that the user manages.
+    The dense part stays as it is: a new one is a new model.
+
+    Args:
+        model: a module with dynamic tables, or what :func:`torch_dynemb.freeze` has made of one.
+            It does not change.
+        headroom: how many ids each table may have more than now: a number for all, or by table
+            name. Addresses are reserved for them; memory is taken when it is used.
+        rows: how rows are stored, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as they are.
+        dense_version: a name for the dense part, which :meth:`LiveTables.version` gives.
+
+    Returns:
+        A model of the same class as :func:`torch_dynemb.freeze` gives.
+
+    Raises:
+        TypeError: ``model`` is no module, has no dynamic tables, or has some that are read in
+            another way than by :mod:`torch_dynemb.nn`.
+        ValueError: headroom, rows or dense_version.
+        RuntimeError: tables are not on the CPU, or do not fit in memory.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> from torch_dynemb import serving
+        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="ads")
+        >>> model = serving.live(torch.nn.Sequential(bag, torch.nn.Linear(4, 1)), headroom=1000)
+        >>> serving.live_tables(model)["0.frozen_tables"].free_rows()
+        {'ads': 1000}
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"live: model is {described(model)}, expected a torch.nn.Module")
+    frozen = model if _tables(model) else freeze(model)
+    memo: dict[int, Any] = {}
+    for name, tables in _tables(frozen).items():
+        owner = frozen.get_submodule(name.rpartition(".")[0])
+        if not isinstance(owner, FrozenModule):
+            raise TypeError(
+                f"live: {type(owner).__name__} ({name!r}) reads its tables in its own way, which "
+                "live tables do not know: serve frozen copies (torch_dynemb.freeze), a new one for "
+                "each version"
+            )
+        memo[id(tables)] = LiveTables(
+            tables, headroom=headroom, rows=rows, dense_version=dense_version
+        )
+    if not memo:
+        raise TypeError(f"live: {type(model).__name__} has no dynamic tables: nothing to update")
+    return copy.deepcopy(frozen, memo).eval()
+
+
+def live_tables(model: nn.Module) -> dict[str, LiveTables]:
+    """The live tables of a model, by the name of the module that they are.
+
+    Args:
+        model: what :func:`live` has made.
+    """
+    return {name: part for name, part in model.named_modules() if isinstance(part, LiveTables)}
+
+
+def _tables(model: nn.Module) -> dict[str, FrozenTables]:
+    return {name: part for name, part in model.named_modules() if isinstance(part, FrozenTables)}
+
+
+__all__ = ["live", "live_tables"]
