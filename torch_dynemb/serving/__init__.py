@@ -1,4 +1,3 @@
-"""Tables that are only read: copies of models, and packages that serve them."""
 """Models for inference: tables that are only read, and tables that are updated while they serve."""
 
 from torch_dynemb.serving.choices import Choices
