@@ -85,6 +85,13 @@ def trains_on(rank: int, folder: Path) -> None:
     assert loaded[0].rows.sizes() == twin[0].rows.sizes()
 
 
+def in_other_groups(rank: int, folder: Path) -> None:
+    """The first rank is in two groups that the other one is not in, which torch's names count."""
+    groups = [dist.new_group([0]) for _ in range(2)]
+    checkpoint.save(folder / "a", nn.Linear(2, 2), asynchronous=True).wait()
+    assert dist.get_rank(groups[0]) == (0 if rank == 0 else -1)
+
+
 def refuses_another(rank: int, folder: Path) -> None:
     """Also where only one rank saves something in the background."""
     model = model_of(rank)
@@ -146,3 +153,11 @@ def memory_is_shared(rank: int, folder: Path) -> None:
 def test_two_ranks_save_while_they_train(tmp_path: Path, two_ranks: Ranks, case: object) -> None:
     assert callable(case)
     two_ranks.run(case, tmp_path)
+
+
+def test_ranks_may_be_in_different_groups(tmp_path: Path) -> None:
+    ranks = Ranks(2)  # which have not saved anything in the background yet
+    try:
+        ranks.run(in_other_groups, tmp_path)
+    finally:
+        ranks.stop()

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import default_group, from_all_ranks
@@ -118,6 +119,7 @@ def background_ranks(ranks: Ranks) -> Ranks:
         return ranks
     known = _background_groups.get(ranks.group)
     if known is None:
+        _be_in_as_many_groups(ranks)
         known = dist.new_group(
             dist.get_process_group_ranks(ranks.group),
             timeout=_BACKGROUND_TIMEOUT,
@@ -127,6 +129,17 @@ def background_ranks(ranks: Ranks) -> Ranks:
         assert isinstance(known, dist.ProcessGroup)
         _background_groups[ranks.group] = known
     return ranks._replace(group=known)
+
+
+def _be_in_as_many_groups(ranks: Ranks) -> None:
+    """Puts ranks that are in fewer process groups than others into more, of themselves alone.
+
+    torch names a group that only its members make by them and by how many groups this process is
+    in. Where that differs, every rank waits for others at a name of its own.
+    """
+    count = len(distributed_c10d._world.pg_names)
+    for _ in range(max(ranks.gather(count)) - count):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 def _sendable(error: Exception) -> Exception:
