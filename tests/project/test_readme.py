@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cpu_only("examples, which name no device")
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
-ROOMS = ("recis", "oneembedding", "checkpoint")
+ROOMS = ("recis", "oneembedding", "checkpoint", "serving")
 WITH_EXAMPLES = [TEXT, *((ROOT / f"torch_dynemb/{room}/README.md").read_text() for room in ROOMS)]
 
 

@@ -69,6 +69,10 @@ def freeze(model: nn.Module, *, ranks: Ranks = "all", missing: bool = False) -> 
     one process, which needs no process group any more: the copy of a DistributedModelParallel is
     the model in it, unsharded. All ranks call it together then, unless ``ranks`` is ``"own"``.
 
+    What policies decide is decided: ids that admission has refused have no row, ids that have
+    expired are left out, and nobody comes or goes. ``half()`` and ``to(dtype)`` of the copy convert
+    the dense part and what lookups return; rows keep their dtype.
+
     Args:
         model: any module; the dense part is deep-copied as it is.
         ranks: where several ranks share tables: ``"all"``: every rank gets the rows of all;
