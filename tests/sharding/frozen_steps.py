@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -113,3 +114,11 @@ def frozen(
 def refused(rank: int, tables: Sequence[Table]) -> None:
     """Raises what freezing a rank's own part of such tables raises."""
     td.freeze(trained(rank, tables, "plain"), ranks="own")
+
+
+def frozen_without_memory(rank: int, tables: Sequence[Table], ranks: Any) -> None:
+    """Raises what freezing raises where the first rank has too little memory."""
+    model = trained(rank, tables, "plain")
+    free = 10 if rank == 0 else 1 << 60
+    with mock.patch("torch_dynemb.serving.gathering.ops.available_memory", return_value=free):
+        td.freeze(model, ranks=ranks)

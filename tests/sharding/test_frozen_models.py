@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from frozen_steps import VOCABULARY, batch, frozen, refused, trained
+from frozen_steps import (
+    VOCABULARY,
+    batch,
+    frozen,
+    frozen_without_memory,
+    refused,
+    trained,
+)
 from ranks import Ranks
 from sharded_models import BAG_SHARDINGS, FOUR_RANKS, SEQUENCE_SHARDINGS, Table
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.export import Dim
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torchrec import KeyedJaggedTensor
+from torchrec.distributed.types import ShardedModule
 
 import torch_dynemb as td
 from torch_dynemb.torchrec import TableOptions
@@ -130,8 +143,57 @@ def any_sizes(features: Any) -> list[Any]:
     return [None if part is None else {0: Dim.AUTO} for part in parts]
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("kind", ["bags", "weighted bags", "sequences"])
+def test_rows_on_disks(two_ranks: Ranks, tmp_path: Path) -> None:
+    tables = (Table("b", 8, ("b", "c"), "sum", "row_wise"), Table("e", 8, ("e",), "none"))
+    options = {
+        name: TableOptions(storage=td.SSDStore(tmp_path / name, cache="64 rows")) for name in "be"
+    }
+    check(two_ranks.run(frozen, tables, "plain", "all", options), exact=False)
+
+
+@pytest.mark.parametrize("ranks", ["all", "first"])
+def test_too_little_memory(two_ranks: Ranks, ranks: str) -> None:
+    table = Table("b", 8, ("b",), "sum", "row_wise")
+    for error in two_ranks.errors(frozen_without_memory, (table,), ranks):
+        assert re.search(
+            r"freeze: the rows of all ranks take \d+ bytes while .*, but 10 bytes of memory", error
+        )
+
+
+def test_copies_without_wrappers(one_rank: None) -> None:
+    inner = td.DynamicEmbedding(2, optimizer=td.SGD(lr=0.1))
+    model = nn.Sequential(inner, DistributedDataParallel(nn.Linear(2, 1)))
+    copy = td.freeze(model)
+    assert isinstance(copy[1], nn.Linear)
+    ids = torch.arange(4)
+    assert torch.equal(copy(ids), model.eval()(ids))
+    mesh = init_device_mesh("cpu", (1,))
+    model[1] = nn.Linear(2, 1)
+    model[1].weight = nn.Parameter(distribute_tensor(model[1].weight, mesh, [Shard(0)]))
+    with pytest.raises(TypeError, match=r"parameter 'weight' of Linear is a DTensor, of which"):
+        td.freeze(model)
+
+
+def test_sharded_modules_of_other_kinds() -> None:
+    other = type("Other", (ShardedModule,), dict.fromkeys(ShardedModule.__abstractmethods__))
+    module = other.__new__(other)
+    nn.Module.__init__(module)
+    with pytest.raises(TypeError, match=r"freeze: Other is no sharded module that freeze"):
+        td.freeze(nn.Sequential(module))
+
+
+# each kind once, and each way of exporting; all of both in `make test-long`
+EXPORTS = [
+    ("bags", True),
+    ("weighted bags", False),
+    ("sequences", False),
+    pytest.param("bags", False, marks=pytest.mark.long),
+    pytest.param("weighted bags", True, marks=pytest.mark.long),
+    pytest.param("sequences", True, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("kind", "strict"), EXPORTS)
 def test_exported(one_rank: None, kind: str, strict: bool) -> None:
     weighted = "weighted" if kind == "weighted bags" else "plain"
     tables = unpooled("table_wise") if kind == "sequences" else pooled("table_wise")
@@ -140,8 +202,8 @@ def test_exported(one_rank: None, kind: str, strict: bool) -> None:
     shapes = (any_sizes(features),)
     program = torch.export.export(model, (features,), dynamic_shapes=shapes, strict=strict)
     loaded = program.module()
-    for step in range(4):
-        given = batch(0, tables, weighted, step, VOCABULARY) if step else without_samples(features)
+    batches = [batch(0, tables, weighted, step, VOCABULARY) for step in (2, 3)]
+    for given in (*batches, *(first_samples(features, samples) for samples in (0, 1))):
         with torch.no_grad():
             expected, outputs = model(given), loaded(given)
         assert list(outputs) == list(expected)
@@ -149,12 +211,20 @@ def test_exported(one_rank: None, kind: str, strict: bool) -> None:
             assert torch.equal(of, expected[name])
 
 
-def without_samples(features: Any) -> Any:
-    """A batch of no samples of the same features."""
+def first_samples(features: Any, samples: int) -> Any:
+    """The first samples of a batch, or none."""
+    lengths = features.lengths().view(len(features.keys()), -1)[:, :samples]
+    sizes = features.length_per_key()
+    chosen = [int(of) for of in lengths.sum(1)]
+
+    def cut(of_ids: torch.Tensor) -> torch.Tensor:
+        parts = of_ids.split(sizes)
+        return torch.cat([part[:size] for part, size in zip(parts, chosen, strict=True)])
+
     weights = features.weights_or_none()
     return KeyedJaggedTensor(
         features.keys(),
-        features.values()[:0],
-        None if weights is None else weights[:0],
-        features.lengths()[:0],
+        cut(features.values()),
+        None if weights is None else cut(weights),
+        lengths.reshape(-1),
     )
