@@ -8,11 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb import ops
 from torch_dynemb.nn.features import Features, group_ids
-from torch_dynemb.nn.inputs import integer_ids
+from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, sequence_inputs
 from torch_dynemb.nn.table_module import TableModule
-from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import extension as table_extension
@@ -136,7 +134,7 @@ class Collection(TableModule):
             )
 
 
-class DynamicEmbeddingBagCollection(Collection):
+class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
     """Pooled lookups of many features; tables may differ in dim.
 
     Args:
@@ -209,16 +207,7 @@ class DynamicEmbeddingBagCollection(Collection):
             KeyError: a feature is missing.
             TypeError, ValueError, RuntimeError: as in :meth:`DynamicEmbeddingBag.forward`.
         """
-        ids, offsets, weights = group_ids(type(self).__name__, self.feature_names, features)
-        return self._lookup(
-            ids,
-            offsets,
-            weights,
-            feature_tables=self.feature_tables,
-            feature_dims=self.feature_dims,
-            pooling=self._pooling,
-            feature_policies=self.feature_policies,
-        )
+        return self._bags(features, self._pooling, feature_policies=self.feature_policies)
 
     def prefetch(self, features: Features, *, ahead: int = 1) -> None:
         """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
@@ -234,59 +223,8 @@ class DynamicEmbeddingBagCollection(Collection):
         ids, offsets, _ = group_ids(type(self).__name__, self.feature_names, features)
         self._prefetch(ids, offsets, self.feature_tables, ahead)
 
-    def split(self, output: Tensor) -> dict[str, Tensor]:
-        """The columns of an output by feature name.
 
-        Args:
-            output: (B, sum of feature_dims), what :meth:`forward` has returned.
-
-        Returns:
-            name -> a view (B, dim) of the output.
-
-        Raises:
-            RuntimeError: ``output`` has another number of columns.
-        """
-        return dict(zip(self.feature_names, output.split(self.feature_dims, dim=1), strict=True))
-
-
-def sequence_inputs(
-    owner: str, names: list[str], features: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """ids int64 (N,) feature after feature, offsets int64 (F + 1,), and the number of ids by name.
-
-    Raises:
-        KeyError: a feature is missing.
-        TypeError: a feature is no tensor of integers.
-    """
-    if not isinstance(features, Mapping):
-        raise TypeError(
-            f"{owner}: features is a {type(features).__name__}, expected a dict of ids by feature "
-            "name"
-        )
-    missing = [name for name in names if name not in features]
-    if missing:
-        raise KeyError(f"{owner}: features lacks {missing}; it has {list(features)}")
-    ids = [integer_ids(f"{owner}: feature {name!r}", features[name]) for name in names]
-    sizes = {name: given.numel() for name, given in zip(names, ids, strict=True)}
-    return *ops.ids_concat(ids, bags=1), sizes
-
-
-def split_rows(
-    rows: Tensor, sizes: dict[str, int], features: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Rows (N, dim) by feature, in the shape of its ids + (dim,)."""
-    parts = rows.split(list(sizes.values())) if len(sizes) > 1 else [rows]
-    return {
-        name: (
-            part
-            if features[name].dim() == 1
-            else part.reshape(*features[name].shape, rows.shape[1])
-        )
-        for name, part in zip(sizes, parts, strict=True)
-    }
-
-
-class DynamicEmbeddingCollection(Collection):
+class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
     """A vector per id for many features; all tables have one dim.
 
     Args:
@@ -350,17 +288,7 @@ class DynamicEmbeddingCollection(Collection):
             KeyError: a feature is missing.
             TypeError, ValueError, RuntimeError: as in :meth:`DynamicEmbedding.forward`.
         """
-        ids, offsets, sizes = sequence_inputs(type(self).__name__, self.feature_names, features)
-        rows = self._lookup(
-            ids,
-            offsets,
-            None,
-            feature_tables=self.feature_tables,
-            feature_dims=self.feature_dims,
-            pooling=Pooling.NONE,
-            feature_policies=self.feature_policies,
-        )
-        return split_rows(rows, sizes, features)
+        return self._rows(features, feature_policies=self.feature_policies)
 
     def prefetch(self, features: Mapping[str, Tensor], *, ahead: int = 1) -> None:
         """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.

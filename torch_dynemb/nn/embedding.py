@@ -7,9 +7,9 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.initializers import Initializer, Normal
+from torch_dynemb.nn.forwards import RowsOfIds
 from torch_dynemb.nn.inputs import flat_ids, flat_scores
 from torch_dynemb.nn.table_module import TableModule, default_name
-from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.tiers import Storage
@@ -126,7 +126,7 @@ def check_static_weight(owner: str, weight: Tensor, ids: Tensor | None) -> Tenso
     return flat_ids(f"{owner}: ids", ids)
 
 
-class DynamicEmbedding(SingleTable):
+class DynamicEmbedding(RowsOfIds, SingleTable):
     """A vector for every id: ``nn.Embedding`` without ``num_embeddings``.
 
     In training mode with grad enabled, an id that has not been seen gets a row, and backward
@@ -226,17 +226,12 @@ class DynamicEmbedding(SingleTable):
             RuntimeError: the table is full, or memory is short; in training, this process is a fork
                 of the one that made the table. No id has been inserted then.
         """
-        ids = flat_ids("DynamicEmbedding", input)
-        rows = self._lookup(
-            ids,
+        return self._rows(
+            flat_ids("DynamicEmbedding", input),
+            input.shape,
             self._group.tables.one_bag,
-            None,
-            feature_tables=[0],
-            feature_dims=[self.embedding_dim],
-            pooling=Pooling.NONE,
             scores=None if scores is None else flat_scores("DynamicEmbedding", scores, input),
         )
-        return rows if input.dim() == 1 else rows.reshape(*input.shape, self.embedding_dim)
 
     def prefetch(self, input: Tensor, *, ahead: int = 1) -> None:
         """Begins to bring rows into memory that a forward will want, and returns at once.

@@ -11,11 +11,10 @@ from torch_dynemb.nn.bag import DynamicEmbeddingBag, bag_inputs
 from torch_dynemb.nn.collection import (
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingCollection,
-    sequence_inputs,
-    split_rows,
 )
 from torch_dynemb.nn.embedding import DynamicEmbedding
-from torch_dynemb.nn.features import Features, group_ids
+from torch_dynemb.nn.features import Features
+from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, RowsOfIds
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.serving.choices import Choices
@@ -130,7 +129,7 @@ class FrozenModule(ReadOnly):
 
 
 @freezes(DynamicEmbedding)
-class FrozenEmbedding(FrozenModule):
+class FrozenEmbedding(RowsOfIds, FrozenModule):
     """Read-only copy of a :class:`DynamicEmbedding`.
 
     Args:
@@ -145,15 +144,7 @@ class FrozenEmbedding(FrozenModule):
     def forward(self, input: Tensor) -> Tensor:
         """As :meth:`DynamicEmbedding.forward` in eval mode."""
         ids = flat_ids("FrozenEmbedding", input)
-        rows = self._lookup(
-            ids,
-            self.frozen_tables.one_bag,
-            None,
-            feature_tables=[0],
-            feature_dims=[self.embedding_dim],
-            pooling=Pooling.NONE,
-        )
-        return rows if input.dim() == 1 else rows.reshape(*input.shape, self.embedding_dim)
+        return self._rows(ids, input.shape, self.frozen_tables.one_bag)
 
 
 @freezes(DynamicEmbeddingBag)
@@ -189,7 +180,7 @@ class FrozenEmbeddingBag(FrozenModule):
 
 
 @freezes(DynamicEmbeddingBagCollection)
-class FrozenBagCollection(FrozenModule):
+class FrozenBagCollection(BagsOfFeatures, FrozenModule):
     """Read-only copy of a :class:`DynamicEmbeddingBagCollection`.
 
     Args:
@@ -206,30 +197,11 @@ class FrozenBagCollection(FrozenModule):
 
     def forward(self, features: Features) -> Tensor:
         """As :meth:`DynamicEmbeddingBagCollection.forward` in eval mode."""
-        return self._lookup(
-            *group_ids(type(self).__name__, self.feature_names, features),
-            feature_tables=self.feature_tables,
-            feature_dims=self.feature_dims,
-            pooling=pooling_of(self.mode),
-        )
-
-    def split(self, output: Tensor) -> dict[str, Tensor]:
-        """The columns of an output by feature name.
-
-        Args:
-            output: (B, sum of feature_dims), what :meth:`forward` has returned.
-
-        Returns:
-            name -> a view (B, dim) of the output.
-
-        Raises:
-            RuntimeError: ``output`` has another number of columns.
-        """
-        return dict(zip(self.feature_names, output.split(self.feature_dims, dim=1), strict=True))
+        return self._bags(features, pooling_of(self.mode))
 
 
 @freezes(DynamicEmbeddingCollection)
-class FrozenCollection(FrozenModule):
+class FrozenCollection(RowsOfFeatures, FrozenModule):
     """Read-only copy of a :class:`DynamicEmbeddingCollection`.
 
     Args:
@@ -245,16 +217,7 @@ class FrozenCollection(FrozenModule):
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`DynamicEmbeddingCollection.forward` in eval mode."""
-        ids, offsets, sizes = sequence_inputs(type(self).__name__, self.feature_names, features)
-        rows = self._lookup(
-            ids,
-            offsets,
-            None,
-            feature_tables=self.feature_tables,
-            feature_dims=self.feature_dims,
-            pooling=Pooling.NONE,
-        )
-        return split_rows(rows, sizes, features)
+        return self._rows(features)
 
 
 __all__ = [
