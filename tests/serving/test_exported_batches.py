@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.export import Dim
+from torch.fx.experimental import _config as config
 
 import torch_dynemb as td
 
@@ -74,6 +76,35 @@ def test_any_batch(batch: Callable[[int], Any], strict: bool) -> None:
             output, expected = {"": output}, {"": expected}
         assert list(output) == list(expected)
         assert all(torch.equal(output[name], of) for name, of in expected.items())
+
+
+class Beside(nn.Module):
+    """Bags beside an input that has as many samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [td.TableConfig(name, 4) for name in NAMES]
+        self.bags = td.DynamicEmbeddingBagCollection(tables, optimizer=SGD)
+
+    def forward(self, dense: torch.Tensor, features: Any) -> torch.Tensor:
+        return torch.cat([dense, self.bags(features)], 1)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("batch", [keyed(NAMES), ragged, sequences])
+def test_beside_other_inputs(batch: Callable[[int], Any], strict: bool) -> None:
+    live = Beside()
+    example = torch.rand(4, 2), batch(4)
+    live(*example)
+    with config.patch(backed_size_oblivious=batch is not sequences):
+        shapes = ({0: Dim.AUTO}, shapes_of(example[1]))
+        program = torch.export.export(
+            td.freeze(live), example, dynamic_shapes=shapes, strict=strict
+        ).module()
+    live.eval()
+    for samples in (0, 1, 2, 9):
+        given = torch.rand(samples, 2), batch(samples)
+        assert torch.equal(program(*given), live(*given))
 
 
 @pytest.mark.parametrize("strict", [False, True])

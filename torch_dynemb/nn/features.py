@@ -212,7 +212,8 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
                 f"{owner}: feature {name!r} has {batch} bags, but {names[0]!r} has {bags[0]}"
             )
     batch = bags[0]
-    if torch.compiler.is_exporting() and any(own is not None for own in offsets):
+    # Of ids (B, L), B is a size of an input itself, of which torch.export does not suppose it.
+    if torch.compiler.is_exporting() and all(own is not None for own in offsets):
         batch = _any_number(batch, ids[0].device)
     return GroupedIds(*ops.ids_concat(ids, bags=batch, offsets=offsets), None)
 
