@@ -28,7 +28,7 @@ CUDA_FLAG := $(STAMPS)/cuda-$(or $(DYNEMB_CUDA),unset)
 URING_FLAG := $(STAMPS)/uring-$(or $(DYNEMB_URING),unset)
 # directories too: their times change when a file is removed
 KERNEL_DIRECTORIES := $(shell find csrc -type d)
-CXX_FILES = $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+CXX_FILES = $(shell find csrc benchmarks tests tutorials -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 
 # ninja, and a compiler started by torch.compile, are looked up on PATH
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 import psutil
@@ -27,7 +26,6 @@ def main(path: str, loads: int) -> None:
         if load % 2:  # the others are forgotten
             served.close()
         del served
-        gc.collect()
     print(process.memory_info().rss - before)
 
 

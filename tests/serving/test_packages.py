@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from altered_packages import FILES, copied, with_manifest
 from safetensors import safe_open
 from served import MANY, VERSION, SmallModel, dynamic_shapes, features, small_model
 from torch import Tensor
@@ -26,8 +26,6 @@ from torch_dynemb.serving.packages.manifest import (
     DENSE,
     MANIFEST,
     TABLES,
-    PackageManifest,
-    manifest_text,
     read_manifest,
 )
 from torch_dynemb.serving.packages.memory import ALIGNMENT
@@ -36,27 +34,6 @@ if TYPE_CHECKING:
     from conftest import Package
 
 pytestmark = pytest.mark.cpu_only("the package is compiled for the CPU")
-
-FILES = (CODE, TABLES, DENSE, MANIFEST)
-
-
-def copied(package: Package, folder: Path, whole: tuple[str, ...] = ()) -> Path:
-    """A package of the same files, of which those of ``whole`` may be changed."""
-    folder.mkdir()
-    for name in FILES:
-        if name in whole:
-            (folder / name).write_bytes((package.path / name).read_bytes())
-        else:
-            os.link(package.path / name, folder / name)
-    return folder
-
-
-def with_manifest(package: Package, folder: Path, **changes: Any) -> Path:
-    """A package whose manifest says something else, with the right checksum."""
-    copied(package, folder, (MANIFEST,))
-    manifest: PackageManifest = read_manifest(folder)._replace(**changes)
-    (folder / MANIFEST).write_bytes(manifest_text(manifest))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +66,24 @@ def test_features_may_come_in_another_order(served: td.serving.ServedModel) -> N
     turned = dict(reversed(ids.items()))
     assert list(turned) != list(ids)
     assert torch.equal(served(turned, shift)[0], served(ids, shift)[0])
+
+
+def test_flat_inputs_give_flat_outputs(served: td.serving.ServedModel) -> None:
+    ids, shift = features(4, 20)
+    assert [given.name for given in served.inputs] == [
+        "features_u_0",
+        "features_u_1",
+        "features_v",
+        "shift",
+    ]
+    flat = [*ids["u"], ids["v"], shift]
+    score, others = served.run(ids, shift)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(served.run_flat(flat), [score, *others.values()], strict=True)
+    )
+    with pytest.raises(TypeError, match=r"run_flat: got 3 tensors, expected one each of \['fea"):
+        served.run_flat(flat[:3])
 
 
 def test_inputs_need_not_be_contiguous(served: td.serving.ServedModel) -> None:

@@ -235,6 +235,10 @@ def ids_concat(
             "features: give None for those whose bags have one length"
         )
     ragged = [f for f, of_feature in enumerate(given) if of_feature is not None]
+    if not ragged and torch.compiler.is_exporting():
+        # code that AOTInductor has compiled cannot call an op with an empty list of tensors
+        length = ids[0].numel() // torch.sym_max(bags, 1)
+        ragged, given = [0], [torch.arange(bags, device=ids[0].device) * length]
     return ConcatenatedIds(
         *torch.ops.dynemb.ids_concat(list(ids), [given[f] for f in ragged], ragged, bags)
     )

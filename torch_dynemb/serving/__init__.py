@@ -21,6 +21,7 @@ from torch_dynemb.serving.live_group import (
 from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.export import export
+from torch_dynemb.serving.packages.inputs import Input, Size
 from torch_dynemb.serving.packages.load import ServedModel, load
 from torch_dynemb.serving.packages.manifest import ServedTable
 
@@ -33,6 +34,7 @@ __all__ = [
     "FrozenEmbeddingBag",
     "FrozenModule",
     "FrozenTables",
+    "Input",
     "LiveTables",
     "LiveUpdate",
     "LiveVersion",
@@ -40,6 +42,7 @@ __all__ = [
     "ReadOnly",
     "ServedModel",
     "ServedTable",
+    "Size",
     "converted_dtype",
     "export",
     "freeze",

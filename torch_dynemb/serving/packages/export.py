@@ -98,7 +98,10 @@ def export(
         )
     frozen = model if _is_frozen(model) else freeze(model)
     device = _device_of(frozen)
-    inputs = pytree.tree_map_only(Tensor, Tensor.contiguous, example_inputs)
+    # copies, because torch.export takes a tensor that is given twice for one input
+    inputs = pytree.tree_map_only(
+        Tensor, lambda tensor: tensor.clone(memory_format=torch.contiguous_format), example_inputs
+    )
     program = torch.export.export(frozen.eval(), inputs, dynamic_shapes=dynamic_shapes)
     taken = inputs_of(program)
     disk = Disk()

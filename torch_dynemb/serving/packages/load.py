@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_dynemb.argument_checks import integer
@@ -17,7 +18,7 @@ from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedR
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.serving.packages.code_file import check_code
-from torch_dynemb.serving.packages.inputs import leaves_of, shape_text, tensors_of
+from torch_dynemb.serving.packages.inputs import Input, leaves_of, shape_text, tensors_of
 from torch_dynemb.serving.packages.manifest import (
     CODE,
     DENSE,
@@ -68,13 +69,16 @@ class ServedModel:
         version: what the exporting program calls this version of the model.
         tables: number of ids and columns by name of the table.
         device: that the inputs have to be on.
+        inputs: name, dtype and sizes of the tensors that the model takes, in the order of
+            :meth:`run_flat`.
     """
 
     def __init__(self, manifest: PackageManifest, loaded: _Loaded) -> None:
         self.version: str | int = manifest.version
         self.tables: dict[str, ServedTable] = dict(manifest.tables)
         self.device = torch.device(manifest.device)
-        self._inputs = manifest.inputs
+        self.inputs: list[Input] = [i for i in manifest.inputs if i.dtype is not None]
+        self._leaves = manifest.inputs
         self._loaded: _Loaded | None = loaded
         in_spec, out_spec = loaded.loader.get_call_spec()
         self._in_spec = pytree.treespec_loads(in_spec)
@@ -95,17 +99,40 @@ class ServedModel:
             ValueError: a tensor has another shape, or is on another device.
             RuntimeError: the model is closed; or an op refuses its input.
         """
+        leaves = leaves_of(self._in_spec, inputs)
+        outputs = self._run(tensors_of(self._leaves, leaves, self.device))
+        return pytree.tree_unflatten(outputs, self._out_spec)
+
+    def run_flat(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """As :meth:`run`, for a program that knows nothing of how inputs are put together.
+
+        Args:
+            tensors: one for each of :attr:`inputs`.
+
+        Returns:
+            The tensors of the output, from left to right.
+
+        Raises:
+            TypeError: their number, or a dtype, is another.
+            ValueError: a tensor has another shape, or is on another device.
+            RuntimeError: the model is closed; or an op refuses its input.
+        """
+        if len(tensors) != len(self.inputs):
+            names = [given.name for given in self.inputs]
+            raise TypeError(f"run_flat: got {len(tensors)} tensors, expected one each of {names}")
+        return self._run(tensors_of(self.inputs, tensors, self.device))
+
+    def _run(self, tensors: list[Tensor]) -> list[Tensor]:
         loaded = self._loaded
         if loaded is None:
             raise RuntimeError(
                 "run: this model is closed, and its tables are gone: load the package again"
             )
-        leaves = leaves_of(self._in_spec, inputs)
-        outputs = loaded.loader.boxed_run(tensors_of(self._inputs, leaves, self.device))
-        if loaded.memory is not None:
-            # an output that is a constant, or a part of one, has to outlive the tables
-            outputs = [o.clone() if loaded.memory.has(o) else o for o in outputs]
-        return pytree.tree_unflatten(outputs, self._out_spec)
+        outputs = loaded.loader.boxed_run(tensors)
+        if loaded.memory is None:
+            return outputs
+        # an output that is a constant, or a part of one, has to outlive the tables
+        return [o.clone() if loaded.memory.has(o) else o for o in outputs]
 
     __call__ = run
 
@@ -127,8 +154,7 @@ class ServedModel:
     def __repr__(self) -> str:
         takes = ", ".join(
             f"{given.name}: {str(given.dtype).removeprefix('torch.')} {shape_text(given.sizes)}"
-            for given in self._inputs
-            if given.dtype is not None
+            for given in self.inputs
         )
         state = " closed," if self.closed else ""
         return f"ServedModel({state}version={self.version!r}, inputs=[{takes}])"

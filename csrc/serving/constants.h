@@ -1,0 +1,223 @@
+// The tensors of a serving package, in aligned memory of huge pages.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "serving/json.h"
+#include "serving/manifest.h"
+
+namespace dynemb::serving {
+
+namespace detail {
+
+inline at::ScalarType dtype_of(const std::string& name) {
+  static const std::unordered_map<std::string, at::ScalarType> kTypes = {
+      {"F64", at::kDouble},
+      {"F32", at::kFloat},
+      {"F16", at::kHalf},
+      {"BF16", at::kBFloat16},
+      {"F8_E4M3", at::kFloat8_e4m3fn},
+      {"F8_E5M2", at::kFloat8_e5m2},
+      {"I64", at::kLong},
+      {"I32", at::kInt},
+      {"I16", at::kShort},
+      {"I8", at::kChar},
+      {"U8", at::kByte},
+      {"BOOL", at::kBool},
+  };
+  const auto found = kTypes.find(name);
+  if (found == kTypes.end()) throw std::runtime_error("unknown dtype " + name);
+  return found->second;
+}
+
+// Anonymous memory, given back at the end.
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : bytes_(bytes + kHugePage) {
+    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) {
+      throw std::runtime_error("Model: the constants take " + std::to_string(bytes) +
+                               " bytes, for which the system has no memory");
+    }
+    if (bytes >= kHugePage / 2) madvise(data_, bytes_, MADV_HUGEPAGE);
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  ~Pages() { munmap(data_, bytes_); }
+
+  char* first() const {
+    return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(data_) + kHugePage - 1) /
+                                   kHugePage * kHugePage);
+  }
+  bool has(const void* address) const { return address >= data_ && address < last(); }
+
+ private:
+  static constexpr size_t kHugePage = size_t{2} << 20;
+  const void* last() const { return static_cast<const char*>(data_) + bytes_; }
+
+  void* data_;
+  size_t bytes_;
+};
+
+// A file of a package, read once from front to back in blocks whose sums are compared.
+class SummedFile {
+ public:
+  SummedFile(std::string path, const Json& sums) : path_(std::move(path)), sums_(sums) {
+    file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file_ < 0) damaged(path_, errno == ENOENT ? "the file is missing" : std::strerror(errno));
+    struct stat status{};
+    fstat(file_, &status);
+    if (status.st_size != sums_.at("bytes").integer()) {
+      close(file_);
+      damaged(path_, "the file has " + std::to_string(status.st_size) + " bytes, expected " +
+                         std::to_string(sums_.at("bytes").integer()) +
+                         ": it was cut off or written to");
+    }
+  }
+  SummedFile(const SummedFile&) = delete;
+  SummedFile& operator=(const SummedFile&) = delete;
+  ~SummedFile() { close(file_); }
+
+  size_t bytes() const { return static_cast<size_t>(sums_.at("bytes").integer()); }
+  const std::string& path() const { return path_; }
+
+  // Some bytes, unchecked.
+  void read(size_t begin, size_t size, char* out) const {
+    while (size > 0) {
+      const ssize_t count = pread(file_, out, size, static_cast<off_t>(begin));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) damaged(path_, count < 0 ? std::strerror(errno) : "the file is too short");
+      begin += static_cast<size_t>(count), out += count, size -= static_cast<size_t>(count);
+    }
+  }
+
+  // Gives all bytes, block by block, each after its sum was compared.
+  void each_block(const std::function<void(size_t begin, const char* data, size_t size)>& take) {
+    const auto block = static_cast<size_t>(sums_.at("block_bytes").integer());
+    const Json::Array& sums = sums_.at("sums").array();
+    std::vector<char> data(std::min(block, bytes()));
+    for (size_t number = 0; number * block < bytes(); ++number) {
+      const size_t size = std::min(block, bytes() - number * block);
+      read(number * block, size, data.data());
+      if (number >= sums.size() || crc32c(data.data(), size) != sums[number].integer()) {
+        damaged(path_, "block " + std::to_string(number) +
+                           " has a wrong checksum: the file was damaged after it was written");
+      }
+      take(number * block, data.data(), size);
+    }
+  }
+
+ private:
+  std::string path_;
+  const Json& sums_;
+  int file_;
+};
+
+// Where the values of a tensor lie in a file and in memory.
+struct Section {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+  size_t begin, bytes;  // of the file
+  size_t place;         // in memory
+};
+
+// The tensors of a safetensors file.
+inline std::vector<Section> sections_of(const SummedFile& file) {
+  uint64_t length = 0;
+  std::vector<Section> result;
+  try {
+    if (file.bytes() < sizeof length) throw std::runtime_error("it has no header");
+    file.read(0, sizeof length, reinterpret_cast<char*>(&length));
+    if (length > file.bytes() - sizeof length) throw std::runtime_error("its header is too long");
+    std::string text(length, '\0');
+    file.read(sizeof length, length, text.data());
+    const Json header = Json::parse(text);
+    for (const auto& [name, entry] : header.object()) {
+      if (name == "__metadata__") continue;
+      Section section{name, dtype_of(entry.at("dtype").text()), {}, 0, 0, 0};
+      size_t bytes = c10::elementSize(section.dtype);
+      for (const Json& size : entry.at("shape").array()) {
+        section.shape.push_back(size.integer());
+        bytes *= static_cast<size_t>(size.integer());
+      }
+      const Json::Array& offsets = entry.at("data_offsets").array();
+      section.begin = sizeof length + length + static_cast<size_t>(offsets.at(0).integer());
+      section.bytes = static_cast<size_t>(offsets.at(1).integer() - offsets.at(0).integer());
+      if (section.bytes != bytes || section.begin > file.bytes() ||
+          bytes > file.bytes() - section.begin) {
+        throw std::runtime_error(name + " does not fit the file");
+      }
+      result.push_back(std::move(section));
+    }
+  } catch (const std::exception& error) {
+    damaged(file.path(), std::string("its header cannot be read: ") + error.what());
+  }
+  return result;
+}
+
+}  // namespace detail
+
+// All tensors of a package. They do not own their memory, which is this object's: a compiled model
+// keeps references to its constants for ever.
+class Constants {
+ public:
+  static constexpr size_t kAlignment = 64;  // a bucket of an index is one line of the cache
+
+  Constants(const std::string& folder, const Json& manifest) {
+    const Json& sums = manifest.at("files");
+    const char* names[] = {"tables.safetensors", "dense.safetensors"};
+    std::vector<std::unique_ptr<detail::SummedFile>> files;
+    std::vector<std::vector<detail::Section>> sections;
+    size_t bytes = 0;
+    for (const char* name : names) {
+      files.push_back(std::make_unique<detail::SummedFile>(folder + "/" + name, sums.at(name)));
+      sections.push_back(detail::sections_of(*files.back()));
+      for (detail::Section& section : sections.back()) {
+        section.place = bytes;
+        bytes += (section.bytes + kAlignment - 1) / kAlignment * kAlignment;
+      }
+    }
+    pages_ = std::make_unique<detail::Pages>(bytes);
+    char* const first = pages_->first();
+    for (size_t number = 0; number < files.size(); ++number) {
+      files[number]->each_block([&](size_t begin, const char* data, size_t size) {
+        for (const detail::Section& section : sections[number]) {
+          const size_t from = std::max(begin, section.begin);
+          const size_t to = std::min(begin + size, section.begin + section.bytes);
+          if (from >= to) continue;
+          std::memcpy(first + section.place + (from - section.begin), data + (from - begin),
+                      to - from);
+        }
+      });
+      for (const detail::Section& section : sections[number]) {
+        tensors_.emplace(section.name, at::from_blob(first + section.place, section.shape,
+                                                     at::TensorOptions(section.dtype)));
+      }
+    }
+  }
+
+  std::unordered_map<std::string, at::Tensor>& tensors() { return tensors_; }
+  // Whether the values of a tensor lie here.
+  bool has(const at::Tensor& tensor) const { return pages_->has(tensor.const_data_ptr()); }
+
+ private:
+  std::unique_ptr<detail::Pages> pages_;
+  std::unordered_map<std::string, at::Tensor> tensors_;
+};
+
+}  // namespace dynemb::serving

@@ -1,0 +1,225 @@
+// Reads JSON (RFC 8259): manifests, headers of safetensors files, requests.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace dynemb::serving {
+
+// A value of a JSON text. Accessors throw std::runtime_error where it has another kind.
+class Json {
+ public:
+  using Array = std::vector<Json>;
+  using Object = std::map<std::string, Json>;
+
+  Json() = default;
+  template <typename Value>
+  explicit Json(Value value) : value_(std::move(value)) {}
+
+  // Throws std::runtime_error where the text is no JSON.
+  static Json parse(std::string_view text);
+
+  bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
+  bool is_text() const { return std::holds_alternative<std::string>(value_); }
+  bool is_array() const { return std::holds_alternative<Array>(value_); }
+  const std::string& text() const { return as<std::string>("a string"); }
+  int64_t integer() const { return as<int64_t>("a whole number"); }
+  double number() const {
+    if (const auto* whole = std::get_if<int64_t>(&value_)) return static_cast<double>(*whole);
+    return as<double>("a number");
+  }
+  const Array& array() const { return as<Array>("a list"); }
+  const Object& object() const { return as<Object>("an object"); }
+  const Json& at(const std::string& key) const {
+    const auto found = object().find(key);
+    if (found == object().end()) throw std::runtime_error("JSON: there is no \"" + key + "\"");
+    return found->second;
+  }
+
+ private:
+  template <typename Value>
+  const Value& as(const char* kind) const {
+    const auto* found = std::get_if<Value>(&value_);
+    if (found == nullptr) throw std::runtime_error(std::string("JSON: expected ") + kind);
+    return *found;
+  }
+
+  std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_ = nullptr;
+};
+
+// A text in quotes, with what JSON escapes.
+inline std::string quoted(std::string_view text) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string result = "\"";
+  for (const char letter : text) {
+    if (letter == '"' || letter == '\\') {
+      result += '\\';
+      result += letter;
+    } else if (static_cast<unsigned char>(letter) < 0x20) {
+      result += std::string("\\u00") + kDigits[letter >> 4] + kDigits[letter & 15];
+    } else {
+      result += letter;
+    }
+  }
+  return result + '"';
+}
+
+namespace detail {
+
+class JsonParser {
+ public:
+  explicit JsonParser(std::string_view text) : text_(text) {}
+
+  Json whole() {
+    Json value = read(0);
+    skip_blanks();
+    if (at_ != text_.size()) fail("something follows the value");
+    return value;
+  }
+
+ private:
+  static constexpr int kDeepest = 64;
+
+  [[noreturn]] void fail(const std::string& why) const {
+    throw std::runtime_error("JSON: " + why + " at byte " + std::to_string(at_));
+  }
+  char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
+  void skip_blanks() {
+    while (peek() != '\0' && std::string_view(" \t\r\n").find(peek()) != std::string_view::npos) {
+      ++at_;
+    }
+  }
+  void expect(char letter) {
+    if (peek() != letter) fail(std::string("expected '") + letter + "'");
+    ++at_;
+  }
+  bool word(std::string_view expected) {
+    if (text_.substr(at_, expected.size()) != expected) return false;
+    at_ += expected.size();
+    return true;
+  }
+
+  Json read(int depth) {
+    if (depth > kDeepest) fail("too deep");
+    skip_blanks();
+    if (peek() == '{') return object(depth);
+    if (peek() == '[') return array(depth);
+    if (peek() == '"') return Json(string());
+    if (word("null")) return Json();
+    if (word("true")) return Json(true);
+    if (word("false")) return Json(false);
+    return number();
+  }
+
+  Json object(int depth) {
+    Json::Object values;
+    expect('{');
+    for (skip_blanks(); peek() != '}'; skip_blanks()) {
+      if (!values.empty()) expect(','), skip_blanks();
+      std::string key = string();
+      skip_blanks();
+      expect(':');
+      values.insert_or_assign(std::move(key), read(depth + 1));
+    }
+    ++at_;
+    return Json(std::move(values));
+  }
+
+  Json array(int depth) {
+    Json::Array values;
+    expect('[');
+    for (skip_blanks(); peek() != ']'; skip_blanks()) {
+      if (!values.empty()) expect(',');
+      values.push_back(read(depth + 1));
+    }
+    ++at_;
+    return Json(std::move(values));
+  }
+
+  Json number() {
+    const size_t end = text_.find_first_not_of("+-.0123456789eE", at_);
+    const std::string digits(text_.substr(at_, end == std::string_view::npos ? end : end - at_));
+    const bool whole = digits.find_first_of(".eE") == std::string::npos;
+    size_t used = 0;
+    Json value;
+    try {
+      value = whole ? Json(static_cast<int64_t>(std::stoll(digits, &used)))
+                    : Json(std::stod(digits, &used));
+    } catch (const std::logic_error&) {
+      fail("expected a value");
+    }
+    if (used != digits.size()) fail("expected a number");
+    at_ += used;
+    return value;
+  }
+
+  std::string string() {
+    std::string result;
+    expect('"');
+    while (peek() != '"') {
+      if (at_ >= text_.size()) fail("a string does not end");
+      const char letter = text_[at_++];
+      if (letter != '\\') {
+        result += letter;
+        continue;
+      }
+      const char escaped = peek();
+      ++at_;
+      if (escaped == 'u') {
+        append_utf8(result, code_point());
+        continue;
+      }
+      static constexpr std::string_view kEscapes = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
+      const size_t place = kEscapes.find(escaped);
+      if (place == std::string_view::npos) fail("an unknown escape");
+      result += kMeanings[place];
+    }
+    ++at_;
+    return result;
+  }
+
+  uint32_t four_digits() {
+    uint32_t value = 0;
+    for (int digit = 0; digit < 4; ++digit, ++at_) {
+      const size_t place = std::string_view("0123456789abcdef").find(peek() | 0x20);
+      if (place == std::string_view::npos) fail("expected four hexadecimal digits");
+      value = value * 16 + static_cast<uint32_t>(place);
+    }
+    return value;
+  }
+
+  uint32_t code_point() {
+    const uint32_t first = four_digits();
+    if (first < 0xd800 || first >= 0xdc00 || !word("\\u")) return first;
+    return 0x10000 + ((first - 0xd800) << 10) + (four_digits() - 0xdc00);
+  }
+
+  static void append_utf8(std::string& out, uint32_t code) {
+    const auto tail = [&](int shift) { out += static_cast<char>(0x80 | ((code >> shift) & 0x3f)); };
+    if (code < 0x80) {
+      out += static_cast<char>(code);
+    } else if (code < 0x800) {
+      out += static_cast<char>(0xc0 | (code >> 6)), tail(0);
+    } else if (code < 0x10000) {
+      out += static_cast<char>(0xe0 | (code >> 12)), tail(6), tail(0);
+    } else {
+      out += static_cast<char>(0xf0 | (code >> 18)), tail(12), tail(6), tail(0);
+    }
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+}  // namespace detail
+
+inline Json Json::parse(std::string_view text) { return detail::JsonParser(text).whole(); }
+
+}  // namespace dynemb::serving

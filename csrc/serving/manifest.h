@@ -1,0 +1,138 @@
+// What a serving package says of itself; see torch_dynemb/serving/packages/manifest.py.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <dlfcn.h>
+#include <sys/utsname.h>
+#include <torch/version.h>
+
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "serving/json.h"
+
+namespace dynemb::serving {
+
+// Loads the library of ops, torch_dynemb/_C.abi3.so, into the process. Packages call its ops.
+inline void load_ops(const std::string& library) {
+  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    throw std::runtime_error("load_ops: " + library + " cannot be loaded: " + dlerror());
+  }
+}
+
+namespace detail {
+
+[[noreturn]] inline void damaged(const std::string& file, const std::string& why) {
+  throw std::runtime_error(file + ": " + why);
+}
+
+inline c10::OperatorHandle op(const std::string& name) {
+  const auto found = c10::Dispatcher::singleton().findSchema({name, ""});
+  if (!found) {
+    throw std::runtime_error("Model: the op " + name +
+                             " is not there: call load_ops with torch_dynemb/_C.abi3.so before");
+  }
+  return *found;
+}
+
+// crc32c of bytes that follow those whose sum is given.
+inline uint32_t crc32c(const void* data, size_t bytes, uint32_t before = 0) {
+  const at::Tensor values =
+      at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
+  torch::jit::Stack stack{values, static_cast<int64_t>(before)};
+  op("dynemb::crc32c").callBoxed(stack);
+  return static_cast<uint32_t>(stack.at(0).toTensor().item<int64_t>());
+}
+
+inline std::string series(const std::string& version) {
+  return version.substr(0, version.find('.', version.find('.') + 1));
+}
+
+inline std::set<std::string> instruction_sets() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("flags", 0) != 0 && line.rfind("Features", 0) != 0) continue;
+    std::istringstream words(line.substr(line.find(':') + 1));
+    return {std::istream_iterator<std::string>(words), {}};
+  }
+  return {};
+}
+
+}  // namespace detail
+
+// The manifest of a package, checked against its checksum.
+inline Json read_manifest(const std::string& folder) {
+  constexpr size_t kEnd = 22;  // ,"crc32c":"01234567"} and a line feed
+  constexpr int64_t kFormatVersion = 1;
+  const std::string path = folder + "/manifest.json";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw std::runtime_error("Model: " + folder +
+                             " is no serving package: it has no manifest.json; "
+                             "torch_dynemb.serving.export makes one");
+  }
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  Json manifest;
+  try {
+    manifest = Json::parse(text);
+    if (manifest.at("format").text() != "torch_dynemb serving package") {
+      detail::damaged(path, "the file is not the manifest of a serving package");
+    }
+    if (manifest.at("format_version").integer() != kFormatVersion) {
+      throw std::runtime_error(
+          "the package has another format version than this program reads: "
+          "export the model again");
+    }
+  } catch (const std::runtime_error& error) {
+    detail::damaged(path, error.what());
+  }
+  char expected[kEnd + 1] = {};
+  const size_t body = text.size() - std::min(text.size(), kEnd);
+  std::snprintf(expected, sizeof expected, ",\"crc32c\":\"%08x\"}\n",
+                detail::crc32c(text.data(), body));
+  if (text.substr(body) != expected) {
+    detail::damaged(path, "the checksum is wrong: the file was damaged or edited");
+  }
+  return manifest;
+}
+
+// Throws std::runtime_error where the code of a package cannot run in this process.
+inline void check_platform(const std::string& folder, const Json& manifest) {
+  const auto refuse = [&](const std::string& what) {
+    throw std::runtime_error("Model: " + folder + " was exported " + what +
+                             ": export the model again for this program and machine");
+  };
+  const std::string torch = manifest.at("torch").text();
+  if (detail::series(torch) != detail::series(TORCH_VERSION)) {
+    refuse("with torch " + torch + ", but this program has torch " TORCH_VERSION);
+  }
+  utsname system{};
+  uname(&system);
+  if (manifest.at("machine").text() != system.machine) {
+    refuse("for " + manifest.at("machine").text() + ", but this machine is " + system.machine);
+  }
+  const auto present = detail::instruction_sets();
+  for (const Json& instruction : manifest.at("instructions").array()) {
+    if (present.count(instruction.text()) == 0) {
+      refuse("for a processor that has " + instruction.text() + ", which this one lacks");
+    }
+  }
+  if (manifest.at("device").text() != "cpu") {
+    refuse("for " + manifest.at("device").text() + ", but this reader serves on the CPU");
+  }
+  for (const auto& [name, schema] : manifest.at("ops").object()) {
+    const std::string found = toString(detail::op(name).schema());
+    if (found != schema.text()) {
+      refuse("with torch_dynemb " + manifest.at("library").text() + " and calls " + schema.text() +
+             ", which the loaded library has as " + found);
+    }
+  }
+}
+
+}  // namespace dynemb::serving

@@ -1,0 +1,162 @@
+// Runs a package of torch_dynemb.serving.export in a C++ program; needs libtorch only.
+//
+//   dynemb::serving::load_ops("torch_dynemb/_C.abi3.so");
+//   dynemb::serving::Model model("package");
+//   std::vector<at::Tensor> outputs = model.run({ids, offsets});
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "serving/constants.h"
+#include "serving/json.h"
+#include "serving/manifest.h"
+
+namespace dynemb::serving {
+
+// The size of a dimension: times * symbol + plus, or plus where it has no symbol.
+struct Size {
+  std::string symbol;
+  int64_t times, plus, least;
+  std::optional<int64_t> most;
+};
+
+// A tensor that a model takes. A size that is null is not checked.
+struct Input {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<std::optional<Size>> sizes;
+};
+
+// A model, ready to run: its constants are in before it exists. Any number of threads may run it;
+// `runners` of them at the same time. The memory of the tables goes with the object; torch keeps
+// the compiled code, about 2 MB, in the process.
+class Model {
+ public:
+  // Throws std::runtime_error, with the file and the reason, where the folder is no package, or is
+  // damaged, or was exported for another version, processor or device, or the ops are not loaded.
+  explicit Model(const std::string& folder, size_t runners = 1) {
+    const Json manifest = read_manifest(folder);
+    check_platform(folder, manifest);
+    const std::string code = folder + "/model.pt2";
+    detail::SummedFile(code, manifest.at("files").at("model.pt2"))
+        .each_block([](size_t, const char*, size_t) {});
+    for (const Json& input : manifest.at("inputs").array()) {
+      if (!input.at("dtype").is_null()) inputs_.push_back(input_of(input));
+    }
+    const Json& version = manifest.at("version");
+    version_ = version.is_text() ? version.text() : std::to_string(version.integer());
+    constants_ = std::make_unique<Constants>(folder, manifest);
+    loader_ =
+        std::make_unique<torch::inductor::AOTIModelPackageLoader>(code, "model", false, runners);
+    const auto asked = loader_->get_constant_fqns();
+    std::set<std::string> names(asked.begin(), asked.end()), present;
+    for (const auto& [name, tensor] : constants_->tensors()) present.insert(name);
+    if (names != present) {
+      detail::damaged(code,
+                      "the code asks for other tensors than the package has: files of "
+                      "different packages were mixed");
+    }
+    loader_->load_constants(constants_->tensors(), /*use_inactive=*/false,
+                            /*check_full_update=*/true, /*user_managed=*/true);
+  }
+
+  const std::string& version() const { return version_; }
+  const std::vector<Input>& inputs() const { return inputs_; }
+
+  // The model's outputs, flat, for its inputs, in the order of inputs(). Throws
+  // std::invalid_argument where an input has another dtype, shape or device.
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
+    check(inputs);
+    const c10::InferenceMode guard;
+    std::vector<at::Tensor> outputs = loader_->boxed_run(std::move(inputs));
+    for (at::Tensor& output : outputs) {
+      if (constants_->has(output)) output = output.clone();  // it has to outlive the tables
+    }
+    return outputs;
+  }
+
+ private:
+  static Input input_of(const Json& entry) {
+    static const std::map<std::string, at::ScalarType> kTypes = {
+        {"float64", at::kDouble},    {"float32", at::kFloat}, {"float16", at::kHalf},
+        {"bfloat16", at::kBFloat16}, {"int64", at::kLong},    {"int32", at::kInt},
+        {"int16", at::kShort},       {"int8", at::kChar},     {"uint8", at::kByte},
+        {"bool", at::kBool}};
+    Input input{entry.at("name").text(), kTypes.at(entry.at("dtype").text()), {}};
+    for (const Json& size : entry.at("sizes").array()) {
+      if (size.is_null()) {
+        input.sizes.emplace_back();
+        continue;
+      }
+      const Json &symbol = size.at("symbol"), &most = size.at("most");
+      input.sizes.push_back(
+          Size{symbol.is_null() ? "" : symbol.text(), size.at("times").integer(),
+               size.at("plus").integer(), size.at("least").integer(),
+               most.is_null() ? std::nullopt : std::optional<int64_t>(most.integer())});
+    }
+    return input;
+  }
+
+  void check(std::vector<at::Tensor>& given) const {
+    if (given.size() != inputs_.size()) {
+      throw std::invalid_argument("run: got " + std::to_string(given.size()) +
+                                  " inputs, expected " + std::to_string(inputs_.size()));
+    }
+    std::map<std::string, int64_t> symbols;
+    for (size_t number = 0; number < given.size(); ++number) {
+      const Input& wanted = inputs_[number];
+      at::Tensor& tensor = given[number];
+      std::ostringstream says;
+      says << "run: the input '" << wanted.name << "' ";
+      if (!tensor.defined() || tensor.scalar_type() != wanted.dtype || !tensor.is_cpu() ||
+          tensor.layout() != at::kStrided) {
+        says << "should be a dense tensor of the CPU of dtype " << wanted.dtype;
+        throw std::invalid_argument(says.str());
+      }
+      if (!fits(tensor.sizes(), wanted, symbols)) {
+        says << "has shape " << tensor.sizes() << ", which is not as the model was exported";
+        for (const auto& [name, size] : symbols) says << ", where " << name << " is " << size;
+        throw std::invalid_argument(says.str());
+      }
+      tensor = tensor.contiguous();
+    }
+  }
+
+  static bool fits(at::IntArrayRef shape, const Input& wanted,
+                   std::map<std::string, int64_t>& symbols) {
+    if (shape.size() != wanted.sizes.size()) return false;
+    for (size_t dim = 0; dim < shape.size(); ++dim) {
+      if (!wanted.sizes[dim]) continue;
+      const Size& size = *wanted.sizes[dim];
+      const int64_t rest = shape[dim] - size.plus;
+      if (size.symbol.empty()) {
+        if (rest != 0) return false;
+        continue;
+      }
+      const int64_t value = symbols.emplace(size.symbol, rest / size.times).first->second;
+      if (value * size.times != rest || value < size.least || value > size.most.value_or(value)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  std::string version_;
+  std::vector<Input> inputs_;
+  std::unique_ptr<Constants> constants_;  // goes after the loader, whose constants they are
+  std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
+};
+
+}  // namespace dynemb::serving

@@ -1,0 +1,102 @@
+"""An HTTP server of one model: FastAPI and uvicorn (pip install fastapi uvicorn).
+
+python -m tutorials.serving.server PACKAGE [--port 8000]
+
+    POST /run   {"inputs": {"user": [[1], [2]], "item": [[3], [4]]}}  ->  {"version", "outputs"}
+    GET /       {"version", "inputs": [names]}
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from torch import Tensor
+
+import torch_dynemb as td
+
+
+class Request(BaseModel):
+    """The tensors of a request as nested lists, by name of the input."""
+
+    inputs: dict[str, Any]
+
+
+def tensor_of(values: Any, given: td.serving.Input) -> Tensor:
+    """A tensor of nested lists.
+
+    Raises:
+        TypeError, ValueError: they are no numbers, or differ in length.
+    """
+    tensor = torch.tensor(values, dtype=given.dtype)
+    if tensor.numel() == 0:  # an empty list does not tell the dimensions in it
+        sizes = [0 if size is None else size.plus for size in given.sizes[tensor.dim() :]]
+        tensor = tensor.reshape(*tensor.shape, *sizes)
+    return tensor
+
+
+def application(model: td.serving.ServedModel) -> FastAPI:
+    """The server of a model, whose requests run on the threads of FastAPI.
+
+    Args:
+        model: what :func:`torch_dynemb.serving.load` gives.
+    """
+    app = FastAPI(title="torch_dynemb")
+
+    @app.get("/")
+    def describe() -> dict[str, Any]:
+        names = [given.name for given in model.inputs]
+        return {"version": str(model.version), "inputs": names}
+
+    @app.post("/run")
+    def run(request: Request) -> JSONResponse:
+        try:
+            outputs = model.run_flat(tensors_of(request.inputs, model))
+        except (RuntimeError, TypeError, ValueError) as error:  # the request is wrong
+            # behind the first line, an op tells where in C++ it was called
+            return JSONResponse({"error": str(error).partition("\n")[0]}, status_code=400)
+        answer = {"version": str(model.version), "outputs": [out.tolist() for out in outputs]}
+        return JSONResponse(answer)
+
+    return app
+
+
+def tensors_of(inputs: Mapping[str, Any], model: td.serving.ServedModel) -> list[Tensor]:
+    """The tensors of a request.
+
+    Raises:
+        TypeError, ValueError: one is missing, or is not as the model takes it.
+    """
+    missing = [given.name for given in model.inputs if given.name not in inputs]
+    if missing:
+        raise ValueError(f"inputs lacks {missing}")
+    return [tensor_of(inputs[given.name], given) for given in model.inputs]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("package", help="a folder of torch_dynemb.serving.export")
+    parser.add_argument("--port", type=int, default=8000, help="0: one that the system chooses")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: all interfaces")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # requests run side by side instead
+    model = td.serving.load(options.package, runners=os.cpu_count() or 1)
+    # opened here, so that the port is known before the first request
+    with socket.create_server((options.host, options.port)) as listener:
+        # connections inherit it; without, small answers wait 40 ms for the client
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        port = listener.getsockname()[1]
+        print(f"serving version {model.version} on port {port}", flush=True)
+        uvicorn.Server(uvicorn.Config(application(model), log_level="warning")).run([listener])
+
+
+if __name__ == "__main__":
+    main()
