@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -342,6 +343,61 @@ def test_an_export_that_fails_leaves_nothing(
             small_model(), tmp_path / "p", features(4, 20), dynamic_shapes=dynamic_shapes()
         )
     assert not list(tmp_path.iterdir())
+
+
+class TwoFeatures(torch.nn.Module):
+    """Bags of one length only, so that nothing in a batch is ragged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = td.DynamicEmbeddingBagCollection(
+            [td.TableConfig("u", 4), td.TableConfig("v", 4)], optimizer=td.SGD(lr=0.1)
+        )
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.bags({"u": u, "v": v})
+
+
+def exported_program(
+    model: torch.nn.Module, inputs: tuple[Tensor, ...], dynamic: Any
+) -> torch.export.ExportedProgram:
+    """The program that serving.export gives to the compiler."""
+    programs: list[torch.export.ExportedProgram] = []
+
+    def stop(program: torch.export.ExportedProgram, **rest: object) -> None:
+        programs.append(program)
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(export_module.torch._inductor, "aoti_compile_and_package", stop)
+        with pytest.raises(InterruptedError):
+            td.serving.export(model, Path(folder) / "p", inputs, dynamic_shapes=dynamic)
+    return programs[0]
+
+
+def test_no_op_of_an_exported_program_has_an_empty_list_of_tensors() -> None:
+    """Code that AOTInductor has compiled cannot call one (torch 2.13)."""
+    model = TwoFeatures()
+    ids = torch.arange(12).reshape(4, 3)
+    model(ids, ids)
+    batch = torch.export.Dim.DYNAMIC
+    program = exported_program(model, (ids, ids), ({0: batch}, {0: batch}))
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "dynemb":
+            for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+                assert "Tensor[]" not in str(argument.type) or len(value) > 0, node
+    model.eval()
+    for size in (0, 1, 4, 7):
+        u, v = torch.arange(6 * size).reshape(2, size, 3)
+        assert torch.equal(program.module()(u, v), model(u, v))
+
+
+def test_an_example_that_is_given_twice_makes_two_inputs() -> None:
+    model = TwoFeatures()
+    ids = torch.arange(12).reshape(4, 3)
+    program = exported_program(model, (ids, ids), None)
+    used = [node.name for node in program.graph.nodes if node.op == "placeholder" and node.users]
+    assert {"u", "v"} <= set(used)
 
 
 def test_a_model_on_two_devices_is_refused(tmp_path: Path) -> None:
