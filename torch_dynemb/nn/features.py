@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -152,11 +153,34 @@ def any_batch(offsets: Tensor, features: int) -> AnyBatch:
         features: how many there are.
     """
     batch = (offsets.shape[0] - 1) // features
-    if not torch.compiler.is_exporting():
+    if not _supposes_sizes():
         return AnyBatch(offsets, batch)
     batch = _any_number(batch, offsets.device)
     chosen = torch.arange(features * batch + 1, device=offsets.device)
     return AnyBatch(offsets[chosen], batch)
+
+
+_for_compiled_code = False
+
+
+@contextmanager
+def exports_for_compiled_code() -> Iterator[None]:
+    """Programs exported inside are for AOTInductor, whose code also serves batches of none and one.
+
+    It does not check what torch.export supposes of sizes of inputs; of a number that comes out of
+    a tensor it does, so there must be none.
+    """
+    global _for_compiled_code
+    before, _for_compiled_code = _for_compiled_code, True
+    try:
+        yield
+    finally:
+        _for_compiled_code = before
+
+
+def _supposes_sizes() -> bool:
+    """Whether a program is made that supposes of sizes of inputs that they are at least 2."""
+    return torch.compiler.is_exporting() and not _for_compiled_code
 
 
 def _any_number(size: int, device: torch.device) -> int:
@@ -213,7 +237,7 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
             )
     batch = bags[0]
     # Of ids (B, L), B is a size of an input itself, of which torch.export does not suppose it.
-    if torch.compiler.is_exporting() and all(own is not None for own in offsets):
+    if _supposes_sizes() and all(own is not None for own in offsets):
         batch = _any_number(batch, ids[0].device)
     return GroupedIds(*ops.ids_concat(ids, bags=batch, offsets=offsets), None)
 

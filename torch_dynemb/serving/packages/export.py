@@ -19,6 +19,7 @@ from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.places import checked_path, make_parents, unfinished
 from torch_dynemb.checkpoint.parts import table_name
+from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.frozen_tables import FrozenTables
@@ -35,8 +36,8 @@ from torch_dynemb.serving.packages.manifest import (
 )
 from torch_dynemb.serving.packages.platform import instruction_sets, machine, op_schemas
 
-# nothing of a table in the code; and tensors of one element, which may be tables of one id, too
 _COMPILER = {
+    # no values in the code, not even those of tensors of one element
     "aot_inductor.package_constants_in_so": False,
     "always_keep_tensor_constants": True,
 }
@@ -102,7 +103,8 @@ def export(
     inputs = pytree.tree_map_only(
         Tensor, lambda tensor: tensor.clone(memory_format=torch.contiguous_format), example_inputs
     )
-    program = torch.export.export(frozen.eval(), inputs, dynamic_shapes=dynamic_shapes)
+    with exports_for_compiled_code():
+        program = torch.export.export(frozen.eval(), inputs, dynamic_shapes=dynamic_shapes)
     taken = inputs_of(program)
     disk = Disk()
     make_parents(disk, target)
