@@ -12,11 +12,13 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "serving/constants.h"
@@ -55,6 +57,11 @@ class Model {
     for (const Json& input : manifest.at("inputs").array()) {
       if (!input.at("dtype").is_null()) inputs_.push_back(input_of(input));
     }
+    if (!manifest.at("missing").is_null()) {
+      counted_.emplace();
+      for (const Json& table : manifest.at("missing").array())
+        counted_->push_back({table.text(), 0});
+    }
     const Json& version = manifest.at("version");
     version_ = version.is_text() ? version.text() : std::to_string(version.integer());
     constants_ = std::make_unique<Constants>(folder, manifest);
@@ -75,12 +82,27 @@ class Model {
   const std::string& version() const { return version_; }
   const std::vector<Input>& inputs() const { return inputs_; }
 
+  // How many ids runs have not found since the load, by table; none where the package was exported
+  // without missing=True.
+  std::optional<std::vector<std::pair<std::string, int64_t>>> missing() const {
+    const std::lock_guard<std::mutex> lock(counting_);
+    return counted_;
+  }
+
   // The model's outputs, flat, for its inputs, in the order of inputs(). Throws
   // std::invalid_argument where an input has another dtype, shape or device.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
     check(inputs);
     const c10::InferenceMode guard;
     std::vector<at::Tensor> outputs = loader_->boxed_run(std::move(inputs));
+    if (counted_) {
+      const at::Tensor counts = outputs.back();
+      outputs.pop_back();
+      const std::lock_guard<std::mutex> lock(counting_);
+      for (size_t table = 0; table < counted_->size(); ++table) {
+        (*counted_)[table].second += counts.const_data_ptr<int64_t>()[table];
+      }
+    }
     for (at::Tensor& output : outputs) {
       if (constants_->has(output)) output = output.clone();  // it has to outlive the tables
     }
@@ -154,6 +176,8 @@ class Model {
   }
 
   std::string version_;
+  mutable std::mutex counting_;
+  std::optional<std::vector<std::pair<std::string, int64_t>>> counted_;
   std::vector<Input> inputs_;
   std::unique_ptr<Constants> constants_;  // goes after the loader, whose constants they are
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;

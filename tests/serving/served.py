@@ -75,6 +75,11 @@ def make_package(folder: Path) -> nn.Module:
     frozen = td.freeze(small_model())
     with config.patch(QUICK):
         td.serving.export(
-            frozen, folder, features(4, 20), dynamic_shapes=dynamic_shapes(), version=VERSION
+            frozen,
+            folder,
+            features(4, 20),
+            dynamic_shapes=dynamic_shapes(),
+            version=VERSION,
+            missing=True,
         )
     return frozen

@@ -62,6 +62,24 @@ def test_a_served_model_says_what_it_is(served: td.serving.ServedModel) -> None:
     assert re.search(r"shift: float32 \(s\d+, 1\)", repr(served))
 
 
+def test_a_served_model_counts_what_it_does_not_find(package: Package) -> None:
+    with td.serving.load(package.path) as served:
+        assert served.missing == {"bags.u": 0, "bags.v": 0}
+        ids, shift = features(16, 100)
+        absent = {"bags.u": int((ids["u"][0] >= 100).sum()), "bags.v": int((ids["v"] >= 100).sum())}
+        assert min(absent.values()) > 0
+        served.run(ids, shift)
+        assert served.missing == absent
+        served.run_flat([*ids["u"], ids["v"], shift])
+        assert served.missing == {name: 2 * count for name, count in absent.items()}
+
+
+def test_a_package_that_does_not_count_says_so(package: Package, tmp_path: Path) -> None:
+    served = td.serving.load(with_manifest(package, tmp_path / "uncounted", missing=None))
+    with pytest.raises(RuntimeError, match=r"does not count ids.*export the model with missing=Tr"):
+        _ = served.missing
+
+
 def test_features_may_come_in_another_order(served: td.serving.ServedModel) -> None:
     ids, shift = features(4, 20)
     turned = dict(reversed(ids.items()))
@@ -191,7 +209,9 @@ def test_a_closed_model_refuses_to_run_and_its_outputs_live_on(package: Package)
 
 
 def test_the_tables_are_safetensors_files_that_the_code_has_not(package: Package) -> None:
-    expected = dict(package.frozen.named_buffers()) | dict(package.frozen.named_parameters())
+    # the names have the path of the module that counts missing ids
+    frozen = td.serving.CountsMissing(package.frozen)
+    expected = dict(frozen.named_buffers()) | dict(frozen.named_parameters())
     found = {}
     for file in (TABLES, DENSE):
         with safe_open(package.path / file, "pt") as saved:  # type: ignore[no-untyped-call]
@@ -281,7 +301,7 @@ def test_a_tensor_that_the_code_asks_for_and_nobody_has_is_an_error(
     package: Package, tmp_path: Path
 ) -> None:
     constants = dict(read_manifest(package.path).constants)
-    del constants["scale"]
+    del constants["model.scale"]
     folder = with_manifest(package, tmp_path / "short", constants=constants)
     with pytest.raises(DamagedFileError, match="files of different packages were mixed"):
         td.serving.load(folder)
@@ -303,6 +323,7 @@ WRONG_ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "path": ({"path": 1}, TypeError, "path is 1, expected a str or a Path"),
     "example_inputs": ({"example_inputs": [1]}, TypeError, "expected a tuple of the positional"),
     "version": ({"version": 1.5}, TypeError, "version is 1.5, expected a str, an int or None"),
+    "missing": ({"missing": 1}, TypeError, "missing is 1, expected True or False"),
     "version as a bool": ({"version": True}, TypeError, "version is True"),
 }
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_dynemb._version import __version__
-from torch_dynemb.argument_checks import described
+from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
@@ -23,6 +26,7 @@ from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.code_file import sums_of_file
 from torch_dynemb.serving.packages.inputs import inputs_of
 from torch_dynemb.serving.packages.manifest import (
@@ -50,6 +54,7 @@ def export(
     *,
     dynamic_shapes: Any = None,
     version: str | int | None = None,
+    missing: bool = False,
 ) -> Path:
     """Writes a package that serves a model without Python classes of it, and without a compiler.
 
@@ -67,6 +72,9 @@ def export(
         dynamic_shapes: as in ``torch.export.export``: which sizes change from run to run; None: no
             size does. Sizes 0 and 1 are then served, too.
         version: what this version of the model is called; None: a new random name.
+        missing: True: runs count the ids that they do not find, see
+            :attr:`torch_dynemb.serving.ServedModel.missing`. A
+            :class:`torch_dynemb.serving.CountsMissing` does so in any case.
 
     Returns:
         The folder.
@@ -74,7 +82,7 @@ def export(
     Raises:
         TypeError: an argument has another type.
         ValueError: tensors of the model are on several devices, or an input is neither a tensor
-            nor a constant.
+            nor a constant; or ``missing`` is True, and there are no dynamic tables.
         FileExistsError: there is something at ``path``.
         OSError: the disk is full, or fails; there is nothing at ``path``.
         RuntimeError: ``torch.export`` or the compiler does not take the model.
@@ -97,13 +105,16 @@ def export(
             f"serving.export: {target} is there: choose another path, for instance one by version, "
             "or remove it"
         )
+    flag("serving.export: missing", missing)
     frozen = model if _is_frozen(model) else freeze(model)
+    if missing and not isinstance(frozen, CountsMissing):
+        frozen = CountsMissing(frozen)
     device = _device_of(frozen)
     # copies, because torch.export takes a tensor that is given twice for one input
     inputs = pytree.tree_map_only(
         Tensor, lambda tensor: tensor.clone(memory_format=torch.contiguous_format), example_inputs
     )
-    with exports_for_compiled_code():
+    with exports_for_compiled_code(), _arguments_of_the_model(frozen):
         program = torch.export.export(frozen.eval(), inputs, dynamic_shapes=dynamic_shapes)
     taken = inputs_of(program)
     disk = Disk()
@@ -132,7 +143,8 @@ def export(
             machine=machine(),
             instructions=instruction_sets(),
             ops=op_schemas(program),
-            tables=_served_tables(tables),
+            tables=_served_tables(frozen.model if isinstance(frozen, CountsMissing) else frozen),
+            missing=frozen.table_names if isinstance(frozen, CountsMissing) else None,
             constants={name: TABLES if name in of_tables else DENSE for name in constants},
             inputs=taken,
             files=files,
@@ -165,6 +177,25 @@ def _is_frozen(model: nn.Module) -> bool:
     return any(isinstance(module, FrozenTables) for module in model.modules())
 
 
+@contextmanager
+def _arguments_of_the_model(frozen: nn.Module) -> Iterator[None]:
+    """Gives what counts missing ids the arguments of the model in it.
+
+    ``dynamic_shapes`` and the names of inputs go by them, and it takes any.
+    """
+    if not isinstance(frozen, CountsMissing):
+        yield
+        return
+    forward = frozen.forward
+    frozen.forward = functools.wraps(frozen.model.forward)(  # type: ignore[method-assign]
+        lambda *args, **kwargs: forward(*args, **kwargs)
+    )
+    try:
+        yield
+    finally:
+        del frozen.forward
+
+
 def _device_of(model: nn.Module) -> torch.device:
     """The device of a model's tensors; that of the CPU if it has none."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -185,9 +216,9 @@ def _tables_of(model: nn.Module) -> list[tuple[str, FrozenTables]]:
     ]
 
 
-def _served_tables(tables: list[tuple[str, FrozenTables]]) -> dict[str, ServedTable]:
+def _served_tables(model: nn.Module) -> dict[str, ServedTable]:
     result = {}
-    for path, module in tables:
+    for path, module in _tables_of(model):
         dims = module.get_buffer("meta")[:, Meta.DIM].tolist()
         for (name, ids), dim in zip(module.sizes().items(), dims, strict=True):
             result[table_name(path.rpartition(".")[0], name)] = ServedTable(ids, dim)

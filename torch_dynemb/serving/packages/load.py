@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,9 @@ class ServedModel:
         self.device = torch.device(manifest.device)
         self.inputs: list[Input] = [i for i in manifest.inputs if i.dtype is not None]
         self._leaves = manifest.inputs
+        self._counted = manifest.missing
+        self._missing = torch.zeros(len(manifest.missing or ()), dtype=torch.int64)
+        self._counting = threading.Lock()
         self._loaded: _Loaded | None = loaded
         in_spec, out_spec = loaded.loader.get_call_spec()
         self._in_spec = pytree.treespec_loads(in_spec)
@@ -101,7 +105,12 @@ class ServedModel:
         """
         leaves = leaves_of(self._in_spec, inputs)
         outputs = self._run(tensors_of(self._leaves, leaves, self.device))
-        return pytree.tree_unflatten(outputs, self._out_spec)
+        result = pytree.tree_unflatten(outputs, self._out_spec)
+        if self._counted is None:
+            return result
+        output, counts = result
+        self._count(counts)
+        return output
 
     def run_flat(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """As :meth:`run`, for a program that knows nothing of how inputs are put together.
@@ -120,7 +129,32 @@ class ServedModel:
         if len(tensors) != len(self.inputs):
             names = [given.name for given in self.inputs]
             raise TypeError(f"run_flat: got {len(tensors)} tensors, expected one each of {names}")
-        return self._run(tensors_of(self.inputs, tensors, self.device))
+        outputs = self._run(tensors_of(self.inputs, tensors, self.device))
+        if self._counted is not None:
+            self._count(outputs.pop())
+        return outputs
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """How many ids runs have not found since the load, by name of the table.
+
+        Occurrences of ids that are not in a table; its padding id is none.
+
+        Raises:
+            RuntimeError: the package does not count them.
+        """
+        if self._counted is None:
+            raise RuntimeError(
+                "missing: the package does not count ids that are not found: export the model with "
+                "missing=True"
+            )
+        with self._counting:
+            return dict(zip(self._counted, self._missing.tolist(), strict=True))
+
+    def _count(self, counts: Tensor) -> None:
+        """Adds what a run has not found."""
+        with self._counting:
+            self._missing += counts.to(self._missing.device)
 
     def _run(self, tensors: list[Tensor]) -> list[Tensor]:
         loaded = self._loaded

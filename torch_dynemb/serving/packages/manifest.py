@@ -50,6 +50,7 @@ class PackageManifest(NamedTuple):
         machine, instructions: the processor that the code was compiled for.
         ops: schemas by name of this library's ops that the code calls.
         tables: by name.
+        missing: the tables whose missing ids the last output counts; None: no output does.
         constants: the file of each tensor by name.
         inputs: what the model takes, leaf by leaf.
         files: sizes and checksums by name.
@@ -64,6 +65,7 @@ class PackageManifest(NamedTuple):
     instructions: list[str]
     ops: dict[str, str]
     tables: dict[str, ServedTable]
+    missing: list[str] | None
     constants: dict[str, str]
     inputs: list[Input]
     files: dict[str, FileSums]
