@@ -252,6 +252,18 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] rows, Tensor(d!) free, "
       "Tensor meta, int table, Tensor ids, Tensor values, Tensor erased, int[] formats) -> Tensor");
+  // Rows of 8 or 4 bits a value, and lookups that read them: a format for each slab
+  // (core/rows/quantized.h).
+  m.def("quantize_rows(Tensor rows, int format) -> Tensor");
+  m.def("dequantize_rows(Tensor packed, int format, int dim) -> Tensor");
+  m.def(
+      "quantized_embedding_bag(Tensor[] weights, Tensor[] generations, Tensor meta, "
+      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
+      "int[] feature_tables, int[] feature_dims, int[] formats, int pooling) -> Tensor");
+  m.def(
+      "quantized_embedding(Tensor[] weights, Tensor[] generations, Tensor meta, "
+      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, "
+      "int dim, int[] formats) -> Tensor");
 
   // Gradients of a lookup.
   m.def(

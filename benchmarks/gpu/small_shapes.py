@@ -145,6 +145,7 @@ class TableCalls(Calls):
             self._insertion,
             self._pooled,
             self._sequence,
+            self._quantized,
             self._split_update,
             self._export,
             self._policies,
@@ -327,6 +328,43 @@ class TableCalls(Calls):
         )
         output.backward(torch.linspace(-1, 1, 64).reshape(8, 8).to(self.device))
         self.keep("sequence", read, output)
+
+    def _quantized(self) -> None:
+        """Rows as they are, and quantized, of 8 columns and of 3."""
+        group = self.group
+        ids, offsets, tables, dims = self.pooled_call()
+        handles = group.find(ids, offsets, tables).handles
+        used = [group.index.used_rows(slab) for slab in range(2)]  # no more has memory
+        weights = [slab[:rows] for slab, rows in zip(group.rows.weights, used, strict=True)]
+        generations = [slab[:rows] for slab, rows in zip(group.rows.generations, used, strict=True)]
+        for formats in ([3, 1], [1, 2], [0, 3]):  # of the slabs of 3 and of 8 columns
+            packed = [
+                slab if form == 0 else ops.quantize_rows(slab, form)
+                for slab, form in zip(weights, formats, strict=True)
+            ]
+            rows = group.rows._replace(weights=packed, generations=generations)
+            for pooling in (Pooling.SUM, Pooling.MEAN):
+                read = ops.quantized_embedding_bag(
+                    rows,
+                    ids,
+                    handles,
+                    offsets,
+                    torch.linspace(0.5, 1.5, len(ids), device=self.device),
+                    feature_tables=tables,
+                    feature_dims=dims,
+                    formats=formats,
+                    pooling=pooling,
+                )
+                self.keep(f"quantized bags {formats} {pooling}", read)
+            known, at = handles[:4].contiguous(), self.tensor([0, 4])
+            row = ops.quantized_embedding(
+                rows, ids[:4], known, at, feature_tables=[0], dim=8, formats=formats
+            )
+            self.keep(f"quantized sequence {formats}", row)
+        for form in (1, 2, 3):
+            plain = torch.linspace(-3, 5, 20 * 40, device=self.device).reshape(20, 40).square()
+            codes = ops.quantize_rows(plain, form)
+            self.keep(f"codes {form}", codes, ops.dequantize_rows(codes, form, 40))
 
     def _split_update(self) -> None:
         group = self.group

@@ -1,6 +1,7 @@
 #include "arguments/rows.h"
 
 #include "core/columns.h"
+#include "core/rows/quantized.h"
 
 namespace dynemb {
 
@@ -17,9 +18,50 @@ Storage storage_of(const CallContext& call, const char* name, const Tensor& tens
   return storage;
 }
 
+namespace {
+
+SlabTensors slab_tensors(const CallContext& call, const Tensor& weights, const Tensor& generations,
+                         int64_t format) {
+  Storage storage;
+  if (format == kRowsOfFloats) {
+    storage = storage_of(call, "weights", weights);
+  } else {
+    STD_TORCH_CHECK(format >= kRowsOfInt8 && format <= kRowsOfFloat8, "dynemb::", call.op,
+                    ": formats has ", format,
+                    ", expected 0 (rows of floats), 1 (int8), 2 (int4) or 3 (fp8)");
+    storage = storage_of_format(format);
+    check_tensor(call, "weights", weights, ScalarType::Byte);
+  }
+  check_tensor(call, "generations", generations, ScalarType::Int);
+  STD_TORCH_CHECK(weights.dim() == 2 && weights.size(1) > 0, "dynemb::", call.op,
+                  ": weights must have shape (rows, dim)");
+  const int64_t count = weights.size(0);
+  const int64_t row_bytes = weights.size(1) * static_cast<int64_t>(weights.element_size());
+  const int64_t dim = is_quantized(storage) ? quantized_dim(storage, row_bytes) : weights.size(1);
+  STD_TORCH_CHECK(dim > 0, "dynemb::", call.op, ": weights.size(1) is ", weights.size(1),
+                  ", expected more than ", scale_bytes(storage),
+                  ", the bytes that a quantized row has beside its values");
+  check_length(call.op, "generations", generations, count);
+  return {static_cast<char*>(weights.data_ptr()),
+          static_cast<int32_t*>(generations.data_ptr()),
+          count,
+          dim,
+          storage,
+          row_bytes};
+}
+
+}  // namespace
+
 RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
                        const std::vector<Tensor>& generations, const Tensor& meta,
                        const Tensor& init_data) {
+  const std::vector<int64_t> of_floats(weights.size(), kRowsOfFloats);
+  return row_tensors(call, weights, generations, meta, init_data, of_floats);
+}
+
+RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& generations, const Tensor& meta,
+                       const Tensor& init_data, const std::vector<int64_t>& formats) {
   check_tensor(call, "meta", meta, ScalarType::Long);
   check_size(call.op, "meta", meta, 1, kMetaColumns);
   check_tensor(call, "init_data", init_data, ScalarType::Double);
@@ -28,6 +70,8 @@ RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weigh
   STD_TORCH_CHECK(!weights.empty() && weights.size() == generations.size(), "dynemb::", call.op,
                   ": got ", weights.size(), " weights and ", generations.size(),
                   " generations, expected one of each per slab");
+  STD_TORCH_CHECK(formats.size() == weights.size(), "dynemb::", call.op, ": formats has ",
+                  formats.size(), " entries, expected as many as weights, ", weights.size());
   RowTensors rows{{},
                   static_cast<const int64_t*>(meta.data_ptr()),
                   meta.size(0),
@@ -35,16 +79,7 @@ RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weigh
                   init_data.numel()};
   rows.slabs.reserve(weights.size());
   for (size_t s = 0; s < weights.size(); ++s) {
-    const Storage storage = storage_of(call, "weights", weights[s]);
-    check_tensor(call, "generations", generations[s], ScalarType::Int);
-    STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", call.op,
-                    ": weights must have shape (rows, dim)");
-    const int64_t count = weights[s].size(0);
-    const int64_t dim = weights[s].size(1);
-    check_length(call.op, "generations", generations[s], count);
-    rows.slabs.push_back({static_cast<char*>(weights[s].data_ptr()),
-                          static_cast<int32_t*>(generations[s].data_ptr()), count, dim, storage,
-                          dim * static_cast<int64_t>(weights[s].element_size())});
+    rows.slabs.push_back(slab_tensors(call, weights[s], generations[s], formats[s]));
   }
   return rows;
 }

@@ -20,7 +20,7 @@ struct SlabTensors {
   int32_t* generations;  // [rows]
   int64_t rows;
   int64_t dim;
-  Storage storage;    // of the weights
+  Storage storage;    // of the weights; uint8 [rows, bytes] where they are quantized
   int64_t row_bytes;  // of the weights
 };
 
@@ -34,6 +34,11 @@ struct RowTensors {
 RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
                        const std::vector<Tensor>& generations, const Tensor& meta,
                        const Tensor& init_data);
+// As above, where slabs may have quantized rows, uint8 [rows, bytes] (core/rows/quantized.h), and
+// `formats` says which.
+RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& generations, const Tensor& meta,
+                       const Tensor& init_data, const std::vector<int64_t>& formats);
 
 // By slab. `state`: tensor k of slab s at k * slabs + s. Those of two dimensions hold a value per
 // weight, or, as uint8, a row of 8-bit floats (core/rows/storage.h); float32 [rows] a value per

@@ -94,6 +94,49 @@ def sequence_inference_arguments() -> OpArguments:
     return (*read_only_rows(group), call.ids, found(group, call), call.offsets, call.tables, 4)
 
 
+QUANTIZED = {"int8": [1, 1], "int4": [0, 2], "fp8": [3, 3], "floats": [0, 0], "mixed": [1, 3]}
+
+
+def quantized_rows(group: td.TableGroup, formats: list[int]) -> OpArguments:
+    """The slab of two tables has 4 columns, the other one 3."""
+    weights, generations, *constants = read_only_rows(group)
+    packed = [
+        slab if form == 0 else ops.quantize_rows(slab, form)
+        for slab, form in zip(weights, formats, strict=True)
+    ]
+    return packed, generations, *constants
+
+
+def quantized_bag_arguments(name: str, kind: str, pooling: Pooling) -> OpArguments:
+    group, formats = make_group(), QUANTIZED[name]
+    call = pooled_call(group)
+    shared = (call.ids, found(group, call), call.offsets, per_sample_weights(call, kind))
+    rows = quantized_rows(group, formats)
+    return (*rows, *shared, call.tables, call.dims, formats, int(pooling))
+
+
+def quantized_sequence_arguments(name: str) -> OpArguments:
+    group, formats = make_group(), QUANTIZED[name]
+    call = flat_call(group)
+    shared = (call.ids, found(group, call), call.offsets, call.tables)
+    return (*quantized_rows(group, formats), *shared, 4, formats)
+
+
+def rows_to_quantize(dtype: torch.dtype, dim: int) -> Tensor:
+    """Plain rows, an equal one, one of zeros, and at the end one with infinity."""
+    rows = torch.linspace(-3.0, 5.0, 40 * dim).reshape(40, dim).square() - 4.0
+    rows[3], rows[4], rows[39, 1] = 0.1, 0.0, float("-inf")
+    return rows.to(dtype)
+
+
+def quantize_arguments(form: int, dtype: torch.dtype, dim: int) -> OpArguments:
+    return rows_to_quantize(dtype, dim), form
+
+
+def dequantize_arguments(form: int, dim: int) -> OpArguments:
+    return ops.quantize_rows(rows_to_quantize(torch.float32, dim)[:39], form), form, dim
+
+
 def gradient_arguments(group: td.TableGroup, kind: str, pooling: Pooling) -> OpArguments:
     """From the rows that a gradient needs to its pooling."""
     call = pooled_call(group)
@@ -194,6 +237,29 @@ CASES: dict[str, dict[str, Case]] = {
         name: partial(bag_inference_arguments, "plain", Pooling.SUM, stored=name) for name in STORED
     },
     "embedding_inference": {"": sequence_inference_arguments},
+    "quantize_rows": {
+        f"{form} {dtype} {dim}".replace("torch.", ""): partial(quantize_arguments, form, dtype, dim)
+        for form, dtype, dim in (
+            (1, torch.float32, 8),
+            (1, torch.float16, 5),
+            (2, torch.float32, 40),
+            (2, torch.bfloat16, 6),
+            (3, torch.float32, 3),
+        )
+    },
+    "dequantize_rows": {
+        f"{form} {dim}": partial(dequantize_arguments, form, dim)
+        for form, dim in ((1, 40), (1, 5), (2, 8), (2, 6), (3, 40), (3, 7))
+    },
+    "quantized_embedding_bag": {
+        f"{kind} {pooling.name} {name}": partial(quantized_bag_arguments, name, kind, pooling)
+        for name, (kind, pooling) in zip(
+            [*QUANTIZED, "int8"], [*pooled_kinds()] * len(QUANTIZED), strict=False
+        )
+    },
+    "quantized_embedding": {
+        name: partial(quantized_sequence_arguments, name) for name in QUANTIZED
+    },
     "reduce_grad": {
         f"{kind} {pooling.name}": partial(reduce_arguments, kind, pooling)
         for kind, pooling in pooled_kinds()

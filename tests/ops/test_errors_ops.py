@@ -75,6 +75,8 @@ def shorter(name: str, position: int) -> str | None:
         return r"records must have shape \(\d, \d+\): a record of slab 0 for each of slots"
     if (name, argument) in (("gather_records", "slots"), ("forget_rows_", "handles")):
         return None  # of any number of rows
+    if name in ("quantize_rows", "dequantize_rows"):
+        return None  # likewise
     if name == "ids_concat" and argument == "offsets":
         return r"offsets\[0\] has 1 dimensions and 1 elements, expected 1 and 2 or 3"
     if name in ("mix_ids", "unmix_ids", "id_owners", "bucketize") or argument in ANY_SHAPE.get(

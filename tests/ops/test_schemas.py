@@ -210,6 +210,24 @@ dynemb::embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta,
     -> Tensor""",
         )
 
+    def test_quantized_rows(self) -> None:
+        shown = listing(
+            "quantize_rows", "dequantize_rows", "quantized_embedding_bag", "quantized_embedding"
+        )
+        self.assertExpectedInline(
+            shown,
+            """\
+dynemb::quantize_rows(Tensor rows, int format) -> Tensor
+dynemb::dequantize_rows(Tensor packed, int format, int dim) -> Tensor
+dynemb::quantized_embedding_bag(Tensor[] weights, Tensor[] generations, Tensor meta,
+    Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
+    per_sample_weights, int[] feature_tables, int[] feature_dims, int[] formats, int
+    pooling) -> Tensor
+dynemb::quantized_embedding(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor
+    init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, int dim,
+    int[] formats) -> Tensor""",
+        )
+
     def test_rows(self) -> None:
         shown = listing(
             "reduce_grad", "bag_weight_grad", "materialize_", "accumulate_grad_", "merge_grad_"
@@ -547,7 +565,11 @@ def enums() -> dict[str, list[dict[str, int]]]:
 
 @pytest.mark.parametrize(
     ("python", "name", "prefix"),
-    [(columns.Pooling, "Pooling", "Pool"), (columns.NonFinite, "NonFinite", "")],
+    [
+        (columns.Pooling, "Pooling", "Pool"),
+        (columns.NonFinite, "NonFinite", ""),
+        (columns.RowFormat, "RowFormat", "RowsOf"),
+    ],
 )
 def test_enums_of_arguments_are_those_of_cpp(
     python: type[enum.IntEnum], name: str, prefix: str

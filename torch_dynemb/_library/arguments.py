@@ -61,6 +61,7 @@ _TENSORS = {
     "records": Expected(torch.uint8, 2),
     "erased": _WORDS,
     "free": _WORD_ROWS,
+    "packed": Expected(torch.uint8, 2),
 }
 # of the entries of a slab; of its cache
 _IN_LISTS = {"tables": _WORDS, "slots": _WORD_ROWS}
@@ -77,6 +78,7 @@ _OTHERWISE = {
     ("mod", "values"): Expected(_INT64, None),
     ("multi_hash", "values"): Expected(_INT64, None),
     ("bucketize", "values"): _ANY,
+    ("quantize_rows", "rows"): _ROW_WEIGHTS,
     **{
         (op, "weights"): _FLOATS
         for op in (
@@ -128,6 +130,7 @@ _NEVER_EMPTY = (
     *("ragged_indices", "feature_cross_ragged", "farmhash", "murmurhash"),
     "murmurhash64a",
     *("embedding_bag", "embedding_bag_inference", "bag_weight_grad", "serve_bag"),
+    "quantized_embedding_bag",
 )
 
 # lists of features, and a list with an entry for each feature
@@ -164,12 +167,16 @@ _IN_HOST_MEMORY = {
     **{(op, name): _SERVES_HOST for op in _LIVE_OPS for name in ("buckets", "tables", "rows")},
     ("serve_apply_", "free"): _SERVES_HOST,
 }
+_ROW_FORMATS = {1: "int8", 2: "int4", 3: "fp8"}
+_INT4 = 2
+_FLOAT_ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PAGE_BYTES = 4096
 _LAST_IO_PATH = 2
 
 _RAGGED = ("values", "offsets")
 _LOOKUP = ("feature_tables", "feature_dims")
 _SLABS = ("weights", "generations")
+_FORMATTED_SLABS = ("weights", "generations", "formats")
 # lists of an op that have one length
 _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "mod": (("values", "divisors"),),
@@ -201,6 +208,8 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "embedding": (_SLABS,),
     "embedding_bag_inference": (_SLABS, _LOOKUP),
     "embedding_inference": (_SLABS,),
+    "quantized_embedding_bag": (_FORMATTED_SLABS, _LOOKUP),
+    "quantized_embedding": (_FORMATTED_SLABS,),
     "reduce_grad": (_SLABS, _LOOKUP),
     "bag_weight_grad": (_SLABS, _LOOKUP),
     "accumulate_grad_": (_SLABS, _LOOKUP),
@@ -356,6 +365,10 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
         )
     if op == "prefetch_" and given["ahead"] < 1:
         _refuse(op, f"ahead is {given['ahead']}, expected 1 at least: the steps until the lookup")
+    if "format" in given:
+        _check_format(op, given)
+    if op.startswith("quantized_embedding"):
+        _check_formats(op, given["formats"], given["weights"])
     if "parts" in given and "slots" in given and given["parts"] > given["slots"]:
         _refuse(
             op, f"parts is {given['parts']}, expected at most the number of slots, {given['slots']}"
@@ -364,6 +377,39 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
         _refuse(op, f"part is {given['part']}, expected 0 to {given['parts'] - 1}")
     if "dtype" in given and given["dtype"] > _LAST_DTYPE_CODE:
         _refuse(op, f"dtype is {given['dtype']}, expected 0 to {_LAST_DTYPE_CODE}")
+
+
+def _check_format(op: str, given: dict[str, Any]) -> None:
+    """Of rows that are quantized, or of codes."""
+    form = given["format"]
+    if form not in _ROW_FORMATS:
+        _refuse(op, f"format is {form}, expected 1 (int8), 2 (int4) or 3 (fp8)")
+    if "rows" in given and given["rows"].dtype not in _FLOAT_ROW_DTYPES:
+        _refuse(
+            op,
+            f"rows has dtype {_dtype_name(given['rows'].dtype)}, expected float32, bfloat16 or "
+            "float16",
+        )
+    name, dim = ("dim", given["dim"]) if "dim" in given else ("rows.size(1)", given["rows"].size(1))
+    if dim < 1:
+        _refuse(op, f"{name} is {dim}, expected at least 1")
+    if form == _INT4 and dim % 2 != 0:
+        _refuse(
+            op,
+            f"{name} is {dim}, but rows of int4 have an even number of columns: take int8 or fp8",
+        )
+
+
+def _check_formats(op: str, formats: Sequence[int], weights: Sequence[Tensor]) -> None:
+    """Of slabs, which may be rows of floats."""
+    for form, slab in zip(formats, weights, strict=True):
+        if form != 0 and form not in _ROW_FORMATS:
+            _refuse(
+                op,
+                f"formats has {form}, expected 0 (rows of floats), 1 (int8), 2 (int4) or 3 (fp8)",
+            )
+        if form != 0 and slab.dtype != torch.uint8:
+            _refuse(op, f"weights has dtype {_dtype_name(slab.dtype)}, expected uint8")
 
 
 def refuse_size(op: str, arguments: Sequence[Any]) -> NoReturn:

@@ -51,6 +51,12 @@ from torch_dynemb.ops.pending import (  # noqa: E402
     merge_grad_,
 )
 from torch_dynemb.ops.pooling import pool_rows, ragged_tile  # noqa: E402
+from torch_dynemb.ops.quantized import (  # noqa: E402
+    dequantize_rows,
+    quantize_rows,
+    quantized_embedding,
+    quantized_embedding_bag,
+)
 from torch_dynemb.ops.ragged_cross import CrossedRagged, feature_cross_ragged  # noqa: E402
 from torch_dynemb.ops.ragged_cutoff import (  # noqa: E402
     CutRagged,
@@ -160,6 +166,7 @@ __all__ = [
     "bucketize",
     "crc32c",
     "dense_to_ragged",
+    "dequantize_rows",
     "embedding",
     "embedding_bag",
     "embedding_bag_inference",
@@ -191,6 +198,9 @@ __all__ = [
     "pool_rows",
     "prefetch_",
     "promise_room_",
+    "quantize_rows",
+    "quantized_embedding",
+    "quantized_embedding_bag",
     "ragged_cutoff_2d",
     "ragged_cutoff_3d",
     "ragged_tile",

@@ -300,6 +300,15 @@ class Pooling(IntEnum):
     NONE = 2
 
 
+class RowFormat(IntEnum):
+    """How the rows of a slab are stored: as floats of a tensor's dtype, or quantized."""
+
+    FLOATS = 0
+    INT8 = 1
+    INT4 = 2
+    FLOAT8 = 3
+
+
 class StoreStat(IntEnum):
     """Columns of what ``store_stats`` gives, int64 [16]; counted from when it was opened.
 

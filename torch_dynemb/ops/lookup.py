@@ -22,7 +22,8 @@ from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
 
 
-def _check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
+def check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
+    """Raises unless the weights of ids are float32, one for each id, and where the ids are."""
     if per_sample_weights.dtype != torch.float32:
         raise TypeError(
             f"{op}: per_sample_weights has dtype {per_sample_weights.dtype}, expected float32"
@@ -78,7 +79,7 @@ def embedding_bag(
             updated since the forward, where the optimizer does not allow for it.
     """
     if per_sample_weights is not None:
-        _check_weights("embedding_bag", per_sample_weights, ids)
+        check_weights("embedding_bag", per_sample_weights, ids)
     output, _ = torch.ops.dynemb.embedding_bag(
         *rows,
         ids,
@@ -156,7 +157,7 @@ def embedding_bag_inference(
         RuntimeError: another argument does not fit the rows.
     """
     if per_sample_weights is not None:
-        _check_weights("embedding_bag_inference", per_sample_weights, ids)
+        check_weights("embedding_bag_inference", per_sample_weights, ids)
     output: Tensor = torch.ops.dynemb.embedding_bag_inference(
         *rows.read,
         ids,
@@ -199,7 +200,8 @@ def embedding_inference(
     return output
 
 
-def _output(ids: Tensor, rows: int, columns: int) -> Tensor:
+def lookup_output(ids: Tensor, rows: int, columns: int) -> Tensor:
+    """What a lookup returns, without values: for fake implementations."""
     return ids.new_empty((rows, columns), dtype=torch.float32)
 
 
@@ -224,7 +226,7 @@ def _embedding_bag_fake(
     optimizer: int,
 ) -> tuple[Tensor, Tensor]:
     batch = (offsets.shape[0] - 1) // len(feature_tables)
-    return _output(ids, batch, sum(feature_dims)), row_clock.new_empty((1,))
+    return lookup_output(ids, batch, sum(feature_dims)), row_clock.new_empty((1,))
 
 
 @register_fake("embedding")
@@ -245,7 +247,7 @@ def _embedding_fake(
     dim: int,
     optimizer: int,
 ) -> tuple[Tensor, Tensor]:
-    return _output(ids, ids.shape[0], dim), row_clock.new_empty((1,))
+    return lookup_output(ids, ids.shape[0], dim), row_clock.new_empty((1,))
 
 
 @register_fake("embedding_bag_inference")
@@ -263,7 +265,7 @@ def _embedding_bag_inference_fake(
     pooling: int,
 ) -> Tensor:
     batch = (offsets.shape[0] - 1) // len(feature_tables)
-    return _output(ids, batch, sum(feature_dims))
+    return lookup_output(ids, batch, sum(feature_dims))
 
 
 @register_fake("embedding_inference")
@@ -278,7 +280,7 @@ def _embedding_inference_fake(
     feature_tables: Sequence[int],
     dim: int,
 ) -> Tensor:
-    return _output(ids, ids.shape[0], dim)
+    return lookup_output(ids, ids.shape[0], dim)
 
 
 # Rows are not saved for backward: that would compare their version with the forward's, and they are

@@ -10,7 +10,16 @@
 
 namespace dynemb {
 
-enum class Storage : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kBlockFloat8 = 3 };
+enum class Storage : int {
+  kFloat32 = 0,
+  kBFloat16 = 1,
+  kFloat16 = 2,
+  kBlockFloat8 = 3,  // of optimizer state
+  // of rows that are only read (core/rows/quantized.h)
+  kInt8 = 4,
+  kInt4 = 5,
+  kFloat8 = 6
+};
 
 // -- bfloat16 ------------------------------------------------------------------------------------
 

@@ -7,10 +7,7 @@
 
 namespace dynemb::cpu {
 
-std::vector<TableRows> group_rows(const char* op, const std::vector<Tensor>& weights,
-                                  const std::vector<Tensor>& generations, const Tensor& meta,
-                                  const Tensor& init_data) {
-  const RowTensors rows = row_tensors(op, weights, generations, meta, init_data);
+std::vector<TableRows> group_rows(const char* op, const RowTensors& rows) {
   std::vector<TableRows> tables;
   tables.reserve(static_cast<size_t>(rows.table_count));
   for (int64_t t = 0; t < rows.table_count; ++t) {

@@ -37,9 +37,12 @@ struct TableRows {
 };
 
 // One entry per table. Checks also the constants of tables.
-std::vector<TableRows> group_rows(const char* op, const std::vector<Tensor>& weights,
-                                  const std::vector<Tensor>& generations, const Tensor& meta,
-                                  const Tensor& init_data);
+std::vector<TableRows> group_rows(const char* op, const RowTensors& rows);
+inline std::vector<TableRows> group_rows(const char* op, const std::vector<Tensor>& weights,
+                                         const std::vector<Tensor>& generations, const Tensor& meta,
+                                         const Tensor& init_data) {
+  return group_rows(op, row_tensors(op, weights, generations, meta, init_data));
+}
 
 // One lookup call: ids by feature, handles, bags, weights of the ids.
 struct LookupArgs {

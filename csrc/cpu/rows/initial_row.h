@@ -5,6 +5,7 @@
 
 #include "core/rows/initializer.h"
 #include "cpu/rows/args.h"
+#include "cpu/rows/quantized_rows.h"
 #include "cpu/rows/storage.h"
 #include "cpu/runtime/simd.h"
 
@@ -85,7 +86,11 @@ DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, i
     const RowStatus status = row_status(handle, table.generations[row]);
     if (status == RowStatus::kLive) {
       if (table.storage == Storage::kFloat32) return reinterpret_cast<float*>(table.row(row));
-      load_row(table.storage, table.row(row), table.dim, scratch);
+      if (is_quantized(table.storage)) {
+        load_quantized_row(table.storage, table.row(row), table.dim, scratch);
+      } else {
+        load_row(table.storage, table.row(row), table.dim, scratch);
+      }
       return scratch;
     }
     if (status == RowStatus::kStale) return nullptr;
@@ -108,6 +113,8 @@ DYNEMB_INLINE void prefetch_row(const TableRows& table, int64_t handle) {
   const char* values = table.row(row);
   const int64_t prefetched = table.row_bytes < 512 ? table.row_bytes : 512;  // the rest follows
   for (int64_t byte = 0; byte < prefetched; byte += 64) __builtin_prefetch(values + byte);
+  // rows that are no whole cache lines may end in one more
+  if (prefetched % 64 != 0) __builtin_prefetch(values + prefetched - 1);
 }
 
 }  // namespace dynemb::cpu

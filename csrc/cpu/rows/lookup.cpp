@@ -1,5 +1,5 @@
-// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in a
-// form for inference that has no autograd formula.
+// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in
+// forms for inference that have no autograd formula: of rows of floats, and of quantized ones.
 #include "cpu/rows/lookup.h"
 
 #include <torch/csrc/stable/library.h>
@@ -120,25 +120,20 @@ Tensor update_count(const char* op, const Tensor& row_clock, const Tensor& meta)
   return count;
 }
 
-Tensor pooled_lookup(const char* op, const std::vector<Tensor>& weights,
-                     const std::vector<Tensor>& generations, const Tensor& meta,
-                     const Tensor& init_data, const Tensor& ids, const Tensor& handles,
-                     const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+Tensor pooled_lookup(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
+                     const Tensor& handles, const Tensor& offsets,
+                     const std::optional<Tensor>& per_sample_weights,
                      const std::vector<int64_t>& feature_tables,
                      const std::vector<int64_t>& feature_dims, int64_t pooling) {
-  const auto tables = group_rows(op, weights, generations, meta, init_data);
   check_is_pooled(op, pooling, "use embedding");
   return run_lookup(lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
                                 feature_tables, feature_dims, pooling),
                     tables);
 }
 
-Tensor sequence_lookup(const char* op, const std::vector<Tensor>& weights,
-                       const std::vector<Tensor>& generations, const Tensor& meta,
-                       const Tensor& init_data, const Tensor& ids, const Tensor& handles,
-                       const Tensor& offsets, const std::vector<int64_t>& feature_tables,
-                       int64_t dim) {
-  const auto tables = group_rows(op, weights, generations, meta, init_data);
+Tensor sequence_lookup(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
+                       const Tensor& handles, const Tensor& offsets,
+                       const std::vector<int64_t>& feature_tables, int64_t dim) {
   const std::vector<int64_t> dims(feature_tables.size(), dim);
   return run_lookup(
       lookup_call(op, tables, ids, handles, offsets, std::nullopt, feature_tables, dims, kPoolNone),
@@ -150,15 +145,41 @@ Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> 
                                Tensor offsets, std::optional<Tensor> per_sample_weights,
                                std::vector<int64_t> feature_tables,
                                std::vector<int64_t> feature_dims, int64_t pooling) {
-  return pooled_lookup("embedding_bag_inference", weights, generations, meta, init_data, ids,
-                       handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling);
+  const char* op = "embedding_bag_inference";
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
+  return pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights, feature_tables,
+                       feature_dims, pooling);
 }
 
 Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
                            Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
                            Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim) {
-  return sequence_lookup("embedding_inference", weights, generations, meta, init_data, ids, handles,
-                         offsets, feature_tables, dim);
+  const char* op = "embedding_inference";
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
+  return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, dim);
+}
+
+Tensor quantized_embedding_bag(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                               Tensor offsets, std::optional<Tensor> per_sample_weights,
+                               std::vector<int64_t> feature_tables,
+                               std::vector<int64_t> feature_dims, std::vector<int64_t> formats,
+                               int64_t pooling) {
+  const char* op = "quantized_embedding_bag";
+  const auto tables =
+      group_rows(op, row_tensors(op, weights, generations, meta, init_data, formats));
+  return pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights, feature_tables,
+                       feature_dims, pooling);
+}
+
+Tensor quantized_embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim,
+                           std::vector<int64_t> formats) {
+  const char* op = "quantized_embedding";
+  const auto tables =
+      group_rows(op, row_tensors(op, weights, generations, meta, init_data, formats));
+  return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, dim);
 }
 
 // state, hyper, pending, grad_anchor and optimizer are for the autograd formula, which gets them
@@ -171,8 +192,9 @@ std::tuple<Tensor, Tensor> embedding_bag(
     std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims, int64_t pooling,
     int64_t /*optimizer*/) {
   const char* op = "embedding_bag";
-  Tensor output = pooled_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
-                                per_sample_weights, feature_tables, feature_dims, pooling);
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
+  Tensor output = pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights,
+                                feature_tables, feature_dims, pooling);
   return {output, update_count(op, row_clock, meta)};
 }
 
@@ -184,8 +206,8 @@ std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Te
                                      std::vector<int64_t> feature_tables, int64_t dim,
                                      int64_t /*optimizer*/) {
   const char* op = "embedding";
-  Tensor output = sequence_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
-                                  feature_tables, dim);
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
+  Tensor output = sequence_lookup(op, tables, ids, handles, offsets, feature_tables, dim);
   return {output, update_count(op, row_clock, meta)};
 }
 
@@ -197,13 +219,13 @@ Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
                  const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
                  const std::vector<int64_t>& feature_tables,
                  const std::vector<int64_t>& feature_dims, int64_t pooling) {
+  const auto tables = group_rows(op, weights, generations, meta, init_data);
   if (pooling != kPoolNone) {
-    return pooled_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
-                         per_sample_weights, feature_tables, feature_dims, pooling);
+    return pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights, feature_tables,
+                         feature_dims, pooling);
   }
   STD_TORCH_CHECK(!feature_dims.empty(), "dynemb::", op, ": feature_dims is empty");
-  return sequence_lookup(op, weights, generations, meta, init_data, ids, handles, offsets,
-                         feature_tables, feature_dims[0]);
+  return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, feature_dims[0]);
 }
 
 }  // namespace dynemb::cpu
@@ -213,4 +235,6 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("embedding", TORCH_BOX(&dynemb::cpu::embedding));
   m.impl("embedding_bag_inference", TORCH_BOX(&dynemb::cpu::embedding_bag_inference));
   m.impl("embedding_inference", TORCH_BOX(&dynemb::cpu::embedding_inference));
+  m.impl("quantized_embedding_bag", TORCH_BOX(&dynemb::cpu::quantized_embedding_bag));
+  m.impl("quantized_embedding", TORCH_BOX(&dynemb::cpu::quantized_embedding));
 }

@@ -13,10 +13,7 @@ std::vector<SlabState> slab_states(const Call& call, const std::vector<Tensor>& 
   return result;
 }
 
-GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
-                     const std::vector<Tensor>& generations, const Tensor& meta,
-                     const Tensor& init_data) {
-  const RowTensors given = row_tensors(call, weights, generations, meta, init_data);
+GroupRows group_rows(const RowTensors& given) {
   GroupRows rows;
   for (size_t s = 0; s < given.slabs.size(); ++s) {
     const SlabTensors& slab = given.slabs[s];

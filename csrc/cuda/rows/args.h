@@ -22,9 +22,12 @@ struct GroupRows {
 std::vector<SlabState> slab_states(const Call& call, const std::vector<Tensor>& weights,
                                    const std::vector<Tensor>& state);
 
-GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
-                     const std::vector<Tensor>& generations, const Tensor& meta,
-                     const Tensor& init_data);
+GroupRows group_rows(const RowTensors& given);
+inline GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,
+                            const std::vector<Tensor>& generations, const Tensor& meta,
+                            const Tensor& init_data) {
+  return group_rows(row_tensors(call, weights, generations, meta, init_data));
+}
 
 // What the host knows of a lookup. Small arrays that kernels need are words to upload.
 struct LookupCall {

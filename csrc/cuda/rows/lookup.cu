@@ -1,9 +1,10 @@
-// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in a
-// form for inference that has no autograd formula.
+// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in
+// forms for inference that have no autograd formula: of rows of floats, and of quantized ones.
 #include <optional>
 #include <tuple>
 
 #include "arguments/clocks.h"
+#include "cuda/rows/quantized.cuh"
 #include "cuda/rows/slab_lookup.h"
 
 namespace dynemb::cuda {
@@ -49,7 +50,7 @@ struct BagSum {
 };
 
 // Rows that are stored, several loads in flight.
-template <class Group>
+template <class Reader, class Group>
 __device__ __forceinline__ void add_stored(const Group& group, const SlabRows& slab,
                                            const ResolvedIds<Group>& ids, int64_t column,
                                            bool active, BagSum<Group::kWidth>* sum) {
@@ -57,24 +58,24 @@ __device__ __forceinline__ void add_stored(const Group& group, const SlabRows& s
   struct Row {
     int64_t source;
     float weight;
-    Stored<kWidth> values;
+    typename Reader::template Loaded<kWidth> values;
   };
   stream_rows(
       ids.count,
       [&](int lane, bool wanted) {
         Row row{ids.source_at(group, lane), ids.weight_at(group, lane), {}};
         if (wanted && active && row.source >= 0) {
-          row.values = load_stored<kWidth>(slab.storage, slab.row(row.source), column);
+          row.values = Reader::template load<kWidth>(slab, row.source, column);
         }
         return row;
       },
       [&](const Row& row, int) {
-        sum->add(row.source, row.weight, to_floats<kWidth>(slab.storage, row.values));
+        sum->add(row.source, row.weight, Reader::template floats<kWidth>(slab, row.values));
       });
 }
 
 // Rows some of which must be computed: rare once ids have been trained, so not worth registers.
-template <class Group>
+template <class Reader, class Group>
 __device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab,
                                         const TableInit& init, const ResolvedIds<Group>& ids,
                                         int64_t column, bool active, BagSum<Group::kWidth>* sum) {
@@ -84,8 +85,9 @@ __device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab
     const int64_t source = ids.source_at(group, j);
     const int64_t id = ids.id_at(group, j);
     const float weight = ids.weight_at(group, j);
-    const Floats<kWidth> value =
-        active ? source_floats<kWidth>(slab, init, source, id, column) : zero_floats<kWidth>();
+    const Floats<kWidth> value = active
+                                     ? source_floats<kWidth, Reader>(slab, init, source, id, column)
+                                     : zero_floats<kWidth>();
     sum->add(source, weight, value);
   }
 }
@@ -93,8 +95,9 @@ __device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab
 // A group of lanes per bag; every lane resolves one id of the bag, then all lanes read the rows
 // together. Per id: 8 bytes of handle in order, a random 4-byte generation and a random row of
 // 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes
-// written. Rows of 2-byte values are half as long.
-template <class Group>
+// written. Rows of 2-byte values are half as long, and those of codes as long as their codes and 4
+// or 8 bytes.
+template <class Reader, class Group>
 __global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
   constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
@@ -127,9 +130,9 @@ __global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
         if (lookup.id_weights != nullptr) ids.weight = lookup.id_weights[own];
       }
       if (group.any(computed)) {
-        add_any(group, job.slab, init, ids, column, active, &sum);
+        add_any<Reader>(group, job.slab, init, ids, column, active, &sum);
       } else {
-        add_stored(group, job.slab, ids, column, active, &sum);
+        add_stored<Reader>(group, job.slab, ids, column, active, &sum);
       }
     }
     if (lookup.pooling == kPoolMean) {
@@ -142,7 +145,7 @@ __global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
 }
 
 // A group of lanes per id. Bytes as above, and 4 * dim written for every id.
-template <class Group>
+template <class Reader, class Group>
 __global__ void gather_rows(Group group, SlabLookup job, float* gathered) {
   constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
@@ -165,8 +168,22 @@ __global__ void gather_rows(Group group, SlabLookup job, float* gathered) {
   float* output = gathered + i * job.slab.dim;
   for (int64_t column = group.column(0); column < job.slab.dim; column += group.stride()) {
     store_floats<kWidth>(output + column,
-                         source_floats<kWidth>(job.slab, init, source, id, column));
+                         source_floats<kWidth, Reader>(job.slab, init, source, id, column));
   }
+}
+
+// The features of one slab.
+template <class Reader>
+void look_up(const Call& call, const SlabLookup& job, bool aligned, float* out) {
+  with_lanes(job.slab.dim, aligned, [&](auto group) {
+    using Group = decltype(group);
+    if (job.lookup.pooling == kPoolNone) {
+      const int64_t groups = job.lookup.features.threads();
+      call.launch(gather_rows<Reader, Group>, groups * group.size(), 0, group, job, out);
+    } else if (job.bags() > 0) {
+      call.launch(pool_bags<Reader, Group>, job.bags() * group.size(), 0, group, job, out);
+    }
+  });
 }
 
 Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
@@ -179,15 +196,11 @@ Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
     if (lookup.slab_features[s].empty()) continue;
     const SlabLookup job = slab_lookup(call, rows, lookup, uploaded, s);
-    with_lanes(rows.slabs[s].dim, lookup.slab_aligned[s], [&](auto group) {
-      using Group = decltype(group);
-      if (lookup.args.pooling == kPoolNone) {
-        const int64_t groups = lookup.args.features.threads();
-        call.launch(gather_rows<Group>, groups * group.size(), 0, group, job, out);
-      } else if (job.bags() > 0) {
-        call.launch(pool_bags<Group>, job.bags() * group.size(), 0, group, job, out);
-      }
-    });
+    if (is_quantized(job.slab.storage)) {
+      look_up<CodeReader>(call, job, lookup.slab_aligned[s], out);
+    } else {
+      look_up<FloatReader>(call, job, lookup.slab_aligned[s], out);
+    }
   }
   return output;
 }
@@ -201,25 +214,20 @@ Tensor update_count(const Call& call, const Tensor& row_clock, const Tensor& met
   return count;
 }
 
-Tensor pooled_lookup(const Call& call, const std::vector<Tensor>& weights,
-                     const std::vector<Tensor>& generations, const Tensor& meta,
-                     const Tensor& init_data, const Tensor& ids, const Tensor& handles,
-                     const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+Tensor pooled_lookup(const Call& call, const GroupRows& rows, const Tensor& ids,
+                     const Tensor& handles, const Tensor& offsets,
+                     const std::optional<Tensor>& per_sample_weights,
                      const std::vector<int64_t>& feature_tables,
                      const std::vector<int64_t>& feature_dims, int64_t pooling) {
-  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   check_is_pooled(call.op, pooling, "use embedding");
   return run_lookup(call, rows,
                     lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                 feature_tables, feature_dims, pooling));
 }
 
-Tensor sequence_lookup(const Call& call, const std::vector<Tensor>& weights,
-                       const std::vector<Tensor>& generations, const Tensor& meta,
-                       const Tensor& init_data, const Tensor& ids, const Tensor& handles,
-                       const Tensor& offsets, const std::vector<int64_t>& feature_tables,
-                       int64_t dim) {
-  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+Tensor sequence_lookup(const Call& call, const GroupRows& rows, const Tensor& ids,
+                       const Tensor& handles, const Tensor& offsets,
+                       const std::vector<int64_t>& feature_tables, int64_t dim) {
   const std::vector<int64_t> dims(feature_tables.size(), dim);
   return run_lookup(call, rows,
                     lookup_call(call, rows, ids, handles, offsets, std::nullopt, feature_tables,
@@ -234,16 +242,40 @@ Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> 
                                std::vector<int64_t> feature_tables,
                                std::vector<int64_t> feature_dims, int64_t pooling) {
   const Call call("embedding_bag_inference", kWeights, weights.empty() ? meta : weights[0]);
-  return pooled_lookup(call, weights, generations, meta, init_data, ids, handles, offsets,
-                       per_sample_weights, feature_tables, feature_dims, pooling);
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  return pooled_lookup(call, rows, ids, handles, offsets, per_sample_weights, feature_tables,
+                       feature_dims, pooling);
 }
 
 Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
                            Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
                            Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim) {
   const Call call("embedding_inference", kWeights, weights.empty() ? meta : weights[0]);
-  return sequence_lookup(call, weights, generations, meta, init_data, ids, handles, offsets,
-                         feature_tables, dim);
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  return sequence_lookup(call, rows, ids, handles, offsets, feature_tables, dim);
+}
+
+Tensor quantized_embedding_bag(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                               Tensor offsets, std::optional<Tensor> per_sample_weights,
+                               std::vector<int64_t> feature_tables,
+                               std::vector<int64_t> feature_dims, std::vector<int64_t> formats,
+                               int64_t pooling) {
+  const Call call("quantized_embedding_bag", kWeights, weights.empty() ? meta : weights[0]);
+  const GroupRows rows =
+      group_rows(row_tensors(call, weights, generations, meta, init_data, formats));
+  return pooled_lookup(call, rows, ids, handles, offsets, per_sample_weights, feature_tables,
+                       feature_dims, pooling);
+}
+
+Tensor quantized_embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim,
+                           std::vector<int64_t> formats) {
+  const Call call("quantized_embedding", kWeights, weights.empty() ? meta : weights[0]);
+  const GroupRows rows =
+      group_rows(row_tensors(call, weights, generations, meta, init_data, formats));
+  return sequence_lookup(call, rows, ids, handles, offsets, feature_tables, dim);
 }
 
 // state, hyper, pending, grad_anchor and optimizer are for the autograd formula, which gets them
@@ -256,8 +288,9 @@ std::tuple<Tensor, Tensor> embedding_bag(
     std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims, int64_t pooling,
     int64_t /*optimizer*/) {
   const Call call("embedding_bag", kWeights, weights.empty() ? meta : weights[0]);
-  Tensor output = pooled_lookup(call, weights, generations, meta, init_data, ids, handles, offsets,
-                                per_sample_weights, feature_tables, feature_dims, pooling);
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  Tensor output = pooled_lookup(call, rows, ids, handles, offsets, per_sample_weights,
+                                feature_tables, feature_dims, pooling);
   return {output, update_count(call, row_clock, meta)};
 }
 
@@ -269,8 +302,8 @@ std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Te
                                      std::vector<int64_t> feature_tables, int64_t dim,
                                      int64_t /*optimizer*/) {
   const Call call("embedding", kWeights, weights.empty() ? meta : weights[0]);
-  Tensor output = sequence_lookup(call, weights, generations, meta, init_data, ids, handles,
-                                  offsets, feature_tables, dim);
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  Tensor output = sequence_lookup(call, rows, ids, handles, offsets, feature_tables, dim);
   return {output, update_count(call, row_clock, meta)};
 }
 
@@ -282,4 +315,6 @@ DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("embedding", TORCH_BOX(&dynemb::cuda::embedding));
   m.impl("embedding_bag_inference", TORCH_BOX(&dynemb::cuda::embedding_bag_inference));
   m.impl("embedding_inference", TORCH_BOX(&dynemb::cuda::embedding_inference));
+  m.impl("quantized_embedding_bag", TORCH_BOX(&dynemb::cuda::quantized_embedding_bag));
+  m.impl("quantized_embedding", TORCH_BOX(&dynemb::cuda::quantized_embedding));
 }

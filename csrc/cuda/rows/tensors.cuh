@@ -11,7 +11,7 @@
 
 namespace dynemb::cuda {
 
-// The rows of one dim and dtype.
+// The rows of one dim and dtype, or of one dim and format.
 struct SlabRows {
   char* weights;         // [rows, dim]
   int32_t* generations;  // [rows]
@@ -112,14 +112,32 @@ __device__ __forceinline__ int64_t value_source(const SlabRows& slab, int64_t ha
   }
 }
 
+// How kernels read rows of floats: loads, several of which can be on their way, and what they give.
+// CodeReader (quantized.cuh) reads rows of codes.
+struct FloatReader {
+  template <int kWidth>
+  using Loaded = Stored<kWidth>;
+
+  template <int kWidth>
+  static __device__ __forceinline__ Stored<kWidth> load(const SlabRows& slab, int64_t row,
+                                                        int64_t column) {
+    return load_stored<kWidth>(slab.storage, slab.row(row), column);
+  }
+  template <int kWidth>
+  static __device__ __forceinline__ Floats<kWidth> floats(const SlabRows& slab,
+                                                          const Stored<kWidth>& loaded) {
+    return to_floats<kWidth>(slab.storage, loaded);
+  }
+};
+
 // kWidth values of an id; zeros for padding and stale rows.
-template <int kWidth>
+template <int kWidth, class Reader = FloatReader>
 __device__ __forceinline__ Floats<kWidth> source_floats(const SlabRows& slab, const TableInit& init,
                                                         int64_t source, int64_t id,
                                                         int64_t column) {
   if (source >= 0) {
-    return to_floats<kWidth>(slab.storage,
-                             load_stored<kWidth>(slab.storage, slab.row(source), column));
+    return Reader::template floats<kWidth>(slab,
+                                           Reader::template load<kWidth>(slab, source, column));
   }
   if (source == kFromInitial) {
     return initial_floats<kWidth>(slab.storage, init, init.init_begin, init.init_count, id, column);

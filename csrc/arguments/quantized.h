@@ -1,0 +1,27 @@
+// What ops say about quantized rows, checked.
+#pragma once
+
+#include <cstdint>
+
+#include "arguments/tensors.h"
+#include "core/rows/quantized.h"
+
+namespace dynemb {
+
+// Rows, and rows of codes.
+struct QuantizedRows {
+  const char* from;
+  int64_t rows;
+  int64_t dim;
+  Storage floats;  // how rows are stored that are not quantized
+  Storage codes;
+  int64_t row_bytes;  // of a row of codes
+};
+
+// Rows [rows, dim] that are to be quantized.
+QuantizedRows rows_to_quantize(const CallContext& call, const Tensor& rows, int64_t format);
+// Rows of codes, uint8 [rows, bytes], that are to become float32 [rows, dim].
+QuantizedRows rows_to_dequantize(const CallContext& call, const Tensor& packed, int64_t format,
+                                 int64_t dim);
+
+}  // namespace dynemb

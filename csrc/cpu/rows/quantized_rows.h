@@ -1,0 +1,71 @@
+// Quantized rows from and to float32, vectorised over their columns (core/rows/quantized.h).
+#pragma once
+
+#include <cstring>
+
+#include "core/rows/quantized.h"
+#include "cpu/rows/floats.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+
+// Eight columns of int4 as floats; words of int32, because not every instruction set converts
+// uint32.
+DYNEMB_INLINE Floats8 half_bytes_to_floats(const uint8_t* codes) {
+  typedef int32_t Integers8 __attribute__((vector_size(32)));
+  const Words8 word = Words8{} + static_cast<uint32_t>(load32(codes));
+  const Words8 code = (word >> Words8{0, 4, 8, 12, 16, 20, 24, 28}) & 15u;
+  return __builtin_convertvector(reinterpret_cast<Integers8>(code), Floats8);
+}
+
+DYNEMB_INLINE void load_quantized_row(Storage storage, const char* from, int64_t dim,
+                                      float* __restrict values) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(from);
+  const RowScale row = load_row_scale(storage, codes + code_bytes(storage, dim));
+  int64_t c = 0;
+  if (storage == Storage::kInt8) {
+    constexpr int64_t kBlock = 16;  // of known size, or narrow rows would not be vectors
+    for (; c + kBlock <= dim; c += kBlock) {
+      for (int64_t j = c; j < c + kBlock; ++j) {
+        values[j] = affine_value(codes[j], row.scale, row.bias);
+      }
+    }
+  } else if (storage == Storage::kInt4) {
+    for (; c + kFloats <= dim; c += kFloats) {
+      store_floats(values + c, row.scale * half_bytes_to_floats(codes + c / 2) + row.bias);
+    }
+  } else {
+    for (; c < dim; ++c) values[c] = row.scale * float8_value(codes[c]);
+  }
+  for (; c < dim; ++c) values[c] = quantized_value(storage, codes, c, row);
+}
+
+DYNEMB_INLINE RowRange range_of_row(const float* values, int64_t dim) {
+  RowRange range;
+  for (int64_t c = 0; c < dim; ++c) {
+    const int32_t order = float_order(values[c]);
+    range.least = order < range.least ? order : range.least;
+    range.most = order > range.most ? order : range.most;
+  }
+  return range;
+}
+
+DYNEMB_INLINE void store_quantized_row(Storage storage, const float* __restrict values, int64_t dim,
+                                       uint8_t* __restrict to) {
+  const RowScale row = row_scale(storage, range_of_row(values, dim));
+  store_row_scale(storage, row, to + code_bytes(storage, dim));
+  if (!is_finite(row.scale)) {
+    std::memset(to, 0, static_cast<size_t>(code_bytes(storage, dim)));
+  } else if (storage == Storage::kInt8) {
+    for (int64_t c = 0; c < dim; ++c) to[c] = static_cast<uint8_t>(int8_code(values[c], row));
+  } else if (storage == Storage::kInt4) {
+    for (int64_t c = 0; c < dim; c += 2) {
+      const uint32_t low = int4_code(values[c], row);
+      to[c / 2] = static_cast<uint8_t>(low | int4_code(values[c + 1], row) << 4);
+    }
+  } else {
+    for (int64_t c = 0; c < dim; ++c) to[c] = static_cast<uint8_t>(float8_code(values[c], row));
+  }
+}
+
+}  // namespace dynemb::cpu
