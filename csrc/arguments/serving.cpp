@@ -39,6 +39,9 @@ void check_live_table(const char* op, const LiveTensors& live, int64_t t) {
                       live_row_words(rows.format, meta[kMetaDim]) == rows.row_words,
                   "dynemb::", op, ": rows[", meta[kMetaSlab], "] has rows of ", rows.row_words,
                   " words, which are not those of table ", t, " of dim ", meta[kMetaDim]);
+  STD_TORCH_CHECK(rows.format != Storage::kInt4 || meta[kMetaDim] % 2 == 0, "dynemb::", op,
+                  ": table ", t, " has dim ", meta[kMetaDim],
+                  ", but rows of int4 have an even number of columns");
   const int64_t rehashes = __atomic_load_n(row + kLiveTableActive, __ATOMIC_RELAXED);
   check_count(op, "tables", t, "ACTIVE", rehashes, kMaxCount);
 }
@@ -60,7 +63,8 @@ LiveTensors live_tensors(const char* op, const Tensor& buckets, const Tensor& ta
     STD_TORCH_CHECK(rows[s].dim() == 2, "dynemb::", op, ": rows[", s, "] has ", rows[s].dim(),
                     " dimensions, expected 2");
     STD_TORCH_CHECK(is_live_format(formats[s]), "dynemb::", op, ": formats[", s, "] is ",
-                    formats[s], ", expected 0 (fp32), 1 (bf16) or 2 (fp16)");
+                    formats[s],
+                    ", expected 0 (fp32), 1 (bf16), 2 (fp16), 4 (int8), 5 (int4) or 6 (fp8)");
     live.slabs.push_back({static_cast<int64_t*>(rows[s].data_ptr()), rows[s].size(0),
                           rows[s].size(1), static_cast<Storage>(formats[s])});
   }

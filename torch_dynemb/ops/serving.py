@@ -21,7 +21,7 @@ from torch_dynemb._library.library import register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
 
 # How rows of live tables are stored, and the numbers of Storage in csrc/core/rows/storage.h.
-LIVE_FORMATS = {"fp32": 0, "bf16": 1, "fp16": 2}
+LIVE_FORMATS = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 4, "int4": 5, "fp8": 6}
 
 
 class LiveTensors(NamedTuple):
@@ -51,7 +51,7 @@ class Served(NamedTuple):
     """Result of :func:`serve_bag` and :func:`serve_rows`.
 
     Attributes:
-        output: float32, the rows or what has become of them.
+        output: float32 [B, sum of feature_dims] or [N, dim], sums of rows or the rows.
         missing: int64 [T]; how many ids were not in each table, padding ids aside.
     """
 

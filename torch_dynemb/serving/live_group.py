@@ -30,6 +30,8 @@ from torch_dynemb.serving.missing import CountedTables, note_missing
 _PARTITIONS = 64  # larger indexes have a multiple of so many buckets
 _IDS_AT_ONCE = 1 << 16  # that are copied
 _ROW_ALIGNMENT = 128  # bits
+_CODE_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "fp8": 8}
+_FORMAT_NAMES = {code: name for name, code in LIVE_FORMATS.items()}
 _OF_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -411,16 +413,34 @@ def _headroom(names: list[str], headroom: int | Mapping[str, int]) -> list[int]:
 def _formats(source: FrozenTables, rows: str | None) -> list[str]:
     """The name of the format of each slab."""
     if rows is None:
-        return [_OF_DTYPES[source.get_buffer(f"weights{s}").dtype] for s in range(source.slabs)]
+        dtypes = [source.get_buffer(f"weights{s}").dtype for s in range(source.slabs)]
+        if not set(dtypes) <= set(_OF_DTYPES):
+            raise ValueError(
+                f"LiveTables: rows is None, but the rows of the tables are of {dtypes}, whose "
+                f"layout live rows do not have: say which of {list(LIVE_FORMATS)} they should be"
+            )
+        return [_OF_DTYPES[dtype] for dtype in dtypes]
     if rows not in LIVE_FORMATS:
         raise ValueError(
             f"LiveTables: rows is {described(rows)}, expected one of {list(LIVE_FORMATS)} or None"
+        )
+    odd = [
+        name
+        for name, dim in zip(
+            source.names, source.get_buffer("meta")[:, Meta.DIM].tolist(), strict=True
+        )
+        if dim % 2 != 0
+    ]
+    if rows == "int4" and odd:
+        raise ValueError(
+            f"LiveTables: rows is 'int4', but tables {odd} have an odd number of columns, which "
+            "rows of int4 cannot have: take 'int8'"
         )
     return [rows] * source.slabs
 
 
 def _row_words(code: int, dim: int) -> int:
-    bits = {0: 32, 1: 16, 2: 16}[code]
+    bits = _CODE_BITS[_FORMAT_NAMES[code]]
     return LIVE_HEADER_WORDS + 2 * -(-dim * bits // _ROW_ALIGNMENT)
 
 

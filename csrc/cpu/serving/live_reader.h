@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/rows/storage.h"
 #include "cpu/serving/live_table.h"
 
 namespace dynemb::cpu {
@@ -75,14 +74,6 @@ DYNEMB_INLINE bool copy_live_row(const LiveTable& table, int64_t stored, int64_t
     return load_word(row + kLiveStateWord) == *state;
   }
   return true;
-}
-
-// The values of a row that has been copied: `codes` themselves, or `values` (dim floats).
-DYNEMB_INLINE const float* decode_live_row(const LiveTable& table, const char* codes,
-                                           float* values) {
-  if (table.format == Storage::kFloat32) return reinterpret_cast<const float*>(codes);
-  load_row(table.format, codes, table.dim, values);
-  return values;
 }
 
 // Finds an id and copies its row, until both go together.

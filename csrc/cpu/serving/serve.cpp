@@ -12,6 +12,7 @@
 #include "cpu/rows/initial_row.h"
 #include "cpu/rows/row_sums.h"
 #include "cpu/serving/args.h"
+#include "cpu/serving/live_codes.h"
 #include "cpu/serving/live_reader.h"
 
 namespace dynemb::cpu {
@@ -40,8 +41,7 @@ struct ServeCall {
   float* output;
 };
 
-// Where rows are until they are summed or copied to the output. Of a slot, codes end where they
-// do in memory, and dim values follow.
+// Where rows are until they are summed or copied to the output: codes, then room for values.
 struct RowSlots {
   int64_t code_bytes;
   int64_t slot_bytes;
@@ -53,6 +53,7 @@ struct RowSlots {
       code_bytes = std::max(code_bytes, 8 * (table.row_words - kLiveHeaderWords));
       dim = std::max(dim, table.dim);
     }
+    code_bytes = (code_bytes + kLiveScaleBytes + 15) / 16 * 16;
     slot_bytes = code_bytes + (4 * dim + 15) / 16 * 16;
     memory.resize(static_cast<size_t>(count * slot_bytes / 4));
   }
@@ -77,6 +78,9 @@ struct RowSink {
   int64_t padding_id;
   const int64_t* ids;  // of the tile
 
+  DYNEMB_INLINE const float* decoded(int64_t state, int64_t slot) {
+    return decode_live_row(table.format, state, table.dim, slots.codes(slot), slots.values(slot));
+  }
   // What an id reads that is not there; nullptr: padding.
   DYNEMB_INLINE const float* missing_row(int64_t i, int64_t slot) {
     if (has_padding && ids[i] == padding_id) return nullptr;
@@ -134,9 +138,7 @@ struct BagSink : RowSink {
     while (i >= end) end_bag();
     return slots.codes(rows);
   }
-  DYNEMB_INLINE void read(int64_t i, int64_t) {
-    take(i, decode_live_row(table, slots.codes(rows), slots.values(rows)));
-  }
+  DYNEMB_INLINE void read(int64_t i, int64_t state) { take(i, decoded(state, rows)); }
   DYNEMB_INLINE void missing(int64_t i) { take(i, missing_row(i, rows)); }
 };
 
@@ -152,9 +154,7 @@ struct SequenceSink : RowSink {
     }
   }
   DYNEMB_INLINE char* begin(int64_t) { return slots.codes(0); }
-  DYNEMB_INLINE void read(int64_t i, int64_t) {
-    take(i, decode_live_row(table, slots.codes(0), slots.values(0)));
-  }
+  DYNEMB_INLINE void read(int64_t i, int64_t state) { take(i, decoded(state, 0)); }
   DYNEMB_INLINE void missing(int64_t i) { take(i, missing_row(i, 0)); }
 };
 
