@@ -60,7 +60,7 @@ test: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take seconds each
 test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)
 
-tsan: $(STAMPS)/package  ## the store of rows under ThreadSanitizer; ARGS='--steps 6000' for longer
+tsan: $(STAMPS)/package  ## the store of rows and live tables under ThreadSanitizer; ARGS='--steps 6000' for longer
 	$(VENV)/bin/python tests/tools/thread_checked.py $(ARGS)
 
 test-torchrec-versions: build $(STAMPS)/test $(TORCHREC_VERSIONS:%=build/torchrec-%/installed)  ## the oldest and newest TorchRec

@@ -33,6 +33,7 @@ BENCHMARKS = (
     "dcp_load",
     "checkpoint",
     "tiers",
+    "live_serving",
 )
 
 

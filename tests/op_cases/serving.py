@@ -12,8 +12,7 @@ from torch_dynemb.ops import LIVE_FORMATS, LiveTensors
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.serving import FrozenTables, LiveTables
 
-
-FORMATS = [name for name in FORMATS if name != "int4"]  # table b has three columns
+FORMATS = [name for name in LIVE_FORMATS if name != "int4"]  # table b has three columns
 
 
 def live_tensors(rows: str | None) -> LiveTensors:

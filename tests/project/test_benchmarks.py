@@ -50,6 +50,7 @@ SMALL = {
         *("--part", "training", "--ids", "2000", "--batch", "16", "--only", "4 KB"),
         *("--only", "Zipf 1.5, prefetch"),
     ],
+    "live_serving": ["--ids", "2000", "--only", "D=16"],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
 SLOW = ("dcp_load", "feature_ops", "lifecycle", "optimizers")  # 9 seconds each
@@ -148,7 +149,7 @@ def test_an_unknown_benchmark_is_named(
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
     expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
-    expected += ", checkpoint, tiers"
+    expected += ", checkpoint, tiers, live_serving"
     assert expected in capsys.readouterr().err
 
 

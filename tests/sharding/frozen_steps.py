@@ -15,6 +15,8 @@ from sharded_models import Table, output_names, sharded
 from torch import Tensor, nn
 
 import torch_dynemb as td
+from torch_dynemb import serving
+from torch_dynemb.ops.columns import Meta
 from torch_dynemb.torchrec import TableOptions, table_sizes
 
 SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
@@ -109,6 +111,26 @@ def frozen(
     with torch.no_grad():
         outputs = through_file(copy)(features)
     return Frozen(live, outputs, sizes_of(copy), sizes)
+
+
+def updated_live(rank: int, tables: Sequence[Table]) -> tuple[bool, bool]:
+    """Whether a live copy of a sharded model gives what a frozen one does, and takes updates."""
+    model = trained(rank, tables, "plain")
+    frozen_copy = td.freeze(model)
+    copy = serving.live(frozen_copy, headroom=3)
+    features = batch(rank, tables, "plain", 9, VOCABULARY)
+    with torch.no_grad():
+        before, expected = copy(features), frozen_copy(features)
+        same = all(torch.equal(before[name], expected[name]) for name in expected)
+        for live_tables in serving.live_tables(copy).values():
+            for number, name in enumerate(live_tables.names):
+                ids = torch.arange(VOCABULARY)
+                ids = ids[: live_tables.sizes()[name] + 3]
+                dim = int(live_tables.tensors().meta[number, Meta.DIM])
+                live_tables.erase(name, ids)
+                live_tables.update(name, ids[:3], torch.full((3, dim), 7.0))
+        after = copy(features)
+    return same, any(not torch.equal(before[name], after[name]) for name in after)
 
 
 def refused(rank: int, tables: Sequence[Table]) -> None:

@@ -15,6 +15,7 @@ from frozen_steps import (
     frozen_without_memory,
     refused,
     trained,
+    updated_live,
 )
 from ranks import Ranks
 from sharded_models import BAG_SHARDINGS, FOUR_RANKS, SEQUENCE_SHARDINGS, Table
@@ -81,6 +82,10 @@ def test_bags(two_ranks: Ranks, sharding: str, pooling: str, kind: str) -> None:
 @pytest.mark.parametrize("sharding", SEQUENCE_SHARDINGS)
 def test_sequences(two_ranks: Ranks, sharding: str) -> None:
     check(two_ranks.run(frozen, unpooled(sharding), "plain", "all"), exact=True)
+
+
+def test_live_copies(two_ranks: Ranks) -> None:
+    assert two_ranks.run(updated_live, pooled("row_wise")) == [(True, True)] * 2
 
 
 def test_the_first_rank_alone(two_ranks: Ranks) -> None:

@@ -1,4 +1,5 @@
-"""Compiles the row store with ThreadSanitizer, and runs ``tests/storage/thread_check.cpp`` with it.
+"""Compiles the row store with ThreadSanitizer, and runs ``tests/storage/thread_check.cpp`` with it;
+then the same of live tables, by ``live_readers.py``.
 
 The sources of the store need torch's headers, and no torch.
 """
@@ -24,6 +25,8 @@ from emulator.build import (
 )
 
 sys.path.insert(0, str(ROOT))
+import live_readers
+
 import setup
 
 OUTPUT = ROOT / "build" / "thread_checked"
@@ -81,4 +84,10 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         reply = run(build(), Path(folder), given.steps)
     print(reply.stdout, reply.stderr, sep="")
-    sys.exit(reply.returncode)
+    if reply.returncode != 0:
+        sys.exit(reply.returncode)
+    seen = live_readers.run(
+        live_readers.build(sanitized=True), reads=given.steps * 1000, validated=True, dim=16
+    )
+    print(seen)
+    sys.exit(seen.wrong > 0)
