@@ -16,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.serving.choices import RANKS, Choices, Ranks
+from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.missing import CountsMissing
+from torch_dynemb.serving.row_formats import RowKind, check_rows
 
 Model = TypeVar("Model", bound=nn.Module)
 Maker = TypeVar("Maker", bound=Callable[[Any, Choices], nn.Module | None])
@@ -51,14 +53,28 @@ def freezes(kind: type[nn.Module]) -> Callable[[Maker], Maker]:
 
 
 @overload
-def freeze(model: Model, *, ranks: Ranks = ..., missing: Literal[False] = ...) -> Model: ...
+def freeze(
+    model: Model,
+    *,
+    ranks: Ranks = ...,
+    missing: Literal[False] = ...,
+    rows: RowKind | None = ...,
+) -> Model: ...
 
 
 @overload
-def freeze(model: nn.Module, *, ranks: Ranks = ..., missing: bool) -> nn.Module: ...
+def freeze(
+    model: nn.Module, *, ranks: Ranks = ..., missing: bool, rows: RowKind | None = ...
+) -> nn.Module: ...
 
 
-def freeze(model: nn.Module, *, ranks: Ranks = "all", missing: bool = False) -> nn.Module:
+def freeze(
+    model: nn.Module,
+    *,
+    ranks: Ranks = "all",
+    missing: bool = False,
+    rows: RowKind | None = None,
+) -> nn.Module:
     """A deep copy of a model in eval mode whose dynamic tables are read-only.
 
     Its tables are buffers of the size in use, so it can be exported with ``torch.export``, saved,
@@ -81,6 +97,12 @@ def freeze(model: nn.Module, *, ranks: Ranks = "all", missing: bool = False) -> 
             there.
         missing: True: the copy returns a pair: what the model returns, and how many ids were not in
             each table, see :class:`torch_dynemb.serving.CountsMissing`.
+        rows: how the copy stores rows of dynamic tables. None: as the tables do. ``"int8"`` and
+            ``"int4"``: with scale and bias by row, in FBGEMM's bytes; ``"fp8"``: E4M3 with a scale
+            by row; ``"fp16"``, ``"bf16"``: rounded. A row of D columns takes D + 8, D / 2 + 4,
+            D + 4 or 2 D bytes, in place of 4 D. Lookups compute in float32. Ids that are not there
+            read what their initializer gives, whichever it is, in float32, with ``"fp16"`` and
+            ``"bf16"`` rounded to these. See :func:`torch_dynemb.ops.quantize_rows`.
 
     Returns:
         A model of the same class; table modules in it are replaced by read-only ones. With
@@ -93,7 +115,9 @@ def freeze(model: nn.Module, *, ranks: Ranks = "all", missing: bool = False) -> 
             bool.
         ValueError: ``ranks`` is none of its values; or it is ``"own"``, and this rank has some
             columns of a table only, or not all of a static one; or ``missing`` is True, and there
-            are no dynamic tables.
+            are no dynamic tables; or ``rows`` is none of its values, or a table has rows that they
+            do not hold: with NaN, infinity or values beyond their range, or of an odd number of
+            columns with ``"int4"``.
         RuntimeError: rows of a table lie in a store or on other ranks, and the copy does not fit in
             memory.
 
@@ -112,9 +136,14 @@ def freeze(model: nn.Module, *, ranks: Ranks = "all", missing: bool = False) -> 
     if ranks not in RANKS:
         raise ValueError(f"freeze: ranks is {ranks!r}, expected one of {RANKS}")
     flag("freeze: missing", missing)
+    check_rows("freeze", rows)
     frozen = frozen_by(Choices(ranks), model)
     if frozen is None:
         return None  # type: ignore[return-value]
+    if rows is not None:
+        for part in frozen.modules():
+            if isinstance(part, FrozenTables):
+                part.store_rows(rows)
     return CountsMissing(frozen) if missing else frozen
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.ops.tensors import IndexTensors
+from torch_dynemb.serving.row_formats import has_columns
 from torch_dynemb.table.state_entries import plain_entries
 
 _RECORDS = (
@@ -27,12 +28,15 @@ _RECORDS = (
 )
 
 
-def check_frozen(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+def check_frozen(
+    own: Mapping[str, Tensor], given: Mapping[str, Tensor], formats: Sequence[int]
+) -> None:
     """Raises ValueError unless ``given`` can replace the buffers of frozen tables.
 
     Args:
         own: buffers by name, such as ``buckets`` and ``weights0``, for dtypes and shapes.
         given: the same of a saved copy.
+        formats: a ``columns.RowFormat`` for each slab.
     """
     entries = plain_entries(own, given, own)
     counts, buckets = entries["tables"][:, Table.BUCKET_COUNT], entries["buckets"].shape[0]
@@ -47,15 +51,15 @@ def check_frozen(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None
     if not torch.equal(entries["meta"][:, [Meta.REGION_BEGIN, Meta.REGION_BUCKETS]], regions):
         raise ValueError("state entry 'meta' is corrupted: its regions are not those of 'tables'")
     for t in range(entries["tables"].shape[0]):
-        _check_constants(entries, t)
+        _check_constants(entries, t, formats)
         _check_table(entries, t)
 
 
-def _check_constants(entries: Mapping[str, Tensor], t: int) -> None:
+def _check_constants(entries: Mapping[str, Tensor], t: int, formats: Sequence[int]) -> None:
     """What kernels take on trust: where rows and initial values lie."""
     meta = entries["meta"][t].tolist()
     weights = entries.get(f"weights{meta[Meta.SLAB]}")
-    if weights is None or meta[Meta.DIM] != weights.shape[1]:
+    if weights is None or not has_columns(weights, formats[meta[Meta.SLAB]], meta[Meta.DIM]):
         raise ValueError(
             f"state entry 'meta' is corrupted: table {t} has dim {meta[Meta.DIM]} and rows of slab "
             f"{meta[Meta.SLAB]}"

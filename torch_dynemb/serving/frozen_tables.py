@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Clock, Meta, Pooling, Table
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    GENERATION_BITS,
+    Clock,
+    Meta,
+    Pooling,
+    RowFormat,
+    Table,
+)
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables, note_missing
+from torch_dynemb.serving.row_formats import RowKind, stored_rows
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import read_in_memory
 from torch_dynemb.table.row_access import handle_rows, read_rows
@@ -32,6 +41,7 @@ class FrozenTables(CountedTables):
         RuntimeError: rows lie in a store, and the copy does not fit in memory.
     """
 
+    _formats: tuple[int, ...] = ()  # of quantized slabs; none: all rows are floats
     _no_offsets: Tensor | None = None  # made once: it takes as long as a small lookup
 
     def __init__(self, group: TableGroup) -> None:
@@ -59,6 +69,52 @@ class FrozenTables(CountedTables):
             weights, generations = _copied_rows(group, s)
             self.register_buffer(f"weights{s}", weights)
             self.register_buffer(f"generations{s}", generations)
+
+    def store_rows(self, rows: RowKind) -> None:
+        """Stores the rows in another form, a slab at a time; nothing changes after an error.
+
+        Args:
+            rows: as of :func:`torch_dynemb.freeze`.
+
+        Raises:
+            ValueError: a table has rows of which the form holds no finite values, or a dim that it
+                has not; or the rows are quantized already.
+        """
+        if self._formats:
+            raise ValueError(f"freeze: rows is {rows!r}, but the rows are quantized already")
+        made = []
+        for slab in range(self.slabs):
+            names = [self.names[t] for t in self._tables_of(slab)]
+            try:
+                stored = stored_rows(self.get_buffer(f"weights{slab}"), rows)
+            except ValueError as error:
+                raise ValueError(f"freeze: rows is {rows!r}, tables {names}: {error}") from None
+            for table in self._tables_of(slab):
+                self._check_kept(table, rows, stored.lost)
+            made.append(stored)
+        for slab, stored in enumerate(made):
+            self.register_buffer(f"weights{slab}", stored.weights)
+        formats = tuple(int(stored.row_format) for stored in made)
+        self._formats = formats if any(formats) else ()
+
+    def _tables_of(self, slab: int) -> list[int]:
+        return (self.get_buffer("meta")[:, Meta.SLAB] == slab).nonzero().flatten().tolist()
+
+    def _check_kept(self, table: int, rows: str, lost: Tensor) -> None:
+        """Rows without an owner, which nobody reads, may be lost."""
+        begin = int(self.get_buffer("meta")[table, Meta.REGION_BEGIN])
+        count = int(self.get_buffer("tables")[table, Table.BUCKET_COUNT])
+        lines = self.get_buffer("buckets")[begin : begin + count]
+        stored = lines[:, BUCKET_WIDTH:]
+        numbers = (stored[stored > 0] - 1) >> GENERATION_BITS
+        bad = int(lost[numbers].sum())
+        if bad > 0:
+            example = int(self.ids(table)[lost[numbers]][0])
+            raise ValueError(
+                f"freeze: rows is {rows!r}, but {bad} rows of table {self.names[table]!r}, such as "
+                f"that of id {example}, have NaN, infinity or values beyond its range: train or "
+                "assign them anew, erase their ids, or freeze with rows=None"
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenTables:
         """Moves the tables where ``fn`` moves tensors; they keep their dtypes."""
@@ -89,7 +145,8 @@ class FrozenTables(CountedTables):
             missing_keys += absent
             return
         try:
-            check_frozen(own, {name: state_dict[prefix + name] for name in own})
+            given = {name: state_dict[prefix + name] for name in own}
+            check_frozen(own, given, self._formats or (RowFormat.FLOATS,) * self.slabs)
         except ValueError as error:
             error_msgs.append(f"{prefix.rstrip('.')}: {error}")
             return
@@ -176,14 +233,37 @@ class FrozenTables(CountedTables):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`find`; or per_sample_weights.
         """
-        return read_in_memory(
+        handles = self.find(ids, offsets, feature_tables).handles
+        if not self._formats:
+            return read_in_memory(
+                self.rows(),
+                ids,
+                offsets,
+                per_sample_weights,
+                feature_tables,
+                feature_dims,
+                handles,
+                pooling=pooling,
+            )
+        if pooling == Pooling.NONE:
+            return ops.quantized_embedding(
+                self.rows(),
+                ids,
+                handles,
+                offsets,
+                feature_tables=feature_tables,
+                dim=feature_dims[0],
+                formats=self._formats,
+            )
+        return ops.quantized_embedding_bag(
             self.rows(),
             ids,
+            handles,
             offsets,
             per_sample_weights,
-            feature_tables,
-            feature_dims,
-            self.find(ids, offsets, feature_tables).handles,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            formats=self._formats,
             pooling=pooling,
         )
 

@@ -1,0 +1,103 @@
+"""How frozen tables store their rows, where that is not how the tables that were copied do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import RowFormat
+from torch_dynemb.ops.quantized import row_bytes
+
+RowKind = Literal["int8", "int4", "fp8", "fp16", "bf16"]
+ROW_KINDS: tuple[RowKind, ...] = ("int8", "int4", "fp8", "fp16", "bf16")
+_FORMATS = {"int8": RowFormat.INT8, "int4": RowFormat.INT4, "fp8": RowFormat.FLOAT8}
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_ROWS_AT_ONCE = 1 << 16  # that are compared with what they were
+
+
+class StoredRows(NamedTuple):
+    """Rows of a slab in another form.
+
+    Attributes:
+        weights: float16 or bfloat16 [rows, dim]; uint8 [rows, bytes] where they are quantized.
+        row_format: whether they are quantized, and how.
+        lost: bool [rows]: has NaN or infinity, or gets some because its values have no place in
+            the form.
+    """
+
+    weights: Tensor
+    row_format: RowFormat
+    lost: Tensor
+
+
+def check_rows(owner: str, rows: object) -> None:
+    """Raises ValueError unless ``rows`` is a kind of rows, or None.
+
+    Args:
+        owner: what messages begin with.
+        rows: as of :func:`torch_dynemb.freeze`.
+    """
+    if rows is not None and rows not in ROW_KINDS:
+        raise ValueError(f"{owner}: rows is {rows!r}, expected None or one of {ROW_KINDS}")
+
+
+def stored_rows(weights: Tensor, rows: RowKind) -> StoredRows:
+    """The rows of a slab in another form.
+
+    Args:
+        weights: float32, float16 or bfloat16 [rows, dim].
+        rows: the form.
+
+    Returns:
+        See :class:`StoredRows`.
+
+    Raises:
+        ValueError: the form has no rows of so many columns.
+    """
+    count, dim = weights.shape
+    lost = torch.zeros(count, dtype=torch.bool, device=weights.device)
+    back: Callable[[Tensor], Tensor]
+    if rows in _DTYPES:
+        row_format, stored = RowFormat.FLOATS, weights.to(_DTYPES[rows])
+        back = _as_they_are
+    else:
+        row_format = _FORMATS[rows]
+        if row_format == RowFormat.INT4 and dim % 2 != 0:
+            raise ValueError(
+                f"rows of int4 have an even number of columns, and dim is {dim}: take 'int8' or "
+                "'fp8'"
+            )
+        stored = ops.quantize_rows(weights, row_format)
+
+        def back(part: Tensor) -> Tensor:
+            return ops.dequantize_rows(part, row_format, dim)
+
+    for begin in range(0, count, _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        lost[part] = ~back(stored[part]).isfinite().all(1)
+    return StoredRows(stored, row_format, lost)
+
+
+def _as_they_are(part: Tensor) -> Tensor:
+    return part
+
+
+def has_columns(weights: Tensor, row_format: int, dim: int) -> bool:
+    """Whether the rows of a slab have so many columns.
+
+    Args:
+        weights: [rows, dim], or [rows, bytes] where they are quantized.
+        row_format: a ``columns.RowFormat``.
+        dim: of a table, 1 or more.
+    """
+    if row_format == RowFormat.FLOATS:
+        return int(weights.shape[1]) == dim
+    whole = dim >= 1 and not (row_format == RowFormat.INT4 and dim % 2 != 0)
+    return whole and int(weights.shape[1]) == row_bytes(row_format, dim)
+
+
+__all__ = ["ROW_KINDS", "RowKind", "StoredRows", "check_rows", "has_columns", "stored_rows"]
