@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tutorials.dlrm import checkpoint, train
+from tutorials.dlrm import checkpoint, options, train
 from tutorials.dlrm.generate import format_lines
 from tutorials.dlrm.planted import PlantedConfig, PlantedModel
 
@@ -104,6 +104,34 @@ def test_generated_data_compiled_and_not(tmp_path, capsys):
         assert result["samples"] == 5400
     assert compiled["ids"] == eager["ids"]
     assert compiled["table_bytes"] == eager["table_bytes"]
+
+
+def test_frozen_models_with_quantized_rows_are_evaluated(tmp_path, capsys):
+    arguments = ["--samples", "3000", "--samples-folder", tmp_path / "samples", "--no-baseline"]
+    result = run(capsys, *arguments, "--out", tmp_path, "--quantize", "int8,int4")
+    assert list(result) == [*KEYS, "quantized"]
+    served = result["quantized"]
+    assert list(served) == ["unchanged", "int8", "int4"]
+    assert served["unchanged"]["auc"] == result["auc"]
+    for kind, row_bytes in (("unchanged", 16), ("int8", 12), ("int4", 6)):
+        assert served[kind]["auc"] == pytest.approx(result["auc"], abs=0.01)
+        assert served[kind]["row_bytes"] == row_bytes
+        assert served[kind]["bytes_per_id"] > row_bytes + 4
+    assert len({of_kind["auc"] for of_kind in served.values()}) > 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--quantize", "int3"], "expected some of int8, int4, fp8, fp16, bf16 between commas"),
+        (["--quantize", "int8,int8"], "each once, got 'int8,int8'"),
+        (["--quantize", "int8", "--torchrec"], "--quantize: not with --torchrec"),
+    ],
+)
+def test_kinds_of_rows_that_cannot_be(capsys, given, message):
+    with pytest.raises(SystemExit):
+        options.parse(given)
+    assert message in capsys.readouterr().err
 
 
 def test_seed_decides_everything(tmp_path, capsys):

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 import torch_dynemb as td
+from torch_dynemb.serving.row_formats import ROW_KINDS, RowKind
 from tutorials.dlrm.policies import admission_rule
 
 
@@ -85,3 +86,13 @@ def _of_store(option: str, text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def row_kinds(text: str) -> tuple[RowKind, ...]:
+    """Kinds of rows of frozen tables, between commas."""
+    kinds = tuple(kind for name in text.split(",") for kind in ROW_KINDS if kind == name)
+    if len(kinds) != len(text.split(",")) or len(set(kinds)) != len(kinds):
+        raise argparse.ArgumentTypeError(
+            f"expected some of {', '.join(ROW_KINDS)} between commas, each once, got {text!r}"
+        )
+    return kinds

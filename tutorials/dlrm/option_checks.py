@@ -17,6 +17,8 @@ def wrong_with_torchrec(values: Mapping[str, object]) -> str | None:
     """Say which option does not go with --torchrec, and why."""
     if values["compile"]:
         return "argument --compile: not with --torchrec: exchanging ids cannot be compiled"
+    if values["quantize"]:
+        return "argument --quantize: not with --torchrec: evaluate in one process"
     if values["accumulate"] > 1:
         return (
             f"argument --accumulate: {values['accumulate']} not with --torchrec, whose tables "

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from torch_dynemb.serving.row_formats import RowKind
 from tutorials.dlrm.arguments import (
     admission,
     at_least,
@@ -18,6 +19,7 @@ from tutorials.dlrm.arguments import (
     not_negative,
     number_from,
     positive,
+    row_kinds,
 )
 from tutorials.dlrm.criteo import OnBadLine
 from tutorials.dlrm.optimizers import (
@@ -59,6 +61,11 @@ eviction, admission, evicted (ids that had to go), rejected and not_admitted (ne
 once per step: for want of room, or by --admission), device, compiled, storage (null where all rows
 are in memory).
 
+With --quantize the trained model is also frozen, as it would be served, and its AUC is computed
+with rows as they are and with rows of each of the kinds. The JSON object has one more entry then,
+quantized, an object with an entry for each kind, and one named unchanged: auc, row_bytes (of an
+id's row) and bytes_per_id (of all that the frozen tables have).
+
 With --storage ssd the rows and their optimizer state lie in files, and a cache in memory has those
 in use; table_bytes is what is in memory. While a batch is trained on, the rows of the next one are
 fetched (not with --torchrec). The results are those of a run in memory, to the last bit; hashed
@@ -76,7 +83,7 @@ sharding (of each table). For several machines, start the program with torchrun 
 
 # Options that may differ between a run and the one that resumes it.
 _FREE_ON_RESUME = (
-    *("out", "samples_folder", "resume", "baseline", "progress_interval"),
+    *("out", "samples_folder", "resume", "baseline", "quantize", "progress_interval"),
     *("storage", "cache", "storage_path", "disk"),
     *("async_checkpoint", "nproc", "sharding"),
 )
@@ -121,6 +128,8 @@ class Options:
     threads: int
     device: str
     compile: bool
+    quantize: tuple[RowKind, ...]
+    """Kinds of rows that the trained model is frozen with."""
     baseline: bool
     cardinality_divisor: float
     zipf: float
@@ -233,6 +242,14 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to train")
     add("--compile", action="store_true", help="torch.compile(fullgraph=True, dynamic=True)")
+    add(
+        "--quantize",
+        type=row_kinds,
+        default=(),
+        metavar="KIND[,KIND...]",
+        help="evaluate the frozen model, too, with rows of int8, int4, fp8, fp16 or bf16 (default: "
+        "do not)",
+    )
     add(
         "--no-baseline",
         dest="baseline",

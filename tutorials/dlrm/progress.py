@@ -12,6 +12,7 @@ from tutorials.dlrm.criteo import CriteoReader, DataError
 from tutorials.dlrm.data import Data
 from tutorials.dlrm.loop import Pass, peak_memory
 from tutorials.dlrm.options import Options
+from tutorials.dlrm.quantized import Served
 from tutorials.dlrm.rows import Figures
 
 
@@ -64,5 +65,16 @@ def report_skipped(data: Data, reader: CriteoReader, held_out: CriteoReader) -> 
         first = reader.first_skipped or held_out.first_skipped
         print(
             f"skipped {skipped} of {data.lines} lines" + (f", the first: {first}" if first else ""),
+            file=sys.stderr,
+        )
+
+
+def report_served(served: dict[str, Served]) -> None:
+    """Say on stderr what the AUC of frozen models is."""
+    for kind, of_kind in served.items():
+        auc = "-" if of_kind.auc is None else f"{of_kind.auc:.6f}"
+        print(
+            f"frozen, rows {kind}: auc={auc}, {of_kind.row_bytes} bytes of an id's row, "
+            f"{of_kind.bytes_per_id} bytes an id",
             file=sys.stderr,
         )

@@ -20,7 +20,14 @@ from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.optimizers import check_baseline
 from tutorials.dlrm.options import Options
 from tutorials.dlrm.plot import plot
-from tutorials.dlrm.progress import check_trained, describe, progress_bar, report_skipped
+from tutorials.dlrm.progress import (
+    check_trained,
+    describe,
+    progress_bar,
+    report_served,
+    report_skipped,
+)
+from tutorials.dlrm.quantized import Served, evaluate_quantized
 from tutorials.dlrm.rows import ROW_BOUND, DynamicRows, Figures, HashedRows, split_rows
 from tutorials.dlrm.summary import summarize
 
@@ -30,6 +37,8 @@ class Trained(NamedTuple):
 
     progress: Pass
     auc: float
+    served: dict[str, Served] | None = None
+    """Frozen; None: not asked for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,7 +85,10 @@ def run(opts: Options) -> dict[str, Any]:
         curves["hashed tables"] = (baseline.progress.points, baseline.auc)
         baseline_auc = baseline.auc
     plot(opts.out / "training.png", curves, best_auc=data.best_auc)
-    return summarize(opts, data, dynamic.progress, dynamic.auc, baseline_auc, figures)
+    summary = summarize(opts, data, dynamic.progress, dynamic.auc, baseline_auc, figures)
+    if dynamic.served is not None:
+        summary["quantized"] = {kind: of_kind._asdict() for kind, of_kind in dynamic.served.items()}
+    return summary
 
 
 def make_rows(opts: Options, data: Data) -> DynamicRows:
@@ -139,8 +151,12 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> tuple[Traine
         checkpoints.save(reader.position)
         held_out = make_reader(opts, data, reader.position, data.lines)
         auc = progress.evaluate(held_out)
+        served = None
+        if opts.quantize:
+            served = evaluate_quantized(opts, data, progress.model, reader.position)
+            report_served(served)
     report_skipped(data, reader, held_out)
-    return Trained(progress, auc), figures
+    return Trained(progress, auc, served), figures
 
 
 def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained:
