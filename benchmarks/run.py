@@ -34,6 +34,7 @@ BENCHMARKS = (
     "checkpoint",
     "tiers",
     "live_serving",
+    "serving",
 )
 
 

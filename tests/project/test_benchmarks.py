@@ -51,9 +51,10 @@ SMALL = {
         *("--only", "Zipf 1.5, prefetch"),
     ],
     "live_serving": ["--ids", "2000", "--only", "D=16"],
+    "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
-SLOW = ("dcp_load", "feature_ops", "lifecycle", "optimizers")  # 9 seconds each
+SLOW = ("dcp_load", "feature_ops", "lifecycle", "optimizers", "serving")  # 9 seconds and more each
 
 
 @pytest.fixture(autouse=True)
