@@ -150,7 +150,7 @@ def test_an_unknown_benchmark_is_named(
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
     expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
-    expected += ", checkpoint, tiers, live_serving"
+    expected += ", checkpoint, tiers, serving, live_serving"
     assert expected in capsys.readouterr().err
 
 

@@ -380,7 +380,7 @@ class TwoFeatures(torch.nn.Module):
 
 
 def exported_program(
-    model: torch.nn.Module, inputs: tuple[Tensor, ...], dynamic: Any
+    model: torch.nn.Module, inputs: tuple[Tensor, ...], dynamic: Any, **options: Any
 ) -> torch.export.ExportedProgram:
     """The program that serving.export gives to the compiler."""
     programs: list[torch.export.ExportedProgram] = []
@@ -392,7 +392,7 @@ def exported_program(
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(export_module.torch._inductor, "aoti_compile_and_package", stop)
         with pytest.raises(InterruptedError):
-            td.serving.export(model, Path(folder) / "p", inputs, dynamic_shapes=dynamic)
+            td.serving.export(model, Path(folder) / "p", inputs, dynamic_shapes=dynamic, **options)
     return programs[0]
 
 
@@ -419,6 +419,25 @@ def test_an_example_that_is_given_twice_makes_two_inputs() -> None:
     program = exported_program(model, (ids, ids), None)
     used = [node.name for node in program.graph.nodes if node.op == "placeholder" and node.users]
     assert {"u", "v"} <= set(used)
+
+
+def test_rows_are_stored_as_asked() -> None:
+    model = TwoFeatures()
+    ids = torch.arange(12).reshape(4, 3)
+    model(ids, ids).sum().backward()
+    program = exported_program(model, (ids, ids), None, rows="int8")
+    expected = td.freeze(model, rows="int8").state_dict()
+    assert program.state_dict.keys() == expected.keys()
+    assert all(torch.equal(program.state_dict[name], expected[name]) for name in expected)
+    assert any(tensor.dtype == torch.uint8 for tensor in expected.values())
+
+
+def test_rows_of_a_frozen_model_are_what_they_are(tmp_path: Path) -> None:
+    frozen = td.freeze(TwoFeatures())
+    ids = torch.arange(12).reshape(4, 3)
+    with pytest.raises(ValueError, match="rows is 'int8', but the model is frozen already"):
+        td.serving.export(frozen, tmp_path / "p", (ids, ids), rows="int8")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_on_two_devices_is_refused(tmp_path: Path) -> None:

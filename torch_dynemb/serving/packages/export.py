@@ -39,6 +39,7 @@ from torch_dynemb.serving.packages.manifest import (
     manifest_text,
 )
 from torch_dynemb.serving.packages.platform import instruction_sets, machine, op_schemas
+from torch_dynemb.serving.row_formats import RowKind
 
 _COMPILER = {
     # no values in the code, not even those of tensors of one element
@@ -53,6 +54,7 @@ def export(
     example_inputs: tuple[Any, ...],
     *,
     dynamic_shapes: Any = None,
+    rows: RowKind | None = None,
     version: str | int | None = None,
     missing: bool = False,
 ) -> Path:
@@ -71,6 +73,8 @@ def export(
             ``dynamic_shapes`` names should be at least 2 in them.
         dynamic_shapes: as in ``torch.export.export``: which sizes change from run to run; None: no
             size does. Sizes 0 and 1 are then served, too.
+        rows: how rows of dynamic tables are stored, as in :func:`torch_dynemb.freeze`: None, or
+            ``"int8"``, ``"int4"``, ``"fp8"``, ``"fp16"``, ``"bf16"``.
         version: what this version of the model is called; None: a new random name.
         missing: True: runs count the ids that they do not find, see
             :attr:`torch_dynemb.serving.ServedModel.missing`. A
@@ -82,7 +86,8 @@ def export(
     Raises:
         TypeError: an argument has another type.
         ValueError: tensors of the model are on several devices, or an input is neither a tensor
-            nor a constant; or ``missing`` is True, and there are no dynamic tables.
+            nor a constant; ``rows`` is none of its values, or is given with a frozen model; or
+            ``missing`` is True, and there are no dynamic tables.
         FileExistsError: there is something at ``path``.
         OSError: the disk is full, or fails; there is nothing at ``path``.
         RuntimeError: ``torch.export`` or the compiler does not take the model.
@@ -106,7 +111,12 @@ def export(
             "or remove it"
         )
     flag("serving.export: missing", missing)
-    frozen = model if _is_frozen(model) else freeze(model)
+    if rows is not None and _is_frozen(model):
+        raise ValueError(
+            f"serving.export: rows is {rows!r}, but the model is frozen already: give rows to "
+            "torch_dynemb.freeze, or export the model itself"
+        )
+    frozen = model if _is_frozen(model) else freeze(model, rows=rows)
     if missing and not isinstance(frozen, CountsMissing):
         frozen = CountsMissing(frozen)
     device = _device_of(frozen)
