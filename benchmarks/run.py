@@ -35,6 +35,7 @@ BENCHMARKS = (
     "tiers",
     "live_serving",
     "serving",
+    "quantized_rows",
 )
 
 
