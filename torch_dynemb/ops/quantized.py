@@ -96,7 +96,7 @@ def dequantize_rows(packed: Tensor, row_format: int, dim: int) -> Tensor:
     Example:
         >>> packed = quantize_rows(torch.tensor([[0.5, -3.0]]), RowFormat.FLOAT8)
         >>> dequantize_rows(packed, RowFormat.FLOAT8, 2)
-        tensor([[ 0.4955, -3.0000]])
+        tensor([[ 0.4821, -3.0000]])
     """
     rows: Tensor = torch.ops.dynemb.dequantize_rows(packed, int(row_format), dim)
     return rows
