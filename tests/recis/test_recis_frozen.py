@@ -167,6 +167,36 @@ def test_frozen_hash_tables(dtype: torch.dtype) -> None:
     assert frozen.sizes() == {"a": 6, "b": 6}
 
 
+@pytest.mark.parametrize(("rows", "near"), [("int8", 0.05), ("int4", 0.8), ("bf16", 0.05)])
+def test_rows_in_another_form(rows: Any, near: float) -> None:
+    live = hash_table([4], dtype=torch.float32)
+    ids = torch.arange(6)
+    live.insert(ids, torch.arange(24.0).reshape(6, 4) - 12)
+    frozen = td.freeze(live, rows=rows)
+    torch.testing.assert_close(frozen(ids), live.eval()(ids), rtol=0, atol=near)
+    assert frozen.frozen_tables.get_buffer("weights0").dtype != torch.float32
+    unknown = torch.arange(20, 30)
+    expected = live(unknown).bfloat16().float() if rows == "bf16" else live(unknown)
+    assert torch.equal(frozen(unknown), expected)
+
+
+def test_rows_of_int8_are_not_quantized_again() -> None:
+    live = hash_table([4], dtype=torch.int8, name="packed")
+    live.insert(torch.arange(3), torch.ones(3, 4))
+    with pytest.raises(ValueError, match="rows of HashTable 'packed' are int8 already: freeze wi"):
+        td.freeze(live, rows="int4")
+
+
+def test_engines_with_rows_of_8_bits() -> None:
+    kept = {name: of for name, of in options().items() if name != "content"}
+    engine = EmbeddingEngine(kept)
+    data = {name: of for name, of in batch(3).items() if name in kept}
+    engine(data)
+    expected = engine.eval()(data)
+    for name, of in td.freeze(engine, rows="int8")(data).items():
+        torch.testing.assert_close(of, expected[name].detach(), rtol=0.02, atol=0.02)
+
+
 def test_converted_engines() -> None:
     engine = trained_engine()
     frozen = td.freeze(engine)

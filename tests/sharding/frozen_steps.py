@@ -133,6 +133,21 @@ def updated_live(rank: int, tables: Sequence[Table]) -> tuple[bool, bool]:
     return same, any(not torch.equal(before[name], after[name]) for name in after)
 
 
+def stored_in_8_bits(rank: int, tables: Sequence[Table]) -> tuple[float, bool]:
+    """How far a copy with rows of int8 is from the model, as a share of the largest output of each
+    feature, and whether its tables have such rows."""
+    model = trained(rank, tables, "plain")
+    copy = td.freeze(model, rows="int8")
+    features = batch(rank, tables, "plain", 9, VOCABULARY)
+    with torch.no_grad():
+        live = {name: of.clone() for name, of in model(features).items()}
+        given = through_file(copy)(features)
+    parts = [part for part in copy.modules() if isinstance(part, serving.FrozenTables)]
+    in_bytes = [part.get_buffer("weights0").dtype == torch.uint8 for part in parts]
+    far = max(float((given[name] - of).abs().max() / of.abs().max()) for name, of in live.items())
+    return far, len(in_bytes) > 0 and all(in_bytes)
+
+
 def refused(rank: int, tables: Sequence[Table]) -> None:
     """Raises what freezing a rank's own part of such tables raises."""
     td.freeze(trained(rank, tables, "plain"), ranks="own")

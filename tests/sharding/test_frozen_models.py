@@ -14,6 +14,7 @@ from frozen_steps import (
     frozen,
     frozen_without_memory,
     refused,
+    stored_in_8_bits,
     trained,
     updated_live,
 )
@@ -86,6 +87,12 @@ def test_sequences(two_ranks: Ranks, sharding: str) -> None:
 
 def test_live_copies(two_ranks: Ranks) -> None:
     assert two_ranks.run(updated_live, pooled("row_wise")) == [(True, True)] * 2
+
+
+def test_rows_of_8_bits(two_ranks: Ranks) -> None:
+    for far, in_bytes in two_ranks.run(stored_in_8_bits, pooled("row_wise")):
+        assert far < 0.02
+        assert in_bytes
 
 
 def test_the_first_rank_alone(two_ranks: Ranks) -> None:

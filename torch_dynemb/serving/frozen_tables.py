@@ -41,6 +41,7 @@ class FrozenTables(CountedTables):
         RuntimeError: rows lie in a store, and the copy does not fit in memory.
     """
 
+    kept_because: str | None = None  # why rows cannot be stored in another form
     _formats: tuple[int, ...] = ()  # of quantized slabs; none: all rows are floats
     _no_offsets: Tensor | None = None  # made once: it takes as long as a small lookup
 
@@ -78,8 +79,10 @@ class FrozenTables(CountedTables):
 
         Raises:
             ValueError: a table has rows of which the form holds no finite values, or a dim that it
-                has not; or the rows are quantized already.
+                has not; or the rows are quantized already, or are no values of their own.
         """
+        if self.kept_because is not None:
+            raise ValueError(f"freeze: rows is {rows!r}, but {self.kept_because}")
         if self._formats:
             raise ValueError(f"freeze: rows is {rows!r}, but the rows are quantized already")
         made = []

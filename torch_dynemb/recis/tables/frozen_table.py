@@ -27,6 +27,10 @@ class FrozenHashTable(FrozenModule):
         super().__init__(group, torch.float32)
         self.embedding_dim = source.embedding_dim
         self.packed = source.packed
+        if self.packed:
+            self.frozen_tables.kept_because = (
+                f"the rows of HashTable {source.name!r} are int8 already: freeze with rows=None"
+            )
         self.name = source.name
         self._columns = source.group.config.tables[0].embedding_dim
 
