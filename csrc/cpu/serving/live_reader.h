@@ -24,8 +24,10 @@ DYNEMB_INLINE int64_t match_live(const int64_t* line, int64_t id) {
 #pragma GCC unroll 8
   for (int j = 0; j < kBucketWidth; ++j) {
     const int64_t stored = load_word_acquire(line + kBucketWidth + j);
-    // not "or": an id that moves from slot to slot may be seen twice
-    found = load_word(line + j) == id && stored > 0 ? stored : found;
+    const int64_t is_match = -static_cast<int64_t>((load_word(line + j) == id) & (stored > 0));
+    // not "or": an id that moves from slot to slot may be seen twice. And no branch, which would
+    // be wrong as often as not
+    found ^= (found ^ stored) & is_match;
   }
   return found;
 }
