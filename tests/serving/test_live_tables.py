@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -316,6 +317,32 @@ def test_exported_programs_read_updates(strict: bool) -> None:
     tables.update("t", torch.arange(4), torch.full((4, 4), 5.0))
     tables.erase("t", torch.tensor([70]))
     assert torch.equal(program(given_ids), torch.tensor([[10.0] * 4, [5.0] * 4]))
+
+
+@pytest.mark.long
+def test_packages_of_aotinductor_read_updates(tmp_path: Path) -> None:
+    """Whose constants are the tables themselves, which the user manages."""
+    sequence = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), name="t", eval_default="zeros")
+    model = serving.live(nn.Sequential(sequence), headroom=50)
+    (tables,) = serving.live_tables(model).values()
+    tables.update("t", torch.arange(9), torch.ones(9, 4))
+    ids = torch.tensor([[1, 2], [3, 70]])
+    program = torch.export.export(model, (ids,), dynamic_shapes=({0: Dim("batch")},))
+    path = torch._inductor.aoti_compile_and_package(
+        program,
+        package_path=str(tmp_path / "model.pt2"),
+        inductor_configs={
+            "aot_inductor.package_constants_in_so": False,
+            "always_keep_tensor_constants": True,
+        },
+    )
+    package = torch._inductor.aoti_load_package(path)
+    constants = {name: model.get_buffer(name) for name in package.get_constant_fqns()}
+    package.load_constants(constants, check_full_update=True, user_managed=True)
+    assert torch.equal(package(ids), model(ids))
+    tables.update("t", torch.arange(4), torch.full((4, 4), 5.0))
+    tables.erase("t", torch.tensor([2]))
+    assert package(ids)[:, :, 0].tolist() == [[5.0, 0.0], [5.0, 0.0]]
 
 
 def test_compiled_models_read_updates() -> None:
