@@ -218,10 +218,10 @@ def load(path: str | os.PathLike[str], *, runners: int = 1) -> ServedModel:
 
     Example:
         >>> import torch_dynemb as td
-        >>> td.serving.load("no-such-folder")
+        >>> td.serving.load("no-such-folder")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        FileNotFoundError: serving.load: ... is no serving package: there is nothing; ...
+        FileNotFoundError: serving.load: ... is no serving package: ...
     """
     folder = checked_path("serving.load", path)
     integer("serving.load: runners", runners, least=1)
