@@ -67,7 +67,8 @@ def export(
 
     Args:
         model: any module that :func:`torch_dynemb.freeze` takes, or a frozen one, which is not
-            copied.
+            copied. Where several ranks share its tables, freeze it on all of them with
+            ``ranks="first"``, and export on rank 0 what that gives there.
         path: of a folder that does not exist yet.
         example_inputs: positional arguments of the model's forward. Sizes that
             ``dynamic_shapes`` names should be at least 2 in them.
