@@ -80,7 +80,7 @@ def serving_row(case: Case, ids: int, rounds: int) -> Row:
     (tables,) = serving.live_tables(live).values()
     bags = [known[torch.randint(0, ids, (case.batch, BAG))] for _ in range(16)]
     count = case.batch * BAG
-    calls = max(1, 400_000 // count)
+    calls = max(1, 100_000 // count)
     candidates = {
         "live": lambda call: live(bags[call % len(bags)]),
         "frozen": lambda call: frozen(bags[call % len(bags)]),
