@@ -212,3 +212,21 @@ def test_tables_that_do_not_fit_are_not_added() -> None:
         assert len(collection.optimizer.param_groups) == 1
     collection({"user": torch.arange(5)})["user"].sum().backward()
     assert int(collection.group.index.tables[0, Table.SIZE]) == 5
+
+
+def test_rows_behind_those_of_an_earlier_compaction_are_new() -> None:
+    """The last ids to go have older handles than the rows that were given back before them."""
+
+    def group() -> td.TableGroup:
+        config = td.TableConfig("x", 4, initializer=td.Uniform(-1.0, 1.0))
+        return td.TableGroup([config], optimizer=td.SGD(lr=0.1), seed=3)
+
+    fresh, compacted = group(), group()
+    ids = torch.arange(40)
+    compacted.insert_or_assign(0, ids, torch.ones(40, 4))
+    for gone in (ids[1:17], ids[17:], ids[:1]):  # rows move to those of the first ones
+        compacted.erase(0, gone)
+        compacted.compact()
+    for one in (fresh, compacted):
+        one.insert(0, ids + 100)
+    assert torch.equal(fresh.read(0, ids + 100), compacted.read(0, ids + 100))

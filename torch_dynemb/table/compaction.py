@@ -60,9 +60,9 @@ def _compact_rows(tables: Tables, slab: int) -> None:
     end = used - count
     free = tables.index.free_rows[slab, :count].clone()
     moves, newest = _moves(tables, slab, end, free)
-    # handles that are still out there are older, and what comes next is newer, and not 0
-    if tables.stored(slab) is not None:  # which may have rows under handles that no id has had
-        newest = max(newest, int(tables.index.slabs[slab, Slab.GENERATION]))
+    # Handles that are still out there are older, and what comes next is newer, and not 0. Also than
+    # what an earlier compact() has left behind the rows, or a new row would count as written.
+    newest = max(newest, int(tables.index.slabs[slab, Slab.GENERATION]))
     generation = newest % _GENERATIONS + 1
     after = tables.index.slabs[slab].clone()
     for column, value in (
