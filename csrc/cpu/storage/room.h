@@ -15,6 +15,7 @@ struct SlabRoom {
   int64_t free = 0;        // segments that are ready
   int64_t queued = 0;      // in jobs that are not done
   int64_t promised = 0;    // that the next job may bring
+  int64_t hoped = 0;       // for which segments are made ready where nothing has to make way
   int64_t collecting = 0;  // still to be copied out of the segment that is being collected
   bool is_collecting = false;
 };

@@ -81,6 +81,23 @@ class StoreThread {
     return true;
   }
 
+  void hope_for_room(const std::vector<int64_t>& rows) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t s = 0; s < rows.size(); ++s) {
+      room_[s].hoped = std::max(room_[s].hoped, rows[s]);
+    }
+    if (hopes_) return;
+    hopes_ = true;
+    enqueue({[this] {
+               {
+                 const std::lock_guard<std::mutex> held(mutex_);
+                 hopes_ = false;
+               }
+               worker_.make_hoped_room();
+             },
+             nullptr, false});
+  }
+
   void promise_room(const std::vector<int64_t>& rows) {
     if (promise_ready_room(rows)) return;
     try {
@@ -257,6 +274,7 @@ class StoreThread {
   int64_t tasks_done_ = 0;
   bool busy_ = false;
   bool ends_ = false;
+  bool hopes_ = false;  // a task is queued that makes room which is hoped for
   std::string failure_;
   int64_t jobs_submitted_ = 0;  // of the callers, of whom there is one at a time
   std::atomic<int64_t> jobs_done_{0};
@@ -286,6 +304,7 @@ class ThreadedStore : public RowStore {
   bool promise_ready_room(const std::vector<int64_t>& rows) override {
     return thread().promise_ready_room(rows);
   }
+  void hope_for_room(const std::vector<int64_t>& rows) override { thread().hope_for_room(rows); }
   void withdraw_promises() override { thread().withdraw_promises(); }
   void submit(std::vector<SlabMoves> job) override { thread().submit(std::move(job)); }
   void drain() override { thread().drain(); }

@@ -91,6 +91,9 @@ class RowStore {
   virtual void promise_room(const std::vector<int64_t>& rows) = 0;
   // The same where the segments for it are ready; else promises nothing and returns false.
   virtual bool promise_ready_room(const std::vector<int64_t>& rows) = 0;
+  // Says that promises for as many rows are going to be asked for: the thread makes segments ready
+  // for them as far as the disk has room that nothing else takes. Waits for nothing.
+  virtual void hope_for_room(const std::vector<int64_t>& rows) = 0;
   // There is no job that wants what has been promised.
   virtual void withdraw_promises() = 0;
   // Queues a job; moves of slab s at s. Jobs are numbered from 1.

@@ -87,8 +87,10 @@ void promise_room_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor meta
     return rows;
   };
   // nearly always there is room for a row that has changed in place of every id
-  if (entry->store->promise_ready_room(saves(most_wanted_rows(tiers, features, slab_of)))) return;
+  const std::vector<int64_t> most = saves(most_wanted_rows(tiers, features, slab_of));
+  if (entry->store->promise_ready_room(most)) return;
   entry->store->promise_room(saves(wanted_rows(op, tiers, index, features, slab_of)));
+  entry->store->hope_for_room(most);
 }
 
 // Called by the thread that is the one writer of the cache.

@@ -172,15 +172,18 @@ void StoreWorker::publish(size_t slab) {
   room.collecting = collects ? collection_.victim().live() : 0;
 }
 
-// Without a bound: what live records take twice over, what snapshots keep, and what is ready.
+// Without a bound: what live records take twice over, what snapshots keep, and what is ready or is
+// hoped for.
 int64_t StoreWorker::usual_bytes() const {
   if (options_.disk_bytes > 0) return options_.disk_bytes;
   int64_t segments = 0;
-  for (const auto& log : logs_) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t s = 0; s < logs_.size(); ++s) {
+    const auto& log = logs_[s];
     if (!log) continue;
     const int64_t a_segment = log->layout().records_per_segment();
     segments += (kUsualFactor * log->live() + a_segment - 1) / a_segment + 1 + kReadySegments;
-    segments += log->pinned_segments();
+    segments += log->pinned_segments() + (room_[s].hoped + a_segment - 1) / a_segment;
   }
   return segments * files_.segment_bytes();
 }
@@ -279,6 +282,17 @@ void StoreWorker::make_room(size_t slab, int64_t rows) {
   }
 }
 
+void StoreWorker::make_hoped_room() {
+  for (size_t s = 0; s < logs_.size(); ++s) {
+    const auto is_enough = [&] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      return room_[s].hoped == 0 || room_.is_enough(s, room_[s].hoped);
+    };
+    while (logs_[s] && !is_enough() && create_segment(s, /*beyond_usual=*/false)) {
+    }
+  }
+}
+
 void StoreWorker::raise_disk_full(size_t slab, int64_t rows) {
   int64_t needed = 0;
   {
@@ -333,6 +347,7 @@ bool StoreWorker::is_low() {
 // collects follows from what has been appended, so that no job waits for a whole segment.
 void StoreWorker::prepare(int64_t appended_bytes) {
   const double most_live = options_.disk_bytes > 0 ? 1.0 : kUsualMostLive;
+  make_hoped_room();
   const bool low = is_low();
   for (auto quota = static_cast<double>(appended_bytes); quota > 0;) {
     if (!collection_.is_running() && !(low && is_low() && begin_collection(most_live))) return;

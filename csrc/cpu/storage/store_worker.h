@@ -35,6 +35,8 @@ class StoreWorker {
   bool has_record(size_t slab, int64_t handle) const { return logs_[slab]->has_record(handle); }
   // Takes, makes or collects segments until `rows` more fit, and promises them. Raises Refusal.
   void make_room(size_t slab, int64_t rows);
+  // Makes segments for the rows that are hoped for, as far as the disk has room for more.
+  void make_hoped_room();
   void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found);
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records);
   void erase(size_t slab, const std::vector<int64_t>& handles);

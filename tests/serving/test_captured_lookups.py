@@ -1,4 +1,4 @@
-"""Frozen lookups where serving runs them: in inference mode, and inside captured CUDA graphs."""
+"""Frozen lookups inside captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from emulated_groups import emulated_cuda
 from emulator.mode import forbidden_calls, launches, set_capturing
 from test_freeze import assert_same, each_case, trained
@@ -14,20 +13,7 @@ from torch import nn
 
 import torch_dynemb as td
 
-pytestmark = pytest.mark.any_device
-
-
-@each_case
-def test_inference_mode(
-    make: Callable[[], nn.Module], seen: tuple[Any, ...], unseen: tuple[Any, ...]
-) -> None:
-    module = trained(make, seen)
-    with torch.inference_mode():
-        frozen = td.freeze(module)  # its buffers are inference tensors
-        within = [frozen(*arguments) for arguments in (seen, unseen)]
-    for arguments, output in zip((seen, unseen), within, strict=True):
-        assert_same(output, module.eval()(*arguments))
-        assert_same(output, frozen(*arguments))
+pytestmark = pytest.mark.own_device
 
 
 @pytest.fixture
@@ -37,7 +23,6 @@ def end_of_capture() -> Iterator[None]:
 
 
 @each_case
-@pytest.mark.own_device
 def test_capture(
     make: Callable[[], nn.Module],
     seen: tuple[Any, ...],
