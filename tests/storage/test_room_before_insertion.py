@@ -235,3 +235,22 @@ def test_gradients_that_are_given_count_nothing_where_they_are_refused(tmp_path:
     table.accept_grad(batches[-1], gradients)
     optimizer.step()
     assert len(table.ids()) == 60 * (len(batches) - 5)
+
+
+def test_room_for_a_lookup_is_made_ready_while_none_is_written(tmp_path: Path) -> None:
+    """So that the next lookup need not find its ids to know that there is room."""
+    store = td.SSDStore(tmp_path / "rows", cache="64 rows", segment=1 << 16)
+    table = td.DynamicEmbedding(8, name="t", optimizer=td.SGD(lr=0.1), storage=store)
+    ids = torch.arange(64)
+    disk = []
+    for _ in range(2):
+        table(ids).sum().backward()
+        table.optimizer.step()
+        tiers = table.group.tables.tiers
+        assert tiers is not None
+        tiers.drain()
+        stats = table.group.storage_stats()
+        assert stats is not None
+        assert stats.bytes_written == 0
+        disk.append(stats.disk_bytes)
+    assert disk[0] == 0 < disk[1]
