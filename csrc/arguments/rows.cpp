@@ -106,6 +106,13 @@ std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<
       slab.steps = static_cast<int32_t*>(tensor.data_ptr());
       continue;
     }
+    if (tensor.dim() == 1 && type == ScalarType::Byte) {
+      check_tensor(call, "state", tensor, ScalarType::Byte);
+      STD_TORCH_CHECK(slab.changes == nullptr, "dynemb::", op, ": state of slab ", i % slabs,
+                      " has two tensors of changes");
+      slab.changes = static_cast<uint8_t*>(tensor.data_ptr());
+      continue;
+    }
     if (tensor.dim() == 1) {
       check_tensor(call, "state", tensor, ScalarType::Float);
       STD_TORCH_CHECK(slab.row_states < kMaxStates, "dynemb::", op, ": state of slab ", i % slabs,

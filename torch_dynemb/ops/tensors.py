@@ -80,7 +80,8 @@ class RowTensors(NamedTuple):
         generations: int32 [rows], one for each slab: those of the handles that own the rows.
         state: optimizer state, of a row (float32 or int32 [rows]) or of its weights (float32 or
             bfloat16 [rows, dim], or uint8 [rows, bytes] where 8 bits are kept of each); tensor k of
-            slab s at index k * slabs + s.
+            slab s at index k * slabs + s. After it, where changes are recorded, uint8 [rows], which
+            is 255 for a row that has been written.
         row_clock: int64 [T + 4] (``columns.RowClock``).
         hyper: float64 [T, 24], hyper-parameters (``columns.Hyper``).
         meta: int64 [T, 16], constants of the tables (``columns.Meta``).

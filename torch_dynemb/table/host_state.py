@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from torch_dynemb.table.background import BackgroundWork
+from torch_dynemb.table.change_reader import ChangeReader
 
 
 class EvictedIds(NamedTuple):
@@ -54,6 +55,7 @@ class HostState:
         forked: whether this process got the tables from its parent.
         background: what a thread does for the tables, or has done last; the next step raises its
             error.
+        readers: who reads the changes of the tables, by name.
     """
 
     rejected: list[int]
@@ -63,6 +65,7 @@ class HostState:
     last_reading: int = 0
     forked: bool = False
     background: BackgroundWork | None = None
+    readers: dict[str, ChangeReader] = field(default_factory=dict)
 
 
 __all__ = ["EvictedIds", "EvictionCallback", "EvictionRecords", "HostState"]

@@ -28,6 +28,7 @@ from torch_dynemb.table.records import packed, record_bytes, state_of, weights_o
 from torch_dynemb.table.tables import Tables
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
+CHANGED = 255  # what a row's byte is after it has been written: a bit for every reader
 _PIECE_BYTES = 8 << 20  # of records that are read from a store together
 
 
@@ -77,7 +78,18 @@ def state_names(tables: Tables) -> list[str]:
 def state_tensors(tables: Tables, slab: int) -> dict[str, Tensor]:
     """The optimizer state of a slab by name: the tensors themselves."""
     of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
-    return dict(zip(state_names(tables), of_slab, strict=True))
+    # what follows the optimizer's state says which rows have changed
+    return dict(zip(state_names(tables), of_slab, strict=False))
+
+
+def change_marks(tables: Tables) -> list[Tensor]:
+    """What updates set where they write a row, uint8 [rows] by slab; none: nobody has asked.
+
+    Args:
+        tables: of the group.
+    """
+    slabs = len(tables.config.slabs)
+    return tables.rows.state[len(state_names(tables)) * slabs :]
 
 
 def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[RowTensors, Tensor]:
@@ -206,6 +218,8 @@ def write_rows(
         _put(target, places, values if values.dim() == target.dim() else values[:, 0])
     # last: it makes the rows those of the ids
     _put(tables.rows.generations[slab], places, places.generations)
+    for marks in change_marks(tables)[slab : slab + 1]:
+        marks[places.numbers if places.run is None else places.run] = CHANGED
 
 
 def materialize(tables: Tables) -> int:
@@ -402,8 +416,10 @@ def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowVa
 
 
 __all__ = [
+    "CHANGED",
     "ReadsRecords",
     "RowValues",
+    "change_marks",
     "first_generation",
     "handle_rows",
     "materialize",

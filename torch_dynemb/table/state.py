@@ -156,7 +156,9 @@ def write(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
 
 
 def recount(tables: Tables) -> None:
-    """What the host knows of the counts in tensors follows them."""
+    """What the host knows of the content of tensors follows it."""
+    for reader in tables.host.readers.values():
+        reader.forget()
     tables.host.steps = int(tables.index.clock[Clock.STEP])
     tables.host.rejected = tables.index.tables[: len(tables.config.tables), Table.REJECTED].tolist()
 

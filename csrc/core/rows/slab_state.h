@@ -9,6 +9,9 @@ namespace dynemb {
 
 constexpr int kMaxStates = 3;
 
+// What `changes` of a row is after it has been written.
+constexpr uint8_t kChangedForAll = 0xff;
+
 struct SlabState {
   int element_states;         // a value per weight
   char* element[kMaxStates];  // [rows, ...]
@@ -17,6 +20,7 @@ struct SlabState {
   int row_states;             // a float per row
   float* of_row[kMaxStates];  // [rows]
   int32_t* steps;             // [rows], or none
+  uint8_t* changes;           // [rows], or none: a bit for each that wants to know what changes
 };
 
 }  // namespace dynemb

@@ -194,6 +194,7 @@ DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& upd
   if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
     if (job.state->steps != nullptr) __builtin_prefetch(job.state->steps + row, 1);
   }
+  if (job.state->changes != nullptr) __builtin_prefetch(job.state->changes + row, 1);
 }
 
 // What an optimizer works out once for a row; updates the row's own state.
@@ -341,6 +342,7 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
     }
     update_row<Optimizer>(job, table, step, row, update.id, gradient,
                           known[k] ? &numbers[k] : nullptr, scratch);
+    if (job.state->changes != nullptr) job.state->changes[row] = kChangedForAll;
   }
 }
 DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows_simd,

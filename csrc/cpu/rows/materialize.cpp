@@ -35,6 +35,7 @@ DYNEMB_INLINE void materialize_buckets_body(MaterializeJob& job) {
       store_row(table.storage, kToNearest, job.scratch, table.dim, table.row(row));
       write_fresh_state(*job.state, row, table.dim, job.initial_state);
       table.generations[row] = handle_generation(handle);
+      if (job.state->changes != nullptr) job.state->changes[row] = kChangedForAll;
       ++job.written;
     }
   }

@@ -214,6 +214,7 @@ __device__ __forceinline__ void update_row(const Group& group, const UpdateArgs&
   if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
     if (slab.steps != nullptr) slab.steps[row] = row_steps;
   }
+  if (slab.changes != nullptr) slab.changes[row] = kChangedForAll;
   if (unwritten) args.slab.generations[row] = handle_generation(handle);
 }
 

@@ -78,6 +78,7 @@ __global__ void write_unwritten(Group group, MaterializeJob job) {
           state.of_row[k][row] = k == 0 && state.element_states == 0 ? initial : 0.0f;
         }
         if (state.steps != nullptr) state.steps[row] = 0;
+        if (state.changes != nullptr) state.changes[row] = kChangedForAll;
         job.slab.generations[row] = handle_generation(handle);
         atomicAdd(reinterpret_cast<unsigned long long*>(job.written), 1ULL);
       }

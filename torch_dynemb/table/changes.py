@@ -1,0 +1,229 @@
+"""What has changed in tables since somebody asked last.
+
+The ops that write rows set a byte of each row that they write: a tensor beside the optimizer state,
+with a bit for every reader. Which ids are new or gone is found by a comparison of the index with
+the owners of rows that the reader has met before, so no lookup pays for it, and nothing overflows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import GENERATION_BITS
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.storage.host import HostMemory
+from torch_dynemb.storage.static_tensors import mark_static
+from torch_dynemb.table.change_reader import ChangeReader, RowOwners
+from torch_dynemb.table.lookup import find
+from torch_dynemb.table.row_access import CHANGED, change_marks
+from torch_dynemb.table.tables import Tables, exported, one_table
+
+_READERS = 8  # bits of a byte
+_GENERATIONS = (1 << GENERATION_BITS) - 1
+_IDS_AT_ONCE = 1 << 20
+
+
+class ChangedIds(NamedTuple):
+    """What has changed in a table.
+
+    Attributes:
+        ids: int64 [n], ids that are new, or whose row or scores have changed.
+        handles: int64 [n], of the ids.
+        removed: int64 [m], ids that were there and are gone.
+    """
+
+    ids: Tensor
+    handles: Tensor
+    removed: Tensor
+
+
+class Changes(NamedTuple):
+    """What has changed in a group, and what the reader has met meanwhile.
+
+    Attributes:
+        tables: by table.
+        owners: by slab, of the rows that are in use now.
+    """
+
+    tables: list[ChangedIds]
+    owners: list[RowOwners]
+
+
+def read_changes(tables: Tables, reader: ChangeReader) -> Changes:
+    """What has changed since the last :func:`take_changes`; nothing is forgotten yet.
+
+    It takes a scan of the index.
+
+    Args:
+        tables: of the group, between two training steps.
+        reader: one of the group's.
+    """
+    tables.check_own()
+    changed = [ChangedIds(_no_ids(tables), _no_ids(tables), _no_ids(tables))] * len(
+        tables.config.tables
+    )
+    owners = []
+    for slab in range(len(tables.config.slabs)):
+        now = _read_slab(tables, reader, slab, changed)
+        _find_removed(tables, reader, slab, now, changed)
+        owners.append(now)
+    return Changes(changed, owners)
+
+
+def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: str | None) -> None:
+    """Forgets changes that have been dealt with.
+
+    Args:
+        tables: of the group, as they were at :func:`read_changes`.
+        reader: whose changes they are.
+        changes: what that has given.
+        since: names what changes are counted from, from now on.
+    """
+    with held_back():
+        for marks, owners in zip(change_marks(tables), changes.owners, strict=True):
+            marks[: owners.ids.shape[0]].bitwise_and_(~reader.bit & CHANGED)
+        reader.owners = changes.owners
+        reader.since = since
+
+
+def _read_slab(
+    tables: Tables, reader: ChangeReader, slab: int, changed: list[ChangedIds]
+) -> RowOwners:
+    """Finds new and changed ids of the tables of a slab; gives the owners that rows have now."""
+    now, before = _no_owners(tables, reader, slab), _no_owners(tables, reader, slab)
+    marked = (change_marks(tables)[slab][: now.ids.shape[0]] & reader.bit) != 0
+    generations = tables.rows.generations[slab]
+    if slab < len(reader.owners):
+        for target, source in zip(before, reader.owners[slab], strict=True):
+            known = min(target.shape[0], source.shape[0])  # compact() may have given rows back
+            target[:known] = source[:known]
+    for table in _tables_of(tables, slab):
+        ids, handles = [_no_ids(tables)], [_no_ids(tables)]
+        for batch in exported(tables, table, _IDS_AT_ONCE):
+            rows = batch.handles >> GENERATION_BITS
+            # a row that nobody has written has no mark
+            written = generations[rows] == (batch.handles & _GENERATIONS).to(torch.int32)
+            here = (before.ids[rows] != batch.ids) | (before.tables[rows] != table)
+            here |= marked[rows] | ~written
+            if reader.scores:
+                here |= (before.scores[rows] != batch.scores).any(1)
+                now.scores[rows] = batch.scores
+            now.ids[rows] = batch.ids
+            now.tables[rows] = table
+            ids.append(batch.ids[here])
+            handles.append(batch.handles[here])
+        changed[table] = changed[table]._replace(ids=torch.cat(ids), handles=torch.cat(handles))
+    return now
+
+
+def _find_removed(
+    tables: Tables,
+    reader: ChangeReader,
+    slab: int,
+    now: RowOwners,
+    changed: list[ChangedIds],
+) -> None:
+    """Ids whose row has another owner are gone, or have another row."""
+    if slab >= len(reader.owners):
+        return
+    before = reader.owners[slab]
+    both = min(before.ids.shape[0], now.ids.shape[0])
+    left = torch.ones_like(before.tables, dtype=torch.bool)
+    left[:both] = before.tables[:both] != now.tables[:both]
+    left[:both] |= before.ids[:both] != now.ids[:both]
+    for table in _tables_of(tables, slab):
+        ids = before.ids[left & (before.tables == table)]
+        if ids.numel() > 0:
+            handles = find(tables, *one_table(tables, table, ids)).handles
+            ids = ids[handles < 0]
+        changed[table] = changed[table]._replace(removed=ids)
+
+
+def _tables_of(tables: Tables, slab: int) -> list[int]:
+    return [t for t in range(len(tables.config.tables)) if tables.config.slab_of(t) == slab]
+
+
+def _no_ids(tables: Tables) -> Tensor:
+    return torch.empty(0, dtype=torch.int64, device=tables.device)
+
+
+def _no_owners(tables: Tables, reader: ChangeReader, slab: int) -> RowOwners:
+    used, device = tables.index.used_rows(slab), tables.device
+    words = len(tables.config.layout.score_words) if reader.scores else 0
+    numbers = torch.int16 if len(tables.config.tables) < 1 << 15 else torch.int32
+    return RowOwners(
+        torch.zeros(used, dtype=torch.int64, device=device),
+        torch.full((used,), -1, dtype=numbers, device=device),
+        torch.zeros(used, words, dtype=torch.int64, device=device),
+    )
+
+
+def reader_of(tables: Tables, name: str) -> ChangeReader | None:
+    """A reader that :func:`record_changes` has made for these tables, if it has.
+
+    Args:
+        tables: of the group.
+        name: whose reader it is.
+    """
+    return tables.host.readers.get(name)
+
+
+def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
+    """Has changes recorded for a reader from now on; between two training steps.
+
+    The first reader adds a tensor to what updates are given: compiled code is compiled again, and
+    CUDA graphs must be captured again. A second call with the same name gives the same reader.
+
+    Args:
+        tables: of the group.
+        name: whose reader it is.
+        scores: changed scores count as changes.
+
+    Raises:
+        RuntimeError: rows lie in a store, or there are eight readers.
+    """
+    tables.check_own()
+    tables.check_in_memory(
+        "record_changes",
+        "save them with torch_dynemb.checkpoint.save_snapshot, which writes what has changed",
+    )
+    host = tables.host
+    known = host.readers.get(name)
+    if known is not None:
+        return known
+    taken = {reader.bit for reader in host.readers.values()}
+    free = [1 << k for k in range(_READERS) if 1 << k not in taken]
+    if not free:
+        raise RuntimeError(
+            f"record_changes: {sorted(host.readers)} read the changes of tables "
+            f"{tables.config.names} already, and there is room for {_READERS} readers"
+        )
+    with held_back():
+        if not change_marks(tables):
+            marks = [_new_marks(tables, slab) for slab in range(len(tables.config.slabs))]
+            mark_static(marks)
+            # the list itself is what modules and optimizers hold
+            tables.rows.state.extend(marks)
+        host.readers[name] = ChangeReader(name, free[0], scores)
+    return host.readers[name]
+
+
+def _new_marks(tables: Tables, slab: int) -> Tensor:
+    rows = tables.rows.weights[slab].shape[0]
+    if isinstance(tables.memory, HostMemory):
+        return tables.memory.reserve((rows,), torch.uint8, huge_pages=False)
+    return torch.zeros(rows, dtype=torch.uint8, device=tables.device)
+
+
+__all__ = [
+    "ChangeReader",
+    "ChangedIds",
+    "Changes",
+    "read_changes",
+    "reader_of",
+    "record_changes",
+    "take_changes",
+]
