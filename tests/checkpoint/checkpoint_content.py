@@ -43,9 +43,11 @@ def table_content(table: td.checkpoint.CheckpointTable, size: int) -> Content:
     batches = list(table.batches(size))
     assert all(0 < batch.ids.numel() <= size for batch in batches)
     dim = table.embedding_dim
-    ids = torch.cat([torch.empty(0, dtype=torch.int64), *(batch.ids for batch in batches)])
+    cpu = torch.device("cpu")
+    ids = torch.cat([torch.empty(0, dtype=torch.int64, device=cpu), *(b.ids for b in batches)])
     order = ids.argsort()
-    rows = torch.cat([torch.empty(0, dim, dtype=table.dtype), *(b.rows for b in batches)])
+    none = torch.empty(0, dim, dtype=table.dtype, device=cpu)
+    rows = torch.cat([none, *(batch.rows for batch in batches)])
     scores = {
         word: torch.cat([batch.scores[:, k] for batch in batches])[order]
         for k, word in enumerate(table.scores)
@@ -75,10 +77,10 @@ def group_content(group: td.TableGroup, table: int) -> Content:
     words = [word for word in config.tables[table].policy.scores if word != "none"]
     scores = {word: group.get_score(table, ids, score=word).scores for word in words}
     return Content(
-        ids,
-        group.rows.weights[slab][places].clone(),
-        state,
-        scores,
+        ids.cpu(),
+        group.rows.weights[slab][places].cpu(),
+        {name: values.cpu() for name, values in state.items()},
+        {word: values.cpu() for word, values in scores.items()},
         {},
         None,
     )

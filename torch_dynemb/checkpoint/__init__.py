@@ -1,8 +1,10 @@
 """Checkpoints: saved tables as files, and what these hold.
 
 :func:`save` and :func:`load` write and read a model with its tables on any number of ranks;
-:func:`open` reads a checkpoint without a model, :func:`reshard` writes it for other ranks, and
-:func:`export` for other programs. ``python -m torch_dynemb checkpoint`` does so as well.
+:func:`save` writes only what has changed since another checkpoint where :func:`record_changes` has
+been called, and :func:`merge` puts both together. :func:`open` reads a checkpoint without a model,
+:func:`reshard` writes it for other ranks, and :func:`export` for other programs; so does
+``python -m torch_dynemb checkpoint``.
 :func:`save_snapshot` and :func:`load_snapshot` are for models whose rows lie on disks, which
 :func:`snapshots` lists.
 """
@@ -13,10 +15,12 @@ from torch_dynemb.checkpoint.parts import IdSlots, TablePart, table_name, tables
 from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
+from torch_dynemb.checkpoint.saving.increments import record_changes
 from torch_dynemb.checkpoint.saving.save import save
 from torch_dynemb.checkpoint.snapshots.load import load_snapshot, snapshots
 from torch_dynemb.checkpoint.snapshots.save import save_snapshot
 from torch_dynemb.checkpoint.tools.export import export
+from torch_dynemb.checkpoint.tools.merge import merge
 from torch_dynemb.checkpoint.tools.reshard import reshard
 
 __all__ = [
@@ -32,7 +36,9 @@ __all__ = [
     "export",
     "load",
     "load_snapshot",
+    "merge",
     "open",
+    "record_changes",
     "reshard",
     "save",
     "save_snapshot",

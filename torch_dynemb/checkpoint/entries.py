@@ -22,6 +22,9 @@ WEIGHT = "weight"  # [n, columns]
 COUNT = "count"  # int64 [n], of an id that waits for admission
 SKETCH = "sketch"  # int32 [rows, width]
 
+FULL = "full"  # kinds of checkpoints
+DELTA = "delta"
+
 NO_GROUP = -1  # the number of the group of a part whose ids and rows have no places
 
 # Entries of a group's file: the state of tables that were one group, apart from ids and rows.
@@ -92,6 +95,11 @@ def counts_file(table: str, rank: int, ranks: int, columns: range) -> str:
     )
 
 
+def removed_file(table: str, rank: int, ranks: int) -> str:
+    """The path of a file of ids that an increment has no more; see :func:`rows_file`."""
+    return f"{table_folder(table)}/removed-r{rank:03}-of-{ranks:03}.safetensors"
+
+
 def sketch_file(table: str, rank: int, ranks: int) -> str:
     """The path of a file with the counting sketch of a table."""
     return f"{table_folder(table)}/sketch-r{rank:03}-of-{ranks:03}.safetensors"
@@ -131,10 +139,12 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 __all__ = [
     "COUNT",
+    "DELTA",
     "DENSE",
     "DTYPES",
     "DTYPE_NAMES",
     "FORMAT",
+    "FULL",
     "GROUP_CLOCK",
     "GROUP_ROW_CLOCK",
     "GROUP_SEEDS",
@@ -155,6 +165,7 @@ __all__ = [
     "dense_file",
     "free_rows_entry",
     "group_file",
+    "removed_file",
     "rows_file",
     "score_entry",
     "sketch_file",

@@ -16,7 +16,7 @@ from torch_dynemb.checkpoint.files.summed_files import check_file
 from torch_dynemb.checkpoint.loading.group import GroupLoad, is_filled
 from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.table_plan import OnMissingState, TablePlan, plan_of
-from torch_dynemb.checkpoint.manifest.file import read_manifest
+from torch_dynemb.checkpoint.manifest.file import check_full, read_manifest
 from torch_dynemb.checkpoint.manifest.places import checked_path, locate
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
@@ -25,6 +25,7 @@ from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.rest_files import read_dense, read_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
+from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.process.interrupts import held_back
@@ -124,7 +125,9 @@ def load(
             )
         check_none_running()
         folder = locate(target)
-        return folder, read_manifest(folder), parts_of(model)
+        manifest = read_manifest(folder)
+        check_full("checkpoint.load", folder, manifest)
+        return folder, manifest, parts_of(model)
 
     folder, manifest, parts = ranks.run(prepare)
     ranks.agree(
@@ -135,7 +138,7 @@ def load(
         optimizer_state=optimizer_state,
         on_missing_state=on_missing_state,
     )
-    return load_parts(
+    report = load_parts(
         ranks,
         "checkpoint.load",
         folder,
@@ -147,6 +150,12 @@ def load(
         optimizer_state=optimizer_state,
         progress=progress,
     )
+    whole = not report.missing and not report.unexpected and optimizer_state
+    whole = whole and not any(of.evicted or of.fresh for of in report.tables.values())
+    saved = manifest.tables
+    whole = whole and all(p.name not in saved or p.dtype == saved[p.name].dtype for p in parts)
+    ranks.run(lambda: count_from(groups_of(parts), manifest.uuid if whole else None))
+    return report
 
 
 def load_parts(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from torch_dynemb.checkpoint.entries import NO_GROUP, PACKED
+from torch_dynemb.checkpoint.entries import DELTA, FULL, NO_GROUP, PACKED
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedFile,
@@ -29,10 +29,14 @@ _SCORES = ("step", "timestamp", "frequency", "custom", "expiry")
 def check_manifest(manifest: Manifest) -> None:
     """Raises ValueError where an entry is of a wrong kind, or contradicts another one."""
     _text("uuid", manifest.uuid)
-    if manifest.kind != "full":
-        raise ValueError(f"kind is {manifest.kind!r}, expected 'full'")
+    if manifest.kind not in (FULL, DELTA):
+        raise _wrong("kind", manifest.kind, f"{FULL!r} or {DELTA!r}")
     if manifest.parent is not None:
         _text("parent", manifest.parent)
+    if (manifest.parent is not None) != (manifest.kind == DELTA):
+        raise ValueError(
+            f"kind is {manifest.kind!r}, but parent is {manifest.parent!r}: increments have one"
+        )
     _number("ranks", manifest.ranks, least=1)
     for k, group in enumerate(manifest.groups):
         _number(f"groups[{k}].rank", group.rank)
@@ -155,10 +159,12 @@ def _check_part(where: str, part: SavedPart, table: SavedTable, groups: int) -> 
         rows = [file.rows for file in part.rows]
         raise ValueError(f"{where}its files have {rows} rows for {part.ids} ids")
     _number(f"{where}counted", part.counted)
+    _number(f"{where}removed_ids", part.removed_ids)
     _number(f"{where}sketch_width", part.sketch_width, most=1 << 40)
     for name, of_file, rows_of_file in (
         ("counts", part.counts, part.counted),
         ("sketch", part.sketch, SKETCH_ROWS if part.sketch_width > 0 else 0),
+        ("removed", part.removed, part.removed_ids),
     ):
         if of_file is not None:
             _check_file(f"{where}{name}", of_file)

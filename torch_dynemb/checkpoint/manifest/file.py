@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch_dynemb.checkpoint.entries import FORMAT, MANIFEST, VERSION
+from torch_dynemb.checkpoint.entries import FORMAT, FULL, MANIFEST, VERSION
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, sums_of_bytes
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
@@ -68,6 +68,22 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def check_full(call: str, folder: Path, manifest: Manifest) -> None:
+    """Raises ValueError for an increment.
+
+    Args:
+        call: what the error begins with.
+        folder: of the checkpoint.
+        manifest: of it.
+    """
+    if manifest.kind != FULL:
+        raise ValueError(
+            f"{call}: {folder} is an increment of the checkpoint with uuid {manifest.parent}: "
+            "torch_dynemb.checkpoint.merge([base, increment, ...], out), or python -m "
+            "torch_dynemb checkpoint merge, makes a whole checkpoint of both"
+        )
+
+
 def _manifest_of(content: dict[str, Any]) -> Manifest:
     tables = {
         name: SavedTable(**{**table, "parts": [_part_of(part) for part in table["parts"]]})
@@ -83,8 +99,8 @@ def _manifest_of(content: dict[str, Any]) -> Manifest:
 
 def _part_of(part: dict[str, Any]) -> SavedPart:
     files = {
-        name: None if part[name] is None else SavedFile(**part[name])
-        for name in ("counts", "sketch")
+        name: None if part.get(name) is None else SavedFile(**part[name])
+        for name in ("counts", "sketch", "removed")
     }
     return SavedPart(**{**part, **files, "rows": [SavedFile(**file) for file in part["rows"]]})
 
@@ -97,4 +113,4 @@ def _rest_of(rest: dict[str, Any]) -> SavedRest:
     )
 
 
-__all__ = ["read_manifest"]
+__all__ = ["check_full", "read_manifest"]

@@ -61,6 +61,8 @@ class SavedPart:
         counted: how many there are.
         sketch: file with its counting sketch, which parts may share.
         sketch_width: cells of a row of the sketch.
+        removed: file with the ids that are no more, of the first columns of an increment.
+        removed_ids: how many there are.
     """
 
     rank: int
@@ -80,6 +82,8 @@ class SavedPart:
     counted: int = 0
     sketch: SavedFile | None = None
     sketch_width: int = 0
+    removed: SavedFile | None = None
+    removed_ids: int = 0
 
     @property
     def id_slots(self) -> IdSlots:
@@ -89,7 +93,8 @@ class SavedPart:
     @property
     def files(self) -> list[SavedFile]:
         """All files of the part."""
-        return [*self.rows, *(file for file in (self.counts, self.sketch) if file is not None)]
+        others = (self.counts, self.sketch, self.removed)
+        return [*self.rows, *(file for file in others if file is not None)]
 
 
 @dataclass(frozen=True)
@@ -199,8 +204,9 @@ class Manifest:
 
     Attributes:
         uuid: of the checkpoint: no two have the same.
-        kind: ``"full"``.
-        parent: uuid of the checkpoint that it goes on from; None for a full one.
+        kind: ``"full"``, or ``"delta"``: an increment, whose tables have the ids that have changed
+            or gone since its parent, and of everything else what there is.
+        parent: uuid of the checkpoint that an increment goes on from; None for a full one.
         ranks: that saved it.
         tables: by name.
         groups: of all ranks.

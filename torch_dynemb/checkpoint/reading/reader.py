@@ -35,7 +35,8 @@ class Checkpoint:
         folder: of the checkpoint.
         manifest: what the checkpoint says of its files.
         uuid: of the checkpoint: no two have the same.
-        kind: ``"full"``.
+        kind: ``"full"``, or ``"delta"``: an increment, whose tables have the ids that have changed.
+        parent: uuid of the checkpoint that an increment goes on from; None: it is a whole one.
         ranks: how many have saved it.
         tables: by name.
     """
@@ -43,6 +44,7 @@ class Checkpoint:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self.uuid, self.kind, self.ranks = manifest.uuid, manifest.kind, manifest.ranks
+        self.parent = manifest.parent
         files = CheckpointFiles(folder, self._opened)
         self.tables: Mapping[str, CheckpointTable] = MappingProxyType(
             {name: CheckpointTable(name, table, files) for name, table in manifest.tables.items()}

@@ -70,6 +70,7 @@ class CheckpointTable:
         packed: its float32 columns are bits of something else: rows of 8 bits with a scale.
         ids: how many ids it has.
         counted: how many ids wait for admission.
+        removed: of an increment, how many ids are gone since its parent.
         seed: from which initial values are drawn.
         padding_idx: the id that has no row; None: all ids may have one.
         optimizer: its name, and by state tensor name, whether it has one value for each row, and
@@ -87,6 +88,7 @@ class CheckpointTable:
         self.dtype, self.packed = saved.column_dtype, saved.packed
         self.ids = saved.ids
         self.counted = sum(part.counted for part in saved.first_parts)
+        self.removed = sum(part.removed_ids for part in saved.first_parts)
         self.seed, self.padding_idx = saved.seed, saved.padding_idx
         self.optimizer: Mapping[str, Any] | None = saved.optimizer
         self.hyper: Mapping[str, Any] = saved.hyper
@@ -212,6 +214,24 @@ class CheckpointTable:
         """
         size = integer("id_batches: size", size, least=1)
         return self._columns([part.rows for part in self._saved.first_parts], (ID,), size, _only)
+
+    def removed_batches(self, size: int) -> Iterator[Tensor]:
+        """The ids that an increment says are gone since its parent, batch after batch.
+
+        Args:
+            size: the most ids of a batch, at least 1.
+
+        Returns:
+            An iterator of int64 [n]; a whole checkpoint has none.
+
+        Raises:
+            TypeError, ValueError: a wrong argument.
+            DamagedFileError: a file is damaged or missing; the iterator raises it.
+            RuntimeError: another checkpoint has taken its place; the iterator raises it.
+        """
+        size = integer("removed_batches: size", size, least=1)
+        files = [[part.removed] for part in self._saved.first_parts if part.removed is not None]
+        return self._columns(files, (ID,), size, _only)
 
     def counts(self, size: int) -> Iterator[CountedIds]:
         """The ids that wait for admission and how often they were seen, batch after batch.

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.entries import DENSE, MANIFEST, STATE
+from torch_dynemb.checkpoint.entries import DELTA, DENSE, FULL, MANIFEST, NO_GROUP, STATE
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.manifest.places import (
@@ -42,6 +42,7 @@ from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.saving.handle import SaveHandle, check_none_running
 from torch_dynemb.checkpoint.saving.held import hold_rows, release_rows
+from torch_dynemb.checkpoint.saving.increments import increment_of, parent_of
 from torch_dynemb.checkpoint.saving.rest import RestSource, dense_source, state_source, write_rest
 from torch_dynemb.checkpoint.saving.source import GroupSource, source_of, write_initial_rows
 from torch_dynemb.checkpoint.saving.staging import staged
@@ -69,11 +70,13 @@ class ModelSource(NamedTuple):
         groups: of its tables.
         parts: of each group.
         rest: the dense part, and what the program gave.
+        parent: uuid of the checkpoint that this one goes on from; None: it has everything.
     """
 
     groups: list[GroupSource]
     parts: list[list[SourcePart]]
     rest: tuple[RestSource, RestSource]
+    parent: str | None = None
 
 
 class _Written(NamedTuple):
@@ -91,6 +94,7 @@ def save(
     *,
     process_group: dist.ProcessGroup | None = None,
     asynchronous: bool = False,
+    since: str | PathLike[str] | None = None,
     state: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> SaveHandle:
@@ -109,6 +113,11 @@ def save(
             on. It takes as much memory as is saved. Rows on disks (:class:`SSDStore`) are not
             copied: those of the cache are written to the disk first, and what is there stays until
             it has been read, so that the disk has to have room for what training writes meanwhile.
+        since: path of the checkpoint that was saved last, or wholly loaded: an increment is saved,
+            which has only the ids that have changed or gone since then, with their rows, state and
+            scores; the rest of the model is saved as a whole. It takes the memory of
+            :func:`record_changes`, which must have been called before that checkpoint.
+            :func:`merge` makes a checkpoint of one and its increments. Default: everything.
         state: what else the program needs to go on: nested dicts, lists and tuples of tensors,
             numbers and texts; :func:`load` gives it back, its tensors on the CPU. That of the first
             rank is saved.
@@ -121,9 +130,11 @@ def save(
         TypeError, ValueError: a wrong argument, tables that do not go together, or an entry that
             cannot be saved without pickling it.
         FileExistsError: ``path`` is there and no checkpoint.
-        RuntimeError: another save goes on in the background, gradients are pending for an
-            optimizer's ``step()``, memory is short for the copy, or ``asynchronous`` is asked for
-            where rows lie in an :class:`ExternalStore`, or on a disk that is full.
+        FileNotFoundError: ``since`` is no checkpoint.
+        RuntimeError: it is not known what has changed since ``since``, another save goes on in the
+            background, gradients are pending for an optimizer's ``step()``, memory is short for
+            the copy, or ``asynchronous`` is asked for where rows lie in an :class:`ExternalStore`,
+            or on a disk that is full.
         OSError: the disk is full, or fails. In all cases all ranks raise, and what was at ``path``
             before is as it was. With ``asynchronous``, what the thread raises is raised by
             ``wait()``, or by the next ``optimizer.step()``.
@@ -145,7 +156,7 @@ def save(
     ranks = ranks_of(process_group)
     disk = _DISK
 
-    def prepare() -> tuple[Path, list[TablePart]]:
+    def prepare() -> tuple[Path, list[TablePart], str | None]:
         target = checked_path("checkpoint.save", path)
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -163,20 +174,30 @@ def save(
                     "an ExternalStore cannot keep them as they are while training goes on, so save "
                     "without asynchronous, which streams them",
                 )
-        return target, parts
+        if since is None:
+            return target, parts, None
+        return target, parts, parent_of(since, target, groups_of(parts), asynchronous)
 
-    target, parts = ranks.run(prepare)
-    ranks.agree("checkpoint.save", path=os.fspath(path), asynchronous=asynchronous)
+    target, parts, parent = ranks.run(prepare)
+    ranks.agree("checkpoint.save", path=os.fspath(path), asynchronous=asynchronous, parent=parent)
     told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in told for place in places])
     uuid = told[0][1]
     source = ranks.run(lambda: source_of_model(parts, model, state, ranks, asynchronous))
+    increment = increment_of(ranks, parts, parent)
     handle = SaveHandle(target)
     if not asynchronous:
+        groups = [
+            of._replace(changed=increment.changed(group))
+            for of, group in zip(source.groups, groups_of(parts), strict=True)
+        ]
+        source = source._replace(groups=groups, parent=parent)
         write_checkpoint(ranks, disk, target, uuid, source, progress)
+        increment.taken(uuid)
         return handle
     copies = staged(ranks, source, _BUFFER_BYTES + _bytes_of_orders(source))
     try:
+        increment.taken(uuid)
         ranks.run(lambda: hold_rows(copies.groups))
         behind = background_ranks(ranks)
         handle._run(
@@ -292,7 +313,9 @@ def write_checkpoint(
         written = ranks.run(lambda: _write_files(ranks, disk, folder, source, progress))
         of_ranks = ranks.gather(written)
         ranks.on_first(
-            lambda: finish_folder(disk, folder, target, uuid, _manifest_of(uuid, of_ranks))
+            lambda: finish_folder(
+                disk, folder, target, uuid, _manifest_of(uuid, source.parent, of_ranks)
+            )
         )
     except BaseException:
         disk.remove(folder)  # also where ranks do not write to one disk, as they should
@@ -325,7 +348,7 @@ def _write_files(
         for number, (group, parts) in enumerate(zip(source.groups, source.parts, strict=True)):
             write_initial_rows(group)
             saved, of_parts = write_group(to, group, parts, number)
-            groups.append(saved)
+            groups += [] if saved is None else [saved]
             for part, saved_part in zip(parts, of_parts, strict=True):
                 table = _table_of(group, part, saved_part)
                 known = tables.get(part.name)
@@ -368,13 +391,16 @@ def _hyper_of(group: GroupSource, table: int) -> dict[str, Any]:
     }
 
 
-def _manifest_of(uuid: str, written: Sequence[_Written]) -> Manifest:
+def _manifest_of(uuid: str, parent: str | None, written: Sequence[_Written]) -> Manifest:
     tables: dict[str, SavedTable] = {}
     groups: list[SavedGroup] = []
     first_group = 0
     for of_rank in written:
         for name, table in of_rank.tables.items():
-            parts = [replace(part, group=part.group + first_group) for part in table.parts]
+            parts = [
+                part if part.group == NO_GROUP else replace(part, group=part.group + first_group)
+                for part in table.parts
+            ]
             known = tables.get(name, replace(table, parts=[]))
             tables[name] = replace(
                 known,
@@ -389,7 +415,8 @@ def _manifest_of(uuid: str, written: Sequence[_Written]) -> Manifest:
         ordered = sorted(table.parts, key=lambda part: (part.first_column, part.slots_begin))
         tables[name] = replace(table, parts=ordered)
     dense, state = (_rest_of([of_rank.rest[k] for of_rank in written]) for k in range(2))
-    return Manifest(uuid, "full", None, len(written), tables, groups, dense, state)
+    kind = FULL if parent is None else DELTA
+    return Manifest(uuid, kind, parent, len(written), tables, groups, dense, state)
 
 
 def _rest_of(

@@ -11,6 +11,7 @@ from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import COMMIT_STEP_BYTES, Clock, Meta, Slab
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
+from torch_dynemb.table.changes import ChangedIds
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.row_access import materialize, state_tensors
 from torch_dynemb.table.tables import Tables
@@ -81,6 +82,8 @@ class GroupSource(NamedTuple):
         now: seconds of the lookups that follow, as far as this rank knows.
         unwritten: rows of ids that were never trained may have no values yet, which
             :func:`write_initial_rows` computes from this; None: all have.
+        changed: by table, which of its ids are saved, and which ones it has no more; None: all ids
+            that there are.
     """
 
     config: GroupConfig
@@ -95,6 +98,7 @@ class GroupSource(NamedTuple):
     sketch: Tensor
     now: int
     unwritten: RowConstants | None
+    changed: list[ChangedIds] | None = None
 
 
 def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:

@@ -22,12 +22,14 @@ from torch_dynemb.checkpoint.entries import (
     GROUP_TABLES,
     HANDLE,
     ID,
+    NO_GROUP,
     SKETCH,
     SLOT,
     WEIGHT,
     counts_file,
     free_rows_entry,
     group_file,
+    removed_file,
     rows_file,
     score_entry,
     sketch_file,
@@ -166,8 +168,10 @@ class Folder:
 
 def write_group(
     folder: Folder, source: GroupSource, parts: Sequence[SourcePart], number: int
-) -> tuple[SavedGroup, list[SavedPart]]:
+) -> tuple[SavedGroup | None, list[SavedPart]]:
     """Writes the tables of a group that are saved; returns what the manifest says of the parts.
+
+    Of an increment it says nothing of the group: its ids and rows have no places.
 
     Args:
         folder: where to.
@@ -183,6 +187,8 @@ def write_group(
         order = RowOrder(source, slab)
         for part in here:
             saved[part.number] = _write_part(folder, source, part, order, number)
+    if source.changed is not None:
+        return None, [saved[part.number] for part in parts]
     file = folder.write(group_file(folder.rank, folder.ranks, number), _group_sections(source), 0)
     words = list(source.config.layout.score_words)
     stored = [t for t, table in enumerate(source.config.tables) if table.slab.tiered]
@@ -208,6 +214,7 @@ def _write_part(
         files.append(folder.write(name, of_file, len(rows)))
     counts, counted = _write_counts(folder, source, part)
     sketch, width = _write_sketch(folder, source, part)
+    removed = _write_removed(folder, source, part)
     return SavedPart(
         rank=folder.rank,
         first_column=part.columns.start,
@@ -217,8 +224,8 @@ def _write_part(
         slots=part.ids.slots,
         ids=table.count,
         ids_crc32c=_ids_crc32c(table) if part.split else 0,
-        group=group,
-        number=number,
+        group=group if source.changed is None else NO_GROUP,
+        number=number if source.changed is None else 0,
         counters=source.tables[number].tolist(),
         optimizer_steps=int(source.row_clock[number]),
         rows=files,
@@ -226,6 +233,8 @@ def _write_part(
         counted=counted,
         sketch=sketch,
         sketch_width=width,
+        removed=removed,
+        removed_ids=0 if removed is None else removed.rows,
     )
 
 
@@ -245,6 +254,8 @@ def _row_sections(source: GroupSource, part: SourcePart, table: TableSource) -> 
         Section(TensorShape(SLOT, slots, (count,)), table.slots),
         Section(TensorShape(HANDLE, torch.int64, (count,)), table.handles),
     ]
+    if source.changed is not None:
+        sections = []
     if part.columns.start == 0:
         sections.insert(0, Section(TensorShape(ID, torch.int64, (count,)), table.ids))
         # also those that other tables of the group keep: a step writes them for all ids
@@ -291,12 +302,24 @@ def _write_counts(
 
         return pieces
 
-    sections = [Section(TensorShape(SLOT, torch.int64, (count,)), of("slots"))]
+    sections = []
+    if source.changed is None:
+        sections.append(Section(TensorShape(SLOT, torch.int64, (count,)), of("slots")))
+    elif part.columns.start > 0:
+        return None, 0
     if part.columns.start == 0:
         sections.append(Section(TensorShape(ID, torch.int64, (count,)), of("ids")))
         sections.append(Section(TensorShape(COUNT, torch.int64, (count,)), of("stored")))
     name = counts_file(part.name, folder.rank, folder.ranks, part.columns)
     return folder.write(name, sections, count), count
+
+
+def _write_removed(folder: Folder, source: GroupSource, part: SourcePart) -> SavedFile | None:
+    if source.changed is None or part.columns.start > 0:
+        return None
+    ids = source.changed[part.number].removed.cpu()
+    name = removed_file(part.name, folder.rank, folder.ranks)
+    return folder.write(name, [_whole(ID, ids)], ids.numel())
 
 
 def _by_id(pieces: Iterator[OccupiedSlots]) -> OccupiedSlots:

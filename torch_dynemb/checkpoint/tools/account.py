@@ -56,6 +56,7 @@ def _table(table: SavedTable) -> dict[str, Any]:
         "embedding_dim": table.embedding_dim,
         "dtype": table.dtype,
         "ids": table.ids,
+        "removed": sum(part.removed_ids for part in first),
         "waiting": sum(part.counted for part in first),
         "sketch_width": max((part.sketch_width for part in first), default=0),
         "seed": table.seed,
@@ -94,6 +95,12 @@ def described(about: dict[str, Any]) -> str:
         f"{about['ranks']} rank{'s' * (about['ranks'] != 1)}, {about['files']} files, "
         f"{in_bytes(about['bytes'])}"
     ]
+    if about["parent"] is not None:
+        gone = sum(table["removed"] for table in about["tables"].values())
+        lines += [
+            f"an increment of the checkpoint {about['parent']}: ids that have changed, and "
+            f"{gone} that are gone"
+        ]
     if about["tables"]:
         lines += ["", *_table_lines(about["tables"])]
     parts = {name: table["parts"] for name, table in about["tables"].items()}

@@ -13,6 +13,7 @@ from torch_dynemb.checkpoint import inspect as inspection
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.tools.account import account, described
 from torch_dynemb.checkpoint.tools.export import export
+from torch_dynemb.checkpoint.tools.merge import merge
 from torch_dynemb.checkpoint.tools.reshard import reshard
 
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
@@ -107,6 +108,19 @@ def _add_checkpoint_commands(parser: argparse.ArgumentParser) -> None:
         help="slots that ids are dealt to (default: as many as parts, or as saved where ranks "
         "shared out a larger number, as RecIS's engine does)",
     )
+    merging = commands.add_parser(
+        "merge",
+        help="Write one checkpoint of another one and its increments",
+        description="Write one checkpoint of another one and the increments that go on from it.",
+    )
+    merging.add_argument(
+        "paths", type=Path, nargs="+", metavar="PATH", help="a whole checkpoint, then increments"
+    )
+    merging.add_argument("out", type=Path, metavar="OUT", help="where the new checkpoint goes")
+    merging.add_argument(
+        "--parts", type=_positive, metavar="N", help="ranks that it is for (default: as the last)"
+    )
+    merging.set_defaults(run=_merge)
     to = add("export", _export, "Write ids, rows and scores for other programs")
     to.add_argument("out", type=Path, metavar="OUT", help="where the folders of the tables go")
     to.add_argument(
@@ -169,6 +183,10 @@ def _reshard(arguments: argparse.Namespace) -> None:
         columns=arguments.columns,
         slots=arguments.slots,
     )
+
+
+def _merge(arguments: argparse.Namespace) -> None:
+    merge(arguments.paths, arguments.out, parts=arguments.parts)
 
 
 def _export(arguments: argparse.Namespace) -> None:

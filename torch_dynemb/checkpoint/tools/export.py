@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.checkpoint.entries import score_entry, state_entry, table_folder
 from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import checked_path, unfinished
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
@@ -187,6 +188,7 @@ def export(
     target = checked_path("export", out)
     writer: _Format = _Npz() if file_format == "npz" else _Parquet()
     with open_checkpoint(path) as source:
+        check_full("export", source.folder, source.manifest)
         names = list(dict.fromkeys(source.tables if tables is None else tables))
         unknown = [name for name in names if name not in source.tables]
         if unknown:

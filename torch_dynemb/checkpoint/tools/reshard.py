@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid as uuids
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
@@ -15,10 +15,19 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.checkpoint.entries import COUNT, ID, NO_GROUP, SKETCH, counts_file, sketch_file
+from torch_dynemb.checkpoint.entries import (
+    COUNT,
+    FULL,
+    ID,
+    NO_GROUP,
+    SKETCH,
+    counts_file,
+    sketch_file,
+)
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import SummedReader, SummedWriter
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
+from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import checked_path, left_behind, settle, unfinished
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
@@ -55,8 +64,8 @@ Batch = TypeVar("Batch")
 Progress = Callable[[int], object]
 
 
-class _Split(NamedTuple):
-    """How a table is dealt out.
+class Split(NamedTuple):
+    """How a table is dealt out to parts.
 
     Attributes:
         table: what is read.
@@ -133,24 +142,26 @@ def reshard(
     slots = None if slots is None else integer("reshard: slots", slots, least=parts)
     target = checked_path("reshard", out)
     with open_checkpoint(path) as source:
+        check_full("reshard", source.folder, source.manifest)
         splits = {
-            name: _split_of(table, source.manifest.tables[name], parts, columns, slots)
+            name: split_of(table, source.manifest.tables[name], parts, columns, slots)
             for name, table in source.tables.items()
         }
-        if left_behind(target):
-            settle(_DISK, target)
-        if target.exists():
-            raise FileExistsError(f"reshard: {target} is there already: give another path")
-        _write(source, target, splits, parts, progress)
+        write_parts("resharding", source, target, splits, parts, progress)
 
 
 # -- what goes where -----------------------------------------------------------------------------
 
 
-def _split_of(
+def split_of(
     table: CheckpointTable, saved: SavedTable, parts: int, columns: int | None, slots: int | None
-) -> _Split:
-    """How a table is dealt out.
+) -> Split:
+    """How a table is dealt out to parts.
+
+    Args:
+        table: what is read.
+        saved: what the manifest says of it.
+        parts, columns, slots: see :func:`reshard`.
 
     Raises:
         ValueError: its 8-bit state cannot have these columns.
@@ -172,7 +183,7 @@ def _split_of(
             f"{blocks[0]} of columns {[(of.start, of.stop) for of in kept]}, whose blocks cannot "
             "be split or put together: leave columns out"
         )
-    return _Split(table, saved, ids, wanted)
+    return Split(table, saved, ids, wanted)
 
 
 def _column_shards(dim: int, most: int) -> list[range]:
@@ -201,13 +212,33 @@ def _state_columns(
 # -- writing -------------------------------------------------------------------------------------
 
 
-def _write(
+def write_parts(
+    doing: str,
     source: Checkpoint,
     target: Path,
-    splits: dict[str, _Split],
+    splits: Mapping[str, Split],
     parts: int,
     progress: bool | None,
 ) -> None:
+    """Writes a checkpoint as so many ranks would have saved it.
+
+    Args:
+        doing: what the progress bar says.
+        source: the rest of the model is copied from it.
+        target: where to.
+        splits: the tables, by name.
+        parts: how many ranks.
+        progress: show a progress bar.
+
+    Raises:
+        FileExistsError: something is there.
+        DamagedFileError: a file is damaged or missing.
+        OSError: the disk is full, or fails. In all cases nothing is left of it.
+    """
+    if left_behind(target):
+        settle(_DISK, target)
+    if target.exists():
+        raise FileExistsError(f"{target} is there already: give another path")
     uuid = uuids.uuid4().hex
     folder = unfinished(target, uuid)
     rest = [*source.manifest.dense.files, *source.manifest.state.files]
@@ -216,16 +247,14 @@ def _write(
     try:
         _DISK.make_folder(folder)
         files = TensorFiles(_DISK, folder)
-        with progress_bar(f"resharding {source.folder.name}", total, progress) as bar:
+        with progress_bar(f"{doing} {source.folder.name}", total, progress) as bar:
             tables = {
                 name: _write_table(files, split, bar.update) for name, split in splits.items()
             }
             for file in rest:
                 _copy(source.folder, files, file, bar.update)
         before = source.manifest
-        manifest = Manifest(
-            uuid, before.kind, before.parent, parts, tables, [], before.dense, before.state
-        )
+        manifest = Manifest(uuid, FULL, None, parts, tables, [], before.dense, before.state)
         finish_folder(_DISK, folder, target, uuid, manifest)
     except BaseException:
         with held_back():
@@ -254,7 +283,7 @@ def _copy(folder: Path, files: TensorFiles, file: SavedFile, progress: Progress)
         reader.close()
 
 
-def _write_table(files: TensorFiles, split: _Split, progress: Progress) -> SavedTable:
+def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedTable:
     saved, parts = split.saved, len(split.ids)
     rows = _write_rows(files, split, progress)
     counts = _write_counts(files, split)
@@ -295,7 +324,7 @@ def _write_table(files: TensorFiles, split: _Split, progress: Progress) -> Saved
     return replace(saved, parts=written)
 
 
-def _write_rows(files: TensorFiles, split: _Split, progress: Progress) -> list[PartWriter]:
+def _write_rows(files: TensorFiles, split: Split, progress: Progress) -> list[PartWriter]:
     """Writes all rows: in one pass, or in several where there are many parts."""
     table, parts = split.table, len(split.ids)
     sizes = _sizes(split, table.id_batches(_IDS_AT_ONCE))
@@ -325,7 +354,7 @@ def _write_rows(files: TensorFiles, split: _Split, progress: Progress) -> list[P
     return done
 
 
-def _sizes(split: _Split, batches: Iterable[Tensor]) -> list[int]:
+def _sizes(split: Split, batches: Iterable[Tensor]) -> list[int]:
     """How many of the ids each part has."""
     counts = torch.zeros(len(split.ids), dtype=torch.int64)
     for ids in batches:
@@ -344,7 +373,7 @@ def _dealt(owners: Tensor, numbers: range) -> Iterator[tuple[int, Tensor]]:
             yield number, order[begin:end]
 
 
-def _write_counts(files: TensorFiles, split: _Split) -> list[SavedFile]:
+def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
     """Writes the ids that wait for admission, a file for each part; none where none are counted."""
     table, parts = split.table, len(split.ids)
     if all(part.counts is None for part in split.saved.first_parts):
@@ -370,7 +399,7 @@ def _write_counts(files: TensorFiles, split: _Split) -> list[SavedFile]:
     return written
 
 
-def _write_sketches(files: TensorFiles, split: _Split) -> dict[int, tuple[SavedFile, int]]:
+def _write_sketches(files: TensorFiles, split: Split) -> dict[int, tuple[SavedFile, int]]:
     """Writes the sketches; returns the file of each part, which others may share, and its width."""
     sources = [part for part in split.saved.first_parts if part.sketch is not None]
     together: list[tuple[set[int], set[int]]] = []  # new parts, and sources that they have ids of
@@ -394,4 +423,4 @@ def _write_sketches(files: TensorFiles, split: _Split) -> dict[int, tuple[SavedF
     return result
 
 
-__all__ = ["reshard"]
+__all__ = ["Split", "reshard", "split_of", "write_parts"]

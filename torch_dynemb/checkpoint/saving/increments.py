@@ -1,0 +1,247 @@
+"""What a save writes that goes on from another one: what has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.checkpoint.manifest.file import read_manifest
+from torch_dynemb.checkpoint.manifest.places import checked_path, locate
+from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.table.change_reader import ChangeReader
+from torch_dynemb.table.changes import (
+    ChangedIds,
+    Changes,
+    read_changes,
+    reader_of,
+    take_changes,
+)
+from torch_dynemb.table.changes import (
+    record_changes as record_group_changes,
+)
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.lookup import find
+from torch_dynemb.table.tables import one_table
+
+_READER = "checkpoint"
+
+
+def record_changes(model: nn.Module) -> None:
+    """Has the tables of a model remember what changes in them, for saves with ``since=``.
+
+    From the next :func:`torch_dynemb.checkpoint.save` or :func:`torch_dynemb.checkpoint.load` on,
+    a save with ``since=`` writes what has changed. A byte for every row says whether it has been
+    written, and 10 bytes for every row say whose it was; where scores are kept, 8 for each of them.
+
+    Call it between two training steps. What a compiled model is given changes, so it is compiled
+    again, and CUDA graphs must be captured again. A second call does nothing.
+
+    Args:
+        model: any module with tables of this library; sharded ones too, on all ranks.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: it has no tables.
+        RuntimeError: rows lie in a store, where
+            :func:`torch_dynemb.checkpoint.save_snapshot` writes what has changed; or this process
+            is a fork of the one that made the tables.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> items = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+        >>> td.checkpoint.record_changes(items)
+        >>> items(torch.arange(100)).sum().backward()
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> base, delta, whole = (f"{folder.name}/{name}" for name in ("base", "delta", "whole"))
+        >>> handle = td.checkpoint.save(base, items)
+        >>> items(torch.tensor([7, 100])).sum().backward()
+        >>> handle = td.checkpoint.save(delta, items, since=base)
+        >>> td.checkpoint.open(delta).tables["embedding"].ids
+        2
+        >>> td.checkpoint.merge([base, delta], whole)
+        >>> td.checkpoint.open(whole).tables["embedding"].ids
+        101
+        >>> folder.cleanup()
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"record_changes: model is {described(model)}, expected a torch.nn.Module")
+    groups = groups_of(parts_of(model))
+    if not groups:
+        raise ValueError("record_changes: model has no tables of this library on this rank")
+    for group in groups:
+        scored = bool(group.config.layout.score_words)
+        record_group_changes(group.tables, _READER, scores=scored)
+
+
+class Increment(NamedTuple):
+    """What is written of the groups of a rank.
+
+    Attributes:
+        parent: uuid of the checkpoint that it goes on from; None: everything is written.
+        groups: whose changes are recorded.
+        changes: of these groups, since the parent.
+    """
+
+    parent: str | None
+    groups: list[TableGroup]
+    changes: list[Changes]
+
+    def changed(self, group: TableGroup) -> list[ChangedIds] | None:
+        """What is written of a group, by table; None: everything.
+
+        Args:
+            group: one of the rank's.
+        """
+        if self.parent is None:
+            return None
+        return self.changes[self.groups.index(group)].tables
+
+    def taken(self, uuid: str) -> None:
+        """What changes from now on has changed since the checkpoint that was written.
+
+        Args:
+            uuid: of the checkpoint.
+        """
+        for group, changes in zip(self.groups, self.changes, strict=True):
+            reader = _reader(group)
+            assert reader is not None
+            take_changes(group.tables, reader, changes, uuid)
+
+
+def _reader(group: TableGroup) -> ChangeReader | None:
+    return reader_of(group.tables, _READER)
+
+
+def parent_of(
+    since: str | PathLike[str], target: Path, groups: Sequence[TableGroup], asynchronous: bool
+) -> str:
+    """The uuid of the checkpoint that an increment goes on from.
+
+    Args:
+        since: its path.
+        target: of the increment.
+        groups: that are saved.
+        asynchronous: as given to the save.
+
+    Raises:
+        TypeError: ``since`` is no path.
+        ValueError: it is where the increment goes, or the save is asynchronous.
+        FileNotFoundError, DamagedFileError: it is no checkpoint.
+        RuntimeError: it is not known what has changed since then.
+    """
+    path = checked_path("checkpoint.save", since)
+    if asynchronous:
+        raise ValueError(
+            "checkpoint.save: asynchronous=True with since= is not built: an increment is written "
+            "while training waits, or a whole checkpoint in the background"
+        )
+    if path.resolve() == target.resolve():
+        raise ValueError(
+            f"checkpoint.save: since is {path}, which the increment would replace: give another "
+            "path"
+        )
+    uuid = read_manifest(locate(path)).uuid
+    for group in groups:
+        reader = _reader(group)
+        if reader is None:
+            raise RuntimeError(
+                f"checkpoint.save: since is given, but changes of tables {group.names} are not "
+                "recorded: call torch_dynemb.checkpoint.record_changes(model) before the save "
+                "that the increment goes on from, and again after tables have been added, moved "
+                "or given another optimizer"
+            )
+        if reader.since != uuid:
+            known = (
+                "nothing, because none has been saved or wholly loaded since then"
+                if reader.since is None
+                else f"the checkpoint with uuid {reader.since}"
+            )
+            raise RuntimeError(
+                f"checkpoint.save: since is {path}, with uuid {uuid}, but changes of tables "
+                f"{group.names} are known since {known}: give the checkpoint that was saved or "
+                "loaded last, or save without since"
+            )
+    return uuid
+
+
+def increment_of(ranks: Ranks, parts: Sequence[TablePart], parent: str | None) -> Increment:
+    """What has changed in the tables of a model; all ranks call it together.
+
+    Args:
+        ranks: that save together.
+        parts: the tables of this rank.
+        parent: uuid of the checkpoint that an increment goes on from; None: a whole one is saved.
+    """
+    groups = [group for group in groups_of(parts) if _reader(group) is not None]
+
+    def read() -> list[Changes]:
+        return [_read(group) for group in groups]
+
+    changes = ranks.run(read)
+    if parent is not None:
+        told = ranks.gather(_of_column_shards(parts, groups, changes))
+        for part in parts:
+            number = next((k for k, group in enumerate(groups) if group is part.group), None)
+            if number is None or len(part.columns) == part.embedding_dim:
+                continue
+            same = [
+                of
+                for of_rank in told
+                for name, slots, of in of_rank
+                if (name, slots) == (part.name, part.ids)
+            ]
+            changes[number].tables[part.table] = _together(part, same)
+    return Increment(parent, groups, changes)
+
+
+def _read(group: TableGroup) -> Changes:
+    reader = _reader(group)
+    assert reader is not None
+    return read_changes(group.tables, reader)
+
+
+def _of_column_shards(
+    parts: Sequence[TablePart], groups: Sequence[TableGroup], changes: Sequence[Changes]
+) -> list[tuple[str, object, tuple[Tensor, Tensor]]]:
+    """Changed and removed ids of the parts whose other columns other ranks may have."""
+    result: list[tuple[str, object, tuple[Tensor, Tensor]]] = []
+    for part in parts:
+        for group, of_group in zip(groups, changes, strict=True):
+            if part.group is group and len(part.columns) < part.embedding_dim:
+                changed = of_group.tables[part.table]
+                result.append((part.name, part.ids, (changed.ids.cpu(), changed.removed.cpu())))
+    return result
+
+
+def _together(part: TablePart, told: Sequence[tuple[Tensor, Tensor]]) -> ChangedIds:
+    """What has changed in some columns of a table is written in all of them."""
+    tables = part.group.tables
+    ids = torch.cat([of[0] for of in told]).unique().to(tables.device)
+    removed = torch.cat([of[1] for of in told]).unique().to(tables.device)
+    handles = find(tables, *one_table(tables, part.table, ids)).handles
+    here = handles >= 0
+    gone = find(tables, *one_table(tables, part.table, removed)).handles < 0
+    return ChangedIds(ids[here], handles[here], removed[gone])
+
+
+def count_from(groups: Sequence[TableGroup], uuid: str | None) -> None:
+    """After a load: changes are counted from there.
+
+    Args:
+        groups: that were loaded.
+        uuid: of the checkpoint; None: the tables do not hold what it holds.
+    """
+    for group in groups:
+        reader = _reader(group)
+        if reader is not None:
+            take_changes(group.tables, reader, read_changes(group.tables, reader), uuid)
+
+
+__all__ = ["Increment", "count_from", "increment_of", "parent_of", "record_changes"]

@@ -1,0 +1,169 @@
+"""Writes one checkpoint of a whole one and the increments that go on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from os import PathLike
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.checkpoint.entries import DELTA
+from torch_dynemb.checkpoint.manifest.file import check_full
+from torch_dynemb.checkpoint.manifest.places import checked_path
+from torch_dynemb.checkpoint.manifest.records import SavedTable
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.reading.reader import Checkpoint
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.tools.reshard import split_of, write_parts
+from torch_dynemb.optim.base import StateTensor
+
+_IDS_AT_ONCE = 1 << 18
+# what increments of a table must have in common with it
+_SAME = ("embedding_dim", "dtype", "seed", "optimizer", "scores", "padding_idx")
+
+
+@plain_torch()
+def merge(
+    paths: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    *,
+    parts: int | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Makes one whole checkpoint of another one and increments that go on from it.
+
+    It holds what a save without ``since=`` would have saved instead of the last increment: every
+    id with the row, state and scores of the last checkpoint that has it. Where ids and rows stood
+    in the tables is lost, as it is by :func:`reshard`. It takes some blocks of memory, and 8 bytes
+    for every id that increments have, and needs neither the model nor its ranks.
+
+    Args:
+        paths: a whole checkpoint, then increments (:func:`save` with ``since=``), each of which
+            goes on from the one before it.
+        out: where the new one goes; nothing may be there. It is there as a whole or not at all.
+        parts: how many ranks it is for; see :func:`reshard`. Default: as many as have saved the
+            last one.
+        progress: show a progress bar; default: where the standard error is a terminal.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or checkpoints that do not go together.
+        FileNotFoundError: one of them is no checkpoint.
+        FileExistsError: something is at ``out``.
+        DamagedFileError: a file is damaged or missing.
+        OSError: the disk is full, or fails. In all cases nothing is left at ``out``.
+
+    Example:
+        See :func:`torch_dynemb.checkpoint.record_changes`.
+    """
+    if isinstance(paths, str | bytes) or not isinstance(paths, Sequence) or len(paths) == 0:
+        raise TypeError(f"merge: paths is {described(paths)}, expected a list of paths")
+    target = checked_path("merge", out)
+    with ExitStack() as stack:
+        chain = [stack.enter_context(open_checkpoint(path)) for path in paths]
+        _check_chain(chain)
+        last = chain[-1]
+        ranks = last.ranks if parts is None else integer("merge: parts", parts, least=1)
+        splits = {}
+        for name, saved in last.manifest.tables.items():
+            table = _MergedTable([of.tables[name] for of in chain])
+            splits[name] = split_of(table, saved, ranks, None, None)
+        write_parts("merging", last, target, splits, ranks, progress)
+
+
+def _check_chain(chain: Sequence[Checkpoint]) -> None:
+    """Raises ValueError unless each increment goes on from the one before it."""
+    check_full("merge: the first of paths", chain[0].folder, chain[0].manifest)
+    for before, after in pairwise(chain):
+        if after.kind != DELTA or after.parent != before.uuid:
+            goes_on = "it is a whole one" if after.parent is None else f"from {after.parent}"
+            raise ValueError(
+                f"merge: {after.folder} does not go on from {before.folder}, whose uuid is "
+                f"{before.uuid}: {goes_on}; give the increments in the order in which they were "
+                "saved, without gaps"
+            )
+        if after.tables.keys() != before.tables.keys():
+            raise ValueError(
+                f"merge: {after.folder} has tables {sorted(after.tables)}, but {before.folder} "
+                f"has {sorted(before.tables)}"
+            )
+        for name, table in after.manifest.tables.items():
+            _check_same(name, before, before.manifest.tables[name], after, table)
+
+
+def _check_same(
+    name: str, before: Checkpoint, old: SavedTable, after: Checkpoint, new: SavedTable
+) -> None:
+    for field in _SAME:
+        one, other = getattr(old, field), getattr(new, field)
+        if one != other:
+            raise ValueError(
+                f"merge: table {name!r} of {after.folder} has {field} {other!r}, but that of "
+                f"{before.folder} has {one!r}"
+            )
+    blocks = new.optimizer is not None and any(of[2] == "uint8" for of in new.optimizer["state"])
+    shards = [{(part.first_column, part.columns) for part in of.parts} for of in (old, new)]
+    if blocks and shards[0] != shards[1]:
+        raise ValueError(
+            f"merge: table {name!r} has 8-bit state of columns {sorted(shards[1])} in "
+            f"{after.folder}, but of {sorted(shards[0])} in {before.folder}, which cannot be put "
+            "together: save without since after the columns have been sharded otherwise"
+        )
+
+
+class _MergedTable(CheckpointTable):
+    """A table of several checkpoints, of which later ones say what holds.
+
+    Args:
+        layers: the table in each of them.
+    """
+
+    def __init__(self, layers: Sequence[CheckpointTable]) -> None:
+        *older, last = layers
+        super().__init__(last.name, last._saved, last._files)
+        self._older: list[tuple[CheckpointTable, Tensor]] = []
+        overruled = torch.empty(0, dtype=torch.int64)
+        for before, after in zip(reversed(older), reversed(layers), strict=False):
+            told = [*after.id_batches(_IDS_AT_ONCE), *after.removed_batches(_IDS_AT_ONCE)]
+            overruled = torch.cat([overruled, *told]).unique()
+            self._older.insert(0, (before, overruled))
+        self.ids = sum(ids.numel() for ids in self.id_batches(_IDS_AT_ONCE))
+
+    def id_batches(self, size: int) -> Iterator[Tensor]:
+        for table, overruled in self._older:
+            for ids in table.id_batches(size):
+                yield ids[_outside(ids, overruled)]
+        yield from super().id_batches(size)
+
+    def _batches(
+        self, size: int, state: Sequence[StateTensor], words: tuple[str, ...]
+    ) -> Iterator[SavedBatch]:
+        for table, overruled in self._older:
+            for batch in table._batches(size, state, words):
+                here = _outside(batch.ids, overruled)
+                if bool(here.all()):
+                    yield batch
+                elif bool(here.any()):
+                    yield SavedBatch(
+                        batch.ids[here],
+                        batch.rows[here],
+                        {name: values[here] for name, values in batch.state.items()},
+                        batch.scores[here],
+                        batch.score_names,
+                    )
+        yield from super()._batches(size, state, words)
+
+
+def _outside(ids: Tensor, ascending: Tensor) -> Tensor:
+    """Which ids are not among others, bool [n]."""
+    if ascending.numel() == 0:
+        return torch.ones_like(ids, dtype=torch.bool)
+    places = torch.searchsorted(ascending, ids).clamp_(max=ascending.numel() - 1)
+    return ascending[places] != ids
+
+
+__all__ = ["merge"]
