@@ -110,6 +110,19 @@ def save_engine(
     return saved, contents(trained.engine), raw(trained.engine)
 
 
+def save_engine_increments(rank: int, folder: str) -> None:
+    """Saves ``0``, two increments of it, and ``whole``."""
+    trained = Trained(rank, 2)
+    td.checkpoint.record_changes(trained.engine)
+    trained.train(range(2))
+    td.checkpoint.save(f"{folder}/0", trained.engine)
+    for number in (1, 2):
+        trained.train(range(1 + number, 2 + number))
+        since = f"{folder}/{number - 1}"
+        td.checkpoint.save(f"{folder}/{number}", trained.engine, since=since)
+    td.checkpoint.save(f"{folder}/whole", trained.engine)
+
+
 def load_engine(
     rank: int, path: str, more: range, filters: bool = False
 ) -> tuple[dict[str, Child], dict[str, Child], LoadReport, list[dict[str, Tensor]]]:

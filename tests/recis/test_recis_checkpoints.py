@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_content import same, saved_content
 from engine_checkpoints import (
     Child,
     Trained,
@@ -13,6 +14,7 @@ from engine_checkpoints import (
     load_engine,
     one_group_each,
     save_engine,
+    save_engine_increments,
     with_options,
 )
 from lookups import embedding
@@ -211,3 +213,16 @@ def test_rows_of_8_bits_are_no_floats(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="export: table 'hashtable' has rows of 8 bits"):
         td.checkpoint.export(tmp_path / "packed", tmp_path / "npz", file_format="npz")
     assert not (tmp_path / "npz").exists()
+
+
+def test_increments_of_an_engine_make_a_whole_checkpoint(two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(save_engine_increments, str(tmp_path))
+    td.checkpoint.merge([tmp_path / name for name in "012"], tmp_path / "merged")
+    merged, whole = (saved_content(tmp_path / name) for name in ("merged", "whole"))
+    assert merged.keys() == whole.keys()
+    for name, content in whole.items():
+        packed = name.endswith("content")  # rows of 8 bits are bits that need not be numbers
+        rows = [of.rows.view(torch.int32) if packed else of.rows for of in (merged[name], content)]
+        assert torch.equal(*rows), name
+        none = torch.empty(0)
+        assert same(merged[name]._replace(rows=none), content._replace(rows=none)), name

@@ -69,6 +69,34 @@ def save_model(
     return Found(shards, dense, shards_of(model), None, _raw(model))
 
 
+def save_increments(
+    rank: int,
+    kinds: Sequence[Kind],
+    side: int,
+    optimizer: str,
+    folder: str,
+    steps: Sequence[range],
+    begins_from: str | None = None,
+) -> None:
+    """Saves ``0``, an increment after each further training, and ``whole`` at the end.
+
+    With a checkpoint to begin from, that is loaded, and the increments go on from it.
+    """
+    model = sharded_model(kinds, side, optimizer, seed=0 if begins_from is None else 1)
+    td.checkpoint.record_changes(model)
+    if begins_from is None:
+        train(model, rank, names_of(kinds), steps[0])
+        td.checkpoint.save(f"{folder}/0", model)
+    else:
+        td.checkpoint.load(begins_from, model)
+    before = begins_from or f"{folder}/0"
+    for number, more in enumerate(steps[1:], start=1):
+        train(model, rank, names_of(kinds), more)
+        td.checkpoint.save(f"{folder}/{number}", model, since=before)
+        before = f"{folder}/{number}"
+    td.checkpoint.save(f"{folder}/whole", model)
+
+
 @dataclass(frozen=True)
 class How:
     """How a checkpoint is loaded.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_content import same as same_values
+from checkpoint_content import saved_content
 from checkpoint_models import (
     POLICIES,
     START,
@@ -28,6 +30,7 @@ from checkpoint_steps import (
     pending_gradients,
     refused_load,
     same,
+    save_increments,
     save_model,
     steps_that_nobody_ends,
 )
@@ -373,3 +376,36 @@ def test_four_ranks_two_ranks_and_back(
     assert back[0].report is not None
     parts = parts_of_ids(kinds, 0, ranks=4)
     assert_loaded(tables_of(found), tables_of(back), back[0].report, parts)
+
+
+def test_increments_of_any_sharding_make_a_whole_checkpoint(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    steps = [range(2), range(2, 3), range(3, 4)]
+    # all ids of these have room wherever they are loaded
+    roomy = tuple(kind for kind in KINDS if POLICIES[kind.policy].capacity is None)
+    two_ranks.run(save_increments, roomy, 0, "adam", str(first), steps)
+    td.checkpoint.merge([first / name for name in "012"], first / "merged")
+    assert_same_content(first / "merged", first / "whole")
+    # other shards go on from it
+    begins = str(first / "merged")
+    two_ranks.run(save_increments, roomy, 1, "adam", str(second), steps, begins)
+    td.checkpoint.merge([begins, second / "1", second / "2"], second / "merged", parts=3)
+    assert_same_content(second / "merged", second / "whole")
+
+
+def test_increments_of_tables_that_evict_make_a_whole_checkpoint(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    steps = [range(2), range(2, 4)]
+    two_ranks.run(save_increments, KINDS, 0, "rowwise", str(tmp_path), steps)
+    td.checkpoint.merge([tmp_path / "0", tmp_path / "1"], tmp_path / "merged")
+    assert_same_content(tmp_path / "merged", tmp_path / "whole")
+
+
+def assert_same_content(one: Path, other: Path) -> None:
+    found, expected = saved_content(one), saved_content(other)
+    assert found.keys() == expected.keys()
+    for name, content in expected.items():
+        assert same_values(found[name], content), name
