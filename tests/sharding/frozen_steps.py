@@ -13,6 +13,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from jagged_batches import batches_of_ranks, keyed_jagged
 from sharded_models import Table, output_names, sharded
 from torch import Tensor, nn
+from torchrec.inference.modules import quantize_inference_model
 
 import torch_dynemb as td
 from torch_dynemb import serving
@@ -159,3 +160,14 @@ def frozen_without_memory(rank: int, tables: Sequence[Table], ranks: Any) -> Non
     free = 10 if rank == 0 else 1 << 60
     with mock.patch("torch_dynemb.serving.gathering.ops.available_memory", return_value=free):
         td.freeze(model, ranks=ranks)
+
+
+def quantized_by_torchrec(rank: int, tables: Sequence[Table]) -> bool:
+    """Whether TorchRec's quantization of a copy gives the bits of a copy with rows of int8."""
+    model = trained(rank, tables, "plain")
+    expected = td.freeze(model, rows="int8")
+    quantized = quantize_inference_model(td.freeze(model))
+    features = batch(rank, tables, "plain", 9, VOCABULARY)
+    with torch.no_grad():
+        outputs, wanted = quantized(features), expected(features)
+    return all(torch.equal(outputs[name], of) for name, of in wanted.items())

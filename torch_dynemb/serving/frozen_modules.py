@@ -21,6 +21,7 @@ from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freezes
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
+from torch_dynemb.serving.quantization import quantized_copy
 from torch_dynemb.table.group import TableGroup, pooling_of
 
 
@@ -68,6 +69,44 @@ class FrozenModule(ReadOnly):
         super().__init__()
         self.frozen_tables: FrozenTables | LiveTables = FrozenTables(group)
         self.output_dtype = output_dtype
+
+    @classmethod
+    def from_float(cls, module: nn.Module) -> FrozenModule:
+        """What ``torch.ao.quantization.convert`` and TorchRec's quantization call.
+
+        Args:
+            module: one of which this class is the read-only copy, or such a copy. Its ``qconfig``
+                says how rows are stored and what lookups return: ``weight`` of int8 (also qint8,
+                quint8), quint4x2, float8_e4m3fn, float16, bfloat16 or float32 (as they are),
+                by table name in ``per_table_weight_dtype``; ``activation`` of float32, float16 or
+                bfloat16. The module does not change.
+
+        Returns:
+            What ``torch_dynemb.freeze(module, rows=...)`` gives, with such outputs.
+
+        Raises:
+            TypeError: ``module`` is of another class, or its rows are updated while they serve.
+            ValueError: there is no qconfig, or rows or outputs cannot have its dtypes.
+
+        Example:
+            >>> import torch, torch_dynemb as td
+            >>> from torch.ao.quantization import PlaceholderObserver, QConfig
+            >>> table = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+            >>> table.qconfig = QConfig(
+            ...     activation=PlaceholderObserver.with_args(dtype=torch.float16),
+            ...     weight=PlaceholderObserver.with_args(dtype=torch.int8),
+            ... )
+            >>> td.serving.FrozenEmbedding.from_float(table)(torch.arange(3)).dtype
+            torch.float16
+        """
+        owner = f"{cls.__name__}.from_float"
+        made = quantized_copy(owner, module)
+        if not isinstance(made, cls):
+            raise TypeError(
+                f"{owner}: module is a {type(module).__name__}, which {type(made).__name__} is the "
+                "read-only copy of"
+            )
+        return made
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""

@@ -21,7 +21,8 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables, note_missing
-from torch_dynemb.serving.row_formats import RowKind, stored_rows
+from torch_dynemb.serving.row_formats import RowKind, StoredRows, is_stored_so, stored_rows
+from torch_dynemb.serving.row_split import split_by_kind
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import read_in_memory
 from torch_dynemb.table.row_access import handle_rows, read_rows
@@ -71,44 +72,64 @@ class FrozenTables(CountedTables):
             self.register_buffer(f"weights{s}", weights)
             self.register_buffer(f"generations{s}", generations)
 
-    def store_rows(self, rows: RowKind) -> None:
+    def store_rows(self, rows: RowKind | Mapping[str, RowKind | None]) -> None:
         """Stores the rows in another form, a slab at a time; nothing changes after an error.
 
         Args:
-            rows: as of :func:`torch_dynemb.freeze`.
+            rows: as of :func:`torch_dynemb.freeze`, for all tables or by table name; None: as they
+                are. Rows that are stored so already stay. Tables that shared a slab get slabs of
+                their own where their forms differ.
 
         Raises:
+            KeyError: ``rows`` lacks a table.
             ValueError: a table has rows of which the form holds no finite values, or a dim that it
-                has not; or the rows are quantized already, or are no values of their own.
+                has not; or the rows are quantized already, in another form, or are no values of
+                their own.
         """
+        kinds = [rows if isinstance(rows, str) else rows[name] for name in self.names]
+        if not any(kinds):
+            return
+        asked = rows if isinstance(rows, str) else dict(rows)
         if self.kept_because is not None:
-            raise ValueError(f"freeze: rows is {rows!r}, but {self.kept_because}")
+            raise ValueError(f"freeze: rows is {asked!r}, but {self.kept_because}")
         if self._formats:
-            raise ValueError(f"freeze: rows is {rows!r}, but the rows are quantized already")
-        made = []
-        for slab in range(self.slabs):
-            names = [self.names[t] for t in self._tables_of(slab)]
-            try:
-                stored = stored_rows(self.get_buffer(f"weights{slab}"), rows)
-            except ValueError as error:
-                raise ValueError(f"freeze: rows is {rows!r}, tables {names}: {error}") from None
-            for table in self._tables_of(slab):
-                self._check_kept(table, rows, stored.lost)
-            made.append(stored)
-        for slab, stored in enumerate(made):
-            self.register_buffer(f"weights{slab}", stored.weights)
-        formats = tuple(int(stored.row_format) for stored in made)
-        self._formats = formats if any(formats) else ()
+            if all(self._stored_so(table, kind) for table, kind in enumerate(kinds)):
+                return
+            raise ValueError(f"freeze: rows is {asked!r}, but the rows are quantized already")
+        buffers, of_slabs = split_by_kind(dict(self.named_buffers(recurse=False)), kinds)
+        formats = []
+        for slab, kind in enumerate(of_slabs):
+            row_format = RowFormat.FLOATS
+            if kind is not None:
+                stored = self._stored(buffers, slab, kind)
+                buffers[f"weights{slab}"], row_format = stored.weights, stored.row_format
+            formats.append(int(row_format))
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+        self.slabs = len(of_slabs)
+        self._formats = tuple(formats) if any(formats) else ()
 
-    def _tables_of(self, slab: int) -> list[int]:
-        return (self.get_buffer("meta")[:, Meta.SLAB] == slab).nonzero().flatten().tolist()
+    def _stored_so(self, table: int, rows: RowKind | None) -> bool:
+        slab = int(self.get_buffer("meta")[table, Meta.SLAB])
+        return is_stored_so(self.get_buffer(f"weights{slab}"), self._formats[slab], rows)
 
-    def _check_kept(self, table: int, rows: str, lost: Tensor) -> None:
+    def _stored(self, buffers: Mapping[str, Tensor], slab: int, rows: RowKind) -> StoredRows:
+        """The rows of a slab in another form, all of which have a place in it."""
+        tables = (buffers["meta"][:, Meta.SLAB] == slab).nonzero().flatten().tolist()
+        names = [self.names[t] for t in tables]
+        try:
+            stored = stored_rows(buffers[f"weights{slab}"], rows)
+        except ValueError as error:
+            raise ValueError(f"freeze: rows is {rows!r}, tables {names}: {error}") from None
+        for table in tables:
+            self._check_kept(buffers["buckets"], table, rows, stored.lost)
+        return stored
+
+    def _check_kept(self, buckets: Tensor, table: int, rows: str, lost: Tensor) -> None:
         """Rows without an owner, which nobody reads, may be lost."""
         begin = int(self.get_buffer("meta")[table, Meta.REGION_BEGIN])
         count = int(self.get_buffer("tables")[table, Table.BUCKET_COUNT])
-        lines = self.get_buffer("buckets")[begin : begin + count]
-        stored = lines[:, BUCKET_WIDTH:]
+        stored = buckets[begin : begin + count, BUCKET_WIDTH:]
         numbers = (stored[stored > 0] - 1) >> GENERATION_BITS
         bad = int(lost[numbers].sum())
         if bad > 0:

@@ -45,6 +45,20 @@ def check_rows(owner: str, rows: object) -> None:
         raise ValueError(f"{owner}: rows is {rows!r}, expected None or one of {ROW_KINDS}")
 
 
+def is_stored_so(weights: Tensor, row_format: int, rows: RowKind | None) -> bool:
+    """Whether the rows of a slab are in a form already.
+
+    Args:
+        weights: [rows, dim], or [rows, bytes] where they are quantized.
+        row_format: a ``columns.RowFormat``.
+        rows: the form; None: any floats.
+    """
+    if rows is None or rows in _DTYPES:
+        of_floats = row_format == RowFormat.FLOATS
+        return of_floats and (rows is None or weights.dtype == _DTYPES[rows])
+    return row_format == _FORMATS[rows]
+
+
 def stored_rows(weights: Tensor, rows: RowKind) -> StoredRows:
     """The rows of a slab in another form.
 
@@ -100,4 +114,12 @@ def has_columns(weights: Tensor, row_format: int, dim: int) -> bool:
     return whole and int(weights.shape[1]) == row_bytes(row_format, dim)
 
 
-__all__ = ["ROW_KINDS", "RowKind", "StoredRows", "check_rows", "has_columns", "stored_rows"]
+__all__ = [
+    "ROW_KINDS",
+    "RowKind",
+    "StoredRows",
+    "check_rows",
+    "has_columns",
+    "is_stored_so",
+    "stored_rows",
+]

@@ -12,6 +12,7 @@ from torch_dynemb.torchrec.planning.planner import (
     collective_plan,
     dynamic_enumerator,
 )
+from torch_dynemb.torchrec.quantization import quantization_mapping
 from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
@@ -40,5 +41,6 @@ __all__ = [
     "collective_plan",
     "dynamic_enumerator",
     "local_shards",
+    "quantization_mapping",
     "table_sizes",
 ]

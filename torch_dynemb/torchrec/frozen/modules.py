@@ -8,11 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import (
-    EmbeddingBagCollection,
-    EmbeddingCollection,
-    get_embedding_names_by_table,
-)
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from torch_dynemb import ops
@@ -20,7 +16,18 @@ from torch_dynemb.nn.features import KeyedJagged, keyed_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.serving import FrozenModule
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.torchrec.frozen.split_features import FeatureIds, jagged_ids, split_ids
+from torch_dynemb.torchrec.frozen.split_features import (
+    FeatureIds,
+    bags_of_samples,
+    jagged_ids,
+    split_ids,
+)
+from torch_dynemb.torchrec.frozen.static_lookups import (
+    StaticBags,
+    StaticRows,
+    static_bags,
+    static_rows,
+)
 
 _POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
 
@@ -82,14 +89,14 @@ class FrozenEmbeddingBagCollection(FrozenModule):
         self,
         configs: Sequence[EmbeddingBagConfig],
         group: TableGroup,
-        static: EmbeddingBagCollection | None,
+        static: StaticBags | None,
         *,
         names: Sequence[str],
         is_weighted: bool,
         output_dtype: torch.dtype,
     ) -> None:
         super().__init__(group, output_dtype)
-        self.static = static
+        self.static = static  # TorchRec's quantization puts a quantized one in its place
         self._is_weighted = is_weighted
         self._configs = list(configs)
         self._names = list(names)
@@ -120,7 +127,8 @@ class FrozenEmbeddingBagCollection(FrozenModule):
         """As EmbeddingBagCollection's forward, with the values of the sharded one in eval mode.
 
         Args:
-            features: ids of all features, of others too; of one batch size for all of them.
+            features: ids of all features, of others too; with ``inverse_indices`` where there is a
+                batch size per feature.
 
         Returns:
             By the names of the features, or ``feature@table`` where several tables share one.
@@ -128,20 +136,20 @@ class FrozenEmbeddingBagCollection(FrozenModule):
         Raises:
             KeyError: a feature is missing.
             TypeError: ids are no integers.
-            ValueError: there is a batch size per feature, or weights are missing.
+            ValueError: weights are missing; or there is a batch size per feature, and no
+                ``inverse_indices``, or torch.export traces.
         """
         owner = type(self).__name__
         ids = jagged_ids(owner, features)
+        of_samples = {} if ids.bags is None else bags_of_samples(owner, features, ids.bags)
         weights = features.weights() if self._is_weighted else None
         columns: list[Tensor | None] = [None] * len(self._outputs)
         if self.static is not None:
             split = split_ids(ids)
-            for place in self._static_places:
-                output = self._outputs[place]
-                given = _of(owner, split, output.feature)
-                bags = self.static.embedding_bags[output.of](
-                    given.values, given.offsets, given.weights if self._is_weighted else None
-                )
+            chosen = [self._outputs[place] for place in self._static_places]
+            given = [_of(owner, split, output.feature) for output in chosen]
+            found = static_bags(self.static, given, chosen, weighted=self._is_weighted)
+            for place, bags in zip(self._static_places, found, strict=True):
                 columns[place] = bags
         jagged = KeyedJagged(ids.keys, ids.values, ids.offsets, weights)
         for pooling, places in self._places.items():
@@ -156,6 +164,11 @@ class FrozenEmbeddingBagCollection(FrozenModule):
             for place, part in zip(places, bags.split(dims, 1), strict=True):
                 columns[place] = part
         parts = [part.to(self.output_dtype) for part in columns if part is not None]
+        if of_samples:
+            parts = [
+                part[of_samples[output.feature]]
+                for part, output in zip(parts, self._outputs, strict=True)
+            ]
         return KeyedTensor(self._names, self._dims, torch.cat(parts, 1))
 
 
@@ -175,14 +188,14 @@ class FrozenEmbeddingCollection(FrozenModule):
         self,
         configs: Sequence[BaseEmbeddingConfig],
         group: TableGroup,
-        static: EmbeddingCollection | None,
+        static: StaticRows | None,
         *,
         names: Sequence[str],
         need_indices: bool,
         output_dtype: torch.dtype,
     ) -> None:
         super().__init__(group, output_dtype)
-        self.static = static
+        self.static = static  # TorchRec's quantization puts a quantized one in its place
         self._need_indices = need_indices
         self._configs = list(configs)
         self._names = list(names)
@@ -200,13 +213,14 @@ class FrozenEmbeddingCollection(FrozenModule):
         """As EmbeddingCollection's forward, with the values of the sharded one in eval mode.
 
         Args:
-            features: ids of all features, of others too.
+            features: ids of all features, of others too; of one batch size, or one for each.
 
         Returns:
             By the names of the features, or ``feature@table`` where several tables share one.
 
         Raises:
             KeyError: a feature is missing.
+            ValueError: there is a batch size per feature, and torch.export traces.
         """
         owner = type(self).__name__
         split = split_ids(jagged_ids(owner, features))
@@ -223,11 +237,11 @@ class FrozenEmbeddingCollection(FrozenModule):
             pooling=Pooling.NONE,
         ).split([of_feature.shape[0] for of_feature in ids])
         found = {of.name: part for of, part in zip(dynamic, rows, strict=True)}
-        for of in self._outputs:
-            if of.table is None:
-                assert self.static is not None
-                rows_of = self.static.embeddings[of.of](given[of.name].values)
-                found[of.name] = rows_of.to(self.output_dtype)
+        if self.static is not None:
+            outputs = [of for of in self._outputs if of.table is None]
+            rows_of = static_rows(self.static, [given[of.name] for of in outputs], outputs)
+            for of, part in zip(outputs, rows_of, strict=True):
+                found[of.name] = part.to(self.output_dtype)
         return {
             name: JaggedTensor(
                 values=found[name],

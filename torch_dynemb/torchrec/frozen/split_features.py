@@ -25,6 +25,8 @@ class JaggedIds(NamedTuple):
         offsets: [F * B + 1], where bags begin in values.
         weights: [N], or None.
         batch: B.
+        bags: of each feature, where there is a batch size per feature: B is the largest of them,
+            and features with less have empty bags behind theirs. None: all have B.
     """
 
     keys: list[str]
@@ -33,6 +35,7 @@ class JaggedIds(NamedTuple):
     offsets: Tensor
     weights: Tensor | None
     batch: int
+    bags: list[int] | None
 
 
 class FeatureIds(NamedTuple):
@@ -40,7 +43,7 @@ class FeatureIds(NamedTuple):
 
     Attributes:
         values: [n].
-        lengths: [B], of the bags.
+        lengths: [B], of the bags; B is the feature's own where there is a batch size per feature.
         offsets: [B + 1], where bags begin in values.
         weights: [n], or None.
     """
@@ -56,20 +59,63 @@ def jagged_ids(owner: str, features: KeyedJaggedTensor) -> JaggedIds:
 
     Args:
         owner: what errors begin with.
-        features: of one batch size for all of them.
+        features: of one batch size for all of them, or one for each.
 
     Raises:
-        ValueError: there is a batch size per feature.
+        ValueError: there is a batch size per feature, and torch.export traces.
     """
+    keys, values, weights = features.keys(), features.values(), features.weights_or_none()
+    lengths, offsets = features.lengths(), features.offsets()
     if features.variable_stride_per_key():
-        raise ValueError(
-            f"{owner}: features has a batch size per feature, expected one for all of them"
-        )
-    keys, lengths, offsets = features.keys(), features.lengths(), features.offsets()
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                f"{owner}: features has a batch size per feature, which exported programs do not "
+                "take: export with one for all of them"
+            )
+        bags = features.stride_per_key()
+        offsets = _padded(offsets, bags)
+        lengths = offsets[1:] - offsets[:-1]
+        return JaggedIds(keys, values, lengths, offsets, weights, max(bags), bags)
     offsets, batch = any_batch(offsets, len(keys))
     if torch.compiler.is_exporting():
         lengths = lengths[torch.arange(len(keys) * batch, device=lengths.device)]
-    return JaggedIds(keys, features.values(), lengths, offsets, features.weights_or_none(), batch)
+    return JaggedIds(keys, values, lengths, offsets, weights, batch, None)
+
+
+def _padded(offsets: Tensor, bags: list[int]) -> Tensor:
+    """Offsets with empty bags behind those of features that have fewer than others."""
+    most, first = max(bags), 0
+    parts = []
+    for count in bags:
+        end = offsets[first + count]
+        parts += [offsets[first : first + count], end.expand(most - count)]
+        first += count
+    return torch.cat([*parts, offsets[first:]])
+
+
+def bags_of_samples(owner: str, features: KeyedJaggedTensor, bags: list[int]) -> dict[str, Tensor]:
+    """Which bag of a feature each sample has, where there is a batch size per feature.
+
+    Args:
+        owner: what errors begin with.
+        features: the batch.
+        bags: of each feature.
+
+    Returns:
+        int64 [samples] by feature; empty: all features have the same number of bags, one a sample.
+
+    Raises:
+        ValueError: features have different numbers of bags, and nothing says whose they are.
+    """
+    inverse = features.inverse_indices_or_none()
+    if inverse is not None:
+        return dict(zip(inverse[0], inverse[1].unbind(), strict=True))
+    if len(set(bags)) > 1:
+        raise ValueError(
+            f"{owner}: features has a batch size per feature, {bags}, and no inverse_indices: give "
+            "them, which say what bag each sample has, or one batch size for all features"
+        )
+    return {}
 
 
 def split_ids(jagged: JaggedIds) -> dict[str, FeatureIds]:
@@ -78,7 +124,7 @@ def split_ids(jagged: JaggedIds) -> dict[str, FeatureIds]:
     Args:
         jagged: of all features.
     """
-    keys, values, lengths, offsets, weights, batch = jagged
+    keys, values, lengths, offsets, weights, batch, bags = jagged
     bounds = offsets[torch.arange(len(keys) + 1, device=offsets.device) * batch]
     sizes = (bounds[1:] - bounds[:-1]).tolist()
     if torch.compiler.is_compiling():
@@ -88,10 +134,11 @@ def split_ids(jagged: JaggedIds) -> dict[str, FeatureIds]:
     of_ids = [None] * len(keys) if weights is None else weights.split(sizes)
     split = {}
     for f, key in enumerate(keys):
-        begins = offsets.narrow(0, f * batch, batch + 1)
-        of_feature = lengths.narrow(0, f * batch, batch)
+        count = batch if bags is None else bags[f]
+        begins = offsets.narrow(0, f * batch, count + 1)
+        of_feature = lengths.narrow(0, f * batch, count)
         split[key] = FeatureIds(parts[f], of_feature, begins - begins[0], of_ids[f])
     return split
 
 
-__all__ = ["FeatureIds", "JaggedIds", "jagged_ids", "split_ids"]
+__all__ = ["FeatureIds", "JaggedIds", "bags_of_samples", "jagged_ids", "split_ids"]
