@@ -80,6 +80,20 @@ def test_bags(two_ranks: Ranks, sharding: str, pooling: str, kind: str) -> None:
             )
 
 
+@pytest.mark.parametrize("sharding", FOUR_RANKS)
+def test_tables_over_nodes(four_ranks: Ranks, sharding: str) -> None:
+    """Two nodes of two ranks each, whose static tables are over nodes, too."""
+    tables = (
+        Table("static", 8, ("a",), "sum", "table_row_wise", dynamic=False),
+        Table("b", 8, ("b", "c"), "mean", sharding),
+        Table("e", 8, ("e", "c"), "sum", sharding),
+    )
+    check(four_ranks.run(frozen, tables, "plain", "all"), exact=False)
+    results = four_ranks.run(frozen, tables, "weighted", "first")
+    check(results[:1], exact=False)
+    assert [of.frozen for of in results[1:]] == [None] * 3
+
+
 @pytest.mark.parametrize("sharding", SEQUENCE_SHARDINGS)
 def test_sequences(two_ranks: Ranks, sharding: str) -> None:
     check(two_ranks.run(frozen, unpooled(sharding), "plain", "all"), exact=True)
