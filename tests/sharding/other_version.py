@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -17,12 +18,14 @@ def main(directory: str) -> None:
         raise SystemExit(f"torchrec is {found}, expected one in {directory}")
 
     from clock_steps import trained
+    from frozen_steps import frozen, quantized_by_torchrec
     from pipeline_steps import losses, semi_synchronous
     from ranks import Ranks
     from sharded_models import Table
     from sharded_training import Case, trains_as_unsharded
     from storage_steps import trained as trained_stored
     from test_clocks import BAGS, check_shards
+    from test_frozen_models import check, pooled, unpooled
     from torch.testing import assert_close
 
     bags = (
@@ -44,6 +47,13 @@ def main(directory: str) -> None:
         alone = ranks.run(trained_stored, "memory", "", False, False)
         stored = ranks.run(trained_stored, "dict", "", True, False)
         assert_close([of.outputs for of in stored], [of.outputs for of in alone], rtol=0, atol=0)
+        dynamic = [table for table in pooled("row_wise") if table.dynamic]
+        for kind in ("plain", "vbe"):
+            check(ranks.run(frozen, dynamic, kind, "all"), exact=False)
+        check(ranks.run(frozen, pooled("row_wise"), "plain", "all"), exact=False)
+        dynamic += [table for table in unpooled("row_wise") if table.dynamic]
+        dynamic = [replace(table, name=f"{table.pooling}_{table.name}") for table in dynamic]
+        assert ranks.run(quantized_by_torchrec, dynamic) == [True, True]
     finally:
         ranks.stop()
 

@@ -20,6 +20,7 @@ from torch_dynemb.torchrec.frozen.split_features import (
     FeatureIds,
     bags_of_samples,
     jagged_ids,
+    repeated,
     split_ids,
 )
 from torch_dynemb.torchrec.frozen.static_lookups import (
@@ -213,17 +214,24 @@ class FrozenEmbeddingCollection(FrozenModule):
         """As EmbeddingCollection's forward, with the values of the sharded one in eval mode.
 
         Args:
-            features: ids of all features, of others too; of one batch size, or one for each.
+            features: ids of all features, of others too; with ``inverse_indices`` where there is a
+                batch size per feature.
 
         Returns:
-            By the names of the features, or ``feature@table`` where several tables share one.
+            By the names of the features, or ``feature@table`` where several tables share one; with
+            the ids of each sample, also where samples share bags.
 
         Raises:
             KeyError: a feature is missing.
-            ValueError: there is a batch size per feature, and torch.export traces.
+            ValueError: there is a batch size per feature, and no ``inverse_indices``, or
+                torch.export traces.
         """
         owner = type(self).__name__
-        split = split_ids(jagged_ids(owner, features))
+        jagged = jagged_ids(owner, features)
+        split = split_ids(jagged)
+        if jagged.bags is not None:
+            for feature, bags in bags_of_samples(owner, features, jagged.bags).items():
+                split[feature] = repeated(split[feature], bags)
         given = {of.name: _of(owner, split, of.feature) for of in self._outputs}
         dynamic = [of for of in self._outputs if of.table is not None]
         ids = [given[of.name].values for of in dynamic]

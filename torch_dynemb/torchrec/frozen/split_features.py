@@ -105,11 +105,18 @@ def bags_of_samples(owner: str, features: KeyedJaggedTensor, bags: list[int]) ->
         int64 [samples] by feature; empty: all features have the same number of bags, one a sample.
 
     Raises:
-        ValueError: features have different numbers of bags, and nothing says whose they are.
+        ValueError: features have different numbers of bags, and nothing says whose they are, or
+            not of all.
     """
     inverse = features.inverse_indices_or_none()
     if inverse is not None:
-        return dict(zip(inverse[0], inverse[1].unbind(), strict=True))
+        of_samples = dict(zip(inverse[0], inverse[1].unbind(), strict=True))
+        lacking = [key for key in features.keys() if key not in of_samples]  # noqa: SIM118
+        if lacking:
+            raise ValueError(
+                f"{owner}: inverse_indices of features lacks {lacking}; it has {list(of_samples)}"
+            )
+        return of_samples
     if len(set(bags)) > 1:
         raise ValueError(
             f"{owner}: features has a batch size per feature, {bags}, and no inverse_indices: give "
@@ -141,4 +148,28 @@ def split_ids(jagged: JaggedIds) -> dict[str, FeatureIds]:
     return split
 
 
-__all__ = ["FeatureIds", "JaggedIds", "bags_of_samples", "jagged_ids", "split_ids"]
+def repeated(given: FeatureIds, bag_of_sample: Tensor) -> FeatureIds:
+    """The ids of a feature with a bag for each sample.
+
+    Args:
+        given: with bags that samples share.
+        bag_of_sample: int64 [samples].
+    """
+    lengths = given.lengths[bag_of_sample]
+    ends = lengths.cumsum(0)
+    offsets = torch.cat([ends.new_zeros(1), ends])
+    moves = given.offsets[bag_of_sample] - offsets[:-1]  # from places here to those in given
+    places = moves.repeat_interleave(lengths)
+    places = places + torch.arange(places.shape[0], device=places.device)
+    weights = None if given.weights is None else given.weights[places]
+    return FeatureIds(given.values[places], lengths, offsets, weights)
+
+
+__all__ = [
+    "FeatureIds",
+    "JaggedIds",
+    "bags_of_samples",
+    "jagged_ids",
+    "repeated",
+    "split_ids",
+]
