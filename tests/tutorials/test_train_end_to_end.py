@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tutorials.dlrm import checkpoint, options, train
+import torch_dynemb as td
+from tutorials.dlrm import checkpoint, options, packages, train
+from tutorials.dlrm.criteo import CriteoReader
 from tutorials.dlrm.generate import format_lines
+from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.planted import PlantedConfig, PlantedModel
+from tutorials.dlrm.rows import DynamicRows
 
 pytestmark = [
     pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
@@ -126,12 +130,66 @@ def test_frozen_models_with_quantized_rows_are_evaluated(tmp_path, capsys):
         (["--quantize", "int3"], "expected some of int8, int4, fp8, fp16, bf16 between commas"),
         (["--quantize", "int8,int8"], "each once, got 'int8,int8'"),
         (["--quantize", "int8", "--torchrec"], "--quantize: not with --torchrec"),
+        (["--export", "clicks", "--torchrec"], "--export: clicks not with --torchrec: export in"),
     ],
 )
-def test_kinds_of_rows_that_cannot_be(capsys, given, message):
+def test_frozen_models_that_cannot_be(capsys, given, message):
     with pytest.raises(SystemExit):
         options.parse(given)
     assert message in capsys.readouterr().err
+
+
+def test_packages_that_are_there_are_refused_before_training(tmp_path, text):
+    samples, packages = tmp_path / "samples.tsv", tmp_path / "packages"
+    samples.write_bytes(text)
+    (packages / "int8").mkdir(parents=True)
+    arguments = [samples, "--out", tmp_path / "out", "--export", packages]
+    message = refused(*arguments, "--quantize", "int4,int8")
+    assert message.startswith(f"error: --export {packages}: {packages / 'int8'} is there: choose")
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in packages.iterdir()] == ["int8"]
+
+
+@pytest.mark.long
+def test_packages_give_what_the_model_gives(tmp_path, capsys, text):
+    samples, packages = tmp_path / "samples.tsv", tmp_path / "packages"
+    samples.write_bytes(text)
+    arguments = [samples, "--no-baseline", "--out", tmp_path / "out", "--export", packages]
+    result = run(capsys, *arguments, "--quantize", "int8")
+    assert list(result) == [*KEYS, "quantized", "exported"]
+    assert list(result["exported"]) == ["unchanged", "int8"]
+    for kind, exported in result["exported"].items():
+        assert exported["path"] == str(packages / kind)
+        assert exported["samples"] == 500
+        assert exported["largest_difference"] <= 1e-4
+        assert exported["bytes"] == sum(of.stat().st_size for of in (packages / kind).iterdir())
+        with td.serving.load(packages / kind) as served:
+            assert served.version == 18  # steps
+            assert sum(table.ids for table in served.tables.values()) == result["ids"]
+            one = served.run(torch.zeros(1, 26), torch.zeros(26, 1, dtype=torch.int64))
+            assert one.shape == (1,)
+
+
+def test_packages_that_give_something_else_are_refused(tmp_path, monkeypatch):
+    """The package is written by hand: it is what compiled code would give."""
+    frozen = td.freeze(DLRM(DynamicRows(4, lr=0.1, bound=1.0), 4))
+
+    class Wrong:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+        def run(self, dense, ids):
+            return frozen(dense, ids) + torch.tensor([0.0, float("nan")])
+
+    monkeypatch.setattr(td.serving, "export", lambda *_, **__: None)
+    monkeypatch.setattr(td.serving, "load", lambda _: Wrong())
+    samples = tmp_path / "samples.tsv"
+    samples.write_bytes(b"1" + b"\t" * 39 + b"\n" + b"0" + b"\t" * 39 + b"\n")
+    with pytest.raises(ValueError, match="log-odds that are nan from those of the model"):
+        packages.export_package(frozen, tmp_path, 1, CriteoReader([samples], 2))
 
 
 def test_seed_decides_everything(tmp_path, capsys):

@@ -19,6 +19,8 @@ def wrong_with_torchrec(values: Mapping[str, object]) -> str | None:
         return "argument --compile: not with --torchrec: exchanging ids cannot be compiled"
     if values["quantize"]:
         return "argument --quantize: not with --torchrec: evaluate in one process"
+    if values["export"] is not None:
+        return f"argument --export: {values['export']} not with --torchrec: export in one process"
     if values["accumulate"] > 1:
         return (
             f"argument --accumulate: {values['accumulate']} not with --torchrec, whose tables "

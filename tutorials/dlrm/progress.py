@@ -12,6 +12,7 @@ from tutorials.dlrm.criteo import CriteoReader, DataError
 from tutorials.dlrm.data import Data
 from tutorials.dlrm.loop import Pass, peak_memory
 from tutorials.dlrm.options import Options
+from tutorials.dlrm.packages import Exported
 from tutorials.dlrm.quantized import Served
 from tutorials.dlrm.rows import Figures
 
@@ -69,12 +70,20 @@ def report_skipped(data: Data, reader: CriteoReader, held_out: CriteoReader) -> 
         )
 
 
-def report_served(served: dict[str, Served]) -> None:
-    """Say on stderr what the AUC of frozen models is."""
-    for kind, of_kind in served.items():
-        auc = "-" if of_kind.auc is None else f"{of_kind.auc:.6f}"
-        print(
-            f"frozen, rows {kind}: auc={auc}, {of_kind.row_bytes} bytes of an id's row, "
-            f"{of_kind.bytes_per_id} bytes an id",
-            file=sys.stderr,
-        )
+def report_served(kind: str, served: Served) -> None:
+    """Say on stderr what the AUC of a frozen model is."""
+    auc = "-" if served.auc is None else f"{served.auc:.6f}"
+    print(
+        f"frozen, rows {kind}: auc={auc}, {served.row_bytes} bytes of an id's row, "
+        f"{served.bytes_per_id} bytes an id",
+        file=sys.stderr,
+    )
+
+
+def report_exported(kind: str, package: Exported) -> None:
+    """Say on stderr where a package is."""
+    print(
+        f"package, rows {kind}: {package.path}, {package.bytes:,} bytes, log-odds of "
+        f"{package.samples:,} samples differ by {package.largest_difference:.1e} at most",
+        file=sys.stderr,
+    )

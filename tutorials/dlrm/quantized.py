@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch_dynemb as td
+from torch_dynemb.serving.row_formats import RowKind
 from tutorials.dlrm.criteo import Position
 from tutorials.dlrm.data import Data, make_reader
 from tutorials.dlrm.loop import Pass
@@ -26,27 +27,27 @@ class Served(NamedTuple):
     """Of all that the frozen tables have: rows, index, generations."""
 
 
-def evaluate_quantized(
-    opts: Options, data: Data, model: DLRM, position: Position
-) -> dict[str, Served]:
-    """Freeze a model with rows as they are and with each kind of --quantize, and evaluate that.
+def kinds_of_rows(opts: Options) -> list[tuple[str, RowKind | None]]:
+    """Return names and kinds of rows that the model is frozen with.
+
+    Args:
+        opts: Of the job.
+
+    Returns:
+        ``"unchanged"``, rows as they are, and those of --quantize.
+    """
+    return [(UNCHANGED, None), *((kind, kind) for kind in opts.quantize)]
+
+
+def evaluate_frozen(opts: Options, data: Data, frozen: DLRM, position: Position) -> Served:
+    """Compute the AUC of a frozen model, and the size of its tables.
 
     Args:
         opts: Of the job.
         data: Of the job.
-        model: With dynamic tables, trained.
+        frozen: With read-only tables.
         position: Where the held-out samples begin.
-
-    Returns:
-        By kind of rows; ``"unchanged"`` is the first one.
     """
-    return {
-        kind: _evaluate(opts, data, td.freeze(model, rows=rows), position)
-        for kind, rows in [(UNCHANGED, None), *((kind, kind) for kind in opts.quantize)]
-    }
-
-
-def _evaluate(opts: Options, data: Data, frozen: DLRM, position: Position) -> Served:
     held_out = make_reader(opts, data, position, data.lines)
     auc = Pass(frozen, [], log_every=opts.log_every).evaluate(held_out)
     tables = [part for part in frozen.modules() if isinstance(part, td.serving.FrozenTables)]

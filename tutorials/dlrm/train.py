@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import torch_dynemb as td
 from tutorials.dlrm import launch, options
 from tutorials.dlrm.checkpoint import CheckpointError, Checkpoints, report_interruption
 from tutorials.dlrm.criteo import DataError, Position
@@ -19,15 +20,17 @@ from tutorials.dlrm.loop import Pass
 from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.optimizers import check_baseline
 from tutorials.dlrm.options import Options
+from tutorials.dlrm.packages import Exported, check_places, export_package
 from tutorials.dlrm.plot import plot
 from tutorials.dlrm.progress import (
     check_trained,
     describe,
     progress_bar,
+    report_exported,
     report_served,
     report_skipped,
 )
-from tutorials.dlrm.quantized import Served, evaluate_quantized
+from tutorials.dlrm.quantized import Served, evaluate_frozen, kinds_of_rows
 from tutorials.dlrm.rows import ROW_BOUND, DynamicRows, Figures, HashedRows, split_rows
 from tutorials.dlrm.summary import summarize
 
@@ -38,7 +41,9 @@ class Trained(NamedTuple):
     progress: Pass
     auc: float
     served: dict[str, Served] | None = None
-    """Frozen; None: not asked for."""
+    """Frozen, by kind of rows; None: not asked for."""
+    exported: dict[str, Exported] | None = None
+    """Packages, by kind of rows; None: not asked for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -71,6 +76,7 @@ def run(opts: Options) -> dict[str, Any]:
     opts.rows.config(opts.lr)  # raises before anything is read if there is no such optimizer
     if opts.baseline:
         check_baseline(opts.rows)
+    check_places(opts)
     torch.set_num_threads(opts.threads)
     opts.out.mkdir(parents=True, exist_ok=True)
     data = open_data(opts)
@@ -88,6 +94,8 @@ def run(opts: Options) -> dict[str, Any]:
     summary = summarize(opts, data, dynamic.progress, dynamic.auc, baseline_auc, figures)
     if dynamic.served is not None:
         summary["quantized"] = {kind: of_kind._asdict() for kind, of_kind in dynamic.served.items()}
+    if dynamic.exported is not None:
+        summary["exported"] = {kind: of._asdict() for kind, of in dynamic.exported.items()}
     return summary
 
 
@@ -151,12 +159,30 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> tuple[Traine
         checkpoints.save(reader.position)
         held_out = make_reader(opts, data, reader.position, data.lines)
         auc = progress.evaluate(held_out)
-        served = None
-        if opts.quantize:
-            served = evaluate_quantized(opts, data, progress.model, reader.position)
-            report_served(served)
+        served, exported = _freeze(opts, data, progress, reader.position)
     report_skipped(data, reader, held_out)
-    return Trained(progress, auc, served), figures
+    return Trained(progress, auc, served, exported), figures
+
+
+def _freeze(
+    opts: Options, data: Data, progress: Pass, position: Position
+) -> tuple[dict[str, Served] | None, dict[str, Exported] | None]:
+    """Freeze the model with each kind of rows, one after another, to evaluate and export it."""
+    served: dict[str, Served] | None = {} if opts.quantize else None
+    exported: dict[str, Exported] | None = None if opts.export is None else {}
+    if served is None and exported is None:
+        return None, None
+    for kind, rows in kinds_of_rows(opts):
+        frozen = td.freeze(progress.model, rows=rows)
+        if served is not None:
+            served[kind] = evaluate_frozen(opts, data, frozen, position)
+            report_served(kind, served[kind])
+        if exported is not None and opts.export is not None:
+            held_out = make_reader(opts, data, position, data.lines)
+            path = opts.export / kind
+            exported[kind] = export_package(frozen, path, progress.step, held_out)
+            report_exported(kind, exported[kind])
+    return served, exported
 
 
 def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained:
