@@ -31,7 +31,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType  # noqa: E402
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor  # noqa: E402
 from torchrec.distributed.model_parallel import DistributedModelParallel  # noqa: E402
 from torchrec.distributed.planner import ParameterConstraints, Topology  # noqa: E402
-from torchrec.inference.modules import quantize_embeddings  # noqa: E402
+from torchrec.inference.modules import quantize_inference_model  # noqa: E402
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper  # noqa: E402
 from torchrec.optim.optimizers import in_backward_optimizer_filter  # noqa: E402
 
@@ -258,41 +258,28 @@ def two_optimizers() -> None:
 
 
 def quantized_inference(model: nn.Module) -> None:
-    """TorchRec's int8 tables for the static part; the dynamic part is read as it is.
+    """A read-only copy of the model in one process, whose tables TorchRec's quantization takes.
 
-    The rows of `weekdays` go into a collection of static tables only, which is quantized. What it
-    gives takes the place of what the float rows give; users and products stay as they are.
+    Every rank gets all rows, and needs no other any more. TorchRec quantizes the static table of
+    the copy, and the dynamic ones become int8 with it.
     """
-    say("\n6. Inference with int8 weights for the static table.")
-    weight = torch.empty(7, DIM)
-    sharded = model.state_dict()["tables.embedding_bags.weekdays.weight"]
-    sharded.gather(0, out=weight if dist.get_rank() == 0 else None)
-    dist.broadcast(weight, 0)
-    static = EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name="weekdays", embedding_dim=DIM, num_embeddings=7, feature_names=["weekday"]
-            )
-        ]
-    )
-    static.load_state_dict({"embedding_bags.weekdays.weight": weight})
-    int8 = quantize_embeddings(nn.Sequential(static), dtype=torch.int8, inplace=False)[0]
+    say("\n6. Inference with int8 weights, without the other ranks.")
+    frozen = td.freeze(model)
+    int8 = quantize_inference_model(td.freeze(model))
 
     model.eval()
     features, _ = batch(step=3)
     with torch.no_grad():
-        exact = model(features)
-        pooled = model.module.tables(features).to_dict()
-        pooled["weekday"] = int8(features).to_dict()["weekday"]
-        quantized = model.module.top(torch.cat([pooled[name] for name in FEATURES], dim=1))
-    difference = (quantized.squeeze(1) - exact).abs().max()
-    say(f"   weekdays: {weight.numel() * 4} bytes in float32, {int8_bytes(int8)} in int8")
-    say(f"   Log-odds differ by at most {difference:.5f} from those in float32.")
+        exact, quantized = model(features), int8(features)
+    difference = (quantized - exact).abs().max()
+    say(f"   Tables: {table_bytes(frozen):,} bytes, {table_bytes(int8):,} with rows of int8.")
+    say(f"   Log-odds differ by at most {difference:.5f} from those of the model.")
 
 
-def int8_bytes(collection: nn.Module) -> int:
-    """Bytes of the buffers of a quantized collection."""
-    return sum(buffer.numel() * buffer.element_size() for buffer in collection.buffers())
+def table_bytes(model: nn.Module) -> int:
+    """Bytes of all tables of a copy, index included."""
+    tables = {**dict(model.tables.named_buffers()), **dict(model.tables.named_parameters())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tables.values())
 
 
 def summary() -> None:
@@ -304,6 +291,7 @@ To make a table of a TorchRec model dynamic (TorchRec {torchrec.__version__}):
    plan                 DynamicEmbeddingShardingPlanner(constraints=...)
    shard                DynamicEmbeddingBagCollectionSharder(fused_params)
    look                 table_sizes(model)
+   serve                td.freeze(model), then quantize_inference_model
    the rest             as ever: EmbeddingBagCollection, KeyedJaggedTensor, DMP, optimizers
 Ids are any int64. A table grows with them, or keeps to a capacity; evaluation adds none."""
     )

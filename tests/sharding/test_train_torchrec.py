@@ -285,4 +285,4 @@ def test_the_introduction_runs() -> None:
     assert done.returncode == 0, done.stderr
     assert "No ids were added" in done.stdout
     assert "step 5: loss" in done.stdout
-    assert "bytes in float32" in done.stdout
+    assert "with rows of int8" in done.stdout
