@@ -12,13 +12,9 @@ from torch_dynemb.serving.frozen_modules import (
     converted_dtype,
 )
 from torch_dynemb.serving.frozen_tables import FrozenTables
-from torch_dynemb.serving.live_group import (
-    LiveTables,
-    LiveUpdate,
-    LiveVersion,
-    NoHeadroomError,
-)
+from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live, live_tables
+from torch_dynemb.serving.live_state import LiveUpdate, LiveVersion, NoHeadroomError
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.export import export
 from torch_dynemb.serving.packages.inputs import Input, Size

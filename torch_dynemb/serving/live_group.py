@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.ops.serving import LIVE_FORMATS
 from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.live_state import ROW_DTYPES, LiveState, LiveUpdate, LiveVersion
 from torch_dynemb.serving.missing import CountedTables, note_missing
 
 _PARTITIONS = 64  # larger indexes have a multiple of so many buckets
@@ -32,59 +32,6 @@ _IDS_AT_ONCE = 1 << 16  # that are copied
 _ROW_ALIGNMENT = 128  # bits
 _CODE_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "fp8": 8}
 _FORMAT_NAMES = {code: name for name, code in LIVE_FORMATS.items()}
-_OF_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-class NoHeadroomError(RuntimeError):
-    """An update brings more new ids than a table has rows for; nothing of it has been done.
-
-    Attributes:
-        table: its name.
-        wanted: rows that new ids of the update want.
-        free: rows that the table has for them.
-    """
-
-    def __init__(self, table: str, *, wanted: int, free: int) -> None:
-        super().__init__(
-            f"LiveTables: table {table!r} has {free} rows free, but new ids of this update want "
-            f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
-            "Erase ids, or make live tables with more headroom and serve those"
-        )
-        self.table, self.wanted, self.free = table, wanted, free
-
-    def __reduce__(self) -> tuple[Callable[..., NoHeadroomError], tuple[str, int, int]]:
-        return _no_headroom, (self.table, self.wanted, self.free)
-
-
-def _no_headroom(table: str, wanted: int, free: int) -> NoHeadroomError:
-    return NoHeadroomError(table, wanted=wanted, free=free)
-
-
-class LiveUpdate(NamedTuple):
-    """What an update of a table has done.
-
-    Attributes:
-        inserted: ids that were not there.
-        updated: rows of ids that were there, or occur in the update before.
-        erased: ids that have been taken out.
-    """
-
-    inserted: int
-    updated: int
-    erased: int
-
-
-class LiveVersion(NamedTuple):
-    """What is being served.
-
-    Attributes:
-        dense: of the dense part, as :func:`live` was given it. Updates never change it: they are
-            updates of rows.
-        updates: by table name, how many updates it has taken since it was made.
-    """
-
-    dense: str
-    updates: dict[str, int]
 
 
 class LiveTables(CountedTables):
@@ -180,7 +127,7 @@ class LiveTables(CountedTables):
                 feature_dims=[dim],
                 pooling=Pooling.NONE,
             )
-            self._update(table, ids, values, ids[:0])
+            self._state().apply(table, ids, values, ids[:0])
         # copying is no update
         self.tensors().tables[table, LiveTable.INSERTED :] = 0
 
@@ -314,27 +261,7 @@ class LiveTables(CountedTables):
             >>> model(torch.tensor([[7, 8]]))
             tensor([[4., 6.]])
         """
-        number = self._table("update", table)
-        dim = int(self.tensors().meta[number, Meta.DIM])
-        _check_ids("update: ids", ids)
-        if erased is not None:
-            _check_ids("update: erased", erased)
-        if not isinstance(rows, Tensor) or rows.dtype not in _OF_DTYPES:
-            raise TypeError(
-                f"LiveTables.update: rows is {described(rows)}, expected a tensor of float32, "
-                "bfloat16 or float16"
-            )
-        if rows.shape != (ids.shape[0], dim):
-            raise ValueError(
-                f"LiveTables.update: rows has shape {tuple(rows.shape)}, expected "
-                f"{(ids.shape[0], dim)}, a row of table {table!r} for each id"
-            )
-        return self._update(
-            number,
-            ids.contiguous(),
-            rows.detach().float().contiguous(),
-            ids.new_empty(0) if erased is None else erased.contiguous(),
-        )
+        return self._state().update("LiveTables.update", table, ids, rows, erased)
 
     def erase(self, table: str, ids: Tensor) -> int:
         """Takes ids out of a table while threads read; their rows are free for others.
@@ -350,40 +277,22 @@ class LiveTables(CountedTables):
             TypeError, ValueError: a table that there is not; dtype or shape of ids.
             RuntimeError: another thread is updating tables of this group; nothing has changed.
         """
-        number = self._table("erase", table)
-        _check_ids("erase: ids", ids)
-        dim = int(self.tensors().meta[number, Meta.DIM])
-        none = ids.new_empty(0)
-        return self._update(number, none, torch.empty(0, dim), ids.contiguous()).erased
+        return self._state().erase("LiveTables.erase", table, ids)
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
-        return self._column(LiveTable.SIZE)
+        return self._state().sizes()
 
     def free_rows(self) -> dict[str, int]:
         """By table name, how many new ids it has rows for."""
-        sizes = self.sizes()
-        return {name: most - sizes[name] for name, most in self._column(LiveTable.CAPACITY).items()}
+        return self._state().free_rows()
 
     def version(self) -> LiveVersion:
         """What is being served: the version of the dense part, and how often rows were updated."""
-        return LiveVersion(self.dense_version, self._column(LiveTable.BATCHES))
+        return LiveVersion(self.dense_version, self._state().updates())
 
-    def _column(self, column: LiveTable) -> dict[str, int]:
-        return dict(zip(self.names, self.tensors().tables[:, column].tolist(), strict=True))
-
-    def _table(self, method: str, name: str) -> int:
-        if name not in self.names:
-            raise ValueError(
-                f"LiveTables.{method}: table is {described(name)}, expected one of {self.names}"
-            )
-        return self.names.index(name)
-
-    def _update(self, table: int, ids: Tensor, values: Tensor, erased: Tensor) -> LiveUpdate:
-        done = ops.serve_apply_(self.tensors(), table, ids, values, erased)
-        if done.wanted > done.free:
-            raise NoHeadroomError(self.names[table], wanted=done.wanted, free=done.free)
-        return LiveUpdate(done.inserted, done.updated, done.erased)
+    def _state(self) -> LiveState:
+        return LiveState(self.names, self.tensors())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LiveTables:
         """Leaves the tables as they are: readers and the writer have their addresses."""
@@ -414,12 +323,12 @@ def _formats(source: FrozenTables, rows: str | None) -> list[str]:
     """The name of the format of each slab."""
     if rows is None:
         dtypes = [source.get_buffer(f"weights{s}").dtype for s in range(source.slabs)]
-        if not set(dtypes) <= set(_OF_DTYPES):
+        if not set(dtypes) <= set(ROW_DTYPES):
             raise ValueError(
                 f"LiveTables: rows is None, but the rows of the tables are of {dtypes}, whose "
                 f"layout live rows do not have: say which of {list(LIVE_FORMATS)} they should be"
             )
-        return [_OF_DTYPES[dtype] for dtype in dtypes]
+        return [ROW_DTYPES[dtype] for dtype in dtypes]
     if rows not in LIVE_FORMATS:
         raise ValueError(
             f"LiveTables: rows is {described(rows)}, expected one of {list(LIVE_FORMATS)} or None"
@@ -451,11 +360,4 @@ def _buckets_for(ids: int) -> int:
     return max(MIN_BUCKETS, -(-buckets // unit) * unit)
 
 
-def _check_ids(owner: str, ids: object) -> None:
-    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
-        raise TypeError(f"LiveTables.{owner} is {described(ids)}, expected a tensor of int64")
-    if ids.dim() != 1:
-        raise ValueError(f"LiveTables.{owner} has shape {tuple(ids.shape)}, expected 1 dimension")
-
-
-__all__ = ["LiveTables", "LiveUpdate", "LiveVersion", "NoHeadroomError"]
+__all__ = ["LiveTables"]

@@ -1,0 +1,170 @@
+"""Live tables as those see them who update rows and count them: in a model, or in a package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import described
+from torch_dynemb.ops.columns import LiveTable, Meta
+
+# what rows of an update may be, and how live tables of such rows store them
+ROW_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class NoHeadroomError(RuntimeError):
+    """An update brings more new ids than a table has rows for; nothing of it has been done.
+
+    Attributes:
+        table: its name.
+        wanted: rows that new ids of the update want.
+        free: rows that the table has for them.
+    """
+
+    def __init__(self, table: str, *, wanted: int, free: int) -> None:
+        super().__init__(
+            f"no headroom: table {table!r} has {free} rows free, but new ids of this update want "
+            f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
+            "Erase ids, or make the tables again with more headroom and serve those"
+        )
+        self.table, self.wanted, self.free = table, wanted, free
+
+    def __reduce__(self) -> tuple[Callable[..., NoHeadroomError], tuple[str, int, int]]:
+        return _no_headroom, (self.table, self.wanted, self.free)
+
+
+def _no_headroom(table: str, wanted: int, free: int) -> NoHeadroomError:
+    return NoHeadroomError(table, wanted=wanted, free=free)
+
+
+class LiveUpdate(NamedTuple):
+    """What an update of a table has done.
+
+    Attributes:
+        inserted: ids that were not there.
+        updated: rows of ids that were there, or occur in the update before.
+        erased: ids that have been taken out.
+    """
+
+    inserted: int
+    updated: int
+    erased: int
+
+
+class LiveVersion(NamedTuple):
+    """What is being served.
+
+    Attributes:
+        dense: of the dense part, as :func:`live` was given it. Updates never change it: they are
+            updates of rows.
+        updates: by table name, how many updates it has taken since it was made.
+    """
+
+    dense: str
+    updates: dict[str, int]
+
+
+class LiveState(NamedTuple):
+    """The tables of a group whose rows are updated.
+
+    Attributes:
+        names: of the tables.
+        tensors: as ops take them.
+    """
+
+    names: list[str]
+    tensors: ops.LiveTensors
+
+    def update(
+        self, owner: str, table: str, ids: object, rows: object, erased: object
+    ) -> LiveUpdate:
+        """Checks an update and applies it.
+
+        Args:
+            owner: the method that errors name.
+            table: its name.
+            ids: int64 [n].
+            rows: float32, bfloat16 or float16 [n, dim].
+            erased: int64 [m], or None.
+
+        Raises:
+            TypeError, ValueError: an argument.
+            NoHeadroomError, RuntimeError: as :meth:`apply`.
+        """
+        number = self._number(owner, table)
+        dim = int(self.tensors.meta[number, Meta.DIM])
+        new_ids = _checked_ids(owner, "ids", ids)
+        old_ids = new_ids[:0] if erased is None else _checked_ids(owner, "erased", erased)
+        if not isinstance(rows, Tensor) or rows.dtype not in ROW_DTYPES:
+            raise TypeError(
+                f"{owner}: rows is {described(rows)}, expected a tensor of float32, bfloat16 or "
+                "float16"
+            )
+        if rows.shape != (new_ids.shape[0], dim):
+            raise ValueError(
+                f"{owner}: rows has shape {tuple(rows.shape)}, expected "
+                f"{(new_ids.shape[0], dim)}, a row of table {table!r} for each id"
+            )
+        return self.apply(number, new_ids, rows.detach().float().contiguous(), old_ids)
+
+    def erase(self, owner: str, table: str, ids: object) -> int:
+        """Takes ids out of a table; says how many were there. Arguments and errors: update's."""
+        number = self._number(owner, table)
+        old_ids = _checked_ids(owner, "ids", ids)
+        none = torch.empty(0, int(self.tensors.meta[number, Meta.DIM]))
+        return self.apply(number, old_ids[:0], none, old_ids).erased
+
+    def apply(self, table: int, ids: Tensor, values: Tensor, erased: Tensor) -> LiveUpdate:
+        """Takes ids out of a table and gives others their rows. All of it, or nothing.
+
+        Args:
+            table: its number.
+            ids: int64 [n].
+            values: float32 [n, dim].
+            erased: int64 [m].
+
+        Raises:
+            NoHeadroomError: new ids want more rows than there are.
+            RuntimeError: a padding id, a row that the format cannot hold, damaged tables, or
+                another thread is updating these tables.
+        """
+        done = ops.serve_apply_(self.tensors, table, ids, values, erased)
+        if done.wanted > done.free:
+            raise NoHeadroomError(self.names[table], wanted=done.wanted, free=done.free)
+        return LiveUpdate(done.inserted, done.updated, done.erased)
+
+    def sizes(self) -> dict[str, int]:
+        """Number of ids by table name."""
+        return self._column(LiveTable.SIZE)
+
+    def free_rows(self) -> dict[str, int]:
+        """By table name, how many new ids it has rows for."""
+        most, sizes = self._column(LiveTable.CAPACITY), self.sizes()
+        return {name: most[name] - sizes[name] for name in self.names}
+
+    def updates(self) -> dict[str, int]:
+        """By table name, how many updates it has taken."""
+        return self._column(LiveTable.BATCHES)
+
+    def _column(self, column: LiveTable) -> dict[str, int]:
+        return dict(zip(self.names, self.tensors.tables[:, column].tolist(), strict=True))
+
+    def _number(self, owner: str, name: str) -> int:
+        if name not in self.names:
+            raise ValueError(f"{owner}: table is {described(name)}, expected one of {self.names}")
+        return self.names.index(name)
+
+
+def _checked_ids(owner: str, name: str, ids: object) -> Tensor:
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+        raise TypeError(f"{owner}: {name} is {described(ids)}, expected a tensor of int64")
+    if ids.dim() != 1:
+        raise ValueError(f"{owner}: {name} has shape {tuple(ids.shape)}, expected 1 dimension")
+    return ids.contiguous()
+
+
+__all__ = ["ROW_DTYPES", "LiveState", "LiveUpdate", "LiveVersion", "NoHeadroomError"]
