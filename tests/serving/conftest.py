@@ -1,4 +1,4 @@
-"""The package that tests of this folder share, because compiling one takes half a minute."""
+"""The packages that tests of this folder share, because compiling one takes half a minute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from served import make_package
+from served import make_live_package, make_package
 from torch import nn
 
 
@@ -21,3 +21,9 @@ class Package(NamedTuple):
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     path = tmp_path_factory.mktemp("served") / "package"
     return Package(path, make_package(path))
+
+
+@pytest.fixture(scope="session")
+def live_package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    path = tmp_path_factory.mktemp("served_live") / "package"
+    return Package(path, make_live_package(path))

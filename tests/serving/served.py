@@ -14,6 +14,7 @@ import torch_dynemb as td
 
 VERSION = "monday"
 MANY = 100_000
+HEADROOM = 300
 # of the compiler, which takes most of the time and of whose speed no test asks anything
 QUICK = {
     "aot_inductor.compile_wrapper_opt_level": "O0",
@@ -53,13 +54,13 @@ def features(batch: int, ids: int, seed: int = 0) -> tuple[Features, Tensor]:
     return {"u": (u, offsets), "v": v}, torch.rand(batch, 1, generator=random)
 
 
-def small_model(seed: int = 0) -> SmallModel:
+def small_model(seed: int = 0, many: int = MANY) -> SmallModel:
     """A model that knows ids below 100, and in ``v`` so many more that a leak of it is seen."""
     torch.manual_seed(seed)
     model = SmallModel()
     group = model.bags.group
     group.insert_or_assign(0, torch.arange(100), torch.randn(100, 8))
-    many = torch.cat([torch.arange(100), torch.arange(1000, 1000 + MANY)])
+    many = torch.cat([torch.arange(100), torch.arange(1000, 1000 + many)])
     group.insert_or_assign(1, many, torch.randn(many.numel(), 4))
     return model
 
@@ -73,13 +74,26 @@ def dynamic_shapes() -> tuple[object, ...]:
 def make_package(folder: Path) -> nn.Module:
     """Writes the package; returns the frozen model, which it must be equal to."""
     frozen = td.freeze(small_model())
+    export(frozen, folder)
+    return frozen
+
+
+def make_live_package(folder: Path) -> nn.Module:
+    """Writes a package whose rows are updated; returns the frozen model that it was made of."""
+    frozen = td.freeze(small_model(many=10))
+    export(frozen, folder, headroom=HEADROOM)
+    return frozen
+
+
+def export(frozen: nn.Module, folder: Path, headroom: int | None = None) -> None:
+    """Writes a package of the small model."""
     with config.patch(QUICK):
         td.serving.export(
             frozen,
             folder,
             features(4, 20),
             dynamic_shapes=dynamic_shapes(),
+            headroom=headroom,
             version=VERSION,
             missing=True,
         )
-    return frozen

@@ -291,9 +291,9 @@ def test_a_package_of_a_later_format_is_refused(
     package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(package, tmp_path / "later", (MANIFEST,))
-    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 2}
+    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 3}
     (folder / MANIFEST).write_text(json.dumps(content))
-    with pytest.raises(RuntimeError, match="has format version 2, but this torch_dynemb reads 1"):
+    with pytest.raises(RuntimeError, match="format version 3, but this torch_dynemb reads 1 and 2"):
         td.serving.load(folder)
 
 
@@ -310,11 +310,15 @@ def test_a_tensor_that_the_code_asks_for_and_nobody_has_is_an_error(
 def test_memory_that_is_not_there_is_an_error(
     package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*args: object) -> None:
+    def refused(*args: object, **options: object) -> None:
         raise OSError("Cannot allocate memory")
 
     monkeypatch.setattr("torch_dynemb.serving.packages.memory.mmap.mmap", refused)
     with pytest.raises(MemoryError, match=r"the constants take [0-9]+ bytes.*close other models"):
+        load_module.load(package.path)
+    monkeypatch.undo()
+    monkeypatch.setattr("torch_dynemb.serving.packages.memory.ops.available_memory", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"take [0-9]+ bytes, but 1000 bytes of memory are free"):
         load_module.load(package.path)
 
 

@@ -18,8 +18,10 @@ from torch_dynemb.serving.live_state import LiveUpdate, LiveVersion, NoHeadroomE
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.export import export
 from torch_dynemb.serving.packages.inputs import Input, Size
-from torch_dynemb.serving.packages.load import ServedModel, load
+from torch_dynemb.serving.packages.live_package import LiveStats
+from torch_dynemb.serving.packages.load import load
 from torch_dynemb.serving.packages.manifest import ServedTable
+from torch_dynemb.serving.packages.served_model import ServedModel
 
 __all__ = [
     "Choices",
@@ -31,6 +33,7 @@ __all__ = [
     "FrozenModule",
     "FrozenTables",
     "Input",
+    "LiveStats",
     "LiveTables",
     "LiveUpdate",
     "LiveVersion",

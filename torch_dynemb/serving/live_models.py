@@ -60,6 +60,7 @@ def live(
     if not isinstance(model, nn.Module):
         raise TypeError(f"live: model is {described(model)}, expected a torch.nn.Module")
     frozen = model if _tables(model) else freeze(model)
+    _check_names(frozen, headroom)
     memo: dict[int, Any] = {}
     for name, tables in _tables(frozen).items():
         owner = frozen.get_submodule(name.rpartition(".")[0])
@@ -69,9 +70,10 @@ def live(
                 "live tables do not know: serve frozen copies (torch_dynemb.freeze), a new one for "
                 "each version"
             )
-        memo[id(tables)] = LiveTables(
-            tables, headroom=headroom, rows=rows, dense_version=dense_version
-        )
+        room = headroom
+        if isinstance(headroom, Mapping):
+            room = {table: headroom[table] for table in tables.names}
+        memo[id(tables)] = LiveTables(tables, headroom=room, rows=rows, dense_version=dense_version)
     if not memo:
         raise TypeError(f"live: {type(model).__name__} has no dynamic tables: nothing to update")
     return copy.deepcopy(frozen, memo).eval()
@@ -88,6 +90,14 @@ def live_tables(model: nn.Module) -> dict[str, LiveTables]:
 
 def _tables(model: nn.Module) -> dict[str, FrozenTables]:
     return {name: part for name, part in model.named_modules() if isinstance(part, FrozenTables)}
+
+
+def _check_names(frozen: nn.Module, headroom: object) -> None:
+    names = sorted({name for tables in _tables(frozen).values() for name in tables.names})
+    if isinstance(headroom, Mapping) and names and sorted(headroom) != names:
+        raise ValueError(
+            f"live: headroom has tables {sorted(headroom)}, expected a number for each of {names}"
+        )
 
 
 __all__ = ["live", "live_tables"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.places import checked_path, make_parents, unfinished
 from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.nn.features import exports_for_compiled_code
-from torch_dynemb.ops.columns import Meta
+from torch_dynemb.ops.columns import LiveSlab, Meta
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.live_group import LiveTables
+from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.code_file import sums_of_file
 from torch_dynemb.serving.packages.inputs import inputs_of
@@ -34,6 +36,7 @@ from torch_dynemb.serving.packages.manifest import (
     DENSE,
     MANIFEST,
     TABLES,
+    LivePart,
     PackageManifest,
     ServedTable,
     manifest_text,
@@ -55,6 +58,7 @@ def export(
     *,
     dynamic_shapes: Any = None,
     rows: RowKind | None = None,
+    headroom: int | Mapping[str, int] | None = None,
     version: str | int | None = None,
     missing: bool = False,
 ) -> Path:
@@ -66,8 +70,8 @@ def export(
     them. The package is written beside ``path`` and renamed when it is whole.
 
     Args:
-        model: any module that :func:`torch_dynemb.freeze` takes, or a frozen one, which is not
-            copied. Where several ranks share its tables, freeze it on all of them with
+        model: any module that :func:`torch_dynemb.freeze` takes, or a frozen or live one, which is
+            not copied. Where several ranks share its tables, freeze it on all of them with
             ``ranks="first"``, and export on rank 0 what that gives there.
         path: of a folder that does not exist yet.
         example_inputs: positional arguments of the model's forward. Sizes that
@@ -75,8 +79,15 @@ def export(
         dynamic_shapes: as in ``torch.export.export``: which sizes change from run to run; None: no
             size does. Sizes 0 and 1 are then served, too.
         rows: how rows of dynamic tables are stored, as in :func:`torch_dynemb.freeze`: None, or
-            ``"int8"``, ``"int4"``, ``"fp8"``, ``"fp16"``, ``"bf16"``.
-        version: what this version of the model is called; None: a new random name.
+            ``"int8"``, ``"int4"``, ``"fp8"``, ``"fp16"``, ``"bf16"``. With ``headroom``, as in
+            :func:`torch_dynemb.serving.live`, and also for frozen models.
+        headroom: how many ids each table may have more than now, a number for all or by name, as in
+            :func:`torch_dynemb.serving.live`: rows can then be updated while the package serves,
+            by :meth:`torch_dynemb.serving.ServedModel.apply`. None: nothing of it changes, unless
+            the model is live already. Rows that are not in use take no room in the files; the
+            index takes 47 bytes for each id that there may be.
+        version: what this version of the model is called; None: a new random name. Updates of rows
+            do not change it.
         missing: True: runs count the ids that they do not find, see
             :attr:`torch_dynemb.serving.ServedModel.missing`. A
             :class:`torch_dynemb.serving.CountsMissing` does so in any case.
@@ -87,11 +98,13 @@ def export(
     Raises:
         TypeError: an argument has another type.
         ValueError: tensors of the model are on several devices, or an input is neither a tensor
-            nor a constant; ``rows`` is none of its values, or is given with a frozen model; or
-            ``missing`` is True, and there are no dynamic tables.
+            nor a constant; ``rows`` is none of its values, or is given with a frozen model and no
+            headroom; ``headroom`` or ``rows`` is given with a live model, or ``headroom`` is none
+            of its values; or ``missing`` is True, and there are no dynamic tables.
         FileExistsError: there is something at ``path``.
         OSError: the disk is full, or fails; there is nothing at ``path``.
-        RuntimeError: ``torch.export`` or the compiler does not take the model.
+        RuntimeError: ``torch.export`` or the compiler does not take the model; or ``headroom`` is
+            given, and tables are not on the CPU, or do not fit in memory.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -112,12 +125,7 @@ def export(
             "or remove it"
         )
     flag("serving.export: missing", missing)
-    if rows is not None and _is_frozen(model):
-        raise ValueError(
-            f"serving.export: rows is {rows!r}, but the model is frozen already: give rows to "
-            "torch_dynemb.freeze, or export the model itself"
-        )
-    frozen = model if _is_frozen(model) else freeze(model, rows=rows)
+    frozen = _served_form(model, rows, headroom)
     if missing and not isinstance(frozen, CountsMissing):
         frozen = CountsMissing(frozen)
     device = _device_of(frozen)
@@ -138,7 +146,7 @@ def export(
             program, package_path=str(folder / CODE), inductor_configs=dict(_COMPILER)
         )
         tables = _tables_of(frozen)
-        constants = _constants_of(program, folder / CODE)
+        constants = {**_constants_of(program, folder / CODE), **_live_tensors(frozen)}
         of_tables = {
             name for name in constants if any(name.startswith(f"{module}.") for module, _ in tables)
         }
@@ -157,6 +165,7 @@ def export(
             tables=_served_tables(frozen.model if isinstance(frozen, CountsMissing) else frozen),
             missing=frozen.table_names if isinstance(frozen, CountsMissing) else None,
             constants={name: TABLES if name in of_tables else DENSE for name in constants},
+            live=_live_parts(frozen),
             inputs=taken,
             files=files,
         )
@@ -184,8 +193,27 @@ def _check_arguments(model: object, example_inputs: object, version: object) -> 
         )
 
 
-def _is_frozen(model: nn.Module) -> bool:
-    return any(isinstance(module, FrozenTables) for module in model.modules())
+def _served_form(
+    model: nn.Module, rows: RowKind | None, headroom: int | Mapping[str, int] | None
+) -> nn.Module:
+    """The model with tables that are only read, or whose rows are updated."""
+    if live_tables(model):
+        if rows is not None or headroom is not None:
+            raise ValueError(
+                f"serving.export: rows is {rows!r} and headroom is {headroom!r}, but the model is "
+                "live already: give both to torch_dynemb.serving.live, or export the model itself"
+            )
+        return model
+    if headroom is not None:
+        return live(model, headroom=headroom, rows=rows)
+    if not any(isinstance(module, FrozenTables) for module in model.modules()):
+        return freeze(model, rows=rows)
+    if rows is not None:
+        raise ValueError(
+            f"serving.export: rows is {rows!r}, but the model is frozen already: give rows to "
+            "torch_dynemb.freeze, or export the model itself"
+        )
+    return model
 
 
 @contextmanager
@@ -220,19 +248,50 @@ def _device_of(model: nn.Module) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
-def _tables_of(model: nn.Module) -> list[tuple[str, FrozenTables]]:
-    """Frozen tables by the path of their module."""
+def _tables_of(model: nn.Module) -> list[tuple[str, FrozenTables | LiveTables]]:
+    """Frozen and live tables by the path of their module."""
     return [
-        (path, module) for path, module in model.named_modules() if isinstance(module, FrozenTables)
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, FrozenTables | LiveTables)
     ]
+
+
+def _names_of(path: str, module: FrozenTables | LiveTables) -> list[str]:
+    """What the package calls the tables of a module."""
+    return [table_name(path.rpartition(".")[0], name) for name in module.names]
 
 
 def _served_tables(model: nn.Module) -> dict[str, ServedTable]:
     result = {}
     for path, module in _tables_of(model):
         dims = module.get_buffer("meta")[:, Meta.DIM].tolist()
-        for (name, ids), dim in zip(module.sizes().items(), dims, strict=True):
-            result[table_name(path.rpartition(".")[0], name)] = ServedTable(ids, dim)
+        sizes = module.sizes().values()
+        for name, ids, dim in zip(_names_of(path, module), sizes, dims, strict=True):
+            result[name] = ServedTable(ids, dim)
+    return result
+
+
+def _live_parts(frozen: nn.Module) -> dict[str, LivePart]:
+    """Live tables, by what the names of their tensors begin with."""
+    model = frozen.model if isinstance(frozen, CountsMissing) else frozen
+    parts = [
+        LivePart(
+            _names_of(path, module), module.formats, [len(rows) for rows in module.tensors().rows]
+        )
+        for path, module in live_tables(model).items()
+    ]
+    return dict(zip(live_tables(frozen), parts, strict=True))
+
+
+def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
+    """The tensors of live tables by name; of their rows, those that have had an owner."""
+    result: dict[str, Tensor] = {}
+    for path, module in live_tables(frozen).items():
+        used = module.tensors().free[:, LiveSlab.NEXT_ROW].tolist()
+        buffers = dict(module.named_buffers())
+        buffers |= {f"rows{slab}": buffers[f"rows{slab}"][:n] for slab, n in enumerate(used)}
+        result |= {f"{path}.{name}": tensor for name, tensor in buffers.items()}
     return result
 
 

@@ -15,7 +15,8 @@ from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, FileSum
 from torch_dynemb.serving.packages.inputs import Input, Size
 
 FORMAT = "torch_dynemb serving package"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # that of packages whose rows are updated; others are as in version 1
+_WITHOUT_LIVE = 1
 
 MANIFEST = "manifest.json"
 CODE = "model.pt2"
@@ -39,6 +40,20 @@ class ServedTable(NamedTuple):
     embedding_dim: int
 
 
+class LivePart(NamedTuple):
+    """Tables of a package whose rows are updated while it serves: those of one module.
+
+    Attributes:
+        tables: their names, as in ``tables`` of the manifest.
+        formats: of the rows of each slab, as in ``torch_dynemb.ops.LIVE_FORMATS``.
+        rows: how many rows each slab has. The file has those that have had an owner.
+    """
+
+    tables: list[str]
+    formats: list[int]
+    rows: list[int]
+
+
 class PackageManifest(NamedTuple):
     """All that a package says of itself.
 
@@ -51,7 +66,8 @@ class PackageManifest(NamedTuple):
         ops: schemas by name of this library's ops that the code calls.
         tables: by name.
         missing: the tables whose missing ids the last output counts; None: no output does.
-        constants: the file of each tensor by name.
+        constants: the file of each tensor by name, also of those that only updates need.
+        live: by the path of their module, tables whose rows are updated; none: nothing changes.
         inputs: what the model takes, leaf by leaf.
         files: sizes and checksums by name.
     """
@@ -67,6 +83,7 @@ class PackageManifest(NamedTuple):
     tables: dict[str, ServedTable]
     missing: list[str] | None
     constants: dict[str, str]
+    live: dict[str, LivePart]
     inputs: list[Input]
     files: dict[str, FileSums]
 
@@ -75,12 +92,15 @@ def manifest_text(manifest: PackageManifest) -> bytes:
     """The content of the file."""
     content = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSION if manifest.live else _WITHOUT_LIVE,
         **manifest._asdict(),
         "tables": {name: table._asdict() for name, table in manifest.tables.items()},
+        "live": {path: part._asdict() for path, part in manifest.live.items()},
         "inputs": [_input_entry(given) for given in manifest.inputs],
         "files": {name: sums._asdict() for name, sums in manifest.files.items()},
     }
+    if not manifest.live:
+        del content["live"]
     text = json.dumps(content, separators=(",", ":")).encode()[:-1]
     return text + _END.format(sums_of_bytes(text)).encode()
 
@@ -118,17 +138,18 @@ def read_manifest(folder: Path) -> PackageManifest:
         raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
-    if content.get("format_version") != FORMAT_VERSION:
+    if content.get("format_version") not in (_WITHOUT_LIVE, FORMAT_VERSION):
         raise RuntimeError(
             f"serving.load: {folder} has format version {content.get('format_version')!r}, but "
-            f"this torch_dynemb reads {FORMAT_VERSION}: export the model again, or load the "
-            "package with the version that wrote it"
+            f"this torch_dynemb reads {_WITHOUT_LIVE} and {FORMAT_VERSION}: export the model "
+            "again, or load the package with the version that wrote it"
         )
     body = text[:-_END_BYTES]
     if text[-_END_BYTES:] != _END.format(sums_of_bytes(body)).encode():
         raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
     del content["format"], content["format_version"], content["crc32c"]
     content["tables"] = {name: ServedTable(**t) for name, t in content["tables"].items()}
+    content["live"] = {path: LivePart(**p) for path, p in content.get("live", {}).items()}
     content["inputs"] = [_input_of(entry) for entry in content["inputs"]]
     content["files"] = {
         name: FileSums(sums["bytes"], sums["block_bytes"], tuple(sums["sums"]))
@@ -150,6 +171,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MANIFEST",
     "TABLES",
+    "LivePart",
     "PackageManifest",
     "ServedTable",
     "manifest_text",

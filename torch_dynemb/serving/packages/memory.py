@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from torch_dynemb import ops
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 
 ALIGNMENT = 64  # bytes: a bucket of an index is one line of the cache
@@ -27,7 +28,7 @@ class ConstantMemory:
         tensors: dtype and shape by name.
 
     Attributes:
-        tensors: by name; undefined values.
+        tensors: by name, of zeros.
 
     Raises:
         MemoryError: there is not so much memory.
@@ -41,12 +42,16 @@ class ConstantMemory:
             size += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
         huge = size >= _HUGE_PAGES_FROM
         try:
-            self._pages = mmap.mmap(-1, max(1, size + (_HUGE_PAGE if huge else 0)))
+            # private, because shared memory has no huge pages on most systems
+            self._pages = mmap.mmap(
+                -1,
+                max(1, size + (_HUGE_PAGE if huge else 0)),
+                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+            )
         except OSError as error:
-            raise MemoryError(
-                f"serving.load: the constants take {size} bytes, for which the system has no "
-                f"memory ({error}): close other models, or serve on a machine with more"
-            ) from error
+            raise _too_large(size, f"the system has no memory ({error})") from error
+        if size > (free := ops.available_memory()):  # pages are taken when they are touched
+            raise _too_large(size, f"{free} bytes of memory are free")
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
         if huge:
             self._pages.madvise(mmap.MADV_HUGEPAGE)
@@ -59,6 +64,13 @@ class ConstantMemory:
     def has(self, tensor: Tensor) -> bool:
         """Whether the values of a tensor of the CPU lie here."""
         return self._first <= tensor.data_ptr() < self._end
+
+
+def _too_large(size: int, why: str) -> MemoryError:
+    return MemoryError(
+        f"serving.load: the constants take {size} bytes, but {why}: close other models, serve on a "
+        "machine with more, or export with less headroom"
+    )
 
 
 def _tensor_at(address: int, stored: StoredTensor) -> Tensor:

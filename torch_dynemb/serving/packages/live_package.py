@@ -1,0 +1,124 @@
+"""The tables of a loaded package whose rows are updated while it serves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import described
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
+from torch_dynemb.serving.live_state import LiveState, LiveUpdate
+from torch_dynemb.serving.packages.manifest import LivePart
+
+
+class LiveStats(NamedTuple):
+    """What a table of a package has at the moment.
+
+    Attributes:
+        ids: how many it has.
+        free_rows: how many new ids it has rows for.
+        updates: how many updates it has taken since the export.
+    """
+
+    ids: int
+    free_rows: int
+    updates: int
+
+
+class LivePackage:
+    """Takes updates of the tables of a package. One thread updates at a time, others wait.
+
+    Args:
+        parts: by what the names of their tensors begin with.
+        tensors: by name.
+
+    Raises:
+        DamagedFileError: tensors of a part are missing.
+    """
+
+    def __init__(self, parts: Mapping[str, LivePart], tensors: Mapping[str, Tensor]) -> None:
+        self._writing = threading.Lock()
+        self._states = [_state_of(path, part, tensors) for path, part in parts.items()]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tables that take updates."""
+        return [name for state in self._states for name in state.names]
+
+    def update(self, table: str, ids: object, rows: object, erased: object) -> LiveUpdate:
+        """As ``ServedModel.apply``."""
+        owner = "ServedModel.apply"
+        with self._writing:
+            return self._of(owner, table).update(owner, table, ids, rows, erased)
+
+    def erase(self, table: str, ids: object) -> int:
+        """As ``ServedModel.erase``."""
+        owner = "ServedModel.erase"
+        with self._writing:
+            return self._of(owner, table).erase(owner, table, ids)
+
+    def stats(self) -> dict[str, LiveStats]:
+        """What the tables have, all at one time."""
+        result = {}
+        with self._writing:
+            for state in self._states:
+                sizes, free, updates = state.sizes(), state.free_rows(), state.updates()
+                for name in state.names:
+                    result[name] = LiveStats(sizes[name], free[name], updates[name])
+        return result
+
+    def _of(self, owner: str, table: object) -> LiveState:
+        if not self._states:
+            raise RuntimeError(
+                f"{owner}: the tables of this package are only read: export the model with "
+                "headroom=, the number of ids that each table may have more, which makes its rows "
+                "ones that are updated"
+            )
+        for state in self._states:
+            if table in state.names:
+                return state
+        raise ValueError(f"{owner}: table is {described(table)}, expected one of {self.names}")
+
+
+def with_headroom(
+    parts: Mapping[str, LivePart], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Tensors as they are in memory, where rows that are not in use have room."""
+    result = dict(stored)
+    for path, part in parts.items():
+        for slab, count in enumerate(part.rows):
+            name = f"{path}.rows{slab}"
+            if name in stored:
+                shape = (count, *stored[name].shape[1:])
+                result[name] = stored[name]._replace(shape=shape)
+    return result
+
+
+def _state_of(path: str, part: LivePart, tensors: Mapping[str, Tensor]) -> LiveState:
+    def tensor(name: str) -> Tensor:
+        whole = f"{path}.{name}"
+        if whole not in tensors:
+            raise DamagedFileError(
+                f"serving.load: the package lacks the tensor {whole!r}: files of different "
+                "packages were mixed"
+            )
+        return tensors[whole]
+
+    live = ops.LiveTensors(
+        buckets=tensor("buckets"),
+        tables=tensor("tables"),
+        meta=tensor("meta"),
+        rows=[tensor(f"rows{slab}") for slab in range(len(part.rows))],
+        free=tensor("free"),
+        init_data=tensor("init_data"),
+        formats=part.formats,
+    )
+    return LiveState(part.tables, live)
+
+
+__all__ = ["LivePackage", "LiveStats", "with_headroom"]

@@ -1,0 +1,248 @@
+"""A loaded package: runs, and takes updates of its rows."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torch_dynemb.serving.live_state import LiveUpdate
+from torch_dynemb.serving.packages.inputs import Input, leaves_of, shape_text, tensors_of
+from torch_dynemb.serving.packages.live_package import LivePackage, LiveStats
+from torch_dynemb.serving.packages.manifest import PackageManifest, ServedTable
+from torch_dynemb.serving.packages.memory import ConstantMemory
+
+Loader: TypeAlias = torch._C._aoti.AOTIModelPackageLoader
+
+
+class Loaded:
+    """What runs; goes when the last run that uses it has ended.
+
+    Args:
+        loader: of torch, with the compiled code.
+        memory: of its constants; None where the code has copies of them on a GPU.
+        live: what updates those of its tables that take updates.
+        idle: where the loader goes then.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        memory: ConstantMemory | None,
+        live: LivePackage,
+        idle: list[Loader],
+    ) -> None:
+        self.loader, self.memory, self.live = loader, memory, live
+        weakref.finalize(self, idle.append, loader).atexit = False
+
+
+class ServedModel:
+    """A model of a package, ready to run. Any number of threads may run it.
+
+    Made by :func:`load`. As a context it is closed at its end. Rows of a package that was exported
+    with ``headroom=`` may be updated while threads run it; its dense part stays as it is.
+
+    Args:
+        manifest: what its package says of itself.
+        loaded: the compiled code, with its constants.
+
+    Attributes:
+        version: what the exporting program calls this version of the model. Updates of rows do not
+            change it; :meth:`stats` counts them.
+        tables: number of ids, at the time of the export, and columns by name of the table.
+        device: that the inputs have to be on.
+        inputs: name, dtype and sizes of the tensors that the model takes, in the order of
+            :meth:`run_flat`.
+    """
+
+    def __init__(self, manifest: PackageManifest, loaded: Loaded) -> None:
+        self.version: str | int = manifest.version
+        self.tables: dict[str, ServedTable] = dict(manifest.tables)
+        self.device = torch.device(manifest.device)
+        self.inputs: list[Input] = [i for i in manifest.inputs if i.dtype is not None]
+        self._leaves = manifest.inputs
+        self._counted = manifest.missing
+        self._missing = torch.zeros(len(manifest.missing or ()), dtype=torch.int64)
+        self._counting = threading.Lock()
+        self._loaded: Loaded | None = loaded
+        in_spec, out_spec = loaded.loader.get_call_spec()
+        self._in_spec = pytree.treespec_loads(in_spec)
+        self._out_spec = pytree.treespec_loads(out_spec)
+
+    def run(self, *inputs: Any) -> Any:
+        """What the model returns for some inputs.
+
+        Args:
+            *inputs: put together as ``example_inputs`` of the export, with tensors of their dtypes
+                and shapes; sizes that ``dynamic_shapes`` named may be others.
+
+        Returns:
+            What the model's forward returned in Python.
+
+        Raises:
+            TypeError: the inputs are put together in another way, or have other dtypes.
+            ValueError: a tensor has another shape, or is on another device.
+            RuntimeError: the model is closed; or an op refuses its input.
+        """
+        leaves = leaves_of(self._in_spec, inputs)
+        outputs = self._run(tensors_of(self._leaves, leaves, self.device))
+        result = pytree.tree_unflatten(outputs, self._out_spec)
+        if self._counted is None:
+            return result
+        output, counts = result
+        self._count(counts)
+        return output
+
+    def run_flat(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """As :meth:`run`, for a program that knows nothing of how inputs are put together.
+
+        Args:
+            tensors: one for each of :attr:`inputs`.
+
+        Returns:
+            The tensors of the output, from left to right.
+
+        Raises:
+            TypeError: their number, or a dtype, is another.
+            ValueError: a tensor has another shape, or is on another device.
+            RuntimeError: the model is closed; or an op refuses its input.
+        """
+        if len(tensors) != len(self.inputs):
+            names = [given.name for given in self.inputs]
+            raise TypeError(f"run_flat: got {len(tensors)} tensors, expected one each of {names}")
+        outputs = self._run(tensors_of(self.inputs, tensors, self.device))
+        if self._counted is not None:
+            self._count(outputs.pop())
+        return outputs
+
+    def apply(
+        self, table: str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None
+    ) -> LiveUpdate:
+        """Gives ids their rows, and takes others out, while threads run. All of it, or nothing.
+
+        A run that goes on meanwhile gets of each id the row from before or from after the update,
+        never a part of both, and of several ids rows of both. A run that begins later gets the new
+        ones. Threads that update take turns. Rows are quantized where those of the package are.
+
+        Args:
+            table: its name in :attr:`tables`.
+            ids: int64 [n]; those that are not there are inserted. Of an id that is there several
+                times the last row counts.
+            rows: float32, bfloat16 or float16 [n, embedding_dim].
+            erased: int64 [m], ids to take out before; those that are not there are passed over.
+
+        Returns:
+            How many ids were inserted, updated and erased.
+
+        Raises:
+            TypeError, ValueError: a table that there is not; dtype or shape of a tensor.
+            NoHeadroomError: new ids want more rows than the table has; nothing has changed.
+            RuntimeError: the package was exported without ``headroom=``; the model is closed; a
+                padding id, or a row that the format cannot hold. Nothing has changed.
+        """
+        return self._open("apply").live.update(table, ids, rows, erased)
+
+    def erase(self, table: str, ids: Tensor) -> int:
+        """Takes ids out of a table while threads run; their rows are free for others.
+
+        Args:
+            table: its name in :attr:`tables`.
+            ids: int64 [n]; those that are not there are passed over.
+
+        Returns:
+            How many were there.
+
+        Raises:
+            TypeError, ValueError: a table that there is not; dtype or shape of ids.
+            RuntimeError: the package was exported without ``headroom=``, or the model is closed.
+        """
+        return self._open("erase").live.erase(table, ids)
+
+    def stats(self) -> dict[str, LiveStats]:
+        """Ids, free rows and updates of the tables that take updates, by name.
+
+        It is empty where the package was exported without ``headroom=``.
+
+        Raises:
+            RuntimeError: the model is closed.
+        """
+        return self._open("stats").live.stats()
+
+    @property
+    def dense_version(self) -> str | int:
+        """The version of all that is not a row of a table: that of the export, whatever is updated.
+
+        A new dense part is a new package.
+        """
+        return self.version
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """How many ids runs have not found since the load, by name of the table.
+
+        Occurrences of ids that are not in a table; its padding id is none.
+
+        Raises:
+            RuntimeError: the package does not count them.
+        """
+        if self._counted is None:
+            raise RuntimeError(
+                "missing: the package does not count ids that are not found: export the model with "
+                "missing=True"
+            )
+        with self._counting:
+            return dict(zip(self._counted, self._missing.tolist(), strict=True))
+
+    def _count(self, counts: Tensor) -> None:
+        """Adds what a run has not found."""
+        with self._counting:
+            self._missing += counts.to(self._missing.device)
+
+    def _run(self, tensors: list[Tensor]) -> list[Tensor]:
+        loaded = self._open("run")
+        outputs = loaded.loader.boxed_run(tensors)
+        if loaded.memory is None:
+            return outputs
+        # an output that is a constant, or a part of one, has to outlive the tables
+        return [o.clone() if loaded.memory.has(o) else o for o in outputs]
+
+    def _open(self, method: str) -> Loaded:
+        loaded = self._loaded
+        if loaded is None:
+            raise RuntimeError(
+                f"{method}: this model is closed, and its tables are gone: load the package again"
+            )
+        return loaded
+
+    __call__ = run
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has been called."""
+        return self._loaded is None
+
+    def close(self) -> None:
+        """Gives the memory of the tables back, when runs of other threads have ended."""
+        self._loaded = None
+
+    def __enter__(self) -> ServedModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        takes = ", ".join(
+            f"{given.name}: {str(given.dtype).removeprefix('torch.')} {shape_text(given.sizes)}"
+            for given in self.inputs
+        )
+        state = " closed," if self.closed else ""
+        return f"ServedModel({state}version={self.version!r}, inputs=[{takes}])"
+
+
+__all__ = ["Loaded", "Loader", "ServedModel"]
