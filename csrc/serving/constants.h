@@ -2,7 +2,8 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -13,12 +14,14 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "serving/json.h"
 #include "serving/manifest.h"
+#include "serving/ops.h"
 
 namespace dynemb::serving {
 
@@ -49,9 +52,11 @@ class Pages {
  public:
   explicit Pages(size_t bytes) : bytes_(bytes + kHugePage) {
     data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data_ == MAP_FAILED) {
-      throw std::runtime_error("Model: the constants take " + std::to_string(bytes) +
-                               " bytes, for which the system has no memory");
+    if (data_ == MAP_FAILED) too_large(bytes, "the system has no memory");
+    const int64_t free = call("dynemb::available_memory").toInt();
+    if (static_cast<int64_t>(bytes) > free) {  // pages are taken when they are touched
+      munmap(data_, bytes_);
+      too_large(bytes, std::to_string(free) + " bytes of memory are free");
     }
     if (bytes >= kHugePage / 2) madvise(data_, bytes_, MADV_HUGEPAGE);
   }
@@ -67,6 +72,12 @@ class Pages {
 
  private:
   static constexpr size_t kHugePage = size_t{2} << 20;
+  [[noreturn]] static void too_large(size_t bytes, const std::string& why) {
+    throw std::runtime_error("Model: the constants take " + std::to_string(bytes) + " bytes, but " +
+                             why +
+                             ": close other models, serve on a machine with more, or export with "
+                             "less headroom");
+  }
   const void* last() const { return static_cast<const char*>(data_) + bytes_; }
 
   void* data_;
@@ -133,7 +144,7 @@ struct Section {
   at::ScalarType dtype;
   std::vector<int64_t> shape;
   size_t begin, bytes;  // of the file
-  size_t place;         // in memory
+  size_t place, room;   // in memory, where there is room for rows that the file has not
 };
 
 // The tensors of a safetensors file.
@@ -149,7 +160,7 @@ inline std::vector<Section> sections_of(const SummedFile& file) {
     const Json header = Json::parse(text);
     for (const auto& [name, entry] : header.object()) {
       if (name == "__metadata__") continue;
-      Section section{name, dtype_of(entry.at("dtype").text()), {}, 0, 0, 0};
+      Section section{name, dtype_of(entry.at("dtype").text()), {}, 0, 0, 0, 0};
       size_t bytes = c10::elementSize(section.dtype);
       for (const Json& size : entry.at("shape").array()) {
         section.shape.push_back(size.integer());
@@ -162,12 +173,35 @@ inline std::vector<Section> sections_of(const SummedFile& file) {
           bytes > file.bytes() - section.begin) {
         throw std::runtime_error(name + " does not fit the file");
       }
+      section.room = bytes;
       result.push_back(std::move(section));
     }
   } catch (const std::exception& error) {
     damaged(file.path(), std::string("its header cannot be read: ") + error.what());
   }
   return result;
+}
+
+// How many rows tensors have in memory, by name, where that is not what the file has.
+inline std::unordered_map<std::string, int64_t> rows_of_slabs(const Json& manifest) {
+  std::unordered_map<std::string, int64_t> result;
+  if (!manifest.has("live")) return result;
+  for (const auto& [path, part] : manifest.at("live").object()) {
+    int64_t slab = 0;
+    for (const Json& rows : part.at("rows").array()) {
+      result[path + ".rows" + std::to_string(slab++)] = rows.integer();
+    }
+  }
+  return result;
+}
+
+// Makes room for so many rows.
+inline void extend(const SummedFile& file, Section& section, int64_t rows) {
+  if (section.shape.size() != 2 || section.shape[0] > rows) {
+    damaged(file.path(), section.name + " has more rows than the manifest says");
+  }
+  section.shape[0] = rows;
+  section.room = static_cast<size_t>(rows * section.shape[1]) * c10::elementSize(section.dtype);
 }
 
 }  // namespace detail
@@ -180,16 +214,20 @@ class Constants {
 
   Constants(const std::string& folder, const Json& manifest) {
     const Json& sums = manifest.at("files");
+    constexpr size_t kDense = 1;
     const char* names[] = {"tables.safetensors", "dense.safetensors"};
     std::vector<std::unique_ptr<detail::SummedFile>> files;
     std::vector<std::vector<detail::Section>> sections;
+    const auto rows = detail::rows_of_slabs(manifest);
     size_t bytes = 0;
     for (const char* name : names) {
       files.push_back(std::make_unique<detail::SummedFile>(folder + "/" + name, sums.at(name)));
       sections.push_back(detail::sections_of(*files.back()));
       for (detail::Section& section : sections.back()) {
+        const auto extended = rows.find(section.name);
+        if (extended != rows.end()) detail::extend(*files.back(), section, extended->second);
         section.place = bytes;
-        bytes += (section.bytes + kAlignment - 1) / kAlignment * kAlignment;
+        bytes += (section.room + kAlignment - 1) / kAlignment * kAlignment;
       }
     }
     pages_ = std::make_unique<detail::Pages>(bytes);
@@ -207,17 +245,21 @@ class Constants {
       for (const detail::Section& section : sections[number]) {
         tensors_.emplace(section.name, at::from_blob(first + section.place, section.shape,
                                                      at::TensorOptions(section.dtype)));
+        if (number == kDense) dense_.insert(section.name);
       }
     }
   }
 
-  std::unordered_map<std::string, at::Tensor>& tensors() { return tensors_; }
+  const std::unordered_map<std::string, at::Tensor>& tensors() const { return tensors_; }
+  // Names of the tensors that are no part of a table.
+  const std::set<std::string>& dense() const { return dense_; }
   // Whether the values of a tensor lie here.
   bool has(const at::Tensor& tensor) const { return pages_->has(tensor.const_data_ptr()); }
 
  private:
   std::unique_ptr<detail::Pages> pages_;
   std::unordered_map<std::string, at::Tensor> tensors_;
+  std::set<std::string> dense_;
 };
 
 }  // namespace dynemb::serving

@@ -37,6 +37,7 @@ class Json {
   }
   const Array& array() const { return as<Array>("a list"); }
   const Object& object() const { return as<Object>("an object"); }
+  bool has(const std::string& key) const { return object().count(key) != 0; }
   const Json& at(const std::string& key) const {
     const auto found = object().find(key);
     if (found == object().end()) throw std::runtime_error("JSON: there is no \"" + key + "\"");

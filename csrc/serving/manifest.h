@@ -2,9 +2,8 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <dlfcn.h>
+#include <ATen/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <sys/utsname.h>
 #include <torch/version.h>
 
@@ -16,15 +15,9 @@
 #include <string>
 
 #include "serving/json.h"
+#include "serving/ops.h"
 
 namespace dynemb::serving {
-
-// Loads the library of ops, torch_dynemb/_C.abi3.so, into the process. Packages call its ops.
-inline void load_ops(const std::string& library) {
-  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    throw std::runtime_error("load_ops: " + library + " cannot be loaded: " + dlerror());
-  }
-}
 
 namespace detail {
 
@@ -32,22 +25,12 @@ namespace detail {
   throw std::runtime_error(file + ": " + why);
 }
 
-inline c10::OperatorHandle op(const std::string& name) {
-  const auto found = c10::Dispatcher::singleton().findSchema({name, ""});
-  if (!found) {
-    throw std::runtime_error("Model: the op " + name +
-                             " is not there: call load_ops with torch_dynemb/_C.abi3.so before");
-  }
-  return *found;
-}
-
 // crc32c of bytes that follow those whose sum is given.
 inline uint32_t crc32c(const void* data, size_t bytes, uint32_t before = 0) {
   const at::Tensor values =
       at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
-  torch::jit::Stack stack{values, static_cast<int64_t>(before)};
-  op("dynemb::crc32c").callBoxed(stack);
-  return static_cast<uint32_t>(stack.at(0).toTensor().item<int64_t>());
+  const at::Tensor sum = call("dynemb::crc32c", values, static_cast<int64_t>(before)).toTensor();
+  return static_cast<uint32_t>(*sum.const_data_ptr<int64_t>());
 }
 
 inline std::string series(const std::string& version) {
@@ -69,7 +52,8 @@ inline std::set<std::string> instruction_sets() {
 // The manifest of a package, checked against its checksum.
 inline Json read_manifest(const std::string& folder) {
   constexpr size_t kEnd = 22;  // ,"crc32c":"01234567"} and a line feed
-  constexpr int64_t kFormatVersion = 1;
+  // of packages that are only read, and of those whose rows are updated
+  constexpr int64_t kFirstFormat = 1, kLastFormat = 2;
   const std::string path = folder + "/manifest.json";
   std::ifstream file(path, std::ios::binary);
   if (!file) {
@@ -84,7 +68,8 @@ inline Json read_manifest(const std::string& folder) {
     if (manifest.at("format").text() != "torch_dynemb serving package") {
       detail::damaged(path, "the file is not the manifest of a serving package");
     }
-    if (manifest.at("format_version").integer() != kFormatVersion) {
+    const int64_t version = manifest.at("format_version").integer();
+    if (version < kFirstFormat || version > kLastFormat) {
       throw std::runtime_error(
           "the package has another format version than this program reads: "
           "export the model again");

@@ -3,10 +3,12 @@
 //   dynemb::serving::load_ops("torch_dynemb/_C.abi3.so");
 //   dynemb::serving::Model model("package");
 //   std::vector<at::Tensor> outputs = model.run({ids, offsets});
+//   model.apply("users", ids, rows);  // where the package was exported with headroom
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
@@ -18,11 +20,13 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "serving/constants.h"
 #include "serving/json.h"
+#include "serving/live_tables.h"
 #include "serving/manifest.h"
 
 namespace dynemb::serving {
@@ -44,6 +48,10 @@ struct Input {
 // A model, ready to run: its constants are in before it exists. Any number of threads may run it;
 // `runners` of them at the same time. The memory of the tables goes with the object; torch keeps
 // the compiled code, about 2 MB, in the process.
+//
+// Rows of a package that was exported with headroom can be updated while threads run: a run gets of
+// each id the row from before or from after an update, and of several ids rows of both. Where all
+// rows of a run have to be of one version, there is VersionedModel.
 class Model {
  public:
   // Throws std::runtime_error, with the file and the reason, where the folder is no package, or is
@@ -67,18 +75,21 @@ class Model {
     constants_ = std::make_unique<Constants>(folder, manifest);
     loader_ =
         std::make_unique<torch::inductor::AOTIModelPackageLoader>(code, "model", false, runners);
-    const auto asked = loader_->get_constant_fqns();
-    std::set<std::string> names(asked.begin(), asked.end()), present;
-    for (const auto& [name, tensor] : constants_->tensors()) present.insert(name);
-    if (names != present) {
-      detail::damaged(code,
-                      "the code asks for other tensors than the package has: files of "
-                      "different packages were mixed");
+    std::unordered_map<std::string, at::Tensor> asked;
+    for (const std::string& name : loader_->get_constant_fqns()) {
+      const auto found = constants_->tensors().find(name);
+      if (found == constants_->tensors().end()) mixed(code);
+      asked.insert(*found);
     }
-    loader_->load_constants(constants_->tensors(), /*use_inactive=*/false,
+    for (const auto& [name, tensor] : constants_->tensors()) {
+      if (asked.count(name) == 0 && !is_live(manifest, name)) mixed(code);
+    }
+    live_ = std::make_unique<LiveTables>(manifest, constants_->tensors());
+    loader_->load_constants(asked, /*use_inactive=*/false,
                             /*check_full_update=*/true, /*user_managed=*/true);
   }
 
+  // Of the export; updates of rows do not change it.
   const std::string& version() const { return version_; }
   const std::vector<Input>& inputs() const { return inputs_; }
 
@@ -109,7 +120,66 @@ class Model {
     return outputs;
   }
 
+  static at::Tensor no_ids() { return at::empty({0}, at::kLong); }
+
+  // Takes ids out of a table, then gives others their rows, while threads run; all of it, or
+  // nothing. `ids` and `erased` int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim], of
+  // which quantized rows are made where the package has those. Threads that update take turns.
+  // Throws NoHeadroom; std::invalid_argument where an argument is wrong; std::runtime_error where
+  // the package was exported without headroom, for a padding id, and for a row that the format of
+  // the rows cannot hold.
+  LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
+                   const at::Tensor& erased = no_ids()) {
+    return live_->apply(table, ids, rows, erased);
+  }
+
+  // Takes ids out of a table while threads run; says how many were there.
+  int64_t erase(const std::string& table, const at::Tensor& ids) {
+    return live_->erase(table, ids);
+  }
+
+  // Ids, free rows and updates of each table; empty where the package has no headroom.
+  std::map<std::string, LiveStats> stats() const { return live_->stats(); }
+
+  // Gives a tensor of the dense part other values of the same dtype and shape. Only while nothing
+  // runs, which VersionedModel sees to. Throws std::invalid_argument.
+  void set_dense(const std::string& name, const at::Tensor& values) {
+    auto found = constants_->dense().find(name);
+    // what counts missing ids has the model as a part
+    if (counted_ && found == constants_->dense().end()) {
+      found = constants_->dense().find("model." + name);
+    }
+    if (found == constants_->dense().end()) {
+      throw std::invalid_argument("set_dense: the dense part has no tensor " + name);
+    }
+    const at::Tensor& tensor = constants_->tensors().at(*found);
+    if (!values.defined() || values.scalar_type() != tensor.scalar_type() ||
+        values.sizes() != tensor.sizes()) {
+      std::ostringstream says;
+      says << "set_dense: " << name << " should be " << tensor.scalar_type() << ' '
+           << tensor.sizes();
+      throw std::invalid_argument(says.str());
+    }
+    const c10::InferenceMode guard;
+    tensor.copy_(values);
+  }
+
  private:
+  [[noreturn]] static void mixed(const std::string& code) {
+    detail::damaged(code,
+                    "the code asks for other tensors than the package has: files of different "
+                    "packages were mixed");
+  }
+
+  // Whether a tensor is one of tables that are updated, of which runs need some only.
+  static bool is_live(const Json& manifest, const std::string& name) {
+    if (!manifest.has("live")) return false;
+    for (const auto& [path, part] : manifest.at("live").object()) {
+      if (name.rfind(path + ".", 0) == 0) return true;
+    }
+    return false;
+  }
+
   static Input input_of(const Json& entry) {
     static const std::map<std::string, at::ScalarType> kTypes = {
         {"float64", at::kDouble},    {"float32", at::kFloat}, {"float16", at::kHalf},
@@ -181,6 +251,7 @@ class Model {
   std::vector<Input> inputs_;
   std::unique_ptr<Constants> constants_;  // goes after the loader, whose constants they are
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
+  std::unique_ptr<LiveTables> live_;
 };
 
 }  // namespace dynemb::serving

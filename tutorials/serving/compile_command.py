@@ -17,22 +17,34 @@ SOURCE = Path(__file__).with_name("server.cpp")
 HEADERS = Path(__file__).resolve().parents[2] / "csrc"
 
 
-def compile_command(output: str | os.PathLike[str], source: Path = SOURCE) -> list[str]:
+def compile_flags() -> list[str]:
+    """Flags with which programs are compiled that include ``serving/model.h``."""
+    flags = ["-std=c++20", f"-I{HEADERS}"]
+    for folder in cpp_extension.include_paths():
+        flags += ["-isystem", folder]
+    return [*flags, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+
+
+def link_flags() -> list[str]:
+    """Flags with which they are linked."""
+    flags = []
+    for folder in cpp_extension.library_paths():
+        flags += [f"-L{folder}", f"-Wl,-rpath,{folder}"]
+    # the op library needs libtorch, of which these programs themselves call little
+    return [*flags, "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-pthread"]
+
+
+def compile_command(output: str | os.PathLike[str]) -> list[str]:
     """The command, word by word.
 
     Args:
         output: the program that it makes.
-        source: of the program.
     """
-    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", str(source), f"-I{HEADERS}"]
-    for folder in cpp_extension.include_paths():
-        command += ["-isystem", folder]
-    command.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    for folder in cpp_extension.library_paths():
-        command += [f"-L{folder}", f"-Wl,-rpath,{folder}"]
-    # the op library needs libtorch, of which this program itself calls little
-    command += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-pthread"]
-    return [*command, "-o", os.fspath(output)]
+    compiler = os.environ.get("CXX", "c++")
+    return [
+        *(compiler, "-O2", *compile_flags(), str(SOURCE)),
+        *(*link_flags(), "-o", os.fspath(output)),
+    ]
 
 
 def main() -> None:

@@ -9,6 +9,7 @@
 // front of it has.
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/tensor.h>
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -1,0 +1,177 @@
+// The tables of a package that was exported with headroom: their rows are updated while it serves.
+
+#pragma once
+
+#include <ATen/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/columns.h"
+#include "serving/json.h"
+#include "serving/manifest.h"
+#include "serving/ops.h"
+
+namespace dynemb::serving {
+
+// How many ids an update has inserted, updated and taken out.
+struct LiveUpdate {
+  int64_t inserted, updated, erased;
+};
+
+// What a table has: ids, rows for new ids, updates that it has taken since the export.
+struct LiveStats {
+  int64_t ids, free_rows, updates;
+};
+
+// An update whose new ids want more rows than a table has free. Nothing of it has been done.
+class NoHeadroom : public std::runtime_error {
+ public:
+  NoHeadroom(const std::string& table, int64_t wanted_rows, int64_t free)
+      : std::runtime_error("no headroom: table '" + table + "' has " + std::to_string(free) +
+                           " rows free, but new ids of this update want " +
+                           std::to_string(wanted_rows) +
+                           ": nothing of it has been done. Erase ids, or export the model with "
+                           "more headroom"),
+        wanted(wanted_rows),
+        free_rows(free) {}
+
+  const int64_t wanted, free_rows;
+};
+
+// Takes updates. One thread updates at a time, others wait; runs never wait.
+class LiveTables {
+ public:
+  LiveTables(const Json& manifest, const std::unordered_map<std::string, at::Tensor>& tensors) {
+    if (!manifest.has("live")) return;
+    const auto tensor = [&](const std::string& name) {
+      const auto found = tensors.find(name);
+      if (found == tensors.end()) {
+        detail::damaged("manifest.json",
+                        "there is no tensor " + name + ": files of different packages were mixed");
+      }
+      return found->second;
+    };
+    for (const auto& [path, part] : manifest.at("live").object()) {
+      Group group{tensor(path + ".buckets"),
+                  tensor(path + ".tables"),
+                  {},
+                  tensor(path + ".free"),
+                  tensor(path + ".meta"),
+                  {},
+                  {}};
+      for (const Json& format : part.at("formats").array()) {
+        group.rows.push_back(tensor(path + ".rows" + std::to_string(group.rows.size())));
+        group.formats.push_back(format.integer());
+      }
+      for (const Json& name : part.at("tables").array()) group.names.push_back(name.text());
+      groups_.push_back(std::move(group));
+    }
+  }
+
+  // Takes ids out of a table, then gives others their rows; all of it, or nothing. `ids` and
+  // `erased` int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim]. Throws NoHeadroom;
+  // std::invalid_argument where an argument is wrong; std::runtime_error where the package has no
+  // headroom, for a padding id, and for a row that the format cannot hold.
+  LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
+                   const at::Tensor& erased) {
+    const auto [group, number] = find("apply", table);
+    const int64_t dim = group->meta_of(number, kMetaDim);
+    check_ids("apply", "ids", ids);
+    check_ids("apply", "erased", erased);
+    if (!rows.defined() || !rows.is_cpu() || !rows.is_floating_point() ||
+        rows.scalar_type() == at::kDouble || rows.dim() != 2 || rows.size(0) != ids.numel() ||
+        rows.size(1) != dim) {
+      throw std::invalid_argument("apply: rows should be float32, bfloat16 or float16 [" +
+                                  std::to_string(ids.numel()) + ", " + std::to_string(dim) +
+                                  "] of the CPU, a row of table '" + table + "' for each id");
+    }
+    return update(*group, number, ids, rows, erased);
+  }
+
+  // Takes ids out of a table; says how many were there.
+  int64_t erase(const std::string& table, const at::Tensor& ids) {
+    const auto [group, number] = find("erase", table);
+    check_ids("erase", "ids", ids);
+    const at::Tensor none = at::empty({0, group->meta_of(number, kMetaDim)}, at::kFloat);
+    return update(*group, number, ids.slice(0, 0, 0), none, ids).erased;
+  }
+
+  // Of all tables, by name; empty where the package has no headroom.
+  std::map<std::string, LiveStats> stats() const {
+    const std::lock_guard<std::mutex> lock(writing_);
+    std::map<std::string, LiveStats> result;
+    for (const Group& group : groups_) {
+      for (size_t table = 0; table < group.names.size(); ++table) {
+        const int64_t* counts = group.tables.const_data_ptr<int64_t>() + table * kLiveTableColumns;
+        const int64_t ids = counts[kLiveTableSize];
+        result[group.names[table]] = {ids, counts[kLiveTableCapacity] - ids,
+                                      counts[kLiveTableBatches]};
+      }
+    }
+    return result;
+  }
+
+ private:
+  struct Group {
+    at::Tensor buckets, tables;
+    std::vector<at::Tensor> rows;
+    at::Tensor free, meta;
+    std::vector<int64_t> formats;
+    std::vector<std::string> names;
+
+    int64_t meta_of(int64_t table, int column) const {
+      return meta.const_data_ptr<int64_t>()[table * kMetaColumns + column];
+    }
+  };
+
+  std::pair<const Group*, int64_t> find(const char* method, const std::string& table) const {
+    if (groups_.empty()) {
+      throw std::runtime_error(std::string(method) +
+                               ": the tables of this package are only read: export the model with "
+                               "headroom=, the number of ids that each table may have more");
+    }
+    std::string known;
+    for (const Group& group : groups_) {
+      for (size_t number = 0; number < group.names.size(); ++number) {
+        if (group.names[number] == table) return {&group, static_cast<int64_t>(number)};
+        known += (known.empty() ? "'" : ", '") + group.names[number] + "'";
+      }
+    }
+    throw std::invalid_argument(std::string(method) + ": table is '" + table +
+                                "', expected one of " + known);
+  }
+
+  static void check_ids(const char* method, const char* name, const at::Tensor& ids) {
+    if (!ids.defined() || !ids.is_cpu() || ids.scalar_type() != at::kLong || ids.dim() != 1) {
+      throw std::invalid_argument(std::string(method) + ": " + name +
+                                  " should be a tensor of the CPU of int64 with 1 dimension");
+    }
+  }
+
+  LiveUpdate update(const Group& group, int64_t number, const at::Tensor& ids,
+                    const at::Tensor& rows, const at::Tensor& erased) {
+    const std::lock_guard<std::mutex> lock(writing_);
+    const c10::InferenceMode guard;
+    const at::Tensor counts =
+        detail::call("dynemb::serve_apply_", group.buckets, group.tables, group.rows, group.free,
+                     group.meta, number, ids.contiguous(), rows.to(at::kFloat).contiguous(),
+                     erased.contiguous(), group.formats)
+            .toTensor();
+    const int64_t* count = counts.const_data_ptr<int64_t>();
+    if (count[3] > count[4]) throw NoHeadroom(group.names[number], count[3], count[4]);
+    return {count[0], count[1], count[2]};
+  }
+
+  mutable std::mutex writing_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace dynemb::serving

@@ -1,0 +1,181 @@
+// Serves versions of a package one after another: a run gets all its rows and its dense part from
+// one version, while the next one is made.
+//
+//   dynemb::serving::VersionedModel model("package");
+//   model.apply("users", ids, rows);        // rows of the next version
+//   model.set_dense("top.weight", weight);  // its dense part
+//   model.publish("tuesday");               // from here on, runs get it
+
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "serving/model.h"
+
+namespace dynemb::serving {
+
+// Two copies of a package's tensors: runs read one while the other one is changed. It takes twice
+// the memory of a Model, which is enough where a run may get rows of several versions.
+//
+// Any number of threads may run, and they never wait for those that change. What was changed in
+// one copy is changed in the other one, too, before that is changed again: when the runs that
+// began on it have ended. Each copy has code of its own, because torch's swap of constants waits
+// until no run goes on, and where threads run all the time it may wait for ever.
+class VersionedModel {
+ public:
+  struct Outputs {
+    std::vector<at::Tensor> tensors;
+    std::string version;
+  };
+
+  // As of Model; `runners` is how many threads may run one version at the same time.
+  explicit VersionedModel(const std::string& folder, size_t runners = 1)
+      : sides_{{folder, runners}, {folder, runners}} {}
+
+  const std::vector<Input>& inputs() const { return sides_[0].model.inputs(); }
+
+  // Of the version that runs; before the first publish() that of the package.
+  std::string version() {
+    const Reading reading(*this);
+    return reading.side().version;
+  }
+
+  // The outputs of Model::run, and the version that all of them are of.
+  Outputs run(std::vector<at::Tensor> inputs) {
+    const Reading reading(*this);
+    Outputs outputs{reading.side().model.run(std::move(inputs)), reading.side().version};
+    return outputs;
+  }
+
+  // Changes rows of the next version, as Model::apply does, with its arguments and errors. An
+  // update that is refused is no part of it.
+  LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
+                   const at::Tensor& erased = Model::no_ids()) {
+    LiveUpdate done{};
+    change([&done, table, ids = copy(ids), rows = copy(rows), erased = copy(erased)](
+               Model& model, bool is_first) {
+      const LiveUpdate counts = model.apply(table, ids, rows, erased);
+      if (is_first) done = counts;  // later, who asked is gone
+    });
+    return done;
+  }
+
+  // Takes ids out of the next version; says how many were there.
+  int64_t erase(const std::string& table, const at::Tensor& ids) {
+    int64_t done = 0;
+    change([&done, table, ids = copy(ids)](Model& model, bool is_first) {
+      const int64_t count = model.erase(table, ids);
+      if (is_first) done = count;
+    });
+    return done;
+  }
+
+  // Gives a tensor of the dense part its values in the next version, as Model::set_dense does.
+  void set_dense(const std::string& name, const at::Tensor& values) {
+    change([name, values = copy(values)](Model& model, bool) { model.set_dense(name, values); });
+  }
+
+  // Runs that begin after this get the next version, which is called so. Those that have begun end
+  // as they began; nobody waits for them here.
+  void publish(std::string version) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    Side& next = next_side();
+    next.version = std::move(version);
+    active_.store(1 - active_.load());
+    behind_.swap(changes_);
+  }
+
+  // Ids, free rows and updates of the tables in the version that runs.
+  std::map<std::string, LiveStats> stats() {
+    const std::lock_guard<std::mutex> lock(changing_);
+    return sides_[active_.load()].model.stats();
+  }
+
+  // How many ids runs of all versions have not found; none where the package does not count them.
+  std::optional<std::vector<std::pair<std::string, int64_t>>> missing() const {
+    auto counts = sides_[0].model.missing();
+    const auto others = sides_[1].model.missing();
+    for (size_t table = 0; counts && table < counts->size(); ++table) {
+      (*counts)[table].second += (*others)[table].second;
+    }
+    return counts;
+  }
+
+ private:
+  using Change = std::function<void(Model&, bool is_first)>;
+
+  struct Side {
+    Side(const std::string& folder, size_t runners)
+        : model(folder, runners), version(model.version()) {}
+
+    Model model;
+    std::string version;  // changes while nothing runs here
+    alignas(64) std::atomic<int> running{0};
+  };
+
+  // Keeps the copy that is active from being changed.
+  class Reading {
+   public:
+    explicit Reading(VersionedModel& model) {
+      for (;;) {
+        side_ = &model.sides_[model.active_.load()];
+        side_->running.fetch_add(1);
+        // who counts here before another copy becomes active is seen by who changes this one
+        if (side_ == &model.sides_[model.active_.load()]) return;
+        leave();
+      }
+    }
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+    ~Reading() { leave(); }
+
+    Side& side() const { return *side_; }
+
+   private:
+    void leave() {
+      if (side_->running.fetch_sub(1) == 1) side_->running.notify_all();
+    }
+
+    Side* side_;
+  };
+
+  static at::Tensor copy(const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.clone() : tensor;
+  }
+
+  // The copy that nobody runs, with all changes of the active one.
+  Side& next_side() {
+    Side& next = sides_[1 - active_.load()];
+    for (int running; (running = next.running.load()) != 0;) next.running.wait(running);
+    for (; !behind_.empty(); behind_.pop_front()) behind_.front()(next.model, false);
+    return next;
+  }
+
+  void change(Change change) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    Side& next = next_side();
+    changes_.push_back(std::move(change));
+    try {
+      changes_.back()(next.model, true);
+    } catch (...) {
+      changes_.pop_back();  // a model that throws has changed nothing
+      throw;
+    }
+  }
+
+  Side sides_[2];
+  std::atomic<int> active_{0};
+  std::mutex changing_;
+  std::deque<Change> changes_;  // of the next version
+  std::deque<Change> behind_;   // what the active version has and the other copy has not
+};
+
+}  // namespace dynemb::serving
