@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_embeddings import embedding
 from torch import Tensor
+from torch.ao.quantization import PlaceholderObserver, QConfig
 from torch.export import Dim
 
 import torch_dynemb as td
@@ -64,3 +65,12 @@ def test_exported(strict: bool, numbered: bool) -> None:
     for samples in (IDS, IDS[:0], torch.cat([IDS, IDS + 1, IDS])):
         given = (samples, (samples + 1) % 3) if numbered else (samples,)
         assert torch.equal(loaded(*given), module(*given))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_rows_in_the_form_of_a_qconfig() -> None:
+    module = trained()
+    observers = [PlaceholderObserver.with_args(dtype=of) for of in (torch.float16, torch.int8)]
+    module.qconfig = QConfig(*observers)  # type: ignore[assignment]
+    made = oneembedding.FrozenMultiTableEmbedding.from_float(module)
+    assert torch.equal(made(IDS), td.freeze(module, rows="int8")(IDS).half())

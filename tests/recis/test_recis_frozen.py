@@ -9,6 +9,7 @@ import pytest
 import torch
 from lookups import embedding, hash_table, option
 from torch import Tensor, nn
+from torch.ao.quantization import PlaceholderObserver, QConfig
 from torch.export import Dim
 
 import torch_dynemb as td
@@ -20,6 +21,7 @@ from torch_dynemb.recis import (
     FilterHook,
     FrozenDynamicEmbedding,
     FrozenEmbeddingEngine,
+    FrozenHashTable,
     RaggedTensor,
     SparseAdam,
     filter_out_sparse_param,
@@ -185,6 +187,17 @@ def test_rows_of_int8_are_not_quantized_again() -> None:
     live.insert(torch.arange(3), torch.ones(3, 4))
     with pytest.raises(ValueError, match="rows of HashTable 'packed' are int8 already: freeze wi"):
         td.freeze(live, rows="int4")
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_rows_in_the_form_of_a_qconfig() -> None:
+    live: Any = hash_table([4], dtype=torch.float32)
+    live.insert(torch.arange(6), torch.arange(24.0).reshape(6, 4) - 12)
+    observers = [PlaceholderObserver.with_args(dtype=of) for of in (torch.float16, torch.int8)]
+    live.qconfig = QConfig(*observers)
+    made = FrozenHashTable.from_float(live)
+    ids = torch.arange(20)
+    assert torch.equal(made(ids), td.freeze(live, rows="int8")(ids).half())
 
 
 def test_engines_with_rows_of_8_bits() -> None:
