@@ -207,6 +207,10 @@ DYNEMB_DEFINE_OPS(m) {
       "export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table, "
       "int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)");
   m.def(
+      "changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor generations, "
+      "Tensor changes, Tensor before, Tensor(a!) now, int table, int reader) "
+      "-> (Tensor ids, Tensor handles)");
+  m.def(
       "get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids, "
       "Tensor offsets, int[] feature_tables, int word) -> (Tensor scores, Tensor found)");
   m.def(

@@ -52,6 +52,7 @@ HOST_OPS = {
     "available_memory",
     "reserve_cuda",
     "available_cuda_memory",
+    "changed_ids_",
     "crc32c",
     "forget_rows_",
     "gather_records",

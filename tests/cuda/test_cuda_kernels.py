@@ -24,6 +24,7 @@ HOST_ONLY = {
     "reserve",
     "release_",
     "available_memory",
+    "changed_ids_",
     "crc32c",
     "store_io_paths",
     "read_blocks",

@@ -87,6 +87,17 @@ def export_arguments(score: Any) -> OpArguments:
     return group.index.buckets, group.index.scores, group.index.tables, group.index.meta, 0, 0, 1000
 
 
+def changed_arguments(score: Any, *, scores: bool) -> OpArguments:
+    group = make_group(score=score)
+    slab = group.config.slab_of(1)
+    rows = group.index.used_rows(slab)
+    words = group.index.scores.shape[1] // 4 if group.index.scores.shape[0] > 0 and scores else 0
+    before = torch.zeros(rows, 2 + words, dtype=torch.int64)
+    changes = torch.tensor([0, 2, 0, 255] * rows, dtype=torch.uint8)
+    index = (group.index.buckets, group.index.scores, group.index.tables, group.index.meta)
+    return (*index, group.rows.generations[slab], changes, before, before.clone(), 1, 2)
+
+
 def counts_arguments() -> OpArguments:
     group = make_group()
     return group.index.buckets, group.index.tables, group.rows.row_clock
@@ -137,6 +148,12 @@ CASES: dict[str, dict[str, Case]] = {
         "scored": partial(export_arguments, "step"),
         "plain": partial(export_arguments, "none"),
         "many scores": partial(export_arguments, MANY_SCORES),
+    },
+    "changed_ids_": {
+        "scored": partial(changed_arguments, "step", scores=True),
+        "scores that do not matter": partial(changed_arguments, "step", scores=False),
+        "plain": partial(changed_arguments, "none", scores=True),
+        "many scores": partial(changed_arguments, MANY_SCORES, scores=True),
     },
     "reported_counts": {"": counts_arguments},
     "get_scores": {"": partial(score_arguments, given=False)},

@@ -65,6 +65,10 @@ def shorter(name: str, position: int) -> str | None:
         return None  # of any number of tables; rows that this call does not name
     if name in ("merge_grad_", "advance_step_") and argument in ("row_clock", "buckets"):
         return None  # of any number of tables
+    if name == "changed_ids_" and argument in ("generations", "changes"):
+        return None  # of rows that have no owner
+    if name == "changed_ids_" and argument in ("before", "now"):
+        return r"before has \d+ rows of \d columns, expected as many as now, \d+"
     if name == "advance_step_":
         return r"clock\.size\(0\) is \d, expected \d"
     if name == "read_blocks":
@@ -284,6 +288,30 @@ def test_export_arguments(position: int, value: int, message: str) -> None:
     arguments = list(case_of("export_batch"))
     arguments[position] = value
     check_raises("export_batch", tuple(arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (8, -1, r"table is -1, expected 0 to 2"),
+        (9, 0, r"reader is 0, expected bits of a byte"),
+        (9, 256, r"reader is 256, expected bits of a byte"),
+        (6, torch.zeros(1, 3, dtype=torch.int64), r"before has 1 rows of 3 columns, expected as"),
+        (7, torch.zeros(9, 1, dtype=torch.int64), r"now has 1 columns, expected 2, or 3 with"),
+        (7, torch.zeros(9, dtype=torch.int64), r"before and now must have shape \(rows, columns\)"),
+        (5, torch.zeros(1, dtype=torch.uint8), r"changes has 1, expected at least those of now"),
+    ],
+)
+def test_changed_ids_arguments(position: int, value: object, message: str) -> None:
+    arguments = list(case_of("changed_ids_"))
+    arguments[position] = value
+    check_raises("changed_ids_", tuple(arguments), message)
+
+
+def test_changed_ids_are_of_rows_that_are_given() -> None:
+    arguments = list(case_of("changed_ids_"))
+    arguments[6], arguments[7] = arguments[6][:1], arguments[7][:1]
+    check_raises("changed_ids_", tuple(arguments), r"has row \d+, but now has 1: give it all rows")
 
 
 def test_grow_arguments() -> None:

@@ -55,6 +55,7 @@ class TestSchemas(expecttest.TestCase):
             "erase_",
             "grow_",
             "export_batch",
+            "changed_ids_",
             "get_scores",
             "set_scores_",
             "reported_counts",
@@ -77,6 +78,9 @@ dynemb::grow_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor m
     table, int ids) -> ()
 dynemb::export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table,
     int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)
+dynemb::changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor
+    generations, Tensor changes, Tensor before, Tensor(a!) now, int table, int reader) ->
+    (Tensor ids, Tensor handles)
 dynemb::get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids,
     Tensor offsets, int[] feature_tables, int word) -> (Tensor scores, Tensor found)
 dynemb::set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor

@@ -8,6 +8,7 @@ from torch_dynemb._library.library import load_library
 load_library()
 
 from torch_dynemb.ops.block_reads import IoPath, read_blocks, store_io_paths  # noqa: E402
+from torch_dynemb.ops.changes import FoundChanges, changed_ids_  # noqa: E402
 from torch_dynemb.ops.checksum import crc32c  # noqa: E402
 from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
@@ -141,6 +142,7 @@ __all__ = [
     "CutRagged",
     "CutRagged3D",
     "ExportedBatch",
+    "FoundChanges",
     "FoundIds",
     "IndexTensors",
     "IoPath",
@@ -164,6 +166,7 @@ __all__ = [
     "bag_weight_grad",
     "bind_group",
     "bucketize",
+    "changed_ids_",
     "crc32c",
     "dense_to_ragged",
     "dequantize_rows",

@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from torch import Tensor
-
-
-class RowOwners(NamedTuple):
-    """Whose the rows of a slab were when they were met last.
-
-    Attributes:
-        ids: int64 [rows].
-        tables: int16 [rows], or int32 where there are many; -1: nobody's.
-        scores: int64 [rows, words]; no columns where they do not matter.
-    """
-
-    ids: Tensor
-    tables: Tensor
-    scores: Tensor
 
 
 @dataclass(eq=False)
 class ChangeReader:
     """Somebody who wants to know what changes in the tables of a group.
 
-    It takes 10 bytes for every row, and 8 more for each word of scores that it looks at.
+    It takes 16 bytes for every row, and 8 more for each word of scores that it looks at.
 
     Attributes:
         name: whose reader it is.
         bit: its own in the bytes of rows.
         scores: changed scores count as changes.
         since: names what changes are counted from; None: nothing, so that all there is is new.
-        owners: of rows, by slab, when changes were taken last; none: they never were.
+        owners: of rows, by slab, when changes were taken last, as
+            :func:`torch_dynemb.ops.changed_ids_` knows them; none: they never were.
     """
 
     name: str
     bit: int
     scores: bool
     since: str | None = None
-    owners: list[RowOwners] = field(default_factory=list)
+    owners: list[Tensor] = field(default_factory=list)
 
     def forget(self) -> None:
         """After all that the tables hold has been replaced: there is nothing to count from."""
@@ -48,4 +34,4 @@ class ChangeReader:
         self.owners = []
 
 
-__all__ = ["ChangeReader", "RowOwners"]
+__all__ = ["ChangeReader"]

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import GENERATION_BITS
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.storage.static_tensors import mark_static
-from torch_dynemb.table.change_reader import ChangeReader, RowOwners
+from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import CHANGED, change_marks
 from torch_dynemb.table.tables import Tables, exported, one_table
@@ -45,11 +46,11 @@ class Changes(NamedTuple):
 
     Attributes:
         tables: by table.
-        owners: by slab, of the rows that are in use now.
+        owners: by slab, of the rows that are in use now, as in :class:`ChangeReader`.
     """
 
     tables: list[ChangedIds]
-    owners: list[RowOwners]
+    owners: list[Tensor]
 
 
 def read_changes(tables: Tables, reader: ChangeReader) -> Changes:
@@ -84,58 +85,76 @@ def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: 
     """
     with held_back():
         for marks, owners in zip(change_marks(tables), changes.owners, strict=True):
-            marks[: owners.ids.shape[0]].bitwise_and_(~reader.bit & CHANGED)
+            marks[: owners.shape[0]].bitwise_and_(~reader.bit & CHANGED)
         reader.owners = changes.owners
         reader.since = since
 
 
 def _read_slab(
     tables: Tables, reader: ChangeReader, slab: int, changed: list[ChangedIds]
-) -> RowOwners:
+) -> Tensor:
     """Finds new and changed ids of the tables of a slab; gives the owners that rows have now."""
     now, before = _no_owners(tables, reader, slab), _no_owners(tables, reader, slab)
-    marked = (change_marks(tables)[slab][: now.ids.shape[0]] & reader.bit) != 0
-    generations = tables.rows.generations[slab]
     if slab < len(reader.owners):
-        for target, source in zip(before, reader.owners[slab], strict=True):
-            known = min(target.shape[0], source.shape[0])  # compact() may have given rows back
-            target[:known] = source[:known]
+        known = min(before.shape[0], reader.owners[slab].shape[0])  # compact() gives rows back
+        before[:known] = reader.owners[slab][:known]
+    find_changed = _scanned if tables.device.type == "cpu" else _compared
     for table in _tables_of(tables, slab):
-        ids, handles = [_no_ids(tables)], [_no_ids(tables)]
-        for batch in exported(tables, table, _IDS_AT_ONCE):
-            rows = batch.handles >> GENERATION_BITS
-            # a row that nobody has written has no mark
-            written = generations[rows] == (batch.handles & _GENERATIONS).to(torch.int32)
-            here = (before.ids[rows] != batch.ids) | (before.tables[rows] != table)
-            here |= marked[rows] | ~written
-            if reader.scores:
-                here |= (before.scores[rows] != batch.scores).any(1)
-                now.scores[rows] = batch.scores
-            now.ids[rows] = batch.ids
-            now.tables[rows] = table
-            ids.append(batch.ids[here])
-            handles.append(batch.handles[here])
-        changed[table] = changed[table]._replace(ids=torch.cat(ids), handles=torch.cat(handles))
+        ids, handles = find_changed(tables, reader, table, before, now)
+        changed[table] = changed[table]._replace(ids=ids, handles=handles)
     return now
 
 
+def _scanned(
+    tables: Tables, reader: ChangeReader, table: int, before: Tensor, now: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Changed ids and their handles, in one pass over the index."""
+    slab = tables.config.slab_of(table)
+    found = ops.changed_ids_(
+        tables.index,
+        tables.rows.generations[slab],
+        change_marks(tables)[slab],
+        before,
+        now,
+        table=table,
+        reader=reader.bit,
+    )
+    return found.ids, found.handles
+
+
+def _compared(
+    tables: Tables, reader: ChangeReader, table: int, before: Tensor, now: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same by operations that every device has."""
+    slab = tables.config.slab_of(table)
+    marks, generations = change_marks(tables)[slab], tables.rows.generations[slab]
+    ids, handles = [_no_ids(tables)], [_no_ids(tables)]
+    for batch in exported(tables, table, _IDS_AT_ONCE):
+        rows = batch.handles >> GENERATION_BITS
+        owners = [batch.ids[:, None], torch.full_like(batch.ids, table + 1)[:, None]]
+        own = torch.cat([*owners, batch.scores] if reader.scores else owners, 1)
+        # a row that nobody has written has no mark
+        written = generations[rows] == (batch.handles & _GENERATIONS).to(torch.int32)
+        here = ((marks[rows] & reader.bit) != 0) | ~written | (before[rows] != own).any(1)
+        now[rows] = own
+        ids.append(batch.ids[here])
+        handles.append(batch.handles[here])
+    return torch.cat(ids), torch.cat(handles)
+
+
 def _find_removed(
-    tables: Tables,
-    reader: ChangeReader,
-    slab: int,
-    now: RowOwners,
-    changed: list[ChangedIds],
+    tables: Tables, reader: ChangeReader, slab: int, now: Tensor, changed: list[ChangedIds]
 ) -> None:
     """Ids whose row has another owner are gone, or have another row."""
     if slab >= len(reader.owners):
         return
-    before = reader.owners[slab]
-    both = min(before.ids.shape[0], now.ids.shape[0])
-    left = torch.ones_like(before.tables, dtype=torch.bool)
-    left[:both] = before.tables[:both] != now.tables[:both]
-    left[:both] |= before.ids[:both] != now.ids[:both]
+    before = reader.owners[slab][:, :2]
+    both = min(before.shape[0], now.shape[0])
+    left = torch.ones_like(before[:, 0], dtype=torch.bool)
+    left[:both] = (before[:both] != now[:both, :2]).any(1)
+    lost = before[left]
     for table in _tables_of(tables, slab):
-        ids = before.ids[left & (before.tables == table)]
+        ids = lost[lost[:, 1] == table + 1, 0]
         if ids.numel() > 0:
             handles = find(tables, *one_table(tables, table, ids)).handles
             ids = ids[handles < 0]
@@ -150,15 +169,11 @@ def _no_ids(tables: Tables) -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=tables.device)
 
 
-def _no_owners(tables: Tables, reader: ChangeReader, slab: int) -> RowOwners:
-    used, device = tables.index.used_rows(slab), tables.device
-    words = len(tables.config.layout.score_words) if reader.scores else 0
-    numbers = torch.int16 if len(tables.config.tables) < 1 << 15 else torch.int32
-    return RowOwners(
-        torch.zeros(used, dtype=torch.int64, device=device),
-        torch.full((used,), -1, dtype=numbers, device=device),
-        torch.zeros(used, words, dtype=torch.int64, device=device),
-    )
+def _no_owners(tables: Tables, reader: ChangeReader, slab: int) -> Tensor:
+    words = tables.index.scores.shape[1] // BUCKET_WIDTH if reader.scores else 0
+    words = words if tables.index.scores.shape[0] > 0 else 0
+    size = (tables.index.used_rows(slab), 2 + words)
+    return torch.zeros(size, dtype=torch.int64, device=tables.device)
 
 
 def reader_of(tables: Tables, name: str) -> ChangeReader | None:

@@ -38,7 +38,7 @@ def record_changes(model: nn.Module) -> None:
 
     From the next :func:`torch_dynemb.checkpoint.save` or :func:`torch_dynemb.checkpoint.load` on,
     a save with ``since=`` writes what has changed. A byte for every row says whether it has been
-    written, and 10 bytes for every row say whose it was; where scores are kept, 8 for each of them.
+    written, and 16 bytes for every row say whose it was; where scores are kept, 8 for each of them.
 
     Call it between two training steps. What a compiled model is given changes, so it is compiled
     again, and CUDA graphs must be captured again. A second call does nothing.
