@@ -45,6 +45,11 @@ struct Input {
   std::vector<std::optional<Size>> sizes;
 };
 
+// A table: how many ids it had when it was exported, and its columns.
+struct ServedTable {
+  int64_t ids, embedding_dim;
+};
+
 // A model, ready to run: its constants are in before it exists. Any number of threads may run it;
 // `runners` of them at the same time. The memory of the tables goes with the object; torch keeps
 // the compiled code, about 2 MB, in the process.
@@ -70,6 +75,9 @@ class Model {
       for (const Json& table : manifest.at("missing").array())
         counted_->push_back({table.text(), 0});
     }
+    for (const auto& [name, table] : manifest.at("tables").object()) {
+      tables_[name] = {table.at("ids").integer(), table.at("embedding_dim").integer()};
+    }
     const Json& version = manifest.at("version");
     version_ = version.is_text() ? version.text() : std::to_string(version.integer());
     constants_ = std::make_unique<Constants>(folder, manifest);
@@ -92,6 +100,7 @@ class Model {
   // Of the export; updates of rows do not change it.
   const std::string& version() const { return version_; }
   const std::vector<Input>& inputs() const { return inputs_; }
+  const std::map<std::string, ServedTable>& tables() const { return tables_; }
 
   // How many ids runs have not found since the load, by table; none where the package was exported
   // without missing=True.
@@ -249,6 +258,7 @@ class Model {
   mutable std::mutex counting_;
   std::optional<std::vector<std::pair<std::string, int64_t>>> counted_;
   std::vector<Input> inputs_;
+  std::map<std::string, ServedTable> tables_;
   std::unique_ptr<Constants> constants_;  // goes after the loader, whose constants they are
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
   std::unique_ptr<LiveTables> live_;

@@ -15,12 +15,13 @@ import pytest
 import torch
 from altered_packages import copied, with_manifest
 from http_server import PYTHON_SERVER, environment, running
-from served import VERSION, features
-from torch import Tensor
+from served import HEADROOM, VERSION, features
+from torch import Tensor, nn
 
 import torch_dynemb
+from torch_dynemb import serving
 from torch_dynemb.serving.packages.manifest import DENSE, MANIFEST, TABLES
-from tutorials.serving.client import Client, RefusedError, latencies
+from tutorials.serving.client import Client, RefusedError, latencies, updating
 from tutorials.serving.compile_command import compile_command
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ def cpp_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["python", "c++"])
-def port(request: pytest.FixtureRequest, package: Package) -> Iterator[int]:
+def port(request: pytest.FixtureRequest, live_package: Package) -> Iterator[int]:
     if request.param == "python":
-        command: list[str | Path] = [*PYTHON_SERVER, package.path, "--port", "0"]
+        command: list[str | Path] = [*PYTHON_SERVER, live_package.path, "--port", "0"]
     else:
-        command = [request.getfixturevalue("cpp_server"), package.path, OPS, "0"]
+        command = [request.getfixturevalue("cpp_server"), live_package.path, OPS, "0"]
     with running(command) as port:
         yield port
 
@@ -68,16 +69,31 @@ def request_of(batch: int, ids: int, seed: int = 0) -> tuple[dict[str, Any], tup
     )
 
 
-def test_servers_answer_with_the_bits_of_the_model(package: Package, port: int) -> None:
+def assert_answer(client: Client, model: nn.Module, batch: int = 64, ids: int = 500) -> None:
+    """The server answers with the bits of the model."""
+    request, inputs = request_of(batch, ids)
+    score, others = model(*inputs)
+    answer = client.run(request)
+    assert answer["version"] == VERSION
+    for found, expected in zip(answer["outputs"], [score, *others.values()], strict=True):
+        assert torch.equal(torch.tensor(found).reshape(expected.shape), expected)
+
+
+def described(ids: int, dim: int, updates: int) -> dict[str, int]:
+    """A table of the live package with so many ids more than at the export."""
+    free = HEADROOM + (100 if dim == 8 else 110) - ids
+    return {"embedding_dim": dim, "ids": ids, "free_rows": free, "updates": updates}
+
+
+def test_servers_answer_with_the_bits_of_the_model(live_package: Package, port: int) -> None:
     with Client(port) as client:
-        assert client.describe() == {"version": VERSION, "inputs": NAMES}
+        assert client.describe() == {
+            "version": VERSION,
+            "inputs": NAMES,
+            "tables": {"bags.u": described(100, 8, 0), "bags.v": described(110, 4, 0)},
+        }
         for batch, ids in [(4, 20), (1, 0), (64, 500), (0, 0)]:
-            request, inputs = request_of(batch, ids)
-            score, others = package.frozen(*inputs)
-            answer = client.run(request)
-            assert answer["version"] == VERSION
-            for found, expected in zip(answer["outputs"], [score, *others.values()], strict=True):
-                assert torch.equal(torch.tensor(found).reshape(expected.shape), expected)
+            assert_answer(client, live_package.frozen, batch, ids)
         took = latencies(client, [request_of(4, 20, seed)[0] for seed in range(50)])
         print(f"p50 {took.p50:.2f} ms, p99 {took.p99:.2f} ms")
         assert 0 < took.p50 <= took.p99
@@ -106,6 +122,51 @@ def test_servers_answer_with_the_bits_of_the_model(package: Package, port: int) 
     for thread in threads:
         thread.join()
     assert answers == [before] * 40
+
+
+def test_servers_take_updates_while_they_serve(live_package: Package, port: int) -> None:
+    model = serving.live(live_package.frozen, headroom=HEADROOM)
+    (tables,) = serving.live_tables(model).values()
+    with Client(port) as client:
+        rows = torch.randn(2, 8)
+        tables.update("u", torch.tensor([5, 2**60]), rows, erased=torch.tensor([6]))
+        done = client.update("bags.u", [5, 2**60], rows.tolist(), [6])
+        assert done == {"inserted": 1, "updated": 1, "erased": 1}
+        tables.erase("v", torch.arange(10))
+        assert client.update("bags.v", [], [], range(10))["erased"] == 10
+        assert_answer(client, model)
+        for table, ids, wrong, says in [
+            ("u", [1], [[0.0] * 8], "table is 'u', expected one of"),
+            ("bags.u", [1], [[0.0] * 4], "rows"),
+            ("bags.u", [1, 2], [[0.0] * 8], "rows"),
+            ("bags.u", [1, 2], [[0.0] * 8, [0.0]], "length"),
+            ("bags.u", range(500), [[0.0] * 8] * 500, f"has {HEADROOM} rows free.*want 40"),
+        ]:
+            with pytest.raises(RefusedError, match=says):
+                client.update(table, ids, wrong)
+        assert_answer(client, model)
+        found = client.describe()["tables"]
+        assert found == {"bags.u": described(100, 8, 1), "bags.v": described(100, 4, 1)}
+
+        with updating(port, ids=100, rows=20) as sent:
+            took = latencies(client, [request_of(4, 20, seed)[0] for seed in range(50)])
+        print(f"while rows were updated: p50 {took.p50:.2f} ms, p99 {took.p99:.2f} ms")
+        assert 0 < took.p50 <= took.p99
+        assert sent[0] > 0
+        updates = sum(table["updates"] for table in client.describe()["tables"].values())
+        assert updates == 2 + sent[0] / 20
+
+
+def test_the_cpp_server_serves_packages_that_are_only_read(
+    package: Package, cpp_server: Path
+) -> None:
+    with running([cpp_server, package.path, OPS, "0"]) as port, Client(port) as client:
+        assert_answer(client, package.frozen)
+        assert client.describe()["tables"]["bags.u"]["ids"] == 100
+        with pytest.raises(RefusedError, match="only read: export the model with headroom="):
+            client.update("bags.u", [1], [[0.0] * 8])
+        with pytest.raises(RefusedError, match="there is no such path"):
+            client._post("/nothing", {})
 
 
 def refused(cpp_server: Path, folder: Path, ops: Path = OPS) -> str:

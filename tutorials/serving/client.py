@@ -1,5 +1,7 @@
 """A client of both servers, which keeps its connection: sends requests and says how long they took.
 
+Then it sends them again while another connection updates rows.
+
 python -m tutorials.serving.client --port 8000 --requests 1000
 """
 
@@ -10,8 +12,11 @@ import http.client
 import json
 import random
 import statistics
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -43,7 +48,7 @@ class Client:
         self._connection.close()
 
     def describe(self) -> dict[str, Any]:
-        """Version and names of inputs of the model."""
+        """Version of the model, names of its inputs, and its tables."""
         self._connection.request("GET", "/")
         return self._answer()
 
@@ -56,8 +61,34 @@ class Client:
         Raises:
             RefusedError: the server has not taken them.
         """
-        body = json.dumps({"inputs": inputs})
-        self._connection.request("POST", "/run", body, {"Content-Type": "application/json"})
+        return self._post("/run", {"inputs": inputs})
+
+    def update(
+        self,
+        table: str,
+        ids: Sequence[int],
+        rows: Sequence[Sequence[float]],
+        erased: Sequence[int] = (),
+    ) -> dict[str, int]:
+        """Gives ids of a table their rows, and takes others out, while the server runs the model.
+
+        Args:
+            table: its name, one of ``describe()["tables"]``.
+            ids: those that are not there are inserted.
+            rows: as many, each of ``embedding_dim`` numbers.
+            erased: ids to take out.
+
+        Raises:
+            RefusedError: the server has not taken it, for instance because there is no headroom
+                left; nothing has changed.
+        """
+        body = {"table": table, "ids": list(ids), "rows": list(rows), "erased": list(erased)}
+        return self._post("/rows", body)
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._connection.request(
+            "POST", path, json.dumps(body), {"Content-Type": "application/json"}
+        )
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -100,6 +131,45 @@ def random_requests(names: Sequence[str], count: int, batch: int) -> list[dict[s
     ]
 
 
+@contextmanager
+def updating(
+    port: int, host: str = "127.0.0.1", *, rows: int = 100, ids: int = 2000
+) -> Iterator[list[int]]:
+    """Updates rows of all tables, one update after another, until the context ends.
+
+    Args:
+        port, host: of the server.
+        rows: of an update.
+        ids: those of the updates are below it.
+
+    Yields:
+        How many rows it has sent, the only element.
+
+    Raises:
+        RefusedError: the server has refused one; at the end.
+    """
+    sent, stop = [0], threading.Event()
+
+    def update() -> None:
+        draw = random.Random(1)
+        with Client(port, host) as client:
+            tables = client.describe()["tables"]
+            while not stop.is_set():
+                for name, table in tables.items():
+                    drawn = [draw.randrange(ids) for _ in range(rows)]
+                    values = [[draw.gauss(0, 0.1)] * table["embedding_dim"] for _ in drawn]
+                    client.update(name, drawn, values)
+                    sent[0] += rows
+
+    with ThreadPoolExecutor(1) as thread:
+        updates = thread.submit(update)
+        try:
+            yield sent
+        finally:
+            stop.set()
+        updates.result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
@@ -110,8 +180,16 @@ def main() -> None:
         served = client.describe()
         requests = random_requests(served["inputs"], options.requests, options.batch)
         took = latencies(client, requests)
+        print(
+            f"version {served['version']}: {options.requests} requests, p50 {took.p50:.2f} ms, "
+            f"p99 {took.p99:.2f} ms"
+        )
+        begin = time.perf_counter()
+        with updating(options.port) as sent:
+            took = latencies(client, requests)
+        seconds = time.perf_counter() - begin
     print(
-        f"version {served['version']}: {options.requests} requests, p50 {took.p50:.2f} ms, "
+        f"while {sent[0] / seconds:.0f} rows a second were updated: p50 {took.p50:.2f} ms, "
         f"p99 {took.p99:.2f} ms"
     )
 

@@ -52,6 +52,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", help="a folder that does not exist yet")
     parser.add_argument("--version", default="1", help="what this model is called (default 1)")
+    parser.add_argument(
+        "--headroom",
+        type=int,
+        default=100_000,
+        help="ids that updates may add to each table (default 100000)",
+    )
     parser.add_argument("--steps", type=int, default=200, help="of training (default 200)")
     options = parser.parse_args()
     ids = torch.zeros(4, 1, dtype=torch.int64)
@@ -61,6 +67,7 @@ def main() -> None:
         options.package,
         (ids, ids),
         dynamic_shapes=({0: batch}, {0: batch}),
+        headroom=options.headroom,
         version=options.version,
     )
     print(f"{options.package} is written")

@@ -3,7 +3,9 @@
 python -m tutorials.serving.server PACKAGE [--port 8000]
 
     POST /run   {"inputs": {"user": [[1], [2]], "item": [[3], [4]]}}  ->  {"version", "outputs"}
-    GET /       {"version", "inputs": [names]}
+    POST /rows  {"table": "bags.user", "ids": [1], "rows": [[0.1, ...]], "erased": [2]}
+                ->  {"inserted": 1, "updated": 0, "erased": 1}
+    GET /       {"version", "inputs": [names], "tables": {name: {"ids", "free_rows", ...}}}
 """
 
 from __future__ import annotations
@@ -30,6 +32,15 @@ class Request(BaseModel):
     inputs: dict[str, Any]
 
 
+class Update(BaseModel):
+    """Rows of a table: ids with their rows, and ids to take out."""
+
+    table: str
+    ids: list[int] = []
+    rows: list[list[float]] = []
+    erased: list[int] = []
+
+
 def tensor_of(values: Any, given: td.serving.Input) -> Tensor:
     """A tensor of nested lists.
 
@@ -54,19 +65,48 @@ def application(model: td.serving.ServedModel) -> FastAPI:
     @app.get("/")
     def describe() -> dict[str, Any]:
         names = [given.name for given in model.inputs]
-        return {"version": str(model.version), "inputs": names}
+        return {"version": str(model.version), "inputs": names, "tables": tables_of(model)}
 
     @app.post("/run")
     def run(request: Request) -> JSONResponse:
         try:
             outputs = model.run_flat(tensors_of(request.inputs, model))
-        except (RuntimeError, TypeError, ValueError) as error:  # the request is wrong
-            # behind the first line, an op tells where in C++ it was called
-            return JSONResponse({"error": str(error).partition("\n")[0]}, status_code=400)
+        except (RuntimeError, TypeError, ValueError) as error:
+            return refusal(error)
         answer = {"version": str(model.version), "outputs": [out.tolist() for out in outputs]}
         return JSONResponse(answer)
 
+    @app.post("/rows")
+    def update(request: Update) -> JSONResponse:
+        try:
+            done = model.apply(
+                request.table,
+                *rows_of(request, model),
+                erased=torch.tensor(request.erased, dtype=torch.int64),
+            )
+        except (RuntimeError, TypeError, ValueError) as error:
+            return refusal(error)
+        return JSONResponse(done._asdict())
+
     return app
+
+
+def refusal(error: Exception) -> JSONResponse:
+    """Says what is wrong with a request."""
+    # behind the first line, an op tells where in C++ it was called
+    return JSONResponse({"error": str(error).partition("\n")[0]}, status_code=400)
+
+
+def tables_of(model: td.serving.ServedModel) -> dict[str, dict[str, int]]:
+    """What the tables have; those that are only read have what they had at the export."""
+    live = model.stats()
+    return {
+        name: {
+            "embedding_dim": table.embedding_dim,
+            **live.get(name, td.serving.LiveStats(table.ids, 0, 0))._asdict(),
+        }
+        for name, table in model.tables.items()
+    }
 
 
 def tensors_of(inputs: Mapping[str, Any], model: td.serving.ServedModel) -> list[Tensor]:
@@ -79,6 +119,18 @@ def tensors_of(inputs: Mapping[str, Any], model: td.serving.ServedModel) -> list
     if missing:
         raise ValueError(f"inputs lacks {missing}")
     return [tensor_of(inputs[given.name], given) for given in model.inputs]
+
+
+def rows_of(request: Update, model: td.serving.ServedModel) -> tuple[Tensor, Tensor]:
+    """The ids and rows of an update.
+
+    Raises:
+        ValueError: the rows differ in length.
+    """
+    table = model.tables.get(request.table)
+    empty = torch.empty(0, 0 if table is None else table.embedding_dim)
+    rows = torch.tensor(request.rows) if request.rows else empty
+    return torch.tensor(request.ids, dtype=torch.int64), rows
 
 
 def main() -> None:

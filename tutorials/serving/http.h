@@ -1,0 +1,118 @@
+// An HTTP server of JSON requests: one thread for each connection, which stays open.
+//
+// A server on the internet wants limits and TLS, which a proxy in front of it has.
+
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "serving/json.h"
+
+namespace http {
+
+// Answers a request, named by its method and path ("POST /run"), with JSON. Nothing: there is no
+// such path (status 404). What it throws is told with status 400.
+using Handler =
+    std::function<std::optional<std::string>(const std::string& name, const std::string& body)>;
+
+namespace detail {
+
+constexpr size_t kMostHeaderBytes = size_t{64} << 10, kMostBytes = size_t{64} << 20;
+
+inline std::string response(const Handler& handler, const std::string& name,
+                            const std::string& body) {
+  std::string status = "200 OK", answer;
+  try {
+    auto found = handler(name, body);
+    if (!found) status = "404 Not Found";
+    answer = found.value_or("{\"error\":\"there is no such path\"}");
+  } catch (const std::exception& error) {
+    status = "400 Bad Request";
+    const std::string what = error.what();  // behind the first line, an op tells where it was
+    answer = "{\"error\":" + dynemb::serving::quoted(what.substr(0, what.find('\n'))) + "}";
+  }
+  return "HTTP/1.1 " + status +
+         "\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(answer.size()) +
+         "\r\n\r\n" + answer;
+}
+
+inline bool send_all(int connection, const std::string& data) {
+  for (size_t sent = 0; sent < data.size();) {
+    const ssize_t count = send(connection, &data[sent], data.size() - sent, MSG_NOSIGNAL);
+    if (count <= 0) return false;
+    sent += static_cast<size_t>(count);
+  }
+  return true;
+}
+
+// Answers requests of a connection until the client closes it, or sends what is no request.
+inline void answer_all(int connection, const Handler& handler) {
+  std::string data;
+  char part[1 << 16];
+  const auto receive = [&] {
+    const ssize_t count = recv(connection, part, sizeof part, 0);
+    if (count > 0) data.append(part, static_cast<size_t>(count));
+    return count > 0;
+  };
+  for (;;) {
+    size_t head;
+    while ((head = data.find("\r\n\r\n")) == std::string::npos) {
+      if (data.size() > kMostHeaderBytes || !receive()) return;
+    }
+    const std::string name = data.substr(0, data.find(' ', data.find(' ') + 1));
+    std::string headers = data.substr(0, head);
+    std::transform(headers.begin(), headers.end(), headers.begin(), ::tolower);
+    const size_t field = headers.find("\r\ncontent-length:");
+    const size_t length =
+        field == std::string::npos ? 0 : std::strtoul(&headers[field + 17], nullptr, 10);
+    if (length > kMostBytes) return;
+    while (data.size() < head + 4 + length) {
+      if (!receive()) return;
+    }
+    if (!send_all(connection, response(handler, name, data.substr(head + 4, length)))) return;
+    data.erase(0, head + 4 + length);
+  }
+}
+
+}  // namespace detail
+
+// Serves until the process ends. Port 0 is one that the system chooses; `ready` is told which.
+inline void serve(const std::string& address, uint16_t port, const Handler& handler,
+                  const std::function<void(int port)>& ready) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in place{};
+  socklen_t size = sizeof place;
+  place.sin_family = AF_INET;
+  place.sin_port = htons(port);
+  if (inet_pton(AF_INET, address.c_str(), &place.sin_addr) != 1) {
+    throw std::invalid_argument("ADDRESS should be that of an interface, such as 0.0.0.0");
+  }
+  if (bind(listener, reinterpret_cast<sockaddr*>(&place), size) != 0 || listen(listener, 64) != 0) {
+    throw std::runtime_error(std::string("the port cannot be opened: ") + std::strerror(errno));
+  }
+  getsockname(listener, reinterpret_cast<sockaddr*>(&place), &size);
+  ready(ntohs(place.sin_port));
+  for (int connection; (connection = accept(listener, nullptr, nullptr)) >= 0;) {
+    setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    std::thread([&handler, connection] {
+      detail::answer_all(connection, handler);
+      close(connection);
+    }).detach();
+  }
+}
+
+}  // namespace http
