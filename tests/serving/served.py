@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from quick_packages import QUICK
 from seeding import seeded
 from torch import Tensor, nn
 from torch._inductor import config
@@ -15,11 +16,6 @@ import torch_dynemb as td
 VERSION = "monday"
 MANY = 100_000
 HEADROOM = 300
-# of the compiler, which takes most of the time and of whose speed no test asks anything
-QUICK = {
-    "aot_inductor.compile_wrapper_opt_level": "O0",
-    "aot_inductor.precompile_headers": False,
-}
 
 Features = dict[str, Tensor | tuple[Tensor, Tensor]]
 

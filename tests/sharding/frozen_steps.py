@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from jagged_batches import batches_of_ranks, keyed_jagged
+from quick_packages import QUICK
 from sharded_models import Table, output_names, sharded
 from torch import Tensor, nn
+from torch._inductor import config
 from torchrec.inference.modules import quantize_inference_model
 
 import torch_dynemb as td
@@ -132,6 +134,44 @@ def updated_live(rank: int, tables: Sequence[Table]) -> tuple[bool, bool]:
                 live_tables.update(name, ids[:3], torch.full((3, dim), 7.0))
         after = copy(features)
     return same, any(not torch.equal(before[name], after[name]) for name in after)
+
+
+def packaged(
+    rank: int, tables: Sequence[Table], folder: str, shapes: Callable[[Any], Any]
+) -> tuple[bool, bool, bool] | None:
+    """Whether a package of a sharded model gives what a live copy does, before and after an update,
+    and whether that changed anything. None: this rank has got no copy."""
+    model = trained(rank, tables, "plain")
+    copy = td.freeze(model, ranks="first")
+    if copy is None:
+        return None
+
+    def features() -> Any:
+        """New ones: whoever reads them adds offsets, with which they are another input."""
+        return batch(rank, tables, "plain", 9, VOCABULARY)
+
+    example = features()
+    with config.patch(QUICK):
+        serving.export(copy, folder, (example,), dynamic_shapes=(shapes(example),), headroom=5)
+    served = serving.load(folder)
+    live_copy = serving.live(copy, headroom=5)
+
+    def same() -> bool:
+        found, expected = served.run(features()), live_copy(features())
+        return all(torch.equal(found[name], of) for name, of in expected.items())
+
+    with torch.no_grad():
+        before = served.run(features())
+        results = [same()]
+        for path, live_tables in serving.live_tables(live_copy).items():
+            for name in live_tables.names:
+                table = f"{path.rpartition('.')[0]}.{name}".lstrip(".")
+                rows = torch.full((3, served.tables[table].embedding_dim), 7.0)
+                served.apply(table, torch.arange(3), rows)
+                live_tables.update(name, torch.arange(3), rows)
+        results.append(same())
+        after = served.run(features())
+    return results[0], results[1], any(not torch.equal(before[n], of) for n, of in after.items())
 
 
 def stored_in_8_bits(rank: int, tables: Sequence[Table]) -> tuple[float, bool]:

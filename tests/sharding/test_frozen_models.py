@@ -13,6 +13,7 @@ from frozen_steps import (
     batch,
     frozen,
     frozen_without_memory,
+    packaged,
     refused,
     stored_in_8_bits,
     trained,
@@ -167,6 +168,14 @@ def any_sizes(features: Any) -> list[Any]:
     """Dynamic shapes of a KeyedJaggedTensor as torch flattens it: of any batch and lengths."""
     parts, _ = pytree.SUPPORTED_NODES[type(features)].flatten_fn(features)
     return [None if part is None else {0: Dim.AUTO} for part in parts]
+
+
+@pytest.mark.long
+def test_packages_of_sharded_models_take_updates(two_ranks: Ranks, tmp_path: Path) -> None:
+    folder = str(tmp_path / "package")
+    first, second = two_ranks.run(packaged, pooled("row_wise"), folder, any_sizes)
+    assert first == (True, True, True)
+    assert second is None
 
 
 def test_rows_on_disks(two_ranks: Ranks, tmp_path: Path) -> None:
