@@ -243,6 +243,16 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, "
       "int dim) -> Tensor");
 
+  // Frozen tables on the CPU: ids are found and their rows read in one pass. weights and formats
+  // have an entry for each slab (core/rows/quantized.h).
+  m.def(
+      "frozen_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor init_data, "
+      "Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
+      "int[] feature_dims, int[] formats, int pooling) -> (Tensor output, Tensor missing)");
+  m.def(
+      "frozen_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor init_data, "
+      "Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats) "
+      "-> (Tensor output, Tensor missing)");
   // Live tables: lookups beside a thread that updates them. rows and formats have an entry for each
   // slab.
   m.def(

@@ -55,6 +55,8 @@ HOST_OPS = {
     "changed_ids_",
     "crc32c",
     "forget_rows_",
+    "frozen_bag",
+    "frozen_rows",
     "gather_records",
     "plan_moves_",
     "prefetch_",

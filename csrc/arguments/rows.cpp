@@ -20,7 +20,7 @@ Storage storage_of(const CallContext& call, const char* name, const Tensor& tens
 
 namespace {
 
-SlabTensors slab_tensors(const CallContext& call, const Tensor& weights, const Tensor& generations,
+SlabTensors slab_tensors(const CallContext& call, const Tensor& weights, const Tensor* generations,
                          int64_t format) {
   Storage storage;
   if (format == kRowsOfFloats) {
@@ -32,7 +32,7 @@ SlabTensors slab_tensors(const CallContext& call, const Tensor& weights, const T
     storage = storage_of_format(format);
     check_tensor(call, "weights", weights, ScalarType::Byte);
   }
-  check_tensor(call, "generations", generations, ScalarType::Int);
+  if (generations != nullptr) check_tensor(call, "generations", *generations, ScalarType::Int);
   STD_TORCH_CHECK(weights.dim() == 2 && weights.size(1) > 0, "dynemb::", call.op,
                   ": weights must have shape (rows, dim)");
   const int64_t count = weights.size(0);
@@ -41,35 +41,32 @@ SlabTensors slab_tensors(const CallContext& call, const Tensor& weights, const T
   STD_TORCH_CHECK(dim > 0, "dynemb::", call.op, ": weights.size(1) is ", weights.size(1),
                   ", expected more than ", scale_bytes(storage),
                   ", the bytes that a quantized row has beside its values");
-  check_length(call.op, "generations", generations, count);
+  if (generations != nullptr) check_length(call.op, "generations", *generations, count);
   return {static_cast<char*>(weights.data_ptr()),
-          static_cast<int32_t*>(generations.data_ptr()),
+          generations == nullptr ? nullptr : static_cast<int32_t*>(generations->data_ptr()),
           count,
           dim,
           storage,
           row_bytes};
 }
 
-}  // namespace
-
-RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
-                       const std::vector<Tensor>& generations, const Tensor& meta,
-                       const Tensor& init_data) {
-  const std::vector<int64_t> of_floats(weights.size(), kRowsOfFloats);
-  return row_tensors(call, weights, generations, meta, init_data, of_floats);
-}
-
-RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
-                       const std::vector<Tensor>& generations, const Tensor& meta,
-                       const Tensor& init_data, const std::vector<int64_t>& formats) {
+// `generations`: one for each of the weights; nullptr: frozen rows have none.
+RowTensors slabs_of(const CallContext& call, const std::vector<Tensor>& weights,
+                    const std::vector<Tensor>* generations, const Tensor& meta,
+                    const Tensor& init_data, const std::vector<int64_t>& formats) {
   check_tensor(call, "meta", meta, ScalarType::Long);
   check_size(call.op, "meta", meta, 1, kMetaColumns);
   check_tensor(call, "init_data", init_data, ScalarType::Double);
   STD_TORCH_CHECK(init_data.dim() == 1, "dynemb::", call.op, ": init_data has ", init_data.dim(),
                   " dimensions, expected 1");
-  STD_TORCH_CHECK(!weights.empty() && weights.size() == generations.size(), "dynemb::", call.op,
-                  ": got ", weights.size(), " weights and ", generations.size(),
-                  " generations, expected one of each per slab");
+  if (generations == nullptr) {
+    STD_TORCH_CHECK(!weights.empty(), "dynemb::", call.op,
+                    ": weights is empty, expected a tensor for each slab");
+  } else {
+    STD_TORCH_CHECK(!weights.empty() && weights.size() == generations->size(), "dynemb::", call.op,
+                    ": got ", weights.size(), " weights and ", generations->size(),
+                    " generations, expected one of each per slab");
+  }
   STD_TORCH_CHECK(formats.size() == weights.size(), "dynemb::", call.op, ": formats has ",
                   formats.size(), " entries, expected as many as weights, ", weights.size());
   RowTensors rows{{},
@@ -79,9 +76,31 @@ RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weigh
                   init_data.numel()};
   rows.slabs.reserve(weights.size());
   for (size_t s = 0; s < weights.size(); ++s) {
-    rows.slabs.push_back(slab_tensors(call, weights[s], generations[s], formats[s]));
+    const Tensor* of_slab = generations == nullptr ? nullptr : &(*generations)[s];
+    rows.slabs.push_back(slab_tensors(call, weights[s], of_slab, formats[s]));
   }
   return rows;
+}
+
+}  // namespace
+
+RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& generations, const Tensor& meta,
+                       const Tensor& init_data) {
+  const std::vector<int64_t> of_floats(weights.size(), kRowsOfFloats);
+  return slabs_of(call, weights, &generations, meta, init_data, of_floats);
+}
+
+RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& generations, const Tensor& meta,
+                       const Tensor& init_data, const std::vector<int64_t>& formats) {
+  return slabs_of(call, weights, &generations, meta, init_data, formats);
+}
+
+RowTensors frozen_row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
+                              const Tensor& meta, const Tensor& init_data,
+                              const std::vector<int64_t>& formats) {
+  return slabs_of(call, weights, nullptr, meta, init_data, formats);
 }
 
 std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<Tensor>& weights,

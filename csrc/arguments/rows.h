@@ -17,7 +17,7 @@ Storage storage_of(const CallContext& call, const char* name, const Tensor& tens
 // The rows of one dim and dtype.
 struct SlabTensors {
   char* weights;         // [rows, dim]
-  int32_t* generations;  // [rows]
+  int32_t* generations;  // [rows]; nullptr: all rows that ids have are theirs
   int64_t rows;
   int64_t dim;
   Storage storage;    // of the weights; uint8 [rows, bytes] where they are quantized
@@ -39,6 +39,10 @@ RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weigh
 RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
                        const std::vector<Tensor>& generations, const Tensor& meta,
                        const Tensor& init_data, const std::vector<int64_t>& formats);
+// As above, of frozen tables, which have no rows but those of their ids.
+RowTensors frozen_row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
+                              const Tensor& meta, const Tensor& init_data,
+                              const std::vector<int64_t>& formats);
 
 // By slab. `state`: tensor k of slab s at k * slabs + s. Those of two dimensions hold a value per
 // weight, or, as uint8, a row of 8-bit floats (core/rows/storage.h); float32 [rows] a value per

@@ -36,6 +36,8 @@ HOST_ONLY = {
     "take_dirty_",
     "shrink_cache_",
     "forget_rows_",
+    "frozen_bag",
+    "frozen_rows",
     "gather_records",
     "scatter_records_",
     "serve_apply_",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from op_cases import ids, index, pooling, process, ragged, rows, serving, storage, tiers
+from op_cases import frozen, ids, index, pooling, process, ragged, rows, serving, storage, tiers
 from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
 from op_cases.names import GPU_MEMORY_OPS, STORE_OPS, all_op_names, op_names, schema
 
@@ -30,5 +30,6 @@ CASES: dict[str, dict[str, Case]] = {
     **rows.CASES,
     **storage.CASES,
     **tiers.CASES,
+    **frozen.CASES,
     **serving.CASES,
 }

@@ -323,6 +323,19 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
     Tensor records) -> ()""",
         )
 
+    def test_frozen(self) -> None:
+        self.assertExpectedInline(
+            listing("frozen_bag", "frozen_rows"),
+            """\
+dynemb::frozen_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor
+    init_data, Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[]
+    feature_tables, int[] feature_dims, int[] formats, int pooling) -> (Tensor output,
+    Tensor missing)
+dynemb::frozen_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor
+    init_data, Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats)
+    -> (Tensor output, Tensor missing)""",
+        )
+
     def test_serving(self) -> None:
         self.assertExpectedInline(
             listing("serve_bag", "serve_rows", "serve_apply_"),

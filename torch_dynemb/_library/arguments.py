@@ -130,7 +130,7 @@ _NEVER_EMPTY = (
     *("ragged_indices", "feature_cross_ragged", "farmhash", "murmurhash"),
     "murmurhash64a",
     *("embedding_bag", "embedding_bag_inference", "bag_weight_grad", "serve_bag"),
-    "quantized_embedding_bag",
+    *("quantized_embedding_bag", "frozen_bag"),
 )
 
 # lists of features, and a list with an entry for each feature
@@ -154,6 +154,8 @@ _CACHE_OPS = (
 _RECORD_OPS = ("gather_records", "scatter_records_")
 _SERVES_HOST = "works on host memory: live tables are on the CPU; a GPU serves frozen ones"
 _LIVE_OPS = ("serve_bag", "serve_rows", "serve_apply_")
+_FROZEN_HOST = "works on host memory: on a GPU, ids are found by find, and rows read by a lookup"
+_FROZEN_OPS = ("frozen_bag", "frozen_rows")
 _IN_HOST_MEMORY = {
     ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
     ("read_blocks", "path"): _READS_FILES,
@@ -166,6 +168,7 @@ _IN_HOST_MEMORY = {
     },
     **{(op, name): _SERVES_HOST for op in _LIVE_OPS for name in ("buckets", "tables", "rows")},
     ("serve_apply_", "free"): _SERVES_HOST,
+    **{(op, name): _FROZEN_HOST for op in _FROZEN_OPS for name in ("buckets", "tables", "weights")},
 }
 _ROW_FORMATS = {1: "int8", 2: "int4", 3: "fp8"}
 _INT4 = 2
@@ -215,6 +218,8 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "accumulate_grad_": (_SLABS, _LOOKUP),
     **dict.fromkeys(_CACHE_OPS, (("places", "slots"),)),
     **dict.fromkeys(_RECORD_OPS, (_SLABS,)),
+    "frozen_bag": (("weights", "formats"), _LOOKUP),
+    "frozen_rows": (("weights", "formats"),),
     "serve_bag": (("rows", "formats"), _LOOKUP),
     "serve_rows": (("rows", "formats"),),
     "serve_apply_": (("rows", "formats"),),
@@ -367,7 +372,7 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
         _refuse(op, f"ahead is {given['ahead']}, expected 1 at least: the steps until the lookup")
     if "format" in given:
         _check_format(op, given)
-    if op.startswith("quantized_embedding"):
+    if op.startswith("quantized_embedding") or op in _FROZEN_OPS:
         _check_formats(op, given["formats"], given["weights"])
     if "parts" in given and "slots" in given and given["parts"] > given["slots"]:
         _refuse(

@@ -11,6 +11,7 @@ from torch_dynemb.ops.block_reads import IoPath, read_blocks, store_io_paths  # 
 from torch_dynemb.ops.changes import FoundChanges, changed_ids_  # noqa: E402
 from torch_dynemb.ops.checksum import crc32c  # noqa: E402
 from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
+from torch_dynemb.ops.frozen import FrozenTensors, frozen_bag, frozen_rows  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
@@ -144,6 +145,7 @@ __all__ = [
     "ExportedBatch",
     "FoundChanges",
     "FoundIds",
+    "FrozenTensors",
     "IndexTensors",
     "IoPath",
     "LiveTensors",
@@ -182,6 +184,8 @@ __all__ = [
     "find",
     "find_or_insert_",
     "forget_rows_",
+    "frozen_bag",
+    "frozen_rows",
     "gather_records",
     "get_scores",
     "grow_",

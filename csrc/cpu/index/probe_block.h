@@ -1,0 +1,82 @@
+// Hashes, buckets and matches of several ids at once: what a lookup computes while lines of the
+// index are on their way from memory.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/index/probe.h"
+
+namespace dynemb::cpu {
+
+// Ids whose lines are on their way together.
+constexpr int64_t kProbeBlock = 64;
+
+// fmix64 of core/index/hash.h, of each word.
+DYNEMB_INLINE UnsignedWords4 fmix64_words(UnsignedWords4 x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdULL;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53ULL;
+  x ^= x >> 33;
+  return x;
+}
+
+// bucket_of each hash, where there are fewer than 2^32 buckets: of the product, only the carry of
+// the lower halves counts.
+DYNEMB_INLINE UnsignedWords4 buckets_of_words(UnsignedWords4 hash, uint64_t bucket_count) {
+  const UnsignedWords4 low = (hash & 0xffffffffULL) * bucket_count;
+  return ((hash >> 32) * bucket_count + (low >> 32)) >> 32;
+}
+
+// First hashes and first buckets of `count` ids, whose lines are fetched.
+DYNEMB_INLINE void fetch_lines(const TableView& table, const int64_t* ids, int64_t count,
+                               uint64_t* hash, int64_t* bucket) {
+  int64_t* const lines = table.lines;  // copies, which no store below can change
+  const int64_t bucket_count = table.bucket_count;
+  const uint64_t salt = table.salt;
+  int64_t i = 0;
+  if (bucket_count < int64_t{1} << 32) {
+    for (; i + 4 <= count; i += 4) {
+      UnsignedWords4 words;
+      std::memcpy(&words, ids + i, sizeof words);
+      words = fmix64_words(words ^ salt);
+      std::memcpy(hash + i, &words, sizeof words);
+      words = buckets_of_words(words, static_cast<uint64_t>(bucket_count));
+      std::memcpy(bucket + i, &words, sizeof words);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) prefetch_line(lines + words[j] * kBucketWords);
+    }
+  }
+  for (; i < count; ++i) {
+    hash[i] = first_hash(ids[i], salt);
+    bucket[i] = bucket_of(hash[i], bucket_count);
+    prefetch_line(lines + bucket[i] * kBucketWords);
+  }
+}
+
+// Where an id is in a bucket, its stored handle is one of the words, and the others are 0.
+DYNEMB_INLINE Words4 match_words(const int64_t* line, int64_t id) {
+  const Words4 wanted = {id, id, id, id};
+  Words4 found = {0, 0, 0, 0};
+#pragma GCC unroll 8
+  for (int j = 0; j < kBucketWidth; j += 4) {
+    found |= (load_words(line + j) == wanted) & load_words(line + kBucketWidth + j);
+  }
+  return found;
+}
+
+// match_stored of four ids, each in its bucket: together they take half as many instructions.
+DYNEMB_INLINE Words4 match_four(const int64_t* lines, const int64_t* bucket, const int64_t* ids) {
+  const Words4 first = match_words(lines + bucket[0] * kBucketWords, ids[0]);
+  const Words4 second = match_words(lines + bucket[1] * kBucketWords, ids[1]);
+  const Words4 third = match_words(lines + bucket[2] * kBucketWords, ids[2]);
+  const Words4 fourth = match_words(lines + bucket[3] * kBucketWords, ids[3]);
+  const Words4 low = __builtin_shuffle(first, second, Words4{0, 4, 2, 6}) |
+                     __builtin_shuffle(first, second, Words4{1, 5, 3, 7});
+  const Words4 high = __builtin_shuffle(third, fourth, Words4{0, 4, 2, 6}) |
+                      __builtin_shuffle(third, fourth, Words4{1, 5, 3, 7});
+  return __builtin_shuffle(low, high, Words4{0, 1, 4, 5}) |
+         __builtin_shuffle(low, high, Words4{2, 3, 6, 7});
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,198 @@
+"""Lookups of frozen tables in one op, against find and a lookup of the handles that it gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from execution import simd, simd_levels, threads
+from group_calls import Call, same_bits
+from seeding import seeded
+
+import torch_dynemb as td
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Pooling, RowFormat
+from torch_dynemb.serving import FrozenTables
+
+pytestmark = pytest.mark.cpu_only("a GPU finds ids by one op and reads their rows by another")
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FORMATS = [RowFormat.FLOATS, RowFormat.INT8, RowFormat.INT4, RowFormat.FLOAT8]
+POOLINGS = [Pooling.SUM, Pooling.MEAN]
+
+
+def frozen_tables(dim: int, dtype: torch.dtype = torch.float32, ids: int = 4000) -> FrozenTables:
+    """Two tables, as full as they get: one id in ten is not in its first bucket."""
+    tables = [
+        td.TableConfig("a", dim, padding_idx=3, dtype=dtype),
+        td.TableConfig("b", dim, eval_default=torch.arange(float(dim)), dtype=dtype),
+    ]
+    group = td.TableGroup(tables, optimizer=td.SGD(lr=1.0), seed=8)
+    for table in range(2):
+        known = torch.arange(ids) * 7
+        values = torch.randn(ids, dim, generator=seeded(table))
+        group.insert_or_assign(table, known[known != 3], values[known != 3])
+    return FrozenTables(group)
+
+
+def tensors_of(frozen: FrozenTables, form: RowFormat = RowFormat.FLOATS) -> ops.FrozenTensors:
+    weights = frozen.get_buffer("weights0")
+    if form != RowFormat.FLOATS:
+        weights = ops.quantize_rows(weights, form)
+    names = ("buckets", "tables", "meta")
+    buffers = [frozen.get_buffer(name) for name in names]
+    return ops.FrozenTensors(*buffers, [weights], frozen.get_buffer("init_data"), [int(form)])
+
+
+def rows_of(frozen: FrozenTables, form: RowFormat) -> ops.RowTensors:
+    rows = frozen.rows()
+    if form == RowFormat.FLOATS:
+        return rows
+    return rows._replace(weights=[ops.quantize_rows(rows.weights[0], form)])
+
+
+def call_of_all(dim: int, ids: int = 4000, *, known: bool) -> Call:
+    """Bags of 0 to 40 ids of tables a, b and a, some of them empty; a fifth of the ids is unknown
+    unless all are known."""
+    generator = seeded(5)
+    lengths = torch.randint(41, (3 * 60,), generator=generator)
+    lengths[::7] = 0
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    drawn = torch.randint(ids, (int(offsets[-1]),), generator=generator) * 7
+    if not known:
+        drawn[::5] += 1
+        drawn[::11] = 3  # padding of table a
+    return Call(drawn, offsets, [0, 1, 0], [dim] * 3)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["some missing", "all known"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("pooling", POOLINGS, ids=["sum", "mean"])
+@pytest.mark.parametrize("dim", [2, 8, 16, 20, 46, 64, 136])
+def test_bags_are_those_of_two_ops(
+    dim: int, pooling: Pooling, *, weighted: bool, known: bool
+) -> None:
+    frozen, call = frozen_tables(dim), call_of_all(dim, known=known)
+    weights = torch.randn(len(call.ids), generator=seeded(1)) if weighted else None
+    found = frozen.find(call.ids, call.offsets, call.tables)
+    features = {"feature_tables": call.tables, "feature_dims": call.dims}
+    for form in FORMATS:
+        expected = ops.quantized_embedding_bag(
+            rows_of(frozen, form),
+            call.ids,
+            found.handles,
+            call.offsets,
+            weights,
+            **features,
+            formats=[form],
+            pooling=pooling,
+        )
+        given = (tensors_of(frozen, form), call.ids, call.offsets, weights)
+        read = ops.frozen_bag(*given, **features, pooling=pooling)
+        assert same_bits(read.output, expected)
+        assert torch.equal(read.missing, found.missing)
+        assert bool((found.missing > 0).all()) != known
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_each_dtype_are_those_of_two_ops(dtype: torch.dtype) -> None:
+    frozen, call = frozen_tables(16, dtype), call_of_all(16, known=False)
+    found = frozen.find(call.ids, call.offsets, call.tables)
+    rows = frozen.rows()
+    given = (call.ids, found.handles, call.offsets)
+    expected = ops.embedding_inference(rows, *given, feature_tables=call.tables, dim=16)
+    frozen_tensors = tensors_of(frozen)
+    read = ops.frozen_rows(
+        frozen_tensors, call.ids, call.offsets, feature_tables=call.tables, dim=16
+    )
+    assert same_bits(read.output, expected)
+    assert torch.equal(read.missing, found.missing)
+    features = {"feature_tables": call.tables, "feature_dims": call.dims, "pooling": Pooling.MEAN}
+    bags = ops.frozen_bag(frozen_tensors, call.ids, call.offsets, None, **features)
+    assert same_bits(bags.output, ops.embedding_bag_inference(rows, *given, None, **features))
+
+
+@pytest.mark.parametrize("form", FORMATS[1:])
+def test_quantized_rows_are_those_that_are_given_back(form: RowFormat) -> None:
+    frozen, call = frozen_tables(12), call_of_all(12, known=True)
+    tensors = tensors_of(frozen, form)
+    floats = ops.dequantize_rows(tensors.weights[0], form, 12)
+    plain = tensors._replace(weights=[floats], formats=[0])
+    features = {"feature_tables": call.tables, "dim": 12}
+    read, expected = (
+        ops.frozen_rows(of, call.ids, call.offsets, **features) for of in (tensors, plain)
+    )
+    assert same_bits(read.output, expected.output)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["some missing", "all known"])
+def test_bits_do_not_depend_on_threads_and_instruction_set(*, known: bool) -> None:
+    """Of bags so long and so many that threads share them."""
+    frozen, call = frozen_tables(16), call_of_all(16, known=known)
+    ids, ends = call.ids.repeat(9), call.offsets[-1]
+    offsets = torch.cat([call.offsets[:-1] + ends * part for part in range(9)] + [ends[None] * 9])
+    features = {"feature_tables": [0, 1, 0] * 9, "feature_dims": [16] * 27}
+    tensors = tensors_of(frozen)
+    read = []
+    for level in simd_levels():
+        for count in (1, 2):
+            with threads(count), simd(level):
+                read.append(ops.frozen_bag(tensors, ids, offsets, None, **features, pooling=1))
+    assert len(ids) > 4096
+    for other in read[1:]:
+        assert same_bits(other.output, read[0].output)
+        assert torch.equal(other.missing, read[0].missing)
+
+
+def test_ids_are_found_wherever_their_probes_end() -> None:
+    """In an index without an empty slot, whose ids are all in other buckets than their own two."""
+    group = td.TableGroup([td.TableConfig("a", 4)], optimizer=td.SGD(lr=1.0))
+    known = torch.arange(40) * 3
+    values = torch.arange(160.0).reshape(40, 4)
+    group.insert_or_assign(0, known, values)
+    tensors = tensors_of(FrozenTables(group))
+    buckets = tensors.buckets.clone()
+    empty = buckets[:, BUCKET_WIDTH:] == 0
+    buckets[:, :BUCKET_WIDTH][empty] = 1  # tombstones
+    ids = torch.arange(130)
+    given = (ids, ids.new_empty(0))
+    for shift in range(len(buckets)):
+        moved = tensors._replace(buckets=buckets.roll(shift, 0))
+        read = ops.frozen_rows(moved, *given, feature_tables=[0], dim=4)
+        assert torch.equal(read.output[known], values)
+        assert int(read.missing) == 90
+
+
+def test_damaged_tables_are_refused() -> None:
+    frozen, call = frozen_tables(16, ids=400), call_of_all(16, 400, known=True)
+    tensors = tensors_of(frozen)
+    rows = tensors.weights[0].shape[0]
+    features = {"feature_tables": call.tables, "feature_dims": call.dims, "pooling": 0}
+    for stored in (((rows << GENERATION_BITS) | 1) + 1, -5):
+        buckets = tensors.buckets.clone()
+        slots = buckets[:, BUCKET_WIDTH:]
+        slots[slots > 0] = stored
+        damaged = tensors._replace(buckets=buckets)
+        message = rf"frozen_bag: table 0 is damaged: its index leads to a row beyond the {rows} "
+        with pytest.raises(RuntimeError, match=message):
+            ops.frozen_bag(damaged, call.ids, call.offsets, None, **features)
+        with pytest.raises(RuntimeError, match=r"frozen_rows: table 0 is damaged"):
+            ops.frozen_rows(damaged, call.ids, call.ids.new_empty(0), feature_tables=[0], dim=16)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    frozen, call = frozen_tables(16, ids=100), call_of_all(16, 100, known=True)
+    tensors = tensors_of(frozen)
+    given = (call.ids, call.offsets, None)
+    features = {"feature_tables": call.tables, "feature_dims": call.dims}
+    with pytest.raises(RuntimeError, match=r"frozen_bag: pooling is 2 \(none\): use frozen_rows"):
+        ops.frozen_bag(tensors, *given, **features, pooling=2)
+    with pytest.raises(RuntimeError, match=r"feature_dims\[1\] is 8, but its table has dim 16"):
+        ops.frozen_bag(
+            tensors, *given, feature_tables=[0, 1, 0], feature_dims=[16, 8, 16], pooling=0
+        )
+    with pytest.raises(RuntimeError, match=r"weights has dtype float32, expected uint8"):
+        ops.frozen_bag(tensors._replace(formats=[1]), *given, **features, pooling=0)
+    with pytest.raises(RuntimeError, match=r"weights is empty, expected a"):
+        ops.frozen_bag(tensors._replace(weights=[], formats=[]), *given, **features, pooling=0)
+    with pytest.raises(TypeError, match=r"frozen_bag: per_sample_weights has dtype torch.int64"):
+        ops.frozen_bag(tensors, call.ids, call.offsets, call.ids, **features, pooling=0)
