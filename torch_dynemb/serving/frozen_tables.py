@@ -257,6 +257,18 @@ class FrozenTables(CountedTables):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`find`; or per_sample_weights.
         """
+        buffers: Any = self._buffers
+        if buffers["buckets"].device.type == "cpu":
+            read = self._read(
+                ids,
+                offsets,
+                per_sample_weights,
+                feature_tables=feature_tables,
+                feature_dims=feature_dims,
+                pooling=pooling,
+            )
+            note_missing(self.place, read.missing)
+            return read.output
         handles = self.find(ids, offsets, feature_tables).handles
         if not self._formats:
             return read_in_memory(
@@ -288,6 +300,40 @@ class FrozenTables(CountedTables):
             feature_tables=feature_tables,
             feature_dims=feature_dims,
             formats=self._formats,
+            pooling=pooling,
+        )
+
+    def _read(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *,
+        feature_tables: list[int],
+        feature_dims: list[int],
+        pooling: Pooling,
+    ) -> ops.Served:
+        """:meth:`lookup` on the CPU, where one op finds ids and reads their rows."""
+        buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
+        frozen = ops.FrozenTensors(
+            buffers["buckets"],
+            buffers["tables"],
+            buffers["meta"],
+            [buffers[f"weights{s}"] for s in range(self.slabs)],
+            buffers["init_data"],
+            list(self._formats) or [int(RowFormat.FLOATS)] * self.slabs,
+        )
+        if pooling == Pooling.NONE:
+            return ops.frozen_rows(
+                frozen, ids, offsets, feature_tables=feature_tables, dim=feature_dims[0]
+            )
+        return ops.frozen_bag(
+            frozen,
+            ids,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
             pooling=pooling,
         )
 
