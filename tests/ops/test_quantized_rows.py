@@ -59,6 +59,21 @@ def test_every_code_of_fp8_has_the_value_that_torch_gives_it() -> None:
     torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dim", [7, 8, 16, 37])
+@pytest.mark.parametrize("others", [0x08, 0xF6])
+def test_values_of_fp8_do_not_depend_on_the_codes_beside_them(others: int, dim: int) -> None:
+    """Vectors take another way where one of their codes is near 0 or NaN."""
+    codes = torch.full((256, dim), others, dtype=torch.uint8)
+    code = torch.arange(256)
+    codes[code, code % dim] = code.to(torch.uint8)
+    scale = torch.tensor([0.3]).view(torch.uint8).expand(256, 4)
+    expected = codes.cpu().view(torch.float8_e4m3fn).float().to(codes.device) * 0.3
+    for level in simd_levels():
+        with simd(level):
+            values = ops.dequantize_rows(torch.cat([codes, scale], 1), RowFormat.FLOAT8, dim)
+        torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dim", [2, 6, 16, 64, 200])
 @EVERY_FORMAT
 def test_values_are_half_a_step_from_what_they_were(form: RowFormat, dim: int) -> None:

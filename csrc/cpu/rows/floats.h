@@ -38,14 +38,17 @@ typedef uint32_t Words8 __attribute__((vector_size(32)));
 typedef uint16_t Halves16 __attribute__((vector_size(32)));
 
 // Sixteen values of bfloat16.
-DYNEMB_INLINE void load_bfloat16(const uint16_t* from, Floats8* first, Floats8* second) {
-  Halves16 halves;
-  std::memcpy(&halves, from, sizeof halves);
+DYNEMB_INLINE void bfloat16_to_floats(Halves16 halves, Floats8* first, Floats8* second) {
   const Halves16 zeros = {};
   *first = reinterpret_cast<Floats8>(__builtin_shuffle(
       zeros, halves, Halves16{0, 16, 0, 17, 0, 18, 0, 19, 0, 20, 0, 21, 0, 22, 0, 23}));
   *second = reinterpret_cast<Floats8>(__builtin_shuffle(
       zeros, halves, Halves16{0, 24, 0, 25, 0, 26, 0, 27, 0, 28, 0, 29, 0, 30, 0, 31}));
+}
+DYNEMB_INLINE void load_bfloat16(const uint16_t* from, Floats8* first, Floats8* second) {
+  Halves16 halves;
+  std::memcpy(&halves, from, sizeof halves);
+  bfloat16_to_floats(halves, first, second);
 }
 // The upper halves of sixteen words.
 DYNEMB_INLINE void store_upper_halves(uint16_t* to, Words8 first, Words8 second) {
