@@ -73,7 +73,7 @@ def lookup_row(case: Case, table_bytes: int, batch: int, rounds: int) -> Row:
         timings["ours"],
         FLOAT32,
         timings["peer"],
-        target=TARGET if case.kind == "int8" else None,
+        target=TARGET,
         ns_an_id=timings["ours"].median_ms * 1e6 / (BAG * batch),
         float32_ns_an_id=timings["peer"].median_ms * 1e6 / (BAG * batch),
     )
