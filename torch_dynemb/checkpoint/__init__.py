@@ -5,10 +5,18 @@
 been called, and :func:`merge` puts both together. :func:`open` reads a checkpoint without a model,
 :func:`reshard` writes it for other ranks, and :func:`export` for other programs; so does
 ``python -m torch_dynemb checkpoint``.
+:class:`DeltaLog` publishes what training changes; :func:`follow` has other models take it.
 :func:`save_snapshot` and :func:`load_snapshot` are for models whose rows lie on disks, which
 :func:`snapshots` lists.
 """
 
+from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
+from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
+from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
+from torch_dynemb.checkpoint.delta_log.log import DeltaLog
+from torch_dynemb.checkpoint.delta_log.reader import NewBaseNeededError
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, follows
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
 from torch_dynemb.checkpoint.parts import IdSlots, TablePart, table_name, tables_of
@@ -26,19 +34,30 @@ from torch_dynemb.checkpoint.tools.reshard import reshard
 __all__ = [
     "Checkpoint",
     "CheckpointTable",
+    "Commit",
     "DamagedFileError",
+    "DeltaLog",
+    "DeltaSink",
+    "DirectorySink",
+    "FollowTarget",
+    "Follower",
     "IdSlots",
     "LoadReport",
     "LoadedTable",
+    "NewBaseNeededError",
     "SaveHandle",
     "SavedBatch",
+    "TableDelta",
     "TablePart",
     "export",
+    "follow",
+    "follows",
     "load",
     "load_snapshot",
     "merge",
     "open",
     "record_changes",
+    "replay",
     "reshard",
     "save",
     "save_snapshot",

@@ -1,5 +1,6 @@
 """Models for inference: tables that are only read, and tables that are updated while they serve."""
 
+from torch_dynemb.serving import following as _following  # noqa: F401 - registers live tables
 from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freeze, freezes
 from torch_dynemb.serving.frozen_modules import (

@@ -226,6 +226,17 @@ def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
     return host.readers[name]
 
 
+def stop_recording(tables: Tables, name: str) -> None:
+    """Forgets a reader, whose place another one may take; marks of rows stay and mean nothing.
+
+    Args:
+        tables: of the group.
+        name: whose reader it is; there may be none.
+    """
+    tables.check_own()
+    tables.host.readers.pop(name, None)
+
+
 def _new_marks(tables: Tables, slab: int) -> Tensor:
     rows = tables.rows.weights[slab].shape[0]
     if isinstance(tables.memory, HostMemory):
@@ -240,5 +251,6 @@ __all__ = [
     "read_changes",
     "reader_of",
     "record_changes",
+    "stop_recording",
     "take_changes",
 ]

@@ -60,8 +60,12 @@ class TensorShape(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def header_of(tensors: Sequence[TensorShape]) -> bytes:
+def header_of(tensors: Sequence[TensorShape], alignment: int = _ALIGNMENT) -> bytes:
     """What a file begins with, whose tensors follow in this order.
+
+    Args:
+        tensors: of the file.
+        alignment: a power of two, at least 8, of which the first tensor begins at a multiple.
 
     Raises:
         TypeError: a dtype that the format does not have.
@@ -82,7 +86,7 @@ def header_of(tensors: Sequence[TensorShape]) -> bytes:
         }
         begin = end
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    text += b" " * (-(8 + len(text)) % alignment)
     return len(text).to_bytes(8, "little") + text
 
 

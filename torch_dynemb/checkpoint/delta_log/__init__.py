@@ -1,0 +1,1 @@
+"""A log of what training changes, which other models follow."""

@@ -1,0 +1,127 @@
+"""Where a model differs from a checkpoint and what a delta log has made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.checkpoint.delta_log.batch import Batch
+from torch_dynemb.checkpoint.delta_log.commits import commit_of
+from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.checkpoint.reading.reader import Checkpoint
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.table.lookup import find
+from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.tables import exported, one_table
+
+_IDS_AT_ONCE = 1 << 18
+
+
+def touched_ids(batches: Iterable[Batch]) -> dict[str, Tensor]:
+    """Ids that batches of a rank have changed or taken away, by table.
+
+    Args:
+        batches: of one rank.
+
+    Returns:
+        int64 [n] each, every id once.
+
+    Raises:
+        DamagedFileError: a batch cannot be understood.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        # a part of the columns is enough for ids
+        for name, delta in commit_of([batch], whole=False).tables.items():
+            found.setdefault(name, []).extend([delta.ids.clone(), delta.removed.clone()])
+    return {name: torch.cat(ids).unique() for name, ids in found.items()}
+
+
+def differing_ids(
+    parts: Sequence[TablePart],
+    saved: Checkpoint,
+    touched: Sequence[Mapping[str, Tensor]],
+    *,
+    state: bool,
+) -> list[Tensor]:
+    """Ids of each part that followers of a log may know otherwise than the model does.
+
+    Args:
+        parts: of the model, on this rank.
+        saved: the base of the log.
+        touched: what :func:`touched_ids` gives on every rank of the commits since.
+        state: compare optimizer state, too.
+
+    Returns:
+        int64 [n] of each part, on the CPU.
+
+    Raises:
+        ValueError: the base lacks a table, or has it otherwise.
+        DamagedFileError: a file of the base is damaged.
+    """
+    if saved.kind != "full":
+        raise ValueError(
+            f"DeltaLog: base {saved.folder} has what has changed since another checkpoint, and a "
+            "log needs one that has everything: save one, or merge it"
+        )
+    result = []
+    for part in parts:
+        of_ranks = [ids[part.name] for ids in touched if part.name in ids]
+        result.append(_differing(part, saved, of_ranks, state=state))
+    return result
+
+
+def _differing(
+    part: TablePart, saved: Checkpoint, touched: Sequence[Tensor], *, state: bool
+) -> Tensor:
+    table = saved.tables.get(part.name)
+    if table is None or table.embedding_dim != part.embedding_dim:
+        raise ValueError(
+            f"DeltaLog: base {saved.folder} has no table {part.name!r} of {part.embedding_dim} "
+            "columns: save a checkpoint of the model, and begin a new log with it"
+        )
+    found: list[Tensor] = []
+    known: list[Tensor] = []
+    for batch in table.batches(_IDS_AT_ONCE, state=state, scores=False):
+        own = part.ids.owned(batch.ids)
+        known.append(batch.ids[own])
+        found.append(batch.ids[own][_differs(part, table, batch, own, state=state)])
+    in_base = torch.cat(known) if known else torch.empty(0, dtype=torch.int64)
+    for exported_ids in exported(part.group.tables, part.table, _IDS_AT_ONCE):
+        ids = exported_ids.ids.cpu()
+        found.append(ids[~torch.isin(ids, in_base)])
+    found += [ids[part.ids.owned(ids)] for ids in touched]
+    return torch.cat(found).unique() if found else in_base
+
+
+def _differs(
+    part: TablePart, table: CheckpointTable, batch: SavedBatch, own: Tensor, *, state: bool
+) -> Tensor:
+    """bool [n], which of the owned ids of a batch are not there, or have another row."""
+    tables, ids = part.group.tables, batch.ids[own].to(part.group.device)
+    handles = find(tables, *one_table(tables, part.table, ids)).handles
+    result = handles < 0
+    there = (~result).nonzero()[:, 0]
+    now = read_rows(tables, part.table, ids[there], handles[there])
+    columns = slice(part.columns.start, part.columns.stop)
+    pairs = [(now.weights, batch.rows[own][:, columns])]
+    whole = part.columns == range(part.embedding_dim)
+    same_state = whole and part.optimizer is not None and table.optimizer is not None
+    if state and same_state and now.state.keys() == batch.state.keys():
+        pairs += [(now.state[name], batch.state[name][own]) for name in now.state]
+    elif state:
+        return torch.ones_like(result).cpu()
+    for mine, theirs in pairs:
+        given = theirs.to(ids.device)[there].reshape(there.numel(), -1)
+        of_model = mine.reshape(there.numel(), -1)
+        if given.dtype != of_model.dtype or given.shape != of_model.shape:
+            return torch.ones_like(result).cpu()
+        # bits: NaN equals itself
+        unequal = given.contiguous().view(torch.uint8) != of_model.contiguous().view(torch.uint8)
+        result[there] |= unequal.any(1)
+    return result.cpu()
+
+
+__all__ = ["differing_ids", "touched_ids"]

@@ -1,0 +1,292 @@
+"""A delta log in a directory: files of batches, which are on the disk when they are committed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+
+from torch_dynemb.argument_checks import integer
+from torch_dynemb.checkpoint.delta_log.batch import COMMIT_BYTES
+from torch_dynemb.checkpoint.delta_log.segment import Placed, Segment
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.summed_files import room_told
+from torch_dynemb.checkpoint.manifest.places import checked_path
+
+_DISK = Disk()
+_NAME = re.compile(r"(\d{20})\.delta")
+_LOCK = "lock"
+
+
+class DirectorySink:
+    """The batches of one rank in files of a directory; see :class:`DeltaSink`.
+
+    A batch is on the disk before :meth:`append` returns. The directory has one writer, which holds
+    a lock of the file system; the lock of a process that has died is nobody's. Any number of
+    processes read.
+
+    Args:
+        path: of the directory; it is made by the first batch.
+        segment_bytes: from how many bytes on a file gets no more batches; whole files are dropped.
+
+    Raises:
+        TypeError: ``path`` is no path, or ``segment_bytes`` no int.
+        ValueError: ``segment_bytes`` is less than 1.
+
+    Example:
+        >>> import tempfile, torch_dynemb as td
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sink = td.checkpoint.DirectorySink(folder + "/log", segment_bytes=1 << 20)
+        ...     print(list(sink.read(1)))
+        []
+    """
+
+    def __init__(self, path: str | PathLike[str], *, segment_bytes: int = 64 << 20) -> None:
+        self.path = checked_path("DirectorySink", path)
+        self.segment_bytes = integer("DirectorySink: segment_bytes", segment_bytes, least=1)
+        self._disk = _DISK
+        self._lock: int | None = None
+        self._end: tuple[Path, int] | None = None  # where the next batch goes
+        self._met: tuple[Path, Placed] | None = None  # the last batch that was read
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Becomes the writer of the directory, until :meth:`close`, and cuts a torn tail off.
+
+        Raises:
+            RuntimeError: it has a writer.
+            DamagedFileError: the last batch is damaged.
+            OSError: the disk fails.
+        """
+        if self._lock is not None:
+            return
+        self._make_folders(self.path)
+        file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            writer = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(file)
+            raise RuntimeError(
+                f"DeltaLog: {self.path} has a writer, process {writer}: close that log, or take "
+                "another directory"
+            ) from error
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        self._lock = file
+
+    def close(self) -> None:
+        """Lets others write."""
+        if self._lock is not None:
+            with suppress(OSError):  # at once, although a forked child may have the file, too
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
+            self._lock, self._end = None, None
+
+    def append(self, data: memoryview, sequence: int) -> None:
+        """Keeps a batch; see :meth:`DeltaSink.append`.
+
+        Args:
+            data: the batch, uint8.
+            sequence: its number.
+
+        Raises:
+            RuntimeError: the directory has another writer.
+            OSError: the disk is full, or fails; the batch is not there.
+        """
+        self.lock()
+        path, begin = self._next_place(sequence)
+        self._end = None  # until all is well
+        with room_told(path):
+            if begin == 0:
+                os.close(self._disk.create(path))
+                self._disk.sync_folder(self.path)
+            file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                # the commit comes last: where it is, everything is
+                self._write(file, data[:-COMMIT_BYTES], begin)
+                self._disk.sync(file)
+                self._write(file, data[-COMMIT_BYTES:], begin + len(data) - COMMIT_BYTES)
+                self._disk.sync(file)
+            except BaseException:
+                with suppress(OSError):  # what is left is a torn tail, or goes with drop_after()
+                    os.ftruncate(file, begin)
+                raise
+            finally:
+                os.close(file)
+        self._end = path, begin + len(data)
+
+    def truncate(self, before: int) -> None:
+        """Drops files all of whose batches are before a number; the last file stays.
+
+        Args:
+            before: the number.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        segments = self._segments()
+        for (_, path), (following, _) in pairwise(segments):
+            if following <= before:
+                path.unlink()
+        self._disk.sync_folder(self.path)
+
+    def drop_after(self, sequence: int) -> None:
+        """Takes batches at the end away.
+
+        Args:
+            sequence: batches up to this number stay.
+
+        Raises:
+            DamagedFileError: one of these is damaged.
+            RuntimeError: the directory has another writer.
+            OSError: the disk fails.
+        """
+        self.lock()
+        self._end = None
+        for first, path in reversed(self._segments()):
+            if first > sequence:
+                path.unlink()
+                continue
+            end = 0
+            with Segment(path, last=True) as segment:
+                for place in segment.heads():
+                    if place.head.sequence > sequence:
+                        break
+                    end = place.end
+                    if place.head.sequence == sequence:
+                        break  # what follows may be damaged
+            self._cut(path, end)
+            break
+        self._disk.sync_folder(self.path)
+
+    def _next_place(self, sequence: int) -> tuple[Path, int]:
+        """The file for a batch, and where in it; cuts a torn tail off."""
+        new = self.path / f"{sequence:020}.delta"
+        if self._end is None:
+            segments = self._segments()
+            if not segments:
+                return new, 0
+            path, end = segments[-1][1], 0
+            with Segment(path, last=True) as segment:
+                for place in segment.heads():
+                    if segment.read(place) is None:
+                        break
+                    end = place.end
+            self._cut(path, end)
+            if end == 0:
+                path.unlink()  # whose name may be of another number
+                return new, 0
+            self._end = path, end
+        return (new, 0) if self._end[1] >= self.segment_bytes else self._end
+
+    def _cut(self, path: Path, end: int) -> None:
+        if path.stat().st_size > end:
+            os.truncate(path, end)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._disk.sync(file)
+            finally:
+                os.close(file)
+
+    def _write(self, file: int, data: memoryview, begin: int) -> None:
+        done = 0
+        while done < len(data):
+            done += self._disk.write_at(file, data[done:], begin + done)
+
+    def _make_folders(self, path: Path) -> None:
+        if not path.is_dir():
+            self._make_folders(path.parent)
+            self._disk.make_folder(path)
+            self._disk.sync_folder(path.parent)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self, from_sequence: int) -> Iterator[bytearray]:
+        """The batches that are there; see :meth:`DeltaSink.read`.
+
+        Args:
+            from_sequence: number of the first batch that is wanted.
+
+        Raises:
+            DamagedFileError: a batch is damaged.
+            OSError: the disk fails.
+        """
+        segments = self._segments()
+        begins = [number for number, (first, _) in enumerate(segments) if first <= from_sequence]
+        start = begins[-1] if begins else 0
+        for number in range(start, len(segments)):
+            path = segments[number][1]
+            try:
+                segment = Segment(path, last=number == len(segments) - 1)
+            except FileNotFoundError:
+                return  # dropped meanwhile: who goes on finds a later batch, and no earlier one
+            with segment:
+                for place in segment.heads(self._known_begin(path, segment, from_sequence)):
+                    if place.head.sequence < from_sequence:
+                        continue
+                    data = segment.read(place)
+                    if data is None:
+                        return
+                    self._met = path, place
+                    yield data
+
+    def _known_begin(self, path: Path, segment: Segment, from_sequence: int) -> int:
+        """From where on to look for a batch: where the last one was read, if it is still there."""
+        if self._met is None or self._met[0] != path:
+            return 0
+        place = self._met[1]
+        if place.head.sequence >= from_sequence:
+            return 0
+        return place.begin if segment.holds(place) else 0
+
+    def _segments(self) -> list[tuple[int, Path]]:
+        """Number of the first batch, and path, of every file; ascending."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        found = (_NAME.fullmatch(name) for name in names)
+        return sorted((int(match[1]), self.path / match[0]) for match in found if match)
+
+
+def rank_folder(rank: int, ranks: int) -> str:
+    """The directory of a rank's batches within that of a log.
+
+    Args:
+        rank: of the process.
+        ranks: how many write.
+    """
+    return f"r{rank:03}-of-{ranks:03}"
+
+
+def rank_folders(path: Path) -> list[Path]:
+    """The directories of all ranks, by rank; none: nobody has written yet.
+
+    Args:
+        path: of the log.
+
+    Raises:
+        ValueError: there are logs of different numbers of ranks.
+    """
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return []
+    found = [re.fullmatch(r"r(\d+)-of-(\d+)", name) for name in names]
+    counts = {int(match[2]) for match in found if match}
+    if len(counts) > 1:
+        raise ValueError(
+            f"DeltaLog: {path} has logs of {sorted(counts)} ranks: publish to a new directory when "
+            "the number of ranks changes"
+        )
+    return [path / rank_folder(rank, count) for count in counts for rank in range(count)]
+
+
+__all__ = ["DirectorySink", "rank_folder", "rank_folders"]

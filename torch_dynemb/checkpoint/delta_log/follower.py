@@ -1,0 +1,252 @@
+"""Keeps a model up to date with a delta log, commit by commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
+
+from torch import nn
+
+from torch_dynemb.argument_checks import integer, number
+from torch_dynemb.checkpoint.delta_log.commits import commit_of
+from torch_dynemb.checkpoint.delta_log.log import BASE
+from torch_dynemb.checkpoint.delta_log.reader import LogReader, sinks_of
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, target_of
+from torch_dynemb.checkpoint.loading.load import load
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+
+Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
+
+
+class Follower:
+    """A model that takes the commits of a delta log; :func:`follow` makes it.
+
+    Args:
+        reader: of the log.
+        target: what takes the commits.
+    """
+
+    def __init__(self, reader: LogReader, target: FollowTarget) -> None:
+        self._reader, self._target = reader, target
+        self._step: int | None = None
+        self._one = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def sequence(self) -> int | None:
+        """Number of the last commit that was applied, or that the base has.
+
+        None: nobody has published anything since the base.
+        """
+        return self._reader.sequence
+
+    @property
+    def step(self) -> int | None:
+        """Step of training of the last commit that was applied; None: none was."""
+        return self._step
+
+    @plain_torch()
+    def update(self, *, until: int | None = None) -> int:
+        """Applies the commits that are there, each as a whole.
+
+        Where the model lies on several ranks, all of them follow on their own, up to the same
+        number.
+
+        Args:
+            until: number of the last commit to apply; default: the newest one.
+
+        Returns:
+            How many were applied.
+
+        Raises:
+            NewBaseNeededError: the log does not go on from here: it was dropped up to a later
+                commit, or rolled back, or begins with another checkpoint.
+            DamagedFileError: a commit is damaged.
+            ValueError, RuntimeError: the model cannot take a commit: a table is missing or too
+                small, or a live table has no headroom. In all cases the commits before have been
+                applied, and nothing of the one that failed.
+        """
+        if until is not None:
+            integer("Follower.update: until", until, least=0, what="int or None")
+        applied = 0
+        with self._one:
+            for batches in self._reader.read(until):
+                commit = commit_of(batches)
+                self._target.check(commit)
+                self._target.apply(commit)
+                self._step = commit.step
+                applied += 1
+        return applied
+
+    def start(self, every_seconds: float = 0.01) -> None:
+        """Updates from now on in a thread, until :meth:`stop`, or until an update fails.
+
+        Only for models that may be read meanwhile, which those with live tables may.
+
+        Args:
+            every_seconds: how often to look for new commits.
+
+        Raises:
+            TypeError, ValueError: ``every_seconds`` is no number above 0.
+            RuntimeError: there is such a thread.
+        """
+        if not number("Follower.start: every_seconds", every_seconds) > 0:
+            raise ValueError(
+                f"Follower.start: every_seconds is {every_seconds}, expected more than 0"
+            )
+        if self._thread is not None:
+            raise RuntimeError("Follower.start: a thread updates already: stop() it before")
+        self._stopping.clear()
+        self._error = None
+
+        def run() -> None:
+            while not self._stopping.is_set():
+                try:
+                    self.update()
+                except BaseException as error:
+                    self._error = error
+                    return
+                self._stopping.wait(every_seconds)
+
+        self._thread = threading.Thread(target=run, name="delta log follower", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises what has ended the thread of :meth:`start`; the model is as it was before.
+
+        Raises:
+            Exception: what the update has raised.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Ends the thread, after the commit that it applies.
+
+        Raises:
+            Exception: what had ended it before.
+        """
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+
+def follow(
+    log: Log,
+    model: nn.Module | FollowTarget,
+    *,
+    base: str | PathLike[str] | None = None,
+    sequence: int | None = None,
+) -> Follower:
+    """Keeps a model up to date with what a :class:`DeltaLog` publishes.
+
+    A model with live tables (:func:`torch_dynemb.serving.live`) goes on serving meanwhile; its
+    dense part stays. A model that trains, or could, takes rows, removed ids, and the dense part;
+    optimizer state where the log has it and the optimizer is the same; scores of ids are its own.
+
+    Args:
+        log: directory of the log; or a sink, or those of all ranks that write it.
+        model: what takes the commits. It has the content of the base, or of a commit.
+        base: path of the checkpoint that the model has the content of; default: the one in the
+            directory of the log.
+        sequence: number of the commit that the model has the content of, in the place of a base.
+
+    Returns:
+        What applies commits. Nothing has been applied yet.
+
+    Raises:
+        TypeError: log is no log, or model no model that can follow.
+        ValueError: both base and sequence are given; or none, and the log is not in a directory.
+        FileNotFoundError: ``base`` is no checkpoint.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> from torch_dynemb import serving
+        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="ads")
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> log = td.checkpoint.DeltaLog(folder.name + "/log")
+        >>> log.attach(bag)
+        >>> server = serving.live(bag, headroom=100)
+        >>> follower = td.checkpoint.follow(folder.name + "/log", server)
+        >>> bag(torch.tensor([[1, 2], [3, 1]])).sum().backward()
+        >>> bag.optimizer.step()
+        >>> log.publish()
+        1
+        >>> log.flush()
+        >>> follower.update()
+        1
+        >>> torch.equal(server(torch.tensor([[1, 3]])), bag.eval()(torch.tensor([[1, 3]])))
+        True
+        >>> log.close()
+        >>> folder.cleanup()
+    """
+    sinks, target = sinks_of(log), target_of(model)
+    if sequence is not None:
+        if base is not None:
+            raise ValueError(
+                f"follow: both base ({base!r}) and sequence ({sequence}) are given: the model has "
+                "the content of one of them"
+            )
+        integer("follow: sequence", sequence, least=0, what="int or None")
+        return Follower(LogReader(sinks, base=None, sequence=sequence), target)
+    with open_checkpoint(_base_of(log, base)) as saved:
+        return Follower(LogReader(sinks, base=saved.uuid, sequence=None), target)
+
+
+def replay(
+    log: Log,
+    model: nn.Module,
+    *,
+    base: str | PathLike[str] | None = None,
+    until: int | None = None,
+) -> int:
+    """Loads the base of a delta log, and applies its commits: the content at one of them.
+
+    Args:
+        log: as of :func:`follow`.
+        model: that takes it, as of :func:`torch_dynemb.checkpoint.load`.
+        base: path of the checkpoint; default: the one in the directory of the log.
+        until: number of the last commit to apply; default: the newest one.
+
+    Returns:
+        Number of the last commit that was applied, or that the base has; 0: nothing has been
+        published.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or the base has a later commit's content.
+        NewBaseNeededError: the log does not go on from the base.
+        Exception: as :func:`torch_dynemb.checkpoint.load` and :meth:`Follower.update`.
+    """
+    path = _base_of(log, base)
+    load(path, model)
+    follower = follow(log, model, base=path)
+    follower.update(until=until)
+    reached = follower.sequence or 0
+    if until is not None and reached != until:
+        raise ValueError(
+            f"replay: until is {until}, but the base and the commits after it lead to {reached}: "
+            "the model has that content"
+        )
+    return reached
+
+
+def _base_of(log: Log, base: str | PathLike[str] | None) -> Path:
+    if base is not None:
+        return Path(fspath(base))
+    if not isinstance(log, str | PathLike):
+        raise ValueError(
+            "follow: base is None, but the log is not in a directory, which could have it: give "
+            "the path of the checkpoint that the log begins with"
+        )
+    return Path(fspath(log)) / BASE
+
+
+__all__ = ["Follower", "follow", "replay"]

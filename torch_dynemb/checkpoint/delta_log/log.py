@@ -1,0 +1,428 @@
+"""Publishes what training changes, for models that serve and for other trainers."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import nn
+
+from torch_dynemb.argument_checks import described, flag, integer, number
+from torch_dynemb.checkpoint.delta_log.comparison import differing_ids, touched_ids
+from torch_dynemb.checkpoint.delta_log.directory import DirectorySink, rank_folder, rank_folders
+from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
+from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.manifest.places import checked_path
+from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.saving.save import check_saveable, save
+from torch_dynemb.checkpoint.together import ranks_of
+
+BASE = "base"
+
+
+class DeltaLog:
+    """Publishes what changes in a model while it trains: rows, removed ids, dense weights.
+
+    A log begins with a checkpoint, its base. Each :meth:`publish` adds a commit to it, with the
+    changes since the one before. A copy of the base to which all commits up to one are applied has
+    the rows that the model had then: :func:`follow` does so for models that serve and for other
+    trainers.
+
+    A publish copies what has changed between two steps; a thread writes the copies while training
+    goes on, and what makes it fail is raised by the next call, whose publish has the changes that
+    were not written. Where ranks share a model, each has a log of its own, with one number for the
+    commits of all; they call all methods together.
+
+    Args:
+        log: directory of the log, which ranks share, or a :class:`DeltaSink` of this rank.
+        every_steps: :meth:`step` publishes after so many calls.
+        every_seconds: :meth:`step` publishes when so many seconds have passed; where ranks share
+            the model, they then ask the first one in every step.
+        optimizer_state: publish the optimizer state of changed rows, too, for other trainers.
+        dense: publish the dense part, too.
+        process_group: of the ranks that share the model; default: all.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> log = td.checkpoint.DeltaLog(folder.name + "/log", every_steps=1)
+        >>> log.attach(bag)
+        >>> bag(torch.tensor([[1, 2], [3, 1]])).sum().backward()
+        >>> bag.optimizer.step()
+        >>> log.step()
+        1
+        >>> log.close()
+        >>> copy = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> td.checkpoint.replay(folder.name + "/log", copy)
+        1
+        >>> copy.group.size(0)
+        3
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        log: str | PathLike[str] | DeltaSink,
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        optimizer_state: bool = False,
+        dense: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._ranks, self._process_group = ranks_of(process_group), process_group
+        self._every_steps, self._every_seconds = every_steps, every_seconds
+        if every_steps is not None:
+            integer("DeltaLog: every_steps", every_steps, least=1, what="int or None")
+        if every_seconds is not None and not number("DeltaLog: every_seconds", every_seconds) > 0:
+            raise ValueError(f"DeltaLog: every_seconds is {every_seconds}, expected more than 0")
+        self._optimizer_state = flag("DeltaLog: optimizer_state", optimizer_state)
+        self._dense = flag("DeltaLog: dense", dense)
+        self._path: Path | None = None
+        if isinstance(log, str | PathLike):
+            self._path = checked_path("DeltaLog: log", log)
+            log = DirectorySink(self._path / rank_folder(self._ranks.rank, self._ranks.size))
+        elif not isinstance(log, DeltaSink):
+            raise TypeError(
+                f"DeltaLog: log is {described(log)}, expected a path, or a sink with append, read, "
+                "truncate and drop_after"
+            )
+        self._own = OwnLog(log, self._ranks.rank, self._ranks.size)
+        self._model: nn.Module | None = None
+        self._recorded: RecordedModel | None = None
+        self._writing: Writing | None = None
+        self._sequence, self._drop_rest = 0, False
+        self._steps, self._published_at = 0, 0.0
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last commit, which a thread may still be writing; 0: there is none."""
+        return self._sequence
+
+    # -- a model -------------------------------------------------------------------------------
+
+    @plain_torch()
+    def attach(self, model: nn.Module, *, base: str | PathLike[str] | None = None) -> None:
+        """Records what changes in a model from now on; between two training steps.
+
+        An empty log in a directory gets a base there, where none is given. Otherwise the model is
+        compared with the base and the commits since, and the next publish has all that differs: a
+        trainer can go on from any checkpoint, and whatever the log says beyond it is taken back.
+
+        Args:
+            model: any module with tables of this library, whose rows are in memory.
+            base: path of the checkpoint that the log begins with, or of a later one of
+                :meth:`save`; default: the one in the directory of the log.
+
+        Raises:
+            TypeError: ``model`` is no module, or its dense part has entries that are no whole
+                tensors.
+            ValueError: the base does not fit the log or the model, or a log that is not in a
+                directory is given none; or the log is of another number of ranks.
+            FileNotFoundError: ``base`` is no checkpoint.
+            DamagedFileError: the log or the base is damaged.
+            RuntimeError: the log has a writer or a model already, rows lie in a store, or gradients
+                are pending.
+            OSError: the disk fails. In all cases nothing is recorded.
+        """
+        ranks = self._ranks
+        parts = ranks.run(lambda: self._checked_parts(model))
+        told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+        ranks.run(lambda: self._check_places([place for places in told for place in places]))
+        recorded = None
+        try:
+            ranks.run(self._own.begin_writing)
+            ends = ranks.gather(self._own.sequence)
+            if min(ends) < max(ends):  # a commit that not all ranks have, and nobody has read
+                ranks.run(lambda: self._own.drop_after(min(ends)))
+            self._sequence = min(ends)
+            end_steps(parts)
+            recorded = ranks.run(
+                lambda: RecordedModel(
+                    model,
+                    parts,
+                    name=f"delta log {self._path or id(self._own.sink)}",
+                    optimizer_state=self._optimizer_state,
+                    dense=self._dense,
+                    rank=ranks.rank,
+                )
+            )
+            self._find_base(model, recorded, base)
+        except BaseException:
+            if recorded is not None:
+                recorded.stop()
+            self._own.stop_writing()
+            raise
+        self._model, self._recorded = model, recorded
+        self._steps, self._published_at = 0, time.monotonic()
+
+    def _checked_parts(self, model: object) -> list[TablePart]:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"DeltaLog.attach: model is {described(model)}, expected a torch.nn.Module"
+            )
+        if self._recorded is not None:
+            raise RuntimeError("DeltaLog.attach: the log has a model: close() the log before")
+        folders = [] if self._path is None else rank_folders(self._path)
+        if folders and len(folders) != self._ranks.size:
+            raise ValueError(
+                f"DeltaLog.attach: {self._path} has a log of {len(folders)} ranks, and these are "
+                f"{self._ranks.size}: publish to a new directory"
+            )
+        parts = parts_of(model)
+        for group in groups_of(parts):
+            check_saveable("DeltaLog.attach", group)
+        return parts
+
+    def _check_places(self, places: list[PartPlace]) -> None:
+        check_whole(places)
+        split = {of.name for of in places if of.end_column - of.first_column < of.embedding_dim}
+        if split and self._optimizer_state:
+            raise ValueError(
+                f"DeltaLog.attach: optimizer_state is True, but the columns of tables "
+                f"{sorted(split)} lie on several ranks, and so does their state: give "
+                "optimizer_state=False"
+            )
+
+    def _find_base(
+        self, model: nn.Module, recorded: RecordedModel, base: str | PathLike[str] | None
+    ) -> None:
+        ranks, own, path = self._ranks, self._own, base
+        if path is None:
+            if self._path is None:
+                raise ValueError(
+                    "DeltaLog.attach: base is None, but the log is not in a directory, which could "
+                    "have it: give the path of the checkpoint that the log begins with"
+                )
+            path = self._path / BASE
+        if base is None and self._sequence == 0:
+            save(path, model, process_group=self._process_group)
+            own.base, own.base_sequence = _uuid(path), 0
+            ranks.run(recorded.begin)
+            return
+        uuid = ranks.run(lambda: _uuid(path))
+        own.base, own.base_sequence = uuid, ranks.run(lambda: own.sequence_of(uuid))
+        touched = ranks.gather(ranks.run(lambda: touched_ids(own.batches(own.base_sequence + 1))))
+
+        def compare() -> None:
+            with open_checkpoint(path) as saved:
+                owed = differing_ids(recorded.parts, saved, touched, state=self._optimizer_state)
+            recorded.begin()
+            recorded.owe(owed, dense=True)
+
+        ranks.run(compare)
+
+    # -- publishing ----------------------------------------------------------------------------
+
+    def step(self, step: int | None = None) -> int | None:
+        """Publishes if it is time; a training loop calls it after ``optimizer.step()``.
+
+        Args:
+            step: of training; default: how many the tables have ended.
+
+        Returns:
+            Number of the commit; None: it is not time yet.
+
+        Raises:
+            Exception: as :meth:`publish`.
+        """
+        self._attached("step")
+        self._steps += 1
+        due = self._every_steps is not None and self._steps % self._every_steps == 0
+        if self._every_seconds is not None:
+            passed = time.monotonic() - self._published_at >= self._every_seconds
+            due |= self._ranks.gather(passed)[0]
+        failed = self._writing is not None and self._writing.failed()
+        if not due and not (failed and self._ranks.size == 1):
+            return None
+        return self.publish(step)
+
+    @plain_torch()
+    def publish(self, step: int | None = None) -> int:
+        """Adds a commit with what has changed; between two training steps.
+
+        What has changed is copied before it returns; a thread writes it. A publish waits for the
+        one before.
+
+        Args:
+            step: of training; default: how many the tables have ended.
+
+        Returns:
+            Number of the commit.
+
+        Raises:
+            TypeError, ValueError: ``step`` is no int, or less than 0.
+            RuntimeError: the log has no model, gradients are pending, or others have taken the
+                place of the tables or of what they hold: then a new base is needed.
+            Exception: what has made the thread fail that wrote the commit before. There is no such
+                commit then, and the next publish has its changes.
+        """
+        recorded = self._attached("publish")
+        parts = recorded.parts
+        if step is None:
+            step = max((group.steps for group in groups_of(parts)), default=self._steps)
+        step = integer("DeltaLog.publish: step", step, least=0, what="int or None")
+        self.flush()
+        try:
+            self._ranks.run(self._check_between_steps)
+            end_steps(parts)
+            changed = self._ranks.run(recorded.changed)
+            self._writing = Writing(self._own, changed, step)
+        except BaseException:
+            recorded.give_back()
+            raise
+        self._sequence += 1
+        self._published_at = time.monotonic()
+        return self._sequence
+
+    @plain_torch()
+    def flush(self) -> None:
+        """Waits until the last commit is in the log.
+
+        Raises:
+            Exception: what has made the thread fail. There is no such commit then, and the next
+                publish has its changes.
+        """
+        recorded, writing = self._attached("flush"), self._writing
+        if writing is None:
+            return
+        try:
+            self._ranks.run(writing.wait)
+        except Exception:
+            self._writing = None
+            self._sequence -= 1
+            self._drop_rest = True  # also where this rank has written it
+            recorded.give_back()
+            with suppress(Exception):  # the next publish tries again, and says it
+                self._ranks.run(self._drop)
+            raise
+        self._writing = None
+        recorded.written()
+
+    def _check_between_steps(self) -> None:
+        for group in groups_of(self._attached("publish").parts):
+            check_saveable("DeltaLog.publish", group)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Takes away what a publish that has failed may have left."""
+        if self._drop_rest:
+            self._own.drop_after(self._sequence)
+            self._drop_rest = False
+
+    def save(self, path: str | PathLike[str] | None = None) -> int:
+        """Publishes, saves a checkpoint with which new followers begin, and drops what is older.
+
+        Args:
+            path: of the checkpoint; default: the base in the directory of the log, which it
+                replaces.
+
+        Returns:
+            Number of the commit whose content the checkpoint has. Followers that have it go on.
+
+        Raises:
+            ValueError: ``path`` is None, and the log is not in a directory.
+            Exception: as :meth:`publish`, and as :func:`torch_dynemb.checkpoint.save`; the old base
+                stays that of the log.
+        """
+        self._attached("save")
+        assert self._model is not None
+        if path is None and self._path is None:
+            raise ValueError(
+                "DeltaLog.save: path is None, but the log is not in a directory: give a path"
+            )
+        target = path if path is not None or self._path is None else self._path / BASE
+        assert target is not None
+        sequence = self.publish()
+        self.flush()
+        save(target, self._model, process_group=self._process_group)
+        self._own.base, self._own.base_sequence = self._ranks.run(lambda: _uuid(target)), sequence
+        self.publish()  # it says whose content the checkpoint has
+        self.flush()
+        self._ranks.run(lambda: self._own.sink.truncate(sequence + 1))
+        return sequence
+
+    def rollback(self, sequence: int) -> None:
+        """Takes the commits after one away, of a log without a model.
+
+        Followers that have read them need a base. Load a checkpoint into the model and
+        :func:`replay` the log, or :meth:`attach` any model: the next commit has what differs.
+
+        Args:
+            sequence: number of the last commit that stays; 0: none does.
+
+        Raises:
+            TypeError, ValueError: ``sequence`` is no int, or there is no such commit.
+            RuntimeError: the log has a model, or a writer.
+            OSError: the sink fails.
+        """
+        sequence = integer("DeltaLog.rollback: sequence", sequence, least=0)
+        if self._recorded is not None:
+            raise RuntimeError(
+                "DeltaLog.rollback: the log has a model, whose changes would be lost: close() the "
+                "log, roll back, load the model, and attach it again"
+            )
+
+        def drop() -> None:
+            try:
+                # not begin_writing(): what is taken away may be damaged
+                if isinstance(self._own.sink, DirectorySink):
+                    self._own.sink.lock()
+                found = next(self._own.batches(max(1, sequence)), None)
+                if found is None or found.head.sequence != max(1, sequence):
+                    raise ValueError(
+                        f"DeltaLog.rollback: sequence is {sequence}, but the log has no such commit"
+                    )
+                self._own.drop_after(sequence)
+            finally:
+                self._own.stop_writing()
+
+        self._ranks.run(drop)
+        self._sequence = sequence
+
+    def close(self) -> None:
+        """Waits for the last commit, and lets others write the log.
+
+        Raises:
+            Exception: what has made the thread fail that wrote it; the log is closed all the same.
+        """
+        if self._recorded is None:
+            return
+        try:
+            self.flush()
+        finally:
+            self._recorded.stop()
+            self._model, self._recorded, self._writing = None, None, None
+            self._own.stop_writing()
+
+    def __enter__(self) -> DeltaLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _attached(self, method: str) -> RecordedModel:
+        if self._recorded is None:
+            raise RuntimeError(
+                f"DeltaLog.{method}: the log has no model: call attach(model) before"
+            )
+        return self._recorded
+
+
+def _uuid(path: str | PathLike[str]) -> str:
+    with open_checkpoint(path) as saved:
+        return saved.uuid
+
+
+__all__ = ["BASE", "DeltaLog"]

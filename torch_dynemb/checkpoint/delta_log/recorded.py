@@ -1,0 +1,251 @@
+"""What a model has changed since it was asked last: copies, taken between two training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torch_dynemb.checkpoint.delta_log.batch import DENSE, ERASE, ROWS, TABLES, Pieces
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, of_tensors
+from torch_dynemb.checkpoint.entries import ID, WEIGHT, state_entry
+from torch_dynemb.checkpoint.parts import TablePart, groups_of
+from torch_dynemb.checkpoint.saving.rest import dense_source
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.changes import (
+    Changes,
+    read_changes,
+    reader_of,
+    record_changes,
+    stop_recording,
+    take_changes,
+)
+from torch_dynemb.table.content import optimizer_steps
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.lookup import find
+from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.tables import one_table
+
+
+class ChangedRows(NamedTuple):
+    """What has changed in a part of a table; on the CPU.
+
+    Attributes:
+        ids: int64 [n].
+        rows: [n, columns].
+        state: by name, [n] or [n, columns] each.
+        removed: int64 [m].
+    """
+
+    ids: Tensor
+    rows: Tensor
+    state: dict[str, Tensor]
+    removed: Tensor
+
+
+class Changed(NamedTuple):
+    """What has changed in a model.
+
+    Attributes:
+        tables: of each part, as it is now.
+        parts: their changes.
+        dense: tensors that have changed, by name.
+    """
+
+    tables: list[LoggedTable]
+    parts: list[ChangedRows]
+    dense: dict[str, Tensor]
+
+    def records(self) -> list[Pieces]:
+        """What a batch has of them."""
+        result = [Pieces(TABLES, 0, of_tables(self.tables))]
+        for number, part in enumerate(self.parts):
+            if part.removed.numel() > 0:
+                result.append(Pieces(ERASE, number, of_tensors({ID: part.removed})))
+            if part.ids.numel() > 0:
+                tensors = {ID: part.ids, WEIGHT: part.rows}
+                tensors |= {state_entry(name): values for name, values in part.state.items()}
+                result.append(Pieces(ROWS, number, of_tensors(tensors)))
+        if self.dense:
+            result.append(Pieces(DENSE, 0, of_tensors(self.dense)))
+        return result
+
+
+class RecordedModel:
+    """A model whose changes are recorded for a delta log.
+
+    Args:
+        model: any module with tables of this library.
+        parts: its tables on this rank.
+        name: of the reader of their changes.
+        optimizer_state: copy that of changed rows, too.
+        dense: the dense part, too; on the first rank.
+        rank: of this process.
+
+    Raises:
+        TypeError: the dense part has an entry that is no whole tensor.
+        RuntimeError: rows lie in a store, or the tables have eight readers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Sequence[TablePart],
+        *,
+        name: str,
+        optimizer_state: bool,
+        dense: bool,
+        rank: int,
+    ) -> None:
+        self._model, self.parts, self._name = model, list(parts), name
+        self._optimizer_state, self._dense, self._rank = optimizer_state, dense, rank
+        none = torch.empty(0, dtype=torch.int64)
+        # ids that the next publish has to look at, whatever was recorded
+        self._owed = [none] * len(self.parts)
+        self._dense_now()
+        self._dense_before: dict[str, Tensor] = {}
+        self._taken: Changed | None = None
+        self._since = f"delta log {id(self)}"
+        for group in groups_of(self.parts):
+            record_changes(group.tables, name, scores=False)
+
+    def begin(self) -> None:
+        """From now on: what the model holds now is known to those who follow."""
+        for group in groups_of(self.parts):
+            reader = record_changes(group.tables, self._name, scores=False)
+            changes = read_changes(group.tables, reader)
+            take_changes(group.tables, reader, changes, self._since)
+        self._dense_before = self._dense_now()
+
+    def owe(self, owed: Sequence[Tensor], *, dense: bool) -> None:
+        """Has the next :meth:`changed` look at ids, and at all of the dense part, too.
+
+        Args:
+            owed: int64 [n] of each part; those that are not there will be said to be gone.
+            dense: whether the dense part is not known to those who follow.
+        """
+        self._owed = [torch.cat(pair) for pair in zip(self._owed, owed, strict=True)]
+        if dense:
+            self._dense_before = {}
+
+    def written(self) -> None:
+        """What :meth:`changed` has given is with those who follow."""
+        self._taken = None
+
+    def give_back(self) -> None:
+        """Has the next :meth:`changed` give again what it has given, and what was not written."""
+        changed = self._taken
+        if changed is None:
+            return
+        with held_back():
+            self.owe([torch.cat([part.ids, part.removed]) for part in changed.parts], dense=False)
+            for name in changed.dense:
+                self._dense_before.pop(name, None)
+            self._taken = None
+
+    def stop(self) -> None:
+        """Nothing is recorded any more."""
+        for group in groups_of(self.parts):
+            stop_recording(group.tables, self._name)
+
+    def changed(self) -> Changed:
+        """Copies of what has changed since :meth:`changed` gave what was :meth:`written`.
+
+        What it gives is known from now on, unless it is given back.
+
+        Raises:
+            RuntimeError: others have taken the place of the tables, or of what they hold.
+        """
+        self.give_back()
+        groups = groups_of(self.parts)
+        changes = [self._changes_of(group) for group in groups]
+        of_parts = []
+        for part, owed in zip(self.parts, self._owed, strict=True):
+            number = next(k for k, group in enumerate(groups) if group is part.group)
+            of_parts.append(self._copied(part, changes[number], owed))
+        dense = self._dense_now() if self._dense else {}
+        of_dense = {
+            name: values
+            for name, values in dense.items()
+            if not _same(self._dense_before.get(name), values)
+        }
+        result = Changed([self._description(part) for part in self.parts], of_parts, of_dense)
+        with held_back():
+            for group, of_group in zip(groups, changes, strict=True):
+                reader = reader_of(group.tables, self._name)
+                assert reader is not None
+                take_changes(group.tables, reader, of_group, self._since)
+            self._owed = [owed[:0] for owed in self._owed]
+            self._dense_before = dense
+            self._taken = result
+        return result
+
+    def _changes_of(self, group: TableGroup) -> Changes:
+        reader = reader_of(group.tables, self._name)
+        if reader is None or reader.since != self._since:
+            raise RuntimeError(
+                f"DeltaLog: tables {group.names} have been replaced, or what they hold was, since "
+                "the log was attached to the model (add_table, set_optimizer, a load): what has "
+                "changed is not known. Save a checkpoint, and attach the log to the model again "
+                "with it as the base"
+            )
+        return read_changes(group.tables, reader)
+
+    def _copied(self, part: TablePart, changes: Changes, owed: Tensor) -> ChangedRows:
+        told = changes.tables[part.table]
+        ids, handles, removed = told.ids, told.handles, told.removed
+        if owed.numel() > 0:
+            ids = torch.cat([ids, removed, owed.to(ids.device)]).unique()
+            tables = part.group.tables
+            handles = find(tables, *one_table(tables, part.table, ids)).handles
+            removed, ids, handles = ids[handles < 0], ids[handles >= 0], handles[handles >= 0]
+        values = read_rows(part.group.tables, part.table, ids, handles)
+        state = values.state if self._optimizer_state else {}
+        return ChangedRows(
+            ids.cpu(),
+            values.weights.cpu(),
+            {name: tensor.cpu() for name, tensor in state.items()},
+            removed.cpu(),
+        )
+
+    def _description(self, part: TablePart) -> LoggedTable:
+        optimizer = part.optimizer if self._optimizer_state else None
+        return LoggedTable(
+            part.name,
+            part.embedding_dim,
+            part.first_column,
+            part.columns.stop - part.columns.start,
+            part.dtype,
+            None if optimizer is None else str(optimizer.description()["name"]),
+            0 if optimizer is None else optimizer_steps(part.group.tables, part.table),
+        )
+
+    def _dense_now(self) -> dict[str, Tensor]:
+        """Copies of the dense part; on the first rank."""
+        if not self._dense:
+            return {}
+        source = dense_source("DeltaLog", self._model, self._rank)
+        pieces = [piece.name for piece in source.pieces if piece.sizes]
+        odd = sorted({*pieces, *(source.values or {})})
+        if odd:
+            raise TypeError(
+                f"DeltaLog: entries {odd} of the model's state dict are no whole tensors, which a "
+                "delta log does not have: give dense=False, and bring them to followers otherwise"
+            )
+        return {
+            piece.name: piece.values.to("cpu", copy=True).contiguous() for piece in source.pieces
+        }
+
+
+def _same(before: Tensor | None, now: Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    if before is None or before.dtype != now.dtype or before.shape != now.shape:
+        return False
+    if now.numel() == 0:
+        return True
+    return torch.equal(before.reshape(-1).view(torch.uint8), now.reshape(-1).view(torch.uint8))
+
+
+__all__ = ["Changed", "ChangedRows", "RecordedModel"]
