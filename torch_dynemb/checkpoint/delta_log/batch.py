@@ -139,7 +139,7 @@ def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
     # a tensor, not a bytearray: copies into it let other threads run
     out = torch.empty(total, dtype=torch.uint8)
     text = _head_bytes(head)
-    chain = _crc(text, head.previous)
+    chain = _chained(text, head.previous)
     at = _put(out, 0, text)
     for record, size in zip(records, sizes, strict=True):
         payload = out[at + _RECORD.size : at + _RECORD.size + _filled(size)]
@@ -149,7 +149,7 @@ def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
             payload[begin : begin + piece.numel()].copy_(piece)
             begin += piece.numel()
         text = _record_bytes(head, record.kind, record.table, size, ops.crc32c(payload[:size]))
-        chain = _crc(text, chain)
+        chain = _chained(text, chain)
         at = _put(out, at, text) + _filled(size)
     end = _COMMIT.pack(chain, _END)
     at = _put(out, at, _record_bytes(head, COMMIT, 0, len(end), _crc(end)))
@@ -224,7 +224,7 @@ def decoded(data: Tensor) -> Batch:
     end = _commit_of(data, head)
     if end is None:
         raise BrokenBatchError(f"the commit of batch {head.sequence} is damaged", commit=False)
-    chain = _crc(_text(data[:HEAD_BYTES]), head.previous)
+    chain = _chained(_text(data[:HEAD_BYTES]), head.previous)
     at, records = HEAD_BYTES, []
     for number in range(head.records - 1):
         text = _text(data[at : at + _RECORD.size])
@@ -238,7 +238,7 @@ def decoded(data: Tensor) -> Batch:
             raise BrokenBatchError(f"{where} does not have its checksum", commit=True)
         if bool(data[at + _RECORD.size + size : at + _RECORD.size + _filled(size)].any()):
             raise BrokenBatchError(f"{where} is followed by other bytes than zeros", commit=True)
-        chain = _crc(text, chain)
+        chain = _chained(text, chain)
         records.append(Record(kind, table, payload))
         at += _RECORD.size + _filled(size)
     if at != data.numel() - COMMIT_BYTES or chain != end:
@@ -301,6 +301,11 @@ def _text(data: Tensor) -> bytes:
 def _put(out: Tensor, at: int, text: bytes) -> int:
     out[at : at + len(text)] = as_tensor(text)
     return at + len(text)
+
+
+def _chained(text: bytes, chain: int) -> int:
+    """The chain after a head, without its own sum: of bytes with their sum, all sums are equal."""
+    return _crc(text[: -_CRC.size], chain)
 
 
 def _crc(text: bytes, before: int = 0) -> int:

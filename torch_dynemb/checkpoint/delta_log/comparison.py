@@ -114,14 +114,19 @@ def _differs(
     elif state:
         return torch.ones_like(result).cpu()
     for mine, theirs in pairs:
-        given = theirs.to(ids.device)[there].reshape(there.numel(), -1)
-        of_model = mine.reshape(there.numel(), -1)
+        given = _flat(theirs.to(ids.device)[there])
+        of_model = _flat(mine)
         if given.dtype != of_model.dtype or given.shape != of_model.shape:
             return torch.ones_like(result).cpu()
         # bits: NaN equals itself
         unequal = given.contiguous().view(torch.uint8) != of_model.contiguous().view(torch.uint8)
         result[there] |= unequal.any(1)
     return result.cpu()
+
+
+def _flat(values: Tensor) -> Tensor:
+    """[n] as [n, 1]."""
+    return values.unsqueeze(1) if values.dim() == 1 else values
 
 
 __all__ = ["differing_ids", "touched_ids"]

@@ -322,14 +322,17 @@ class DeltaLog:
             self._drop_rest = False
 
     def save(self, path: str | PathLike[str] | None = None) -> int:
-        """Publishes, saves a checkpoint with which new followers begin, and drops what is older.
+        """Publishes, and saves a checkpoint with which new followers begin.
+
+        Commits from before the former base are dropped, those after it stay: followers that are
+        behind have time until the next call. :meth:`truncate` drops more.
 
         Args:
             path: of the checkpoint; default: the base in the directory of the log, which it
                 replaces.
 
         Returns:
-            Number of the commit whose content the checkpoint has. Followers that have it go on.
+            Number of the commit whose content the checkpoint has.
 
         Raises:
             ValueError: ``path`` is None, and the log is not in a directory.
@@ -347,11 +350,29 @@ class DeltaLog:
         sequence = self.publish()
         self.flush()
         save(target, self._model, process_group=self._process_group)
-        self._own.base, self._own.base_sequence = self._ranks.run(lambda: _uuid(target)), sequence
+        former, uuid = self._own.base_sequence, self._ranks.run(lambda: _uuid(target))
+        self._own.base, self._own.base_sequence = uuid, sequence
         self.publish()  # it says whose content the checkpoint has
         self.flush()
-        self._ranks.run(lambda: self._own.sink.truncate(sequence + 1))
+        self.truncate(former + 1)
         return sequence
+
+    def truncate(self, before: int) -> None:
+        """Drops commits at the beginning, as far as the sink drops them: a directory, whole files.
+
+        Followers that have not read them, or begin with a base of before, need a newer base.
+
+        Args:
+            before: number of the first commit that stays.
+
+        Raises:
+            TypeError, ValueError: ``before`` is no int, or later than the base of the log, with
+                which followers begin.
+            OSError: the sink fails.
+        """
+        most = self._own.base_sequence + 1
+        integer("DeltaLog.truncate: before", before, least=0, most=most)
+        self._ranks.run(lambda: self._own.sink.truncate(before))
 
     def rollback(self, sequence: int) -> None:
         """Takes the commits after one away, of a log without a model.

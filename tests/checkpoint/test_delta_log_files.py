@@ -1,0 +1,206 @@
+"""Files of a delta log: a torn tail is no commit, and any other damage is an error."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from started import start_server
+
+from torch_dynemb.checkpoint import DamagedFileError, DirectorySink
+from torch_dynemb.checkpoint.delta_log import batch as batch_format
+from torch_dynemb.checkpoint.delta_log.batch import ERASE, Head, Pieces, as_tensor, decoded, encoded
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.tensor_file import raw
+
+pytestmark = pytest.mark.cpu_only("about files, without tables")
+
+BASE = "0123456789abcdef0123456789abcdef"
+
+
+def batch(sequence: int, previous: int, size: int = 1) -> tuple[bytes, int]:
+    """A batch with one record, and the chain after it."""
+    head = Head(0, 1, 0, BASE, 0, sequence, 10 * sequence, 0, previous)
+    data, chain = encoded(head, [Pieces(ERASE, 0, [torch.full((size,), 7 * sequence)])])
+    return bytes(raw(data)), chain
+
+
+def batches(count: int, size: int = 1) -> list[bytes]:
+    result, chain = [], 0
+    for sequence in range(1, count + 1):
+        data, chain = batch(sequence, chain, size)
+        result.append(data)
+    return result
+
+
+def written(path: Path, segments: list[list[bytes]]) -> DirectorySink:
+    """A log whose files have these batches."""
+    path.mkdir()
+    sequence = 1
+    for segment in segments:
+        (path / f"{sequence:020}.delta").write_bytes(b"".join(segment))
+        sequence += len(segment)
+    return DirectorySink(path)
+
+
+def read(sink: DirectorySink, from_sequence: int = 0) -> list[int]:
+    return [decoded(as_tensor(data)).head.sequence for data in sink.read(from_sequence)]
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    sink, data = DirectorySink(tmp_path / "a" / "log", segment_bytes=500), batches(9)
+    for sequence, of in enumerate(data, start=1):
+        sink.append(memoryview(of), sequence)
+        assert read(sink, sequence) == [sequence]  # from where it was read last
+    assert len(list((tmp_path / "a" / "log").glob("*.delta"))) > 2
+    assert [bytes(of) for of in sink.read(0)] == data
+    assert read(DirectorySink(sink.path), 5) == [5, 6, 7, 8, 9]
+    sink.close()
+
+
+def test_a_torn_tail_is_no_batch_wherever_it_is_torn(tmp_path: Path) -> None:
+    one, two, three = batches(3)
+    for end in range(len(two) + 1):
+        sink = written(tmp_path / str(end), [[one, two[:end]]])
+        assert read(sink) == ([1, 2] if end == len(two) else [1])
+    for begin in (0, len(one)):  # what was never written of a file that is long enough is zeros
+        torn = bytearray(one + two)
+        torn[begin:] = bytes(len(torn) - begin)
+        sink = written(tmp_path / f"zeros{begin}", [[bytes(torn)]])
+        assert read(sink) == ([1] if begin else [])
+        sink.append(memoryview(two if begin else one), 2 if begin else 1)
+        assert read(sink) == ([1, 2] if begin else [1])
+        sink.close()
+    sink = written(tmp_path / "goes on", [[one, two[:-1]]])
+    sink.append(memoryview(two), 2)
+    sink.append(memoryview(three), 3)
+    assert [bytes(of) for of in sink.read(0)] == [one, two, three]
+    sink.close()
+
+
+@pytest.mark.parametrize("flipped", [1, 0x80, 0xFF])
+def test_a_flipped_byte_is_an_error_wherever_it_is(tmp_path: Path, flipped: int) -> None:
+    data = b"".join(batches(3))
+    sink = written(tmp_path / "log", [[data]])
+    path = next(sink.path.glob("*.delta"))
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= flipped
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedFileError, match=r"delta: byte \d+: .*rollback"):
+            list(sink.read(0))
+
+
+def test_a_batch_that_ends_before_another_segment_is_an_error(tmp_path: Path) -> None:
+    one, two, three = batches(3)
+    sink = written(tmp_path / "log", [[one, two[:-5]], [three]])
+    with pytest.raises(DamagedFileError, match="another segment follows"):
+        list(sink.read(0))
+
+
+def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    (one,) = batches(1)
+    text = bytearray(one[: batch_format.HEAD_BYTES])
+    text[8] = 2
+    text[-4:] = batch_format._crc(bytes(text[:-4])).to_bytes(4, "little")
+    sink = written(tmp_path / "log", [[bytes(text) + one[batch_format.HEAD_BYTES :]]])
+    with pytest.raises(DamagedFileError, match="its format version is 2, and this library reads 1"):
+        list(sink.read(0))
+
+
+def test_batches_are_dropped_at_both_ends(tmp_path: Path) -> None:
+    data = batches(8)
+    sink = written(tmp_path / "log", [data[:3], data[3:6], data[6:]])
+    sink.truncate(6)
+    assert read(sink) == [4, 5, 6, 7, 8]  # whole files
+    sink.truncate(100)
+    assert read(sink) == [7, 8]  # the last one stays
+    sink.drop_after(7)
+    assert read(sink) == [7]
+    sink.append(memoryview(data[7]), 8)
+    assert read(sink) == [7, 8]
+    sink.drop_after(0)
+    assert read(sink) == []
+    sink.close()
+
+
+def test_a_damaged_batch_can_be_rolled_back(tmp_path: Path) -> None:
+    data = batches(3)
+    damaged = bytearray(b"".join(data))
+    damaged[len(data[0]) + len(data[1]) + 3] ^= 1
+    sink = written(tmp_path / "log", [[bytes(damaged)]])
+    with pytest.raises(DamagedFileError):
+        sink.append(memoryview(batches(4)[3]), 4)
+    sink.drop_after(2)
+    sink.append(memoryview(data[2]), 3)
+    assert read(sink) == [1, 2, 3]
+    sink.close()
+
+
+def _hold(path: str, ready: Any) -> None:
+    sink = DirectorySink(path)
+    sink.lock()
+    ready.set()
+    threading.Event().wait()
+
+
+def test_one_process_writes_and_a_dead_one_does_not(tmp_path: Path) -> None:
+    context = start_server()
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path / "log"), ready), daemon=True)
+    process.start()
+    assert ready.wait(60)
+    sink = DirectorySink(tmp_path / "log")
+    with pytest.raises(RuntimeError, match=f"has a writer, process {process.pid}"):
+        sink.lock()
+    process.kill()
+    process.join()
+    sink.lock()
+    with pytest.raises(RuntimeError, match=f"has a writer, process {os.getpid()}"):
+        DirectorySink(tmp_path / "log").lock()
+    sink.close()
+    other = DirectorySink(tmp_path / "log")
+    other.lock()
+    other.close()
+
+
+def test_a_disk_that_fails_keeps_no_batch(tmp_path: Path) -> None:
+    class Failing(Disk):
+        calls = 0
+        fails_at = -1
+
+        def write_at(self, file: int, data: memoryview, begin: int) -> int:
+            self._count()
+            return int(super().write_at(file, data[: max(1, len(data) // 2)], begin))
+
+        def sync(self, file: int) -> None:
+            self._count()
+            super().sync(file)
+
+        def _count(self) -> None:
+            self.calls += 1
+            if self.calls == self.fails_at:
+                raise OSError(28, "No space left on device")
+
+    one, two = batches(2, size=40)
+    calls = 1
+    while True:
+        sink = DirectorySink(tmp_path / str(calls))
+        sink.append(memoryview(one), 1)
+        disk = sink._disk = Failing()
+        disk.fails_at = calls
+        try:
+            sink.append(memoryview(two), 2)
+        except OSError:
+            assert read(sink) == [1]
+            sink.append(memoryview(two), 2)
+        assert [bytes(of) for of in sink.read(0)] == [one, two]
+        sink.close()
+        if disk.calls < calls:
+            break
+        calls += 1
+    assert calls > 6
