@@ -18,8 +18,9 @@ from torch_dynemb.checkpoint.delta_log.targets import (
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.ops.columns import Meta, Pooling
-from torch_dynemb.serving.live_group import LiveTables, NoHeadroomError
+from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live_tables
+from torch_dynemb.serving.live_state import NoHeadroomError
 
 _QUANTIZED = {ops.LIVE_FORMATS[name] for name in ("int8", "int4", "fp8")}
 _MOST = 65504.0  # of float16, which scales of quantized rows are
