@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from quick_packages import QUICK
 from safetensors import safe_open
 from served import HEADROOM, VERSION, dynamic_shapes, features, small_model
 from torch import Tensor, nn
+from torch._inductor import config
 
 import torch_dynemb as td
 from torch_dynemb import serving
@@ -164,6 +167,22 @@ def test_a_package_without_headroom_says_what_to_do(package: Package) -> None:
         assert frozen.stats() == {}
 
 
+def test_tables_stay_until_an_update_has_ended(
+    served: serving.ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another thread closes the model: what is written to has to be there."""
+    apply = td.ops.serve_apply_
+
+    def closed_before(*arguments: Any) -> Any:
+        served.close()
+        gc.collect()
+        return apply(*arguments)
+
+    monkeypatch.setattr("torch_dynemb.serving.live_state.ops.serve_apply_", closed_before)
+    assert served.apply(U, torch.tensor([5, 500]), torch.ones(2, 8)) == (1, 1, 0)
+    assert served.closed
+
+
 def test_threads_run_and_update_one_package(served: serving.ServedModel) -> None:
     """All rows of ``u`` are one number, which grows: an output is of numbers of its time."""
     ids = torch.arange(100)
@@ -204,6 +223,31 @@ def test_threads_run_and_update_one_package(served: serving.ServedModel) -> None
             thread.join()
     assert not errors
     assert served.stats()[U] == (100, HEADROOM, 300)
+
+
+@pytest.mark.long
+def test_packages_with_rows_of_8_bits_make_them_of_floats(
+    live_package: Package, tmp_path: Path
+) -> None:
+    frozen = live_package.frozen
+    with config.patch(QUICK):
+        serving.export(
+            frozen,
+            tmp_path / "int8",
+            features(4, 20),
+            dynamic_shapes=dynamic_shapes(),
+            rows="int8",
+            headroom=10,
+        )
+    live = serving.live(frozen, rows="int8", headroom=10)
+    with serving.load(tmp_path / "int8") as served:
+        assert_same(served, live)
+        ids, rows = torch.arange(95, 105), torch.randn(10, 8)
+        assert served.apply(U, ids, rows) == tables_of(live).update("u", ids, rows) == (5, 5, 0)
+        assert_same(served, live)
+        with pytest.raises(RuntimeError, match="which rows of 8 and 4 bits cannot hold"):
+            served.apply(U, ids, rows / 0)
+        assert_same(served, live)
 
 
 # -- exports, without the compiler ---------------------------------------------------------------

@@ -84,8 +84,8 @@ def export(
         headroom: how many ids each table may have more than now, a number for all or by name, as in
             :func:`torch_dynemb.serving.live`: rows can then be updated while the package serves,
             by :meth:`torch_dynemb.serving.ServedModel.apply`. None: nothing of it changes, unless
-            the model is live already. Rows that are not in use take no room in the files; the
-            index takes 47 bytes for each id that there may be.
+            the model is live already, and then nobody may update it meanwhile. Rows that are not in
+            use take no room in the files; the index takes 47 bytes for each id that there may be.
         version: what this version of the model is called; None: a new random name. Updates of rows
             do not change it.
         missing: True: runs count the ids that they do not find, see

@@ -14,6 +14,7 @@ from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.serving.live_state import LiveState, LiveUpdate
 from torch_dynemb.serving.packages.manifest import LivePart
+from torch_dynemb.serving.packages.memory import ConstantMemory
 
 
 class LiveStats(NamedTuple):
@@ -35,15 +36,16 @@ class LivePackage:
 
     Args:
         parts: by what the names of their tensors begin with.
-        tensors: by name.
+        memory: of their tensors, which stays as long as an update goes on.
 
     Raises:
         DamagedFileError: tensors of a part are missing.
     """
 
-    def __init__(self, parts: Mapping[str, LivePart], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, parts: Mapping[str, LivePart], memory: ConstantMemory) -> None:
+        self._memory = memory if parts else None
         self._writing = threading.Lock()
-        self._states = [_state_of(path, part, tensors) for path, part in parts.items()]
+        self._states = [_state_of(path, part, memory.tensors) for path, part in parts.items()]
 
     @property
     def names(self) -> list[str]:

@@ -73,7 +73,7 @@ def load(path: str | os.PathLike[str], *, runners: int = 1) -> ServedModel:
     _check_platform(folder, manifest)
     check_code(folder / CODE, manifest.files[CODE])
     memory = _read_constants(folder, manifest)
-    live = LivePackage(manifest.live, memory.tensors)
+    live = LivePackage(manifest.live, memory)
     idle = _idle[manifest.uuid, runners]
     try:
         loader = idle.pop()
