@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import torch_dynemb
 from torch_dynemb import serving
-from torch_dynemb.serving.packages.manifest import DENSE, MANIFEST, TABLES
+from torch_dynemb.serving.packages.manifest import DENSE, MANIFEST, TABLES, read_manifest
 from tutorials.serving.client import Client, RefusedError, latencies, updating
 from tutorials.serving.compile_command import compile_command
 
@@ -179,7 +179,7 @@ def refused(cpp_server: Path, folder: Path, ops: Path = OPS) -> str:
 
 
 def test_the_cpp_reader_refuses_what_it_cannot_serve(
-    package: Package, cpp_server: Path, tmp_path: Path
+    package: Package, live_package: Package, cpp_server: Path, tmp_path: Path
 ) -> None:
     assert "is no serving package: it has no manifest.json" in refused(cpp_server, tmp_path)
     for name in (TABLES, DENSE, MANIFEST):
@@ -204,6 +204,14 @@ def test_the_cpp_reader_refuses_what_it_cannot_serve(
     }
     for name, (value, says) in foreign.items():
         folder = with_manifest(package, tmp_path / name, **{name: value})
+        assert says in refused(cpp_server, folder)
+    ((path, part),) = read_manifest(live_package.path).live.items()
+    for slabs, says in [
+        ([1, 1], f"{path}.rows0 has more rows than the manifest says"),
+        ([*part.rows, 5], f"there is no tensor {path}.rows2: files of different packages"),
+    ]:
+        live = {path: part._replace(rows=slabs, formats=[0] * len(slabs))}
+        folder = with_manifest(live_package, tmp_path / str(len(slabs)), live=live)
         assert says in refused(cpp_server, folder)
     assert "cannot be loaded" in refused(cpp_server, package.path, tmp_path / "no library")
     libc = Path("libm.so.6")  # a library without our ops

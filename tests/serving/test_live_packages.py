@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from altered_packages import with_manifest
 from quick_packages import QUICK
 from safetensors import safe_open
 from served import HEADROOM, VERSION, dynamic_shapes, features, small_model
@@ -18,6 +19,7 @@ from torch._inductor import config
 
 import torch_dynemb as td
 from torch_dynemb import serving
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages.manifest import TABLES, read_manifest
 
@@ -114,6 +116,30 @@ def test_files_have_the_rows_that_are_in_use(live_package: Package) -> None:
     with safe_open(live_package.path / TABLES, "pt") as saved:  # type: ignore[no-untyped-call]
         rows = [saved.get_tensor(f"{path}.rows{slab}") for slab in range(2)]
     assert sorted(len(of_slab) for of_slab in rows) == [100, 110]
+
+
+def mixed_packages(package: Package, folder: Path) -> dict[str, Path]:
+    """Packages whose manifest does not go with the other files, by what is said of them."""
+    manifest = read_manifest(package.path)
+    ((path, part),) = manifest.live.items()
+    constants = {name: file for name, file in manifest.constants.items() if name != f"{path}.free"}
+    more = part._replace(rows=[*part.rows, 5], formats=[*part.formats, 0])
+    fewer = part._replace(rows=[1, 1])
+    changes: dict[str, dict[str, Any]] = {
+        f"{path}.rows2": {"live": {path: more}},
+        f"{path}.rows0": {"live": {path: fewer}},
+        f"{path}.free": {"constants": constants},
+    }
+    return {
+        tensor: with_manifest(package, folder / str(number), **change)
+        for number, (tensor, change) in enumerate(changes.items())
+    }
+
+
+def test_mixed_packages_are_refused(live_package: Package, tmp_path: Path) -> None:
+    for tensor, folder in mixed_packages(live_package, tmp_path).items():
+        with pytest.raises(DamagedFileError, match=f"{tensor}'.*different packages were mixed"):
+            serving.load(folder)
 
 
 WRONG: dict[str, tuple[Callable[[serving.ServedModel], Any], type[Exception], str]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from torch import Tensor
 
@@ -90,25 +90,35 @@ class LivePackage:
 def with_headroom(
     parts: Mapping[str, LivePart], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Tensors as they are in memory, where rows that are not in use have room."""
+    """Tensors as they are in memory, where rows that are not in use have room.
+
+    Raises:
+        DamagedFileError: files of different packages were mixed.
+    """
     result = dict(stored)
     for path, part in parts.items():
         for slab, count in enumerate(part.rows):
             name = f"{path}.rows{slab}"
-            if name in stored:
-                shape = (count, *stored[name].shape[1:])
-                result[name] = stored[name]._replace(shape=shape)
+            if name not in stored:
+                _mixed(f"lacks the tensor {name!r}")
+            rows, *columns = stored[name].shape
+            if rows > count:
+                _mixed(f"has {rows} rows of {name!r}, but room for {count}")
+            result[name] = stored[name]._replace(shape=(count, *columns))
     return result
+
+
+def _mixed(what: str) -> NoReturn:
+    raise DamagedFileError(
+        f"serving.load: the package {what}: files of different packages were mixed"
+    )
 
 
 def _state_of(path: str, part: LivePart, tensors: Mapping[str, Tensor]) -> LiveState:
     def tensor(name: str) -> Tensor:
         whole = f"{path}.{name}"
         if whole not in tensors:
-            raise DamagedFileError(
-                f"serving.load: the package lacks the tensor {whole!r}: files of different "
-                "packages were mixed"
-            )
+            _mixed(f"lacks the tensor {whole!r}")
         return tensors[whole]
 
     live = ops.LiveTensors(
