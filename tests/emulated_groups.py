@@ -13,6 +13,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.ops import memory
+from torch_dynemb.serving import frozen_tables
 from torch_dynemb.storage.cuda import CudaMemory
 from torch_dynemb.table import group as table
 from torch_dynemb.table import state as table_state
@@ -38,9 +39,11 @@ class EmulatedMemory(CudaMemory):
 
 @contextmanager
 def emulated_cuda() -> Iterator[EmulatedCuda]:
-    """Ops on CPU tensors run as CUDA kernels; new groups reserve memory as on a GPU."""
+    """Ops on CPU tensors run as CUDA kernels; groups reserve memory, and frozen tables look ids
+    up, as on a GPU."""
     with (
         patch.object(table, "memory_of", lambda owner, device: EmulatedMemory()),
+        patch.object(frozen_tables, "in_host_memory", lambda tensor: False),
         EmulatedCuda() as mode,
     ):
         yield mode

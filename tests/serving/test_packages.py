@@ -212,6 +212,8 @@ def test_the_tables_are_safetensors_files_that_the_code_has_not(package: Package
     # the names have the path of the module that counts missing ids
     frozen = td.serving.CountsMissing(package.frozen)
     expected = dict(frozen.named_buffers()) | dict(frozen.named_parameters())
+    # which code for the CPU does not read
+    expected = {name: of for name, of in expected.items() if ".generations" not in name}
     found = {}
     for file in (TABLES, DENSE):
         with safe_open(package.path / file, "pt") as saved:  # type: ignore[no-untyped-call]

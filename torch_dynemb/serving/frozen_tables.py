@@ -258,7 +258,7 @@ class FrozenTables(CountedTables):
             TypeError, ValueError, RuntimeError: as :meth:`find`; or per_sample_weights.
         """
         buffers: Any = self._buffers
-        if buffers["buckets"].device.type == "cpu":
+        if in_host_memory(buffers["buckets"]):
             read = self._read(
                 ids,
                 offsets,
@@ -351,6 +351,11 @@ class FrozenTables(CountedTables):
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
         return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
+
+
+def in_host_memory(tensor: Tensor) -> bool:
+    """Whether one op looks ids up; a GPU has one that finds them and one that reads rows."""
+    return tensor.device.type == "cpu"
 
 
 def _check_room(group: TableGroup) -> None:
