@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import table_content
 import torch
 from torch import Tensor, nn
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.parts import parts_of
-from torch_dynemb.table.row_access import read_rows
-from torch_dynemb.table.tables import exported
 
 IDS = 60
 DIM = 4
-Content = dict[str, Any]
+Content = dict[Any, Any]
 
 
 class Model(nn.Module):
@@ -83,16 +81,8 @@ def act(model: Model, generator: torch.Generator) -> None:
 
 
 def content(model: nn.Module, *, state: bool = True) -> Content:
-    """Bits of the row and the optimizer state by table and id, and of the dense part."""
-    result: Content = {}
-    for part in parts_of(model):
-        tables = part.group.tables
-        for batch in exported(tables, part.table, 1 << 20):
-            values = read_rows(tables, part.table, batch.ids, batch.handles)
-            tensors = [values.weights, *(values.state.values() if state else ())]
-            columns = [tensor.reshape(batch.ids.numel(), -1).tolist() for tensor in tensors]
-            for number, id in enumerate(batch.ids.tolist()):
-                result[f"{part.name} {id}"] = [of[number] for of in columns]
+    """Bits of rows and of optimizer state by table and id, and of the dense part."""
+    result: Content = dict(table_content.content(model, state=state))
     for name, parameter in model.named_parameters():
         if name.startswith("dense"):
             result[name] = parameter.tolist()

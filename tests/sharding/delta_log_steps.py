@@ -1,0 +1,91 @@
+"""What the ranks of test_sharded_delta_log do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from checkpoint_models import Kind, sharded_model, train
+from checkpoint_steps import names_of
+from table_content import Content, content
+
+import torch_dynemb as td
+from torch_dynemb.checkpoint import DeltaLog, follow
+
+
+class Followed(NamedTuple):
+    """What a rank has at each commit.
+
+    Attributes:
+        published: of the model that trains.
+        followed: of the one that follows.
+        dense: of both, at the end.
+    """
+
+    published: list[Content]
+    followed: list[Content]
+    dense: tuple[list[Any], list[Any]]
+
+
+def _dense(model: Any) -> list[Any]:
+    return [parameter.tolist() for parameter in model.module.over.parameters()]
+
+
+def publishes_and_follows(rank: int, kinds: Sequence[Kind], path: Path, commits: int) -> Followed:
+    """Trains in one sharding and publishes; another one follows."""
+    model = sharded_model(kinds, 0, "adam")
+    names = names_of(kinds)
+    train(model, rank, names, range(2))
+    log = DeltaLog(path, every_steps=2)
+    log.attach(model)
+    other = sharded_model(kinds, 1, "adam", seed=1)
+    td.checkpoint.load(path / "base", other)
+    follower = follow(path, other)
+    published, followed = [], []
+    for commit in range(commits):
+        train(model, rank, names, range(2 + 2 * commit, 3 + 2 * commit))
+        assert log.step() is None
+        train(model, rank, names, range(3 + 2 * commit, 4 + 2 * commit))
+        assert log.step() == commit + 1
+        published.append(content(model, state=False))
+        log.flush()
+        assert follower.update() == 1
+        followed.append(content(other, state=False))
+    log.close()
+    return Followed(published, followed, (_dense(model), _dense(other)))
+
+
+def fails_on_one_rank(rank: int, kinds: Sequence[Kind], path: Path) -> tuple[str, Followed]:
+    """A commit that one of the ranks cannot write, and the next one."""
+    model, other = sharded_model(kinds, 0, "adam"), sharded_model(kinds, 1, "adam", seed=1)
+    train(model, rank, names_of(kinds), range(2))
+    log = DeltaLog(path)
+    log.attach(model)
+    td.checkpoint.load(path / "base", other)
+    follower = follow(path, other)
+    train(model, rank, names_of(kinds), range(2, 3))
+    append = log._own.sink.append
+
+    def full(data: memoryview, sequence: int) -> None:
+        raise OSError(28, "no room on this rank")
+
+    if rank == 1:
+        log._own.sink.append = full  # type: ignore[method-assign]
+    assert log.publish() == 1
+    try:
+        log.flush()
+        raised = "nothing"
+    except OSError as error:
+        raised = str(error)
+    log._own.sink.append = append  # type: ignore[method-assign]
+    assert follower.update() == 0
+    train(model, rank, names_of(kinds), range(3, 4))
+    dist.barrier()
+    assert log.publish() == 1
+    published = [content(model, state=False)]
+    log.close()
+    assert follower.update() == 1
+    followed = [content(other, state=False)]
+    return raised, Followed(published, followed, (_dense(model), _dense(other)))

@@ -1,0 +1,54 @@
+"""Delta logs of sharded models: one for each rank, whose commits are one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoint_models import Kind, Unsharded
+from delta_log_steps import Followed, fails_on_one_rank, publishes_and_follows
+from ranks import Ranks
+from table_content import content, merged
+
+import torch_dynemb as td
+
+pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
+
+KINDS = (
+    Kind("rows", ("row_wise", "column_wise")),
+    Kind("columns", ("column_wise", "table_wise")),
+    Kind("whole", ("table_wise", "row_wise"), dtypes=("BF16", "BF16")),
+    Kind("full", ("row_wise", "row_wise"), policy="evicting"),
+    Kind("sequence", ("row_wise", "table_wise"), pooling="none"),
+)
+COMMITS = 3
+
+
+def check(found: list[Followed]) -> None:
+    for commit in range(len(found[0].published)):
+        published = merged(of.published[commit] for of in found)
+        assert {name for name, _ in published} >= {"bags.rows", "bags.columns", "bags.whole"}
+        assert merged(of.followed[commit] for of in found) == published
+    assert all(of.dense[0] == of.dense[1] for of in found)
+
+
+def test_another_sharding_and_one_process_follow(two_ranks: Ranks, tmp_path: Path) -> None:
+    found = two_ranks.run(publishes_and_follows, KINDS, tmp_path / "log", COMMITS)
+    check(found)
+    alone = Unsharded(KINDS, 0, "adam")
+    assert td.checkpoint.replay(tmp_path / "log", alone) == COMMITS
+    published = merged(of.published[-1] for of in found)
+    assert merged([content(alone, state=False)]) == published
+    assert [parameter.tolist() for parameter in alone.over.parameters()] == found[0].dense[0]
+    (tmp_path / "log" / "r001-of-002").rename(tmp_path / "r001-of-002")
+    follower = td.checkpoint.follow(tmp_path / "log", Unsharded(KINDS, 0, "adam"))
+    assert follower.update() == 0  # a commit is there when all ranks have it
+    with pytest.raises(ValueError, match="has a log of 2 ranks, and these are 1"):
+        td.checkpoint.DeltaLog(tmp_path / "log").attach(alone)
+
+
+def test_a_commit_that_one_rank_cannot_write_is_none(two_ranks: Ranks, tmp_path: Path) -> None:
+    kinds = [kind for kind in KINDS if kind.name in ("rows", "columns", "whole")]
+    found = two_ranks.run(fails_on_one_rank, kinds, tmp_path / "log")
+    assert all("no room on this rank" in raised for raised, _ in found)
+    check([of for _, of in found])
