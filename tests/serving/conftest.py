@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from served import make_live_package, make_package
+from packaged import make_live_package, make_package
 from torch import nn
 
 

@@ -6,7 +6,7 @@ import sys
 
 import psutil
 import torch
-from served import features
+from packaged import features
 
 import torch_dynemb as td
 

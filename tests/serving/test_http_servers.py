@@ -15,7 +15,7 @@ import pytest
 import torch
 from altered_packages import copied, with_manifest
 from http_server import PYTHON_SERVER, environment, running
-from served import HEADROOM, VERSION, features
+from packaged import HEADROOM, VERSION, features
 from torch import Tensor, nn
 
 import torch_dynemb

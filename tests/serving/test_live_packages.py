@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from altered_packages import with_manifest
+from packaged import HEADROOM, VERSION, dynamic_shapes, features, small_model
 from quick_packages import QUICK
 from safetensors import safe_open
-from served import HEADROOM, VERSION, dynamic_shapes, features, small_model
 from torch import Tensor, nn
 from torch._inductor import config
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from altered_packages import FILES, copied, with_manifest
+from packaged import MANY, VERSION, SmallModel, dynamic_shapes, features, small_model
 from safetensors import safe_open
-from served import MANY, VERSION, SmallModel, dynamic_shapes, features, small_model
 from torch import Tensor
 
 import torch_dynemb as td

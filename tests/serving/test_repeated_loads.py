@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import repeated_loads
-from served import MANY
+from packaged import MANY
 
 if TYPE_CHECKING:
     from conftest import Package

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import versions_program
-from served import VERSION
+from packaged import VERSION
 
 if TYPE_CHECKING:
     from conftest import Package
