@@ -78,13 +78,28 @@ def write_packages(folder: Path, ids: int, length: int) -> tuple[Path, Path]:
     """Ours by serving.export, the static model as AOTInductor packages it; bags of one length."""
     ours, peer = folder / f"ours-{length}", folder / f"static-{length}.pt2"
     example = batch(ids, 4, length, 0)
-    shapes = ({name: {0: Dim.DYNAMIC} for name in example},)
-    td.serving.export(
-        dynamic_model(ids),
-        ours,
-        ({name: id_of(rows) for name, rows in example.items()},),
-        dynamic_shapes=shapes,
+    export(dynamic_model(ids), ours, example)
+    program = torch.export.export(
+        Served(StaticBags(ids)).eval(), (example,), dynamic_shapes=any_batch(example)
     )
-    program = torch.export.export(Served(StaticBags(ids)).eval(), (example,), dynamic_shapes=shapes)
     torch._inductor.aoti_compile_and_package(program, package_path=str(peer))
     return ours, peer
+
+
+def write_live_package(folder: Path, ids: int, length: int) -> Path:
+    """Ours, with room for a hundred ids more."""
+    path = folder / f"live-{length}"
+    export(dynamic_model(ids), path, batch(ids, 4, length, 0), headroom=100)
+    return path
+
+
+def export(
+    model: Served, path: Path, example: dict[str, Tensor], headroom: int | None = None
+) -> None:
+    ids = {name: id_of(rows) for name, rows in example.items()}
+    td.serving.export(model, path, (ids,), dynamic_shapes=any_batch(example), headroom=headroom)
+
+
+def any_batch(example: dict[str, Tensor]) -> tuple[dict[str, dict[int, object]], ...]:
+    """``dynamic_shapes`` of samples of one length."""
+    return ({name: {0: Dim.DYNAMIC} for name in example},)
