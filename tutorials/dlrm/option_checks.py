@@ -49,4 +49,9 @@ def wrong_with_files(values: Mapping[str, object]) -> str | None:
             "argument --async-checkpoint: not with --storage ssd: there is no copy of the rows in "
             "memory to write from"
         )
+    if values["publish"] is not None:
+        return (
+            f"argument --publish: {values['publish']} not with --storage ssd: changes of rows that "
+            "lie in files are not recorded"
+        )
     return None

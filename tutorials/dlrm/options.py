@@ -45,7 +45,7 @@ from tutorials.dlrm.policies import Eviction
 _FREE_ON_RESUME = (
     *("out", "samples_folder", "resume", "baseline", "quantize", "export", "progress_interval"),
     *("storage", "cache", "storage_path", "disk"),
-    *("async_checkpoint", "nproc", "sharding"),
+    *("async_checkpoint", "publish", "publish_every", "nproc", "sharding"),
 )
 
 Storage = Literal["memory", "ssd"]
@@ -104,6 +104,8 @@ class Options:
     samples_folder: Path
     checkpoint_every: int
     async_checkpoint: bool
+    publish: Path | None
+    publish_every: int
     resume: bool
     log_every: int
     progress_interval: float
@@ -347,6 +349,20 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         action="store_true",
         help="write checkpoints from a copy in memory while training goes on; one that is due "
         "while the one before is still being written waits for it",
+    )
+    add(
+        "--publish",
+        type=Path,
+        metavar="FOLDER",
+        help="gets a delta log: what training changes, which models that serve can follow while it "
+        "goes on; where there is one, the next commit has what differs from it",
+    )
+    add(
+        "--publish-every",
+        type=at_least(1),
+        default=50,
+        metavar="STEPS",
+        help="steps between commits of --publish; there is one at the end, too",
     )
     add(
         "--resume",

@@ -16,6 +16,7 @@ from tutorials.dlrm.data import job_settings, make_reader, open_data, table_poli
 from tutorials.dlrm.options import Options
 from tutorials.dlrm.plot import plot
 from tutorials.dlrm.progress import check_trained, describe, progress_bar, report_skipped
+from tutorials.dlrm.publish import published
 from tutorials.dlrm.rank_loop import RankPass
 from tutorials.dlrm.summary import summarize
 from tutorials.dlrm.torchrec_model import ShardedModel
@@ -58,8 +59,11 @@ def train(opts: Options, device: torch.device) -> dict[str, Any] | None:
         def shown() -> dict[str, str]:
             return describe(model.figures(), reader, progress)
 
-        with progress_bar("dynamic tables", data, opts, done=start.line, hidden=not first) as bar:
-            progress.train(reader, bar, describe=shown, after_step=checkpoints.after_step)
+        with (
+            progress_bar("dynamic tables", data, opts, done=start.line, hidden=not first) as bar,
+            published(opts, progress.model, checkpoints.after_step) as after_step,
+        ):
+            progress.train(reader, bar, describe=shown, after_step=after_step)
         check_trained(progress, data, reader)
         figures = model.figures()  # before rows are looked up to evaluate
         checkpoints.save(reader.position)

@@ -30,6 +30,7 @@ from tutorials.dlrm.progress import (
     report_served,
     report_skipped,
 )
+from tutorials.dlrm.publish import published
 from tutorials.dlrm.quantized import Served, evaluate_frozen, kinds_of_rows
 from tutorials.dlrm.rows import ROW_BOUND, DynamicRows, Figures, HashedRows, split_rows
 from tutorials.dlrm.summary import summarize
@@ -152,8 +153,11 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> tuple[Traine
         def shown() -> dict[str, str]:
             return describe(rows.figures(), reader, progress)
 
-        with progress_bar("dynamic tables", data, opts, done=start.line) as bar:
-            progress.train(reader, bar, describe=shown, after_step=checkpoints.after_step)
+        with (
+            progress_bar("dynamic tables", data, opts, done=start.line) as bar,
+            published(opts, progress.model, checkpoints.after_step) as after_step,
+        ):
+            progress.train(reader, bar, describe=shown, after_step=after_step)
         check_trained(progress, data, reader)
         figures = rows.figures()  # before rows are looked up to evaluate
         checkpoints.save(reader.position)
