@@ -283,7 +283,9 @@ class SummedReader:
             self._scratch = torch.empty(min(self._block, self._sums.bytes), dtype=torch.uint8)
         while self._at < end:
             assert self._scratch is not None
-            self._take(self._scratch[: min(end - self._at, self._scratch.numel())])
+            # a block at a time: each has a sum of its own
+            room = min(end - self._at, self._block - self._at % self._block)
+            self._take(self._scratch[:room])
 
     def _fill(self, out: Tensor, begin: int) -> None:
         """Reads bytes from there on."""
