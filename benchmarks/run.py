@@ -32,6 +32,7 @@ BENCHMARKS = (
     "ragged",
     "dcp_load",
     "checkpoint",
+    "delta",
     "tiers",
     "live_serving",
     "serving",

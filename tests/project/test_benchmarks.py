@@ -45,6 +45,7 @@ SMALL = {
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
     "checkpoint": ["--ids", "26000"],
+    "delta": ["--ids", "5000"],
     "quantized_rows": ["--mib", "1", "--only", "int8 rows, D=16"],
     "tiers": [
         *("--part", "reads", "--megabytes", "2", "--reads", "200"),
@@ -151,7 +152,7 @@ def test_an_unknown_benchmark_is_named(
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
     expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
-    expected += ", checkpoint, tiers, live_serving, serving, quantized_rows"
+    expected += ", checkpoint, delta, tiers, live_serving, serving, quantized_rows"
     assert expected in capsys.readouterr().err
 
 

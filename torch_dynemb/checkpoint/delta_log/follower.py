@@ -18,6 +18,7 @@ from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, target_of
 from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.threads import one_thread
 
 Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
 
@@ -75,7 +76,7 @@ class Follower:
         if until is not None:
             integer("Follower.update: until", until, least=0, what="int or None")
         applied = 0
-        with self._one:
+        with self._one, one_thread():
             for batches in self._reader.read(until):
                 commit = commit_of(batches)
                 self._target.check(commit)

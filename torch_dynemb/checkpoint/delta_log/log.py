@@ -22,6 +22,7 @@ from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.saving.save import check_saveable, save
+from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import ranks_of
 
 BASE = "base"
@@ -277,7 +278,8 @@ class DeltaLog:
         try:
             self._ranks.run(self._check_between_steps)
             end_steps(parts)
-            changed = self._ranks.run(recorded.changed)
+            with one_thread():
+                changed = self._ranks.run(recorded.changed)
             self._writing = Writing(self._own, changed, step)
         except BaseException:
             recorded.give_back()

@@ -13,6 +13,7 @@ from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, o
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, state_entry
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.rest import dense_source
+from torch_dynemb.ops.columns import GENERATION_BITS
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.changes import (
     Changes,
@@ -25,7 +26,7 @@ from torch_dynemb.table.changes import (
 from torch_dynemb.table.content import optimizer_steps
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import find
-from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.row_access import handle_rows, read_rows, state_tensors
 from torch_dynemb.table.tables import one_table
 
 
@@ -201,14 +202,32 @@ class RecordedModel:
             tables = part.group.tables
             handles = find(tables, *one_table(tables, part.table, ids)).handles
             removed, ids, handles = ids[handles < 0], ids[handles >= 0], handles[handles >= 0]
-        values = read_rows(part.group.tables, part.table, ids, handles)
-        state = values.state if self._optimizer_state else {}
+        rows, state = self._rows_of(part, ids, handles)
         return ChangedRows(
             ids.cpu(),
-            values.weights.cpu(),
+            rows.cpu(),
             {name: tensor.cpu() for name, tensor in state.items()},
             removed.cpu(),
         )
+
+    def _rows_of(
+        self, part: TablePart, ids: Tensor, handles: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Copies of rows, and of their state if it is wanted."""
+        tables, slab = part.group.tables, part.group.config.slab_of(part.table)
+        numbers = handle_rows(handles)
+        rows = tables.rows.weights[slab].index_select(0, numbers)
+        of_slab = state_tensors(tables, slab) if self._optimizer_state else {}
+        state = {name: tensor.index_select(0, numbers) for name, tensor in of_slab.items()}
+        generations = tables.rows.generations[slab].index_select(0, numbers)
+        # which nobody has written yet
+        new = (generations != (handles & ((1 << GENERATION_BITS) - 1))).nonzero()[:, 0]
+        if new.numel() > 0:
+            values = read_rows(tables, part.table, ids[new], handles[new])
+            rows[new] = values.weights
+            for name, tensor in state.items():
+                tensor[new] = values.state[name]
+        return rows, state
 
     def _description(self, part: TablePart) -> LoggedTable:
         optimizer = part.optimizer if self._optimizer_state else None

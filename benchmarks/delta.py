@@ -1,0 +1,217 @@
+"""Delta logs: what recording costs a step, bytes, how long a publish stops training, followers.
+
+A table of rows of 64 columns, of which a commit has a tenth.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from common.command import is_selected, parser, positive
+from common.id_streams import distinct_ids
+from common.report import Report, Row, compare, quantity
+from common.timing import elapsed_ms, interleave
+from torch import Tensor
+
+import torch_dynemb as td
+from torch_dynemb import serving
+from torch_dynemb.checkpoint import DeltaLog, follow
+from torch_dynemb.table.changes import record_changes
+
+BENCH = "delta"
+DIM = 64
+STEP_IDS = 8192
+PEER = "nothing recorded"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a case is given.
+
+    Attributes:
+        ids: of the table; a commit has a tenth of them.
+        rounds: that are timed.
+        folder: for files.
+    """
+
+    ids: int
+    rounds: int
+    folder: Path
+
+    @property
+    def changed(self) -> int:
+        """Rows of a commit."""
+        return self.ids // 10
+
+    def known(self) -> Tensor:
+        """The ids of the table, and as many again that it has not got."""
+        return distinct_ids(0, 2 * self.ids)
+
+    def bag(self) -> td.DynamicEmbeddingBag:
+        """A bag whose table has these ids."""
+        bag = td.DynamicEmbeddingBag(DIM, optimizer=td.RowWiseAdagrad(lr=0.1), name="ads")
+        for ids in self.known()[: self.ids].split(1 << 16):
+            bag.group.insert_or_assign(0, ids, torch.randn(len(ids), DIM))
+        return bag
+
+
+def step(bag: td.DynamicEmbeddingBag, ids: Tensor) -> None:
+    """A training step on bags of four ids."""
+    bag(ids[: len(ids) // 4 * 4].view(-1, 4)).sum().backward()
+    bag.optimizer.step()
+
+
+def recording(of: Measured) -> Iterator[Row]:
+    """A step whose changes are recorded against one whose changes are not."""
+    known, bags = of.known()[: of.ids], [of.bag(), of.bag()]
+    record_changes(bags[0].group.tables, "benchmark", scores=False)
+    batches = [known[torch.randint(0, of.ids, (STEP_IDS,))] for _ in range(16)]
+    timings = interleave(
+        {
+            "recorded": lambda call: step(bags[0], batches[call % 16]),
+            "not": lambda call: step(bags[1], batches[call % 16]),
+        },
+        rounds=of.rounds,
+        calls=20,
+    )
+    peer = timings["not"]
+    yield compare(BENCH, RECORDING, timings["recorded"], PEER, peer, target=1.03)
+
+
+def publishing(of: Measured) -> Iterator[Row]:
+    """Commits of rows that training has changed: how long it waits, and how large they are."""
+    bag, known = of.bag(), of.known()
+    path = of.folder / "publishing"
+    waited, whole, log = [], [], DeltaLog(path)
+    log.attach(bag)
+    for _ in range(of.rounds + 1):
+        touched = known[torch.randperm(of.ids)[: of.changed]]
+        for ids in touched.split(STEP_IDS):
+            step(bag, ids)
+        began = time.perf_counter()
+        log.publish()
+        waited.append(time.perf_counter() - began)
+        step(bag, touched[:STEP_IDS])  # training goes on while the thread writes
+        log.flush()
+        whole.append(time.perf_counter() - began)
+    log.close()
+    written = sum(file.stat().st_size for file in path.glob("r*/*.delta"))
+    rows = 0
+
+    class Counting:
+        def check(self, commit: td.checkpoint.Commit) -> None:
+            pass
+
+        def apply(self, commit: td.checkpoint.Commit) -> None:
+            nonlocal rows
+            rows += sum(delta.ids.numel() for delta in commit.tables.values())
+
+    follow(path, Counting()).update()
+    yield quantity(
+        BENCH,
+        PUBLISH,
+        statistics.median(waited[1:]),
+        "s",
+        target=0.1,
+        rows=of.changed,
+        until_written_s=statistics.median(whole[1:]),
+    )
+    yield quantity(
+        BENCH, BYTES, written / rows / (8 + 4 * DIM), "x of id and row", target=1.1, rows=rows
+    )
+
+
+def applying(of: Measured) -> Iterator[Row]:
+    """Rows that followers take, of ids that they have and of new ones."""
+    known = of.known()
+    for name, begin, target in ((APPLY, 0, 1.0), (APPLY_NEW, of.ids, None)):
+        bag, path = of.bag(), of.folder / f"applying {begin}"
+        log = DeltaLog(path)
+        log.attach(bag)
+        trained = of.bag()
+        td.checkpoint.load(path / "base", trained)
+        live = serving.live(bag, headroom=2 * of.ids)
+        followers = {
+            "live tables": follow(path, live),
+            "a model that trains": follow(path, trained),
+        }
+        seconds: dict[str, list[float]] = {kind: [] for kind in followers}
+        for number in range(min(of.rounds + 1, 9)):
+            ids = known[begin + number * of.changed : begin + (number + 1) * of.changed]
+            bag.group.insert_or_assign(0, ids, torch.randn(len(ids), DIM))
+            log.publish()
+            log.flush()
+            for kind, follower in followers.items():
+                seconds[kind].append(elapsed_ms(follower.update) / 1e3)
+        log.close()
+        for kind, taken in seconds.items():
+            us = 1e6 * statistics.median(taken[1:] or taken) / of.changed
+            yield quantity(BENCH, f"{name}, {kind}", us, "us a row", target=target)
+
+
+def delay(of: Measured) -> Iterator[Row]:
+    """From ``log.step()`` until a model that serves gives another answer."""
+    bag, known = of.bag(), of.known()
+    path = of.folder / "delay"
+    log = DeltaLog(path, every_steps=1)
+    log.attach(bag)
+    live = serving.live(bag, headroom=of.ids)
+    follower = follow(path, live)
+    follower.start(every_seconds=0.001)
+    taken = []
+    for _ in range(of.rounds + 1):
+        ids = known[torch.randint(0, of.ids, (STEP_IDS,))]
+        before = live(ids[:1].view(1, 1))
+        step(bag, ids)
+        began = time.perf_counter()
+        log.step()
+        while torch.equal(live(ids[:1].view(1, 1)), before):
+            follower.check()
+        taken.append(time.perf_counter() - began)
+    follower.stop()
+    log.close()
+    yield quantity(BENCH, DELAY, statistics.median(taken[1:]), "s", rows=STEP_IDS)
+
+
+RECORDING = "a training step, changes recorded"
+PUBLISH = "publish of a tenth of the rows, beside training"
+BYTES = "bytes of a delta"
+APPLY = "applied rows of known ids"
+APPLY_NEW = "applied rows of new ids"
+DELAY = "from step() to a changed answer"
+CASES: dict[str, Callable[[Measured], Iterator[Row]]] = {
+    RECORDING: recording,
+    f"{PUBLISH}; {BYTES}": publishing,
+    f"{APPLY}; {APPLY_NEW}": applying,
+    DELAY: delay,
+}
+
+
+def rows(cases: list[str], of: Measured) -> Iterator[Row | str]:
+    """Yields the name of each case as it starts, then its rows."""
+    for name in cases:
+        torch.manual_seed(0)
+        yield name
+        yield from CASES[name](of)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--ids", type=positive, help="of the table (default 1,000,000)")
+    options = arguments.parse_args()
+    ids = options.ids or (20_000 if options.quick else 1_000_000)
+    cases = [name for name in CASES if is_selected(options.only, name, PEER)]
+    report = Report(as_json=options.json, cases=len(cases))
+    with tempfile.TemporaryDirectory() as folder:
+        report.take(rows(cases, Measured(ids, options.rounds, Path(folder))))
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
