@@ -1,0 +1,1 @@
+"""A delta log in a store of one's own: SQLite."""
