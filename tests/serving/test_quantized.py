@@ -37,7 +37,9 @@ class Model(nn.Module):
             optimizer=td.SGD(lr=0.5),
             mode="mean",
         )
-        self.rows = td.DynamicEmbedding(6, optimizer=td.SGD(lr=0.5), eval_default=torch.ones(6))
+        self.rows = td.DynamicEmbedding(
+            6, name="rows", optimizer=td.SGD(lr=0.5), eval_default=torch.ones(6)
+        )
         self.dense = nn.Linear(22, 1)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
