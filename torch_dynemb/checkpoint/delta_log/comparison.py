@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.delta_log.batch import Batch
 from torch_dynemb.checkpoint.delta_log.commits import commit_of
+from torch_dynemb.checkpoint.entries import FULL
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
@@ -61,7 +62,7 @@ def differing_ids(
         ValueError: the base lacks a table, or has it otherwise.
         DamagedFileError: a file of the base is damaged.
     """
-    if saved.kind != "full":
+    if saved.kind != FULL:
         raise ValueError(
             f"DeltaLog: base {saved.folder} has what has changed since another checkpoint, and a "
             "log needs one that has everything: save one, or merge it"
