@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from logged_models import IDS, Content, Model, act, content, train
+from logged_models import Content, Model, act, content, train
 
 import torch_dynemb as td
-from torch_dynemb import serving
 
 pytestmark = pytest.mark.any_device
 
@@ -50,34 +49,3 @@ def test_every_commit_leads_to_the_content_of_the_model(tmp_path: Path, seed: in
         copy = Model(seed=9)
         assert td.checkpoint.replay(tmp_path / "log", copy, until=until or None) == (until or 12)
         assert content(copy) == contents[until or 12]
-
-
-def test_live_tables_follow_and_refuse_what_they_have_no_room_for(tmp_path: Path) -> None:
-    generator = torch.Generator(device="cpu").manual_seed(5)
-    model = Model()
-    train(model, generator)
-    log = td.checkpoint.DeltaLog(tmp_path / "log")
-    log.attach(model)
-    live = serving.live(model, headroom=IDS)
-    small = serving.live(model, headroom=2)
-    follower = td.checkpoint.follow(tmp_path / "log", live)
-    refused = td.checkpoint.follow(tmp_path / "log", small)
-    a, b, one = (torch.arange(IDS).view(-1, 1) for _ in range(3))
-    before = small.bags({"a": a, "b": b}), small.one(one)
-    for _ in range(8):
-        for _ in range(3):
-            act(model, generator)
-        log.publish()
-        log.flush()
-        assert follower.update() == 1
-        model.eval()
-        expected = model.bags({"a": a, "b": b}), model.one(one)
-        assert torch.equal(live.bags({"a": a, "b": b}), expected[0])
-        assert torch.equal(live.one(one), expected[1])
-        model.train()
-    with pytest.raises(serving.NoHeadroomError):
-        refused.update()
-    assert refused.sequence == 0
-    assert torch.equal(small.bags({"a": a, "b": b}), before[0])
-    assert torch.equal(small.one(one), before[1])
-    log.close()
