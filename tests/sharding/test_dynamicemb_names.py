@@ -452,3 +452,9 @@ def test_one_module_has_all_names() -> None:
     assert compat.DynamicEmbeddingShardingPlanner is DynamicEmbeddingShardingPlanner
     for name in compat.__all__:
         assert getattr(compat, name).__name__ == name
+
+
+def test_an_incremental_dump_names_what_takes_its_place() -> None:
+    compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
+    with pytest.raises(NotImplementedError, match=r"score_threshold=7 .*DeltaLog.*since="):
+        compat.incremental_dump(torch.nn.Linear(1, 1), 7)

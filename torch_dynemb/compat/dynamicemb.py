@@ -12,6 +12,7 @@ from torch_dynemb.torchrec import (
     DynamicEmbeddingEnumerator,
     DynamicEmbeddingShardingPlanner,
 )
+from torch_dynemb.torchrec.dynamicemb.increments import incremental_dump
 from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbCheckMode,
     DynamicEmbInitializerArgs,
@@ -39,4 +40,5 @@ __all__ = [
     "FrequencyAdmissionStrategy",
     "KVCounter",
     "get_table_value_bytes",
+    "incremental_dump",
 ]
