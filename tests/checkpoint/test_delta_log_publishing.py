@@ -172,6 +172,9 @@ def test_a_newer_base_replaces_older_commits(tmp_path: Path) -> None:
     log.flush()
     assert (stays.update(), slow.update(until=2)) == (3, 2)
     assert log.save() == 4
+    with pytest.raises(ValueError, match=r"has the bases \['base', 'base-0{19}4'\]: give"):
+        follow(tmp_path / "log", late)
+    follow(tmp_path / "log", late, base=tmp_path / "log" / "base")
     train(model, drawn)
     log.publish()
     log.flush()
@@ -188,7 +191,10 @@ def test_a_newer_base_replaces_older_commits(tmp_path: Path) -> None:
     log = DeltaLog(tmp_path / "log")
     log.attach(model)
     assert log.publish() == 7
+    assert (log.save(), log.save()) == (8, 10)
     log.close()
+    bases = sorted(path.name[-2:] for path in (tmp_path / "log").glob("base*"))
+    assert bases == ["08", "10"]
     assert content(replayed(tmp_path / "log"), state=False) == content(model, state=False)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import nn
 
 from torch_dynemb.argument_checks import integer, number
+from torch_dynemb.checkpoint.delta_log.bases import base_folder, base_folders, newest_base
 from torch_dynemb.checkpoint.delta_log.commits import commit_of
-from torch_dynemb.checkpoint.delta_log.log import BASE
-from torch_dynemb.checkpoint.delta_log.reader import LogReader, sinks_of
+from torch_dynemb.checkpoint.delta_log.reader import LogReader, batch_of, sinks_of
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, target_of
 from torch_dynemb.checkpoint.loading.load import load
@@ -157,7 +157,7 @@ def follow(
         log: directory of the log; or a sink, or those of all ranks that write it.
         model: what takes the commits. It has the content of the base, or of a commit.
         base: path of the checkpoint that the model has the content of; default: the one in the
-            directory of the log.
+            directory of the log, if there is one only.
         sequence: number of the commit that the model has the content of, in the place of a base.
 
     Returns:
@@ -165,7 +165,8 @@ def follow(
 
     Raises:
         TypeError: log is no log, or model no model that can follow.
-        ValueError: both base and sequence are given; or none, and the log is not in a directory.
+        ValueError: both base and sequence are given; or none, and the log is not in a directory, or
+            has several bases.
         FileNotFoundError: ``base`` is no checkpoint.
 
     Example:
@@ -198,7 +199,7 @@ def follow(
             )
         integer("follow: sequence", sequence, least=0, what="int or None")
         return Follower(LogReader(sinks, base=None, sequence=sequence), target)
-    with open_checkpoint(_base_of(log, base)) as saved:
+    with open_checkpoint(_base_of("follow", log, base)) as saved:
         return Follower(LogReader(sinks, base=saved.uuid, sequence=None), target)
 
 
@@ -214,7 +215,7 @@ def replay(
     Args:
         log: as of :func:`follow`.
         model: that takes it, as of :func:`torch_dynemb.checkpoint.load`.
-        base: path of the checkpoint; default: the one in the directory of the log.
+        base: path of the checkpoint; default: the newest one in the directory of the log.
         until: number of the last commit to apply; default: the newest one.
 
     Returns:
@@ -226,7 +227,7 @@ def replay(
         NewBaseNeededError: the log does not go on from the base.
         Exception: as :func:`torch_dynemb.checkpoint.load` and :meth:`Follower.update`.
     """
-    path = _base_of(log, base)
+    path = _base_of("replay", log, base)
     load(path, model)
     follower = follow(log, model, base=path)
     follower.update(until=until)
@@ -239,15 +240,27 @@ def replay(
     return reached
 
 
-def _base_of(log: Log, base: str | PathLike[str] | None) -> Path:
+def _base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
+    """The checkpoint that is given, or that is in the directory of a log."""
     if base is not None:
         return Path(fspath(base))
     if not isinstance(log, str | PathLike):
         raise ValueError(
-            "follow: base is None, but the log is not in a directory, which could have it: give "
+            f"{owner}: base is None, but the log is not in a directory, which could have it: give "
             "the path of the checkpoint that the log begins with"
         )
-    return Path(fspath(log)) / BASE
+    path = Path(fspath(log))
+    if owner == "replay":
+        first = next(iter(sinks_of(log)()), None)
+        batches = [] if first is None else first.read(0)
+        return newest_base(path, {batch_of(data).head.base for data in batches})
+    folders = list(base_folders(path).values())
+    if len(folders) > 1:
+        raise ValueError(
+            f"{owner}: base is None, but the log has the bases {[of.name for of in folders]}: give "
+            "the path of the one that the model has the content of"
+        )
+    return folders[0] if folders else base_folder(path, 0)
 
 
 __all__ = ["Follower", "follow", "replay"]

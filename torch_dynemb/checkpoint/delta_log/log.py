@@ -11,21 +11,19 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag, integer, number
-from torch_dynemb.checkpoint.delta_log.comparison import differing_ids, touched_ids
-from torch_dynemb.checkpoint.delta_log.directory import DirectorySink, rank_folder, rank_folders
+from torch_dynemb.checkpoint.delta_log.attaching import checked_parts, find_base, uuid_of
+from torch_dynemb.checkpoint.delta_log.bases import base_folder, remove_bases
+from torch_dynemb.checkpoint.delta_log.directory import DirectorySink, rank_folder
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.manifest.places import checked_path
-from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
-from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
+from torch_dynemb.checkpoint.parts import end_steps, groups_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.saving.save import check_saveable, save
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import ranks_of
-
-BASE = "base"
+from torch_dynemb.process.interrupts import held_back
 
 
 class DeltaLog:
@@ -117,6 +115,9 @@ class DeltaLog:
     def attach(self, model: nn.Module, *, base: str | PathLike[str] | None = None) -> None:
         """Records what changes in a model from now on; between two training steps.
 
+        Updates then set a byte for each row, so compiled code is compiled again, and CUDA graphs
+        must be captured again.
+
         An empty log in a directory gets a base there, where none is given. Otherwise the model is
         compared with the base and the commits since, and the next publish has all that differs: a
         trainer can go on from any checkpoint, and whatever the log says beyond it is taken back.
@@ -124,7 +125,7 @@ class DeltaLog:
         Args:
             model: any module with tables of this library, whose rows are in memory.
             base: path of the checkpoint that the log begins with, or of a later one of
-                :meth:`save`; default: the one in the directory of the log.
+                :meth:`save`; default: the newest one in the directory of the log.
 
         Raises:
             TypeError: ``model`` is no module, or its dense part has entries that are no whole
@@ -138,9 +139,9 @@ class DeltaLog:
             OSError: the disk fails. In all cases nothing is recorded.
         """
         ranks = self._ranks
-        parts = ranks.run(lambda: self._checked_parts(model))
-        told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
-        ranks.run(lambda: self._check_places([place for places in told for place in places]))
+        if self._recorded is not None:
+            raise RuntimeError("DeltaLog.attach: the log has a model: close() the log before")
+        parts = checked_parts(ranks, model, self._path, optimizer_state=self._optimizer_state)
         recorded = None
         try:
             ranks.run(self._own.begin_writing)
@@ -159,7 +160,11 @@ class DeltaLog:
                     rank=ranks.rank,
                 )
             )
-            self._find_base(model, recorded, base)
+
+            def save_base(path: Path) -> None:
+                save(path, model, process_group=self._process_group)
+
+            find_base(self._own, ranks, recorded, log=self._path, base=base, save=save_base)
         except BaseException:
             if recorded is not None:
                 recorded.stop()
@@ -167,62 +172,6 @@ class DeltaLog:
             raise
         self._model, self._recorded = model, recorded
         self._steps, self._published_at = 0, time.monotonic()
-
-    def _checked_parts(self, model: object) -> list[TablePart]:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"DeltaLog.attach: model is {described(model)}, expected a torch.nn.Module"
-            )
-        if self._recorded is not None:
-            raise RuntimeError("DeltaLog.attach: the log has a model: close() the log before")
-        folders = [] if self._path is None else rank_folders(self._path)
-        if folders and len(folders) != self._ranks.size:
-            raise ValueError(
-                f"DeltaLog.attach: {self._path} has a log of {len(folders)} ranks, and these are "
-                f"{self._ranks.size}: publish to a new directory"
-            )
-        parts = parts_of(model)
-        for group in groups_of(parts):
-            check_saveable("DeltaLog.attach", group)
-        return parts
-
-    def _check_places(self, places: list[PartPlace]) -> None:
-        check_whole(places)
-        split = {of.name for of in places if of.end_column - of.first_column < of.embedding_dim}
-        if split and self._optimizer_state:
-            raise ValueError(
-                f"DeltaLog.attach: optimizer_state is True, but the columns of tables "
-                f"{sorted(split)} lie on several ranks, and so does their state: give "
-                "optimizer_state=False"
-            )
-
-    def _find_base(
-        self, model: nn.Module, recorded: RecordedModel, base: str | PathLike[str] | None
-    ) -> None:
-        ranks, own, path = self._ranks, self._own, base
-        if path is None:
-            if self._path is None:
-                raise ValueError(
-                    "DeltaLog.attach: base is None, but the log is not in a directory, which could "
-                    "have it: give the path of the checkpoint that the log begins with"
-                )
-            path = self._path / BASE
-        if base is None and self._sequence == 0:
-            save(path, model, process_group=self._process_group)
-            own.base, own.base_sequence = _uuid(path), 0
-            ranks.run(recorded.begin)
-            return
-        uuid = ranks.run(lambda: _uuid(path))
-        own.base, own.base_sequence = uuid, ranks.run(lambda: own.sequence_of(uuid))
-        touched = ranks.gather(ranks.run(lambda: touched_ids(own.batches(own.base_sequence + 1))))
-
-        def compare() -> None:
-            with open_checkpoint(path) as saved:
-                owed = differing_ids(recorded.parts, saved, touched, state=self._optimizer_state)
-            recorded.begin()
-            recorded.owe(owed, dense=True)
-
-        ranks.run(compare)
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -280,11 +229,12 @@ class DeltaLog:
             end_steps(parts)
             with one_thread():
                 changed = self._ranks.run(recorded.changed)
-            self._writing = Writing(self._own, changed, step)
         except BaseException:
             recorded.give_back()
             raise
-        self._sequence += 1
+        with held_back():
+            self._writing = Writing(self._own, changed, step)
+            self._sequence += 1
         self._published_at = time.monotonic()
         return self._sequence
 
@@ -330,8 +280,8 @@ class DeltaLog:
         behind have time until the next call. :meth:`truncate` drops more.
 
         Args:
-            path: of the checkpoint; default: the base in the directory of the log, which it
-                replaces.
+            path: of the checkpoint; default: a folder in the directory of the log, where the former
+                base stays, too.
 
         Returns:
             Number of the commit whose content the checkpoint has.
@@ -347,16 +297,20 @@ class DeltaLog:
             raise ValueError(
                 "DeltaLog.save: path is None, but the log is not in a directory: give a path"
             )
-        target = path if path is not None or self._path is None else self._path / BASE
-        assert target is not None
         sequence = self.publish()
         self.flush()
+        log, target = self._path, path
+        if target is None:
+            assert log is not None
+            target = base_folder(log, sequence)
         save(target, self._model, process_group=self._process_group)
-        former, uuid = self._own.base_sequence, self._ranks.run(lambda: _uuid(target))
+        former, uuid = self._own.base_sequence, self._ranks.run(lambda: uuid_of(target))
         self._own.base, self._own.base_sequence = uuid, sequence
         self.publish()  # it says whose content the checkpoint has
         self.flush()
         self.truncate(former + 1)
+        if log is not None:
+            self._ranks.on_first(lambda: remove_bases(log, before=former))
         return sequence
 
     def truncate(self, before: int) -> None:
@@ -412,7 +366,9 @@ class DeltaLog:
                 self._own.stop_writing()
 
         self._ranks.run(drop)
-        self._sequence = sequence
+        self._sequence, log = sequence, self._path
+        if log is not None:
+            self._ranks.on_first(lambda: remove_bases(log, after=sequence))
 
     def close(self) -> None:
         """Waits for the last commit, and lets others write the log.
@@ -443,9 +399,4 @@ class DeltaLog:
         return self._recorded
 
 
-def _uuid(path: str | PathLike[str]) -> str:
-    with open_checkpoint(path) as saved:
-        return saved.uuid
-
-
-__all__ = ["BASE", "DeltaLog"]
+__all__ = ["DeltaLog"]

@@ -59,6 +59,10 @@ class OwnLog:
         """
         return (batch_of(data) for data in self.sink.read(from_sequence))
 
+    def bases(self) -> set[str]:
+        """The uuids of the checkpoints that batches say they follow."""
+        return {batch.head.base for batch in self.batches(0)}
+
     def sequence_of(self, uuid: str) -> int:
         """Number of the commit whose content a checkpoint has; 0 in an empty log.
 

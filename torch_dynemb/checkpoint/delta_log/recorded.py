@@ -85,6 +85,10 @@ class RecordedModel:
         dense: the dense part, too; on the first rank.
         rank: of this process.
 
+    Attributes:
+        parts: tables of the model on this rank.
+        optimizer_state: see the argument.
+
     Raises:
         TypeError: the dense part has an entry that is no whole tensor.
         RuntimeError: rows lie in a store, or the tables have eight readers.
@@ -101,7 +105,7 @@ class RecordedModel:
         rank: int,
     ) -> None:
         self._model, self.parts, self._name = model, list(parts), name
-        self._optimizer_state, self._dense, self._rank = optimizer_state, dense, rank
+        self.optimizer_state, self._dense, self._rank = optimizer_state, dense, rank
         none = torch.empty(0, dtype=torch.int64)
         # ids that the next publish has to look at, whatever was recorded
         self._owed = [none] * len(self.parts)
@@ -217,7 +221,7 @@ class RecordedModel:
         tables, slab = part.group.tables, part.group.config.slab_of(part.table)
         numbers = handle_rows(handles)
         rows = tables.rows.weights[slab].index_select(0, numbers)
-        of_slab = state_tensors(tables, slab) if self._optimizer_state else {}
+        of_slab = state_tensors(tables, slab) if self.optimizer_state else {}
         state = {name: tensor.index_select(0, numbers) for name, tensor in of_slab.items()}
         generations = tables.rows.generations[slab].index_select(0, numbers)
         # which nobody has written yet
@@ -230,7 +234,7 @@ class RecordedModel:
         return rows, state
 
     def _description(self, part: TablePart) -> LoggedTable:
-        optimizer = part.optimizer if self._optimizer_state else None
+        optimizer = part.optimizer if self.optimizer_state else None
         return LoggedTable(
             part.name,
             part.embedding_dim,
