@@ -75,13 +75,26 @@ def make_package(folder: Path) -> nn.Module:
 
 
 def make_live_package(folder: Path) -> nn.Module:
-    """Writes a package whose rows are updated; returns the frozen model that it was made of."""
-    frozen = td.freeze(small_model(many=10))
-    export(frozen, folder, headroom=HEADROOM)
+    """Writes a package whose rows are updated, and beside it the checkpoint that is its base.
+
+    Returns:
+        The frozen model that the package was made of.
+    """
+    model = small_model(many=10)
+    td.checkpoint.save(base_of(folder), model)
+    frozen = td.freeze(model)
+    export(frozen, folder, headroom=HEADROOM, base=base_of(folder))
     return frozen
 
 
-def export(frozen: nn.Module, folder: Path, headroom: int | None = None) -> None:
+def base_of(folder: Path) -> Path:
+    """The checkpoint with the content of the live package."""
+    return folder.with_name("base")
+
+
+def export(
+    frozen: nn.Module, folder: Path, headroom: int | None = None, base: Path | None = None
+) -> None:
     """Writes a package of the small model."""
     with config.patch(QUICK):
         td.serving.export(
@@ -92,4 +105,5 @@ def export(frozen: nn.Module, folder: Path, headroom: int | None = None) -> None
             headroom=headroom,
             version=VERSION,
             missing=True,
+            base=base,
         )

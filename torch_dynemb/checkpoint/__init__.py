@@ -14,6 +14,7 @@ from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
 from torch_dynemb.checkpoint.delta_log.log import DeltaLog
+from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.reader import NewBaseNeededError
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, follows
@@ -44,6 +45,7 @@ __all__ = [
     "IdSlots",
     "LoadReport",
     "LoadedTable",
+    "LogPosition",
     "NewBaseNeededError",
     "SaveHandle",
     "SavedBatch",

@@ -128,7 +128,7 @@ class LiveTables(CountedTables):
                 feature_dims=[dim],
                 pooling=Pooling.NONE,
             )
-            self._state().apply(table, ids, values, ids[:0])
+            self.state().apply(table, ids, values, ids[:0])
         # copying is no update
         self.tensors().tables[table, LiveTable.INSERTED :] = 0
 
@@ -262,7 +262,7 @@ class LiveTables(CountedTables):
             >>> model(torch.tensor([[7, 8]]))
             tensor([[4., 6.]])
         """
-        return self._state().update("LiveTables.update", table, ids, rows, erased)
+        return self.state().update("LiveTables.update", table, ids, rows, erased)
 
     def erase(self, table: str, ids: Tensor) -> int:
         """Takes ids out of a table while threads read; their rows are free for others.
@@ -278,21 +278,22 @@ class LiveTables(CountedTables):
             TypeError, ValueError: a table that there is not; dtype or shape of ids.
             RuntimeError: another thread is updating tables of this group; nothing has changed.
         """
-        return self._state().erase("LiveTables.erase", table, ids)
+        return self.state().erase("LiveTables.erase", table, ids)
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
-        return self._state().sizes()
+        return self.state().sizes()
 
     def free_rows(self) -> dict[str, int]:
         """By table name, how many new ids it has rows for."""
-        return self._state().free_rows()
+        return self.state().free_rows()
 
     def version(self) -> LiveVersion:
         """What is being served: the version of the dense part, and how often rows were updated."""
-        return LiveVersion(self.dense_version, self._state().updates())
+        return LiveVersion(self.dense_version, self.state().updates())
 
-    def _state(self) -> LiveState:
+    def state(self) -> LiveState:
+        """The tables as those see them who update rows."""
         return LiveState(self.names, self.tensors())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LiveTables:

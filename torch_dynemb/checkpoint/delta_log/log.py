@@ -15,6 +15,7 @@ from torch_dynemb.checkpoint.delta_log.attaching import checked_parts, find_base
 from torch_dynemb.checkpoint.delta_log.bases import base_folder, remove_bases
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink, rank_folder
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
+from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.manifest.places import checked_path
@@ -100,6 +101,7 @@ class DeltaLog:
         self._own = OwnLog(log, self._ranks.rank, self._ranks.size)
         self._model: nn.Module | None = None
         self._recorded: RecordedModel | None = None
+        self._tables: dict[str, int] = {}  # columns of the model's tables, on whatever rank
         self._writing: Writing | None = None
         self._sequence, self._drop_rest = 0, False
         self._steps, self._published_at = 0, 0.0
@@ -171,6 +173,7 @@ class DeltaLog:
             self._own.stop_writing()
             raise
         self._model, self._recorded = model, recorded
+        self._tables = {place.name: place.embedding_dim for places in told for place in places}
         self._steps, self._published_at = 0, time.monotonic()
 
     # -- publishing ----------------------------------------------------------------------------
@@ -261,6 +264,21 @@ class DeltaLog:
             raise
         self._writing = None
         recorded.written()
+
+    def position(self) -> LogPosition:
+        """Where the model is in the log, once the last commit is there.
+
+        :func:`torch_dynemb.serving.export` takes it as its ``base``.
+
+        Raises:
+            RuntimeError: the log has no model.
+            Exception: as :meth:`flush`.
+        """
+        self._attached("position")
+        self.flush()
+        own = self._own
+        sequence = None if own.sequence == 0 else own.sequence
+        return LogPosition(own.base, sequence, own.chain, own.rank, dict(self._tables))
 
     def _check_between_steps(self) -> None:
         for group in groups_of(self._attached("publish").parts):

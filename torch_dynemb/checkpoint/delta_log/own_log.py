@@ -26,12 +26,14 @@ class OwnLog:
         base: uuid of the checkpoint that followers begin with.
         base_sequence: of the commit whose content it has.
         sequence: of the last batch.
+        chain: after it.
+        rank: of this process.
     """
 
     def __init__(self, sink: DeltaSink, rank: int, ranks: int) -> None:
-        self.sink, self._rank, self._ranks = sink, rank, ranks
+        self.sink, self.rank, self._ranks = sink, rank, ranks
         self.base, self.base_sequence, self.sequence = "", 0, 0
-        self._chain = 0
+        self.chain = 0
 
     def begin_writing(self) -> None:
         """Becomes the only writer, where the sink can tell, and finds the end.
@@ -96,7 +98,7 @@ class OwnLog:
         """
         sequence = self.sequence + 1
         head = Head(
-            self._rank,
+            self.rank,
             self._ranks,
             0,
             self.base,
@@ -104,11 +106,11 @@ class OwnLog:
             sequence,
             step,
             0,
-            self._chain,
+            self.chain,
         )
         data, chain = encoded(head, changed.records())
         self.sink.append(raw(data), sequence)
-        self.sequence, self._chain = sequence, chain
+        self.sequence, self.chain = sequence, chain
 
     def drop_after(self, sequence: int) -> None:
         """Takes batches at the end away.
@@ -124,15 +126,15 @@ class OwnLog:
         self._find_end()
 
     def _find_end(self) -> None:
-        self.sequence, self._chain = 0, 0
+        self.sequence, self.chain = 0, 0
         for batch in self.batches(0):
-            if (batch.head.rank, batch.head.ranks) != (self._rank, self._ranks):
+            if (batch.head.rank, batch.head.ranks) != (self.rank, self._ranks):
                 raise ValueError(
                     f"DeltaLog: the log was written by rank {batch.head.rank} of "
-                    f"{batch.head.ranks}, and this is rank {self._rank} of {self._ranks}: publish "
+                    f"{batch.head.ranks}, and this is rank {self.rank} of {self._ranks}: publish "
                     "to a new log when the number of ranks changes"
                 )
-            self.sequence, self._chain = batch.head.sequence, batch.chain
+            self.sequence, self.chain = batch.head.sequence, batch.chain
 
 
 class Writing:

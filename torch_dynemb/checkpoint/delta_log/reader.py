@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class LogReader:
         sinks: gives those of all ranks; none: the log is not there yet.
         base: uuid of the checkpoint to go on from; None: ``sequence`` says it.
         sequence: number of the commit to go on from.
+        chains: of the batches of that commit, by rank, as far as they are known.
 
     Attributes:
         sequence: number of the last commit that was read; None: the base has not been found yet,
@@ -49,11 +50,16 @@ class LogReader:
     """
 
     def __init__(
-        self, sinks: Callable[[], Sequence[DeltaSink]], *, base: str | None, sequence: int | None
+        self,
+        sinks: Callable[[], Sequence[DeltaSink]],
+        *,
+        base: str | None,
+        sequence: int | None,
+        chains: Mapping[int, int] | None = None,
     ) -> None:
         self._find_sinks, self._sinks = sinks, list[DeltaSink]()
         self._base, self.sequence = base, sequence
-        self._chains: list[int] | None = None
+        self._chains = dict(chains or {})
 
     def read(self, until: int | None = None) -> Iterator[list[Batch]]:
         """The batches of all ranks, commit after commit, as far as all have written them.
@@ -86,7 +92,7 @@ class LogReader:
                 batches.append(self._following(rank, batch_of(data)))
             yield batches
             self.sequence += 1
-            self._chains = [batch.chain for batch in batches]
+            self._chains = {rank: batch.chain for rank, batch in enumerate(batches)}
 
     def _following(self, rank: int, batch: Batch) -> Batch:
         """A batch that must be the next one of a rank."""
@@ -103,11 +109,11 @@ class LogReader:
                 f"is {head.sequence}: those between were dropped or are lost. Load the newest "
                 "base, and follow from there"
             )
-        if self._chains is not None and head.previous != self._chains[rank]:
+        if head.previous != self._chains.get(rank, head.previous):
             raise NewBaseNeededError(
                 f"delta log: commit {head.sequence} does not follow commit {self.sequence} as it "
-                "was read: the log was rolled back and went on otherwise. Load the base, and "
-                "follow from there"
+                "was read: the log was rolled back and went on otherwise, or it is another log. "
+                "Load the base, and follow from there"
             )
         return batch
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
@@ -29,6 +30,7 @@ from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.missing import CountsMissing
+from torch_dynemb.serving.packages.base import ExportedTable, base_of, position_of
 from torch_dynemb.serving.packages.code_file import sums_of_file
 from torch_dynemb.serving.packages.inputs import inputs_of
 from torch_dynemb.serving.packages.manifest import (
@@ -61,6 +63,7 @@ def export(
     headroom: int | Mapping[str, int] | None = None,
     version: str | int | None = None,
     missing: bool = False,
+    base: str | os.PathLike[str] | LogPosition | None = None,
 ) -> Path:
     """Writes a package that serves a model without Python classes of it, and without a compiler.
 
@@ -91,6 +94,11 @@ def export(
         missing: True: runs count the ids that they do not find, see
             :attr:`torch_dynemb.serving.ServedModel.missing`. A
             :class:`torch_dynemb.serving.CountsMissing` does so in any case.
+        base: for packages that follow a delta log (``follow=`` of
+            :func:`torch_dynemb.serving.load`): the path of the checkpoint whose content the model
+            has and with which the log begins, or what :meth:`DeltaLog.position` gave, of the log to
+            which the model is published, before ``model`` was frozen. The package remembers the
+            checkpoint and the number of the commit. Only with tables whose rows are updated.
 
     Returns:
         The folder.
@@ -100,7 +108,10 @@ def export(
         ValueError: tensors of the model are on several devices, or an input is neither a tensor
             nor a constant; ``rows`` is none of its values, or is given with a frozen model and no
             headroom; ``headroom`` or ``rows`` is given with a live model, or ``headroom`` is none
-            of its values; or ``missing`` is True, and there are no dynamic tables.
+            of its values; or ``missing`` is True, and there are no dynamic tables; or ``base`` is
+            given without ``headroom``, or has no table for one of the model, or one of other
+            columns.
+        FileNotFoundError: ``base`` is no checkpoint.
         FileExistsError: there is something at ``path``.
         OSError: the disk is full, or fails; there is nothing at ``path``.
         RuntimeError: ``torch.export`` or the compiler does not take the model; or ``headroom`` is
@@ -125,7 +136,9 @@ def export(
             "or remove it"
         )
     flag("serving.export: missing", missing)
+    position = None if base is None else position_of(base)
     frozen = _served_form(model, rows, headroom)
+    package_base = None if position is None else base_of(position, _live_exports(frozen))
     if missing and not isinstance(frozen, CountsMissing):
         frozen = CountsMissing(frozen)
     device = _device_of(frozen)
@@ -168,6 +181,7 @@ def export(
             live=_live_parts(frozen),
             inputs=taken,
             files=files,
+            base=package_base,
         )
         _write(disk, folder / MANIFEST, manifest_text(manifest))
         disk.sync_folder(folder)
@@ -270,6 +284,26 @@ def _served_tables(model: nn.Module) -> dict[str, ServedTable]:
         for name, ids, dim in zip(_names_of(path, module), sizes, dims, strict=True):
             result[name] = ServedTable(ids, dim)
     return result
+
+
+def _live_exports(frozen: nn.Module) -> list[ExportedTable]:
+    """The live tables of a model, to be found in the base of a package."""
+    model = frozen.model if isinstance(frozen, CountsMissing) else frozen
+    if not live_tables(model):
+        raise ValueError(
+            "serving.export: base is given, but the rows of the package would never change: give "
+            "headroom=, the number of ids that each table may have more, or no base"
+        )
+    return [
+        ExportedTable(package_name, path, name, len(module.names) == 1, dim)
+        for path, module in live_tables(model).items()
+        for package_name, name, dim in zip(
+            _names_of(path, module),
+            module.names,
+            module.tensors().meta[:, Meta.DIM].tolist(),
+            strict=True,
+        )
+    ]
 
 
 def _live_parts(frozen: nn.Module) -> dict[str, LivePart]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
+from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
 from torch_dynemb.serving.live_state import LiveState, LiveUpdate
 from torch_dynemb.serving.packages.manifest import LivePart
 from torch_dynemb.serving.packages.memory import ConstantMemory
@@ -56,13 +57,13 @@ class LivePackage:
         """As ``ServedModel.apply``."""
         owner = "ServedModel.apply"
         with self._writing:
-            return self._of(owner, table).update(owner, table, ids, rows, erased)
+            return self.state_of(owner, table).update(owner, table, ids, rows, erased)
 
     def erase(self, table: str, ids: object) -> int:
         """As ``ServedModel.erase``."""
         owner = "ServedModel.erase"
         with self._writing:
-            return self._of(owner, table).erase(owner, table, ids)
+            return self.state_of(owner, table).erase(owner, table, ids)
 
     def stats(self) -> dict[str, LiveStats]:
         """What the tables have, all at one time."""
@@ -74,7 +75,36 @@ class LivePackage:
                     result[name] = LiveStats(sizes[name], free[name], updates[name])
         return result
 
-    def _of(self, owner: str, table: object) -> LiveState:
+    def check(self, changes: Sequence[TableChange]) -> None:
+        """Raises what forbids a commit of a delta log, as :func:`check_room` and the like do."""
+        with self._writing:
+            for change in changes:
+                check_room(change)
+                check_values(change)
+
+    def take(self, changes: Sequence[TableChange]) -> None:
+        """Applies a commit that was checked, as a whole.
+
+        Raises:
+            NoHeadroomError: another update has taken the rows meanwhile; nothing has changed.
+        """
+        with self._writing:
+            for change in changes:
+                check_room(change)
+            for change in changes:
+                take(change)
+
+    def state_of(self, owner: str, table: object) -> LiveState:
+        """The tables of which one is called so.
+
+        Args:
+            owner: the method that errors name.
+            table: its name.
+
+        Raises:
+            RuntimeError: the package has no tables that take updates.
+            ValueError: it has no such table.
+        """
         if not self._states:
             raise RuntimeError(
                 f"{owner}: the tables of this package are only read: export the model with "

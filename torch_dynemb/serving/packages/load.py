@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from torch_dynemb.argument_checks import integer
+from torch_dynemb.checkpoint.delta_log.follower import Log
+from torch_dynemb.checkpoint.delta_log.reader import sinks_of
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.serving.packages.code_file import check_code
+from torch_dynemb.serving.packages.following import base_for, follower_of
 from torch_dynemb.serving.packages.live_package import LivePackage, with_headroom
 from torch_dynemb.serving.packages.manifest import (
     CODE,
@@ -36,7 +40,9 @@ from torch_dynemb.serving.packages.served_model import Loaded, Loader, ServedMod
 _idle: defaultdict[tuple[str, int], list[Loader]] = defaultdict(list)
 
 
-def load(path: str | os.PathLike[str], *, runners: int = 1) -> ServedModel:
+def load(
+    path: str | os.PathLike[str], *, runners: int = 1, follow: Log | None = None
+) -> ServedModel:
     """Loads a package that :func:`torch_dynemb.serving.export` has written.
 
     Every file is compared with its checksum. Tables are read into memory of their own, aligned to
@@ -49,6 +55,9 @@ def load(path: str | os.PathLike[str], *, runners: int = 1) -> ServedModel:
         runners: how many threads may run the model at the same time; further ones wait. Torch's
             loader keeps the lock of the Python interpreter during a run (torch 2.13), so threads of
             one Python process take turns whatever this is. Those of a C++ program do not.
+        follow: a delta log, as :func:`torch_dynemb.checkpoint.follow` takes it, whose commits the
+            rows shall take; the package was exported with ``headroom=`` and ``base=``. Nothing is
+            applied yet: :attr:`ServedModel.follower` does so when it is asked, or in a thread.
 
     Returns:
         The model, ready to run.
@@ -56,6 +65,9 @@ def load(path: str | os.PathLike[str], *, runners: int = 1) -> ServedModel:
     Raises:
         FileNotFoundError: there is no package.
         DamagedFileError: a file is missing, or is not what was written.
+        TypeError: ``follow`` is no log.
+        ValueError: ``follow`` is given, and the package was exported without ``headroom=`` or
+            without ``base=``.
         RuntimeError: the package was made for another version of torch or of this library, for
             another processor, or for a device that is not here.
         MemoryError: the tables do not fit in memory.
@@ -71,6 +83,9 @@ def load(path: str | os.PathLike[str], *, runners: int = 1) -> ServedModel:
     integer("serving.load: runners", runners, least=1)
     manifest = read_manifest(folder)
     _check_platform(folder, manifest)
+    if follow is not None:
+        base_for(folder, manifest)
+        sinks_of(follow)
     check_code(folder / CODE, manifest.files[CODE])
     memory = _read_constants(folder, manifest)
     live = LivePackage(manifest.live, memory)
@@ -94,7 +109,8 @@ def load(path: str | os.PathLike[str], *, runners: int = 1) -> ServedModel:
         # the code keeps the addresses, and references to the tensors that it never gives back;
         # those own no memory
         loader.load_constants(constants, False, True, True)
-        return ServedModel(manifest, Loaded(loader, memory, live, idle))
+        follower = None if follow is None else partial(follower_of, folder, manifest, follow)
+        return ServedModel(manifest, Loaded(loader, memory, live, idle), follower)
     device = torch.device(manifest.device)
     copies = {name: tensor.to(device) for name, tensor in constants.items()}
     loader.load_constants(copies, False, True, False)  # into memory that the code owns

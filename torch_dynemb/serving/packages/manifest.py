@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, FileSums, sums_of_bytes
+from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.inputs import Input, Size
 
 FORMAT = "torch_dynemb serving package"
-FORMAT_VERSION = 2  # that of packages whose rows are updated; others are as in version 1
+# A package has the least version that has all of it, so that older programs read it.
+FORMAT_VERSION = 3  # says which commit of a delta log its rows have
+_WITHOUT_BASE = 2  # has rows that are updated
 _WITHOUT_LIVE = 1
 
 MANIFEST = "manifest.json"
@@ -70,6 +73,7 @@ class PackageManifest(NamedTuple):
         live: by the path of their module, tables whose rows are updated; none: nothing changes.
         inputs: what the model takes, leaf by leaf.
         files: sizes and checksums by name.
+        base: what its rows were made of; None: it follows no delta log.
     """
 
     uuid: str
@@ -86,13 +90,14 @@ class PackageManifest(NamedTuple):
     live: dict[str, LivePart]
     inputs: list[Input]
     files: dict[str, FileSums]
+    base: PackageBase | None = None
 
 
 def manifest_text(manifest: PackageManifest) -> bytes:
     """The content of the file."""
     content = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION if manifest.live else _WITHOUT_LIVE,
+        "format_version": _version_of(manifest),
         **manifest._asdict(),
         "tables": {name: table._asdict() for name, table in manifest.tables.items()},
         "live": {path: part._asdict() for path, part in manifest.live.items()},
@@ -101,8 +106,18 @@ def manifest_text(manifest: PackageManifest) -> bytes:
     }
     if not manifest.live:
         del content["live"]
+    if manifest.base is None:
+        del content["base"]
+    else:
+        content["base"] = manifest.base._asdict()
     text = json.dumps(content, separators=(",", ":")).encode()[:-1]
     return text + _END.format(sums_of_bytes(text)).encode()
+
+
+def _version_of(manifest: PackageManifest) -> int:
+    if manifest.base is not None:
+        return FORMAT_VERSION
+    return _WITHOUT_BASE if manifest.live else _WITHOUT_LIVE
 
 
 def _input_entry(given: Input) -> dict[str, Any]:
@@ -138,10 +153,10 @@ def read_manifest(folder: Path) -> PackageManifest:
         raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
-    if content.get("format_version") not in (_WITHOUT_LIVE, FORMAT_VERSION):
+    if content.get("format_version") not in range(_WITHOUT_LIVE, FORMAT_VERSION + 1):
         raise RuntimeError(
             f"serving.load: {folder} has format version {content.get('format_version')!r}, but "
-            f"this torch_dynemb reads {_WITHOUT_LIVE} and {FORMAT_VERSION}: export the model "
+            f"this torch_dynemb reads {_WITHOUT_LIVE} to {FORMAT_VERSION}: export the model "
             "again, or load the package with the version that wrote it"
         )
     body = text[:-_END_BYTES]
@@ -150,6 +165,8 @@ def read_manifest(folder: Path) -> PackageManifest:
     del content["format"], content["format_version"], content["crc32c"]
     content["tables"] = {name: ServedTable(**t) for name, t in content["tables"].items()}
     content["live"] = {path: LivePart(**p) for path, p in content.get("live", {}).items()}
+    base = content.get("base")
+    content["base"] = None if base is None else PackageBase(**base)
     content["inputs"] = [_input_of(entry) for entry in content["inputs"]]
     content["files"] = {
         name: FileSums(sums["bytes"], sums["block_bytes"], tuple(sums["sums"]))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torch_dynemb.checkpoint.delta_log.follower import Follower
 from torch_dynemb.serving.live_state import LiveUpdate
 from torch_dynemb.serving.packages.inputs import Input, leaves_of, shape_text, tensors_of
 from torch_dynemb.serving.packages.live_package import LivePackage, LiveStats
@@ -50,6 +53,8 @@ class ServedModel:
     Args:
         manifest: what its package says of itself.
         loaded: the compiled code, with its constants.
+        follow: makes :attr:`follower` of a function that gives what updates the tables as long as
+            the model is open; None: it follows no delta log.
 
     Attributes:
         version: what the exporting program calls this version of the model. Updates of rows do not
@@ -60,7 +65,12 @@ class ServedModel:
             :meth:`run_flat`.
     """
 
-    def __init__(self, manifest: PackageManifest, loaded: Loaded) -> None:
+    def __init__(
+        self,
+        manifest: PackageManifest,
+        loaded: Loaded,
+        follow: Callable[[Callable[[], LivePackage]], Follower] | None = None,
+    ) -> None:
         self.version: str | int = manifest.version
         self.tables: dict[str, ServedTable] = dict(manifest.tables)
         self.device = torch.device(manifest.device)
@@ -69,7 +79,11 @@ class ServedModel:
         self._counted = manifest.missing
         self._missing = torch.zeros(len(manifest.missing or ()), dtype=torch.int64)
         self._counting = threading.Lock()
+        self._base = manifest.base
         self._loaded: Loaded | None = loaded
+        # weak: this model has the follower, and its memory should go when nobody has the model
+        live = partial(_live_of, weakref.ref(self))
+        self._follower = None if follow is None else follow(live)
         in_spec, out_spec = loaded.loader.get_call_spec()
         self._in_spec = pytree.treespec_loads(in_spec)
         self._out_spec = pytree.treespec_loads(out_spec)
@@ -174,6 +188,33 @@ class ServedModel:
         return self._open("stats").live.stats()
 
     @property
+    def follower(self) -> Follower:
+        """What applies the commits of the delta log: ``update()``, or ``start()`` for a thread.
+
+        A commit is taken as a whole or refused, and then the rows from before go on being served;
+        the dense part stays that of the export. Runs get rows of a commit one after another, as
+        with :meth:`apply`.
+
+        Raises:
+            RuntimeError: the package was loaded without ``follow=``.
+        """
+        if self._follower is None:
+            raise RuntimeError(
+                "follower: this model follows no delta log: give follow= to serving.load"
+            )
+        return self._follower
+
+    @property
+    def sequence(self) -> int | None:
+        """Number of the commit of the delta log whose rows are served.
+
+        None: the rows are those of the base checkpoint, or the package has no base.
+        """
+        if self._follower is not None:
+            return self._follower.sequence
+        return None if self._base is None else self._base.sequence
+
+    @property
     def dense_version(self) -> str | int:
         """The version of all that is not a row of a table: that of the export, whatever is updated.
 
@@ -214,9 +255,7 @@ class ServedModel:
     def _open(self, method: str) -> Loaded:
         loaded = self._loaded
         if loaded is None:
-            raise RuntimeError(
-                f"{method}: this model is closed, and its tables are gone: load the package again"
-            )
+            raise _closed(method)
         return loaded
 
     __call__ = run
@@ -227,7 +266,13 @@ class ServedModel:
         return self._loaded is None
 
     def close(self) -> None:
-        """Gives the memory of the tables back, when runs of other threads have ended."""
+        """Gives the memory of the tables back, when runs of other threads have ended.
+
+        A thread of :attr:`follower` is ended; what had ended it before, ``follower.check()`` tells.
+        """
+        if self._follower is not None:
+            with suppress(Exception):
+                self._follower.stop()
         self._loaded = None
 
     def __enter__(self) -> ServedModel:
@@ -243,6 +288,20 @@ class ServedModel:
         )
         state = " closed," if self.closed else ""
         return f"ServedModel({state}version={self.version!r}, inputs=[{takes}])"
+
+
+def _live_of(reference: weakref.ref[ServedModel]) -> LivePackage:
+    """What updates the tables of a model for its follower."""
+    model = reference()
+    if model is None:
+        raise _closed("follow")
+    return model._open("follow").live
+
+
+def _closed(method: str) -> RuntimeError:
+    return RuntimeError(
+        f"{method}: this model is closed, and its tables are gone: load the package again"
+    )
 
 
 __all__ = ["Loaded", "Loader", "ServedModel"]

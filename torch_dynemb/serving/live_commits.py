@@ -1,0 +1,87 @@
+"""What a commit of a delta log does to a live table, and whether the table can take it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.delta_log.commits import TableDelta
+from torch_dynemb.checkpoint.entries import PACKED
+from torch_dynemb.ops.columns import Meta
+from torch_dynemb.serving.live_state import LiveState, NoHeadroomError
+
+_QUANTIZED = {ops.LIVE_FORMATS[name] for name in ("int8", "int4", "fp8")}
+_MOST = 65504.0  # of float16, which scales of quantized rows are
+
+
+class TableChange(NamedTuple):
+    """A live table, and what a commit does to it.
+
+    Attributes:
+        state: tables of which it is one.
+        table: its name there.
+        delta: what the commit changes.
+    """
+
+    state: LiveState
+    table: str
+    delta: TableDelta
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing changes."""
+        return self.delta.ids.numel() == 0 and self.delta.removed.numel() == 0
+
+
+def check_room(change: TableChange) -> None:
+    """Raises NoHeadroomError where a commit brings more ids than there are rows for."""
+    state, table, delta = change
+    free = state.free_rows()[table]
+    if delta.ids.numel() <= free:
+        return
+    wanted = _missing(change, delta.ids)
+    gone = delta.removed.numel() - _missing(change, delta.removed)
+    if wanted - gone > free:
+        raise NoHeadroomError(table, wanted=wanted - gone, free=free)
+
+
+def check_values(change: TableChange) -> None:
+    """Raises RuntimeError where rows would be refused when others have been taken."""
+    state, table, delta = change
+    if delta.dtype == PACKED:
+        raise RuntimeError(
+            f"follow: table {table!r} is trained with rows of 8 bits, which live tables do not take"
+        )
+    number = state.names.index(table)
+    code = state.tensors.formats[int(state.tensors.meta[number, Meta.SLAB])]
+    if code in _QUANTIZED and not bool((delta.rows.abs() <= _MOST).all()):
+        raise RuntimeError(
+            f"follow: the commit has rows of table {table!r} with NaN, infinity, or values beyond "
+            f"{_MOST}, which quantized live rows cannot hold: nothing of it has been applied. Make "
+            "live tables with rows='bf16', or find out why they diverge"
+        )
+
+
+def take(change: TableChange) -> None:
+    """Gives a live table what a commit that was checked changes in it."""
+    state, table, delta = change
+    if not change.empty:
+        state.update("follow", table, delta.ids, delta.rows, delta.removed)
+
+
+def _missing(change: TableChange, ids: Tensor) -> int:
+    """How many ids a live table has not got."""
+    served = ops.serve_rows(
+        change.state.tensors,
+        ids,
+        torch.empty(0, dtype=torch.int64),
+        feature_tables=[change.state.names.index(change.table)],
+        dim=change.delta.embedding_dim,
+    )
+    return int(served.missing.sum())
+
+
+__all__ = ["TableChange", "check_room", "check_values", "take"]

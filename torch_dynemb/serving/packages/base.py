@@ -1,0 +1,107 @@
+"""Which content of a delta log the rows of a package have, so that it can follow the log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from os import PathLike, fspath
+from pathlib import Path
+from typing import NamedTuple
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.checkpoint.delta_log.position import LogPosition
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.serving.following import names_in_log
+
+
+class PackageBase(NamedTuple):
+    """What a package was made of.
+
+    Attributes:
+        uuid: of the checkpoint that its log begins with.
+        sequence: number of the commit whose rows the package has; None: those of the checkpoint.
+        chain: of the batch of this commit, see :class:`torch_dynemb.checkpoint.LogPosition`.
+        rank: that has written this batch.
+        tables: what each table of the package is called in the log.
+    """
+
+    uuid: str
+    sequence: int | None
+    chain: int
+    rank: int
+    tables: dict[str, str]
+
+
+class ExportedTable(NamedTuple):
+    """A table of a model that becomes a package.
+
+    Attributes:
+        package_name: what the package calls it.
+        path: of the module that has it and no other parts.
+        name: there.
+        alone: the module has no other table.
+        embedding_dim: columns of its rows.
+    """
+
+    package_name: str
+    path: str
+    name: str
+    alone: bool
+    embedding_dim: int
+
+
+def position_of(base: str | PathLike[str] | LogPosition) -> LogPosition:
+    """Where a model is in a log.
+
+    Args:
+        base: that, or the path of the checkpoint that the log begins with.
+
+    Raises:
+        TypeError: it is neither.
+        FileNotFoundError: there is no checkpoint.
+    """
+    if isinstance(base, LogPosition):
+        return base
+    if not isinstance(base, str | PathLike):
+        raise TypeError(
+            f"serving.export: base is {described(base)}, expected the path of a checkpoint, what "
+            "DeltaLog.position() gives, or None"
+        )
+    with open_checkpoint(Path(os.path.abspath(fspath(base)))) as saved:
+        dims = {name: table.embedding_dim for name, table in saved.tables.items()}
+        return LogPosition(saved.uuid, None, 0, 0, dims)
+
+
+def base_of(position: LogPosition, tables: Iterable[ExportedTable]) -> PackageBase:
+    """What a package says of its base.
+
+    Args:
+        position: of the model in the log.
+        tables: of the package.
+
+    Raises:
+        ValueError: the log has no such table, or one of other columns.
+    """
+    names = {table.package_name: _name_in(position.tables, table) for table in tables}
+    return PackageBase(position.base, position.sequence, position.chain, position.rank, names)
+
+
+def _name_in(known: Mapping[str, int], table: ExportedTable) -> str:
+    for name in names_in_log(table.path, table.name, alone=table.alone):
+        if name not in known:
+            continue
+        if known[name] != table.embedding_dim:
+            raise ValueError(
+                f"serving.export: table {table.package_name!r} has {table.embedding_dim} columns, "
+                f"and {known[name]} in base: give the base that the model was loaded from, or "
+                "the position of its own log"
+            )
+        return name
+    raise ValueError(
+        f"serving.export: base has tables {sorted(known)}, and none that could be "
+        f"{table.package_name!r} of the model: give the base that the model was loaded from, or "
+        "the position of its own log"
+    )
+
+
+__all__ = ["ExportedTable", "PackageBase", "base_of", "position_of"]
