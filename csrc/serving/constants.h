@@ -22,30 +22,11 @@
 #include "serving/json.h"
 #include "serving/manifest.h"
 #include "serving/ops.h"
+#include "serving/safetensors.h"
 
 namespace dynemb::serving {
 
 namespace detail {
-
-inline at::ScalarType dtype_of(const std::string& name) {
-  static const std::unordered_map<std::string, at::ScalarType> kTypes = {
-      {"F64", at::kDouble},
-      {"F32", at::kFloat},
-      {"F16", at::kHalf},
-      {"BF16", at::kBFloat16},
-      {"F8_E4M3", at::kFloat8_e4m3fn},
-      {"F8_E5M2", at::kFloat8_e5m2},
-      {"I64", at::kLong},
-      {"I32", at::kInt},
-      {"I16", at::kShort},
-      {"I8", at::kChar},
-      {"U8", at::kByte},
-      {"BOOL", at::kBool},
-  };
-  const auto found = kTypes.find(name);
-  if (found == kTypes.end()) throw std::runtime_error("unknown dtype " + name);
-  return found->second;
-}
 
 // Anonymous memory, given back at the end.
 class Pages {
@@ -138,43 +119,23 @@ class SummedFile {
   int file_;
 };
 
-// Where the values of a tensor lie in a file and in memory.
-struct Section {
-  std::string name;
-  at::ScalarType dtype;
-  std::vector<int64_t> shape;
-  size_t begin, bytes;  // of the file
-  size_t place, room;   // in memory, where there is room for rows that the file has not
+// A tensor of a file, and where its values lie in memory.
+struct PlacedSection : Section {
+  size_t place = 0, room = 0;  // there is room for rows that the file has not
 };
 
 // The tensors of a safetensors file.
-inline std::vector<Section> sections_of(const SummedFile& file) {
-  uint64_t length = 0;
-  std::vector<Section> result;
+inline std::vector<PlacedSection> sections_of(const SummedFile& file) {
+  std::vector<PlacedSection> result;
   try {
-    if (file.bytes() < sizeof length) throw std::runtime_error("it has no header");
-    file.read(0, sizeof length, reinterpret_cast<char*>(&length));
-    if (length > file.bytes() - sizeof length) throw std::runtime_error("its header is too long");
-    std::string text(length, '\0');
-    file.read(sizeof length, length, text.data());
-    const Json header = Json::parse(text);
-    for (const auto& [name, entry] : header.object()) {
-      if (name == "__metadata__") continue;
-      Section section{name, dtype_of(entry.at("dtype").text()), {}, 0, 0, 0, 0};
-      size_t bytes = c10::elementSize(section.dtype);
-      for (const Json& size : entry.at("shape").array()) {
-        section.shape.push_back(size.integer());
-        bytes *= static_cast<size_t>(size.integer());
-      }
-      const Json::Array& offsets = entry.at("data_offsets").array();
-      section.begin = sizeof length + length + static_cast<size_t>(offsets.at(0).integer());
-      section.bytes = static_cast<size_t>(offsets.at(1).integer() - offsets.at(0).integer());
-      if (section.bytes != bytes || section.begin > file.bytes() ||
-          bytes > file.bytes() - section.begin) {
-        throw std::runtime_error(name + " does not fit the file");
-      }
-      section.room = bytes;
-      result.push_back(std::move(section));
+    char first[sizeof(uint64_t)] = {};
+    file.read(0, std::min(sizeof first, file.bytes()), first);
+    const size_t header = header_bytes(first, file.bytes());
+    std::string text(header - sizeof first, '\0');
+    file.read(sizeof first, text.size(), text.data());
+    for (Section& section : sections_in(text, header, file.bytes())) {
+      const size_t bytes = section.bytes;
+      result.push_back({std::move(section), 0, bytes});
     }
   } catch (const std::exception& error) {
     damaged(file.path(), std::string("its header cannot be read: ") + error.what());
@@ -196,7 +157,7 @@ inline std::unordered_map<std::string, int64_t> rows_of_slabs(const Json& manife
 }
 
 // Makes room for so many rows.
-inline void extend(const SummedFile& file, Section& section, int64_t rows) {
+inline void extend(const SummedFile& file, PlacedSection& section, int64_t rows) {
   if (section.shape.size() != 2 || section.shape[0] > rows) {
     damaged(file.path(), section.name + " has more rows than the manifest says");
   }
@@ -217,13 +178,13 @@ class Constants {
     constexpr size_t kDense = 1;
     const char* names[] = {"tables.safetensors", "dense.safetensors"};
     std::vector<std::unique_ptr<detail::SummedFile>> files;
-    std::vector<std::vector<detail::Section>> sections;
+    std::vector<std::vector<detail::PlacedSection>> sections;
     const auto rows = detail::rows_of_slabs(manifest);
     size_t bytes = 0;
     for (const char* name : names) {
       files.push_back(std::make_unique<detail::SummedFile>(folder + "/" + name, sums.at(name)));
       sections.push_back(detail::sections_of(*files.back()));
-      for (detail::Section& section : sections.back()) {
+      for (detail::PlacedSection& section : sections.back()) {
         const auto extended = rows.find(section.name);
         if (extended != rows.end()) detail::extend(*files.back(), section, extended->second);
         section.place = bytes;
@@ -234,7 +195,7 @@ class Constants {
     char* const first = pages_->first();
     for (size_t number = 0; number < files.size(); ++number) {
       files[number]->each_block([&](size_t begin, const char* data, size_t size) {
-        for (const detail::Section& section : sections[number]) {
+        for (const detail::PlacedSection& section : sections[number]) {
           const size_t from = std::max(begin, section.begin);
           const size_t to = std::min(begin + size, section.begin + section.bytes);
           if (from >= to) continue;
@@ -242,7 +203,7 @@ class Constants {
                       to - from);
         }
       });
-      for (const detail::Section& section : sections[number]) {
+      for (const detail::PlacedSection& section : sections[number]) {
         tensors_.emplace(section.name, at::from_blob(first + section.place, section.shape,
                                                      at::TensorOptions(section.dtype)));
         if (number == kDense) dense_.insert(section.name);

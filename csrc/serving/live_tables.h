@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/columns.h"
+#include "core/rows/storage.h"
 #include "serving/json.h"
 #include "serving/manifest.h"
 #include "serving/ops.h"
@@ -46,6 +47,12 @@ class NoHeadroom : public std::runtime_error {
   const int64_t wanted, free_rows;
 };
 
+// What a commit of a delta log changes in a table.
+struct LiveChange {
+  std::string table;
+  at::Tensor ids, rows, removed;
+};
+
 // Takes updates. One thread updates at a time, others wait; runs never wait.
 class LiveTables {
  public:
@@ -60,13 +67,9 @@ class LiveTables {
       return found->second;
     };
     for (const auto& [path, part] : manifest.at("live").object()) {
-      Group group{tensor(path + ".buckets"),
-                  tensor(path + ".tables"),
-                  {},
-                  tensor(path + ".free"),
-                  tensor(path + ".meta"),
-                  {},
-                  {}};
+      Group group{
+          tensor(path + ".buckets"), tensor(path + ".tables"),    {}, tensor(path + ".free"),
+          tensor(path + ".meta"),    tensor(path + ".init_data"), {}, {}};
       for (const Json& format : part.at("formats").array()) {
         group.rows.push_back(tensor(path + ".rows" + std::to_string(group.rows.size())));
         group.formats.push_back(format.integer());
@@ -104,6 +107,18 @@ class LiveTables {
     return update(*group, number, ids.slice(0, 0, 0), none, ids).erased;
   }
 
+  // Takes several changes of tables that it has, each as apply() does; all of them, or none.
+  void take(const std::vector<LiveChange>& changes) {
+    const std::lock_guard<std::mutex> lock(writing_);
+    const c10::InferenceMode guard;
+    for (const LiveChange& change : changes) check(change);
+    for (const LiveChange& change : changes) {
+      if (change.ids.numel() == 0 && change.removed.numel() == 0) continue;
+      const auto [group, number] = find("follow", change.table);
+      update_alone(*group, number, change.ids, change.rows, change.removed);
+    }
+  }
+
   // Of all tables, by name; empty where the package has no headroom.
   std::map<std::string, LiveStats> stats() const {
     const std::lock_guard<std::mutex> lock(writing_);
@@ -123,7 +138,7 @@ class LiveTables {
   struct Group {
     at::Tensor buckets, tables;
     std::vector<at::Tensor> rows;
-    at::Tensor free, meta;
+    at::Tensor free, meta, init_data;
     std::vector<int64_t> formats;
     std::vector<std::string> names;
 
@@ -159,6 +174,12 @@ class LiveTables {
   LiveUpdate update(const Group& group, int64_t number, const at::Tensor& ids,
                     const at::Tensor& rows, const at::Tensor& erased) {
     const std::lock_guard<std::mutex> lock(writing_);
+    return update_alone(group, number, ids, rows, erased);
+  }
+
+  // As long as the lock is held.
+  static LiveUpdate update_alone(const Group& group, int64_t number, const at::Tensor& ids,
+                                 const at::Tensor& rows, const at::Tensor& erased) {
     const c10::InferenceMode guard;
     const at::Tensor counts =
         detail::call("dynemb::serve_apply_", group.buckets, group.tables, group.rows, group.free,
@@ -168,6 +189,45 @@ class LiveTables {
     const int64_t* count = counts.const_data_ptr<int64_t>();
     if (count[3] > count[4]) throw NoHeadroom(group.names[number], count[3], count[4]);
     return {count[0], count[1], count[2]};
+  }
+
+  // Throws where apply() would refuse a change, which then would come after others.
+  void check(const LiveChange& change) const {
+    const auto [group, number] = find("follow", change.table);
+    const int64_t dim = group->meta_of(number, kMetaDim);
+    check_ids("follow", "ids", change.ids);
+    check_ids("follow", "removed", change.removed);
+    if (!change.rows.is_floating_point() || change.rows.dim() != 2 ||
+        change.rows.size(0) != change.ids.numel() || change.rows.size(1) != dim) {
+      throw std::runtime_error("follow: the rows of table '" + change.table +
+                               "' are none of floats, " + std::to_string(dim) +
+                               " for each id, which live tables take");
+    }
+    const int64_t* counts = group->tables.const_data_ptr<int64_t>() + number * kLiveTableColumns;
+    const int64_t free = counts[kLiveTableCapacity] - counts[kLiveTableSize];
+    if (change.ids.numel() > free) {
+      const int64_t gone = change.removed.numel() - missing(*group, number, change.removed);
+      const int64_t wanted = missing(*group, number, change.ids) - gone;
+      if (wanted > free) throw NoHeadroom(change.table, wanted, free);
+    }
+    constexpr auto kFirstQuantized = static_cast<int64_t>(Storage::kInt8);
+    constexpr float kMost = 65504.0f;  // of float16, which scales of quantized rows are
+    const int64_t format = group->formats.at(group->meta_of(number, kMetaSlab));
+    if (format >= kFirstQuantized && !change.rows.abs().le(kMost).all().item<bool>()) {
+      throw std::runtime_error("follow: the commit has rows of table '" + change.table +
+                               "' with NaN, infinity, or values beyond 65504, which quantized "
+                               "rows cannot hold: nothing of it has been applied. Export with "
+                               "rows='bf16', or find out why they diverge");
+    }
+  }
+
+  // How many ids a table has not got.
+  static int64_t missing(const Group& group, int64_t number, const at::Tensor& ids) {
+    const auto results = detail::call_all("dynemb::serve_rows", group.buckets, group.tables,
+                                          group.meta, group.rows, group.init_data, ids,
+                                          at::empty({0}, at::kLong), std::vector<int64_t>{number},
+                                          group.meta_of(number, kMetaDim), group.formats);
+    return results.at(1).toTensor().sum().item<int64_t>();
   }
 
   mutable std::mutex writing_;

@@ -52,8 +52,9 @@ inline std::set<std::string> instruction_sets() {
 // The manifest of a package, checked against its checksum.
 inline Json read_manifest(const std::string& folder) {
   constexpr size_t kEnd = 22;  // ,"crc32c":"01234567"} and a line feed
-  // of packages that are only read, and of those whose rows are updated
-  constexpr int64_t kFirstFormat = 1, kLastFormat = 2;
+  // of packages that are only read, of those whose rows are updated, and of those that say which
+  // commit of a delta log they have
+  constexpr int64_t kFirstFormat = 1, kLastFormat = 3;
   const std::string path = folder + "/manifest.json";
   std::ifstream file(path, std::ios::binary);
   if (!file) {

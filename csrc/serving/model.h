@@ -4,6 +4,8 @@
 //   dynemb::serving::Model model("package");
 //   std::vector<at::Tensor> outputs = model.run({ids, offsets});
 //   model.apply("users", ids, rows);  // where the package was exported with headroom
+//   model.follow("log");  // where it was exported with a base, too
+//   model.update();       // applies the commits of the delta log that are there
 
 #pragma once
 
@@ -12,6 +14,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +28,7 @@
 #include <vector>
 
 #include "serving/constants.h"
+#include "serving/delta_log.h"
 #include "serving/json.h"
 #include "serving/live_tables.h"
 #include "serving/manifest.h"
@@ -77,6 +81,12 @@ class Model {
     }
     for (const auto& [name, table] : manifest.at("tables").object()) {
       tables_[name] = {table.at("ids").integer(), table.at("embedding_dim").integer()};
+    }
+    if (manifest.has("base")) {
+      base_ = manifest.at("base");
+      for (const auto& [name, log_name] : base_.at("tables").object()) {
+        names_in_log_[name] = log_name.text();
+      }
     }
     const Json& version = manifest.at("version");
     version_ = version.is_text() ? version.text() : std::to_string(version.integer());
@@ -150,25 +160,85 @@ class Model {
   // Ids, free rows and updates of each table; empty where the package has no headroom.
   std::map<std::string, LiveStats> stats() const { return live_->stats(); }
 
+  // From here on, update() reads a delta log: the directory to which DeltaLog publishes. Throws
+  // std::runtime_error where the package was exported without headroom or without a base.
+  void follow(const std::string& log) { log_ = reader_of(log); }
+
+  // Applies the commits of the delta log that are there, up to a number, each as a whole or not at
+  // all, while threads run; says how many. Runs get the rows of a commit one after another, as with
+  // apply(); the dense part stays that of the export (VersionedModel changes both at once). For one
+  // thread at a time. Throws NewBaseNeeded where the log does not go on from here, DamagedLog,
+  // NoHeadroom, and std::runtime_error where the package cannot take a commit: those before it have
+  // been applied, and nothing of it.
+  int64_t update(std::optional<int64_t> until = std::nullopt) {
+    return each_commit(log_, until, [&](const Commit& commit) { take(commit, /*dense=*/false); });
+  }
+
+  // Number of the last commit whose rows it has; none: those of the base, or it follows no log.
+  std::optional<int64_t> sequence() const { return log_ ? log_->sequence() : std::nullopt; }
+
+  // A reader of a delta log from the commit on that the package was made of.
+  std::unique_ptr<LogReader> reader_of(const std::string& log) const {
+    if (live_->stats().empty()) {
+      throw std::runtime_error(
+          "follow: the tables of this package are only read: export the model with headroom=, the "
+          "number of ids that each table may have more, and base=");
+    }
+    if (base_.is_null()) {
+      throw std::runtime_error(
+          "follow: the package does not say which commit its rows have: export the model with "
+          "base=, the checkpoint that it was loaded from, or DeltaLog.position()");
+    }
+    return std::make_unique<LogReader>(log, base_);
+  }
+
+  // Gives the commits that are there, up to a number, to what takes them; says how many.
+  static int64_t each_commit(const std::unique_ptr<LogReader>& log, std::optional<int64_t> until,
+                             const std::function<void(const Commit&)>& take) {
+    if (!log) throw std::runtime_error("update: this model follows no delta log: call follow()");
+    int64_t applied = 0;
+    for (; !until || log->sequence().value_or(-1) < *until; ++applied) {
+      const auto commit = log->next();
+      if (!commit || (until && commit->sequence > *until)) break;
+      take(*commit);
+      log->taken();
+    }
+    return applied;
+  }
+
+  // Takes a commit, or throws, and then nothing has changed. The dense part, of which those tensors
+  // are taken that the package has, too, only while nothing runs.
+  void take(const Commit& commit, bool dense) {
+    std::vector<LiveChange> changes;
+    std::set<std::string> known;
+    for (const auto& [name, log_name] : names_in_log_) {
+      known.insert(log_name);
+      const auto delta = commit.tables.find(log_name);
+      if (delta == commit.tables.end()) continue;
+      changes.push_back({name, delta->second.ids, delta->second.rows, delta->second.removed});
+    }
+    for (const auto& [name, delta] : commit.tables) {
+      if (known.count(name) == 0 && delta.ids.numel() + delta.removed.numel() > 0) {
+        throw std::runtime_error("follow: commit " + std::to_string(commit.sequence) +
+                                 " changes table '" + name +
+                                 "', which the package has not: export it of the model that is "
+                                 "published");
+      }
+    }
+    std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+    for (const auto& [name, values] : commit.dense) {
+      if (dense && dense_name(name))
+        copies.emplace_back(dense_tensor("follow", name, values), values);
+    }
+    live_->take(changes);
+    const c10::InferenceMode guard;
+    for (auto& [tensor, values] : copies) tensor.copy_(values);
+  }
+
   // Gives a tensor of the dense part other values of the same dtype and shape. Only while nothing
   // runs, which VersionedModel sees to. Throws std::invalid_argument.
   void set_dense(const std::string& name, const at::Tensor& values) {
-    auto found = constants_->dense().find(name);
-    // what counts missing ids has the model as a part
-    if (counted_ && found == constants_->dense().end()) {
-      found = constants_->dense().find("model." + name);
-    }
-    if (found == constants_->dense().end()) {
-      throw std::invalid_argument("set_dense: the dense part has no tensor " + name);
-    }
-    const at::Tensor& tensor = constants_->tensors().at(*found);
-    if (!values.defined() || values.scalar_type() != tensor.scalar_type() ||
-        values.sizes() != tensor.sizes()) {
-      std::ostringstream says;
-      says << "set_dense: " << name << " should be " << tensor.scalar_type() << ' '
-           << tensor.sizes();
-      throw std::invalid_argument(says.str());
-    }
+    const at::Tensor tensor = dense_tensor("set_dense", name, values);
     const c10::InferenceMode guard;
     tensor.copy_(values);
   }
@@ -254,7 +324,36 @@ class Model {
     return true;
   }
 
+  // What the package calls a tensor of the dense part; none: it has no such tensor.
+  std::optional<std::string> dense_name(const std::string& name) const {
+    if (constants_->dense().count(name) != 0) return name;
+    // what counts missing ids has the model as a part
+    if (counted_ && constants_->dense().count("model." + name) != 0) return "model." + name;
+    return std::nullopt;
+  }
+
+  // A tensor of the dense part that can take such values.
+  at::Tensor dense_tensor(const char* method, const std::string& name,
+                          const at::Tensor& values) const {
+    const auto whole_name = dense_name(name);
+    if (!whole_name) {
+      throw std::invalid_argument(std::string(method) + ": the dense part has no tensor " + name);
+    }
+    const at::Tensor& tensor = constants_->tensors().at(*whole_name);
+    if (!values.defined() || values.scalar_type() != tensor.scalar_type() ||
+        values.sizes() != tensor.sizes()) {
+      std::ostringstream says;
+      says << method << ": " << name << " should be " << tensor.scalar_type() << ' '
+           << tensor.sizes();
+      throw std::invalid_argument(says.str());
+    }
+    return tensor;
+  }
+
   std::string version_;
+  Json base_;                                        // null: the package has none
+  std::map<std::string, std::string> names_in_log_;  // of its tables
+  std::unique_ptr<LogReader> log_;
   mutable std::mutex counting_;
   std::optional<std::vector<std::pair<std::string, int64_t>>> counted_;
   std::vector<Input> inputs_;

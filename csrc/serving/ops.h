@@ -29,13 +29,19 @@ inline c10::OperatorHandle op(const std::string& name) {
   return *found;
 }
 
-// The one result of an op.
+// The results of an op.
 template <typename... Arguments>
-c10::IValue call(const std::string& name, Arguments&&... arguments) {
+torch::jit::Stack call_all(const std::string& name, Arguments&&... arguments) {
   torch::jit::Stack stack;
   (stack.emplace_back(std::forward<Arguments>(arguments)), ...);
   op(name).callBoxed(stack);
-  return std::move(stack.at(0));
+  return stack;
+}
+
+// The first result of an op.
+template <typename... Arguments>
+c10::IValue call(const std::string& name, Arguments&&... arguments) {
+  return std::move(call_all(name, std::forward<Arguments>(arguments)...).at(0));
 }
 
 }  // namespace detail

@@ -5,6 +5,9 @@
 //   model.apply("users", ids, rows);        // rows of the next version
 //   model.set_dense("top.weight", weight);  // its dense part
 //   model.publish("tuesday");               // from here on, runs get it
+//
+//   model.follow("log");                    // or each commit of a delta log becomes a version
+//   model.update();
 
 #pragma once
 
@@ -12,6 +15,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -93,6 +97,25 @@ class VersionedModel {
     behind_.swap(changes_);
   }
 
+  // From here on, update() reads a delta log, as Model::follow does, with its errors.
+  void follow(const std::string& log) { log_ = sides_[0].model.reader_of(log); }
+
+  // Makes a version of each commit of the delta log that is there, up to a number, and publishes
+  // it; says how many. A version has the rows and the dense part of the trained model at the
+  // commit, as far as the log has the dense part, and is called VERSION+COMMIT after the package
+  // and the commit. What was changed by apply() and the like and not published is part of the next
+  // one. For one thread at a time. Throws as Model::update does.
+  int64_t update(std::optional<int64_t> until = std::nullopt) {
+    return Model::each_commit(log_, until, [&](const Commit& commit) {
+      change([commit](Model& model, bool) { model.take(commit, /*dense=*/true); });
+      publish(sides_[0].model.version() + "+" + std::to_string(commit.sequence));
+    });
+  }
+
+  // Number of the last commit that was published; none: there is none since the base, or it follows
+  // no log.
+  std::optional<int64_t> sequence() const { return log_ ? log_->sequence() : std::nullopt; }
+
   // Ids, free rows and updates of the tables in the version that runs.
   std::map<std::string, LiveStats> stats() {
     const std::lock_guard<std::mutex> lock(changing_);
@@ -172,6 +195,7 @@ class VersionedModel {
   }
 
   Side sides_[2];
+  std::unique_ptr<LogReader> log_;
   std::atomic<int> active_{0};
   std::mutex changing_;
   std::deque<Change> changes_;  // of the next version

@@ -2,6 +2,11 @@
 // went wrong as JSON. Every row of version k is k, so is what runs read of the dense part.
 //
 //   versions_check PACKAGE OP_LIBRARY VERSIONS
+//
+// Or follows a delta log while a thread runs the package: takes the commits up to the number that
+// it reads in a line, and prints what the model says then.
+//
+//   versions_check PACKAGE OP_LIBRARY follow LOG
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
@@ -25,9 +30,9 @@ at::Tensor ids_from(int64_t first, int64_t count) {
   return at::arange(first, first + count, at::kLong);
 }
 
-std::vector<at::Tensor> batch() {
-  return {ids_from(0, kBags * kPerBag).remainder(kIds), ids_from(0, kBags + 1).mul(kPerBag),
-          ids_from(0, kBags * 3).remainder(kIds).reshape({kBags, 3}), at::zeros({kBags, 1})};
+std::vector<at::Tensor> batch(int64_t ids = kIds) {
+  return {ids_from(0, kBags * kPerBag).remainder(ids), ids_from(0, kBags + 1).mul(kPerBag),
+          ids_from(0, kBags * 3).remainder(ids).reshape({kBags, 3}), at::zeros({kBags, 1})};
 }
 
 bool all(const at::Tensor& values, float expected) {
@@ -175,10 +180,76 @@ void check_errors(const char* package) {
   std::cout << "]}" << std::endl;
 }
 
+// A sum of the bits of outputs.
+int64_t sum_of(const std::vector<at::Tensor>& outputs) {
+  uint32_t sum = 0;
+  for (const at::Tensor& output : outputs) {
+    const at::Tensor whole = output.contiguous();
+    sum = detail::crc32c(whole.const_data_ptr(), whole.nbytes(), sum);
+  }
+  return sum;
+}
+
+// Prints how many commits were taken, or the error, and where a model is then.
+template <typename SomeModel>
+void update(SomeModel& model, int64_t until) {
+  try {
+    const int64_t applied = model.update(until);
+    std::cout << "\"applied\": " << applied;
+  } catch (const NewBaseNeeded& error) {
+    std::cout << "\"new base\": " << quoted(error.what());
+  } catch (const DamagedLog& error) {
+    std::cout << "\"damaged\": " << quoted(error.what());
+  } catch (const NoHeadroom& error) {
+    std::cout << "\"headroom\": " << quoted(error.what());
+  }
+  const auto sequence = model.sequence();
+  std::cout << ", \"sequence\": " << (sequence ? std::to_string(*sequence) : "null");
+}
+
+void follow(const char* package, const char* log) {
+  constexpr int64_t kMoreIds = 250;  // there are no more than 200
+  Model model(package);
+  VersionedModel versions(package, /*runners=*/2);
+  model.follow(log);
+  versions.follow(log);
+  std::atomic<bool> stop{false};
+  int64_t mixed = 0;
+  std::map<std::string, int64_t> sums;  // of what runs of a version gave
+  std::thread reader([&] {
+    while (!stop) {
+      const auto outputs = versions.run(batch(kMoreIds));
+      const int64_t sum = sum_of(outputs.tensors);
+      mixed += sums.emplace(outputs.version, sum).first->second != sum;
+    }
+  });
+  for (int64_t until; std::cin >> until;) {
+    std::cout << "{\"model\": {";
+    update(model, until);
+    std::cout << ", \"pooled\": " << sum_of({model.run(batch(kMoreIds)).at(1)})
+              << "}, \"versions\": {";
+    update(versions, until);
+    const auto outputs = versions.run(batch(kMoreIds));
+    std::cout << ", \"version\": " << quoted(outputs.version)
+              << ", \"outputs\": " << sum_of(outputs.tensors) << "}}" << std::endl;
+  }
+  stop = true;
+  reader.join();
+  std::cout << "{\"mixed\": " << mixed << ", \"sums\": {";
+  for (const auto& [version, sum] : sums) {
+    std::cout << (version == sums.begin()->first ? "" : ", ") << quoted(version) << ": " << sum;
+  }
+  std::cout << "}}" << std::endl;
+}
+
 int main(int count, char** arguments) {
-  if (count != 4) return 2;
+  if (count != 4 && count != 5) return 2;
   at::set_num_threads(1);
   load_ops(arguments[2]);
+  if (count == 5) {
+    follow(arguments[1], arguments[4]);
+    return 0;
+  }
   check_versions(arguments[1], std::stoll(arguments[3]));
   check_rows(arguments[1], std::stoll(arguments[3]));
   check_errors(arguments[1]);

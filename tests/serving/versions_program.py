@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,53 @@ def run(program: Path, package: Path, *, versions: int) -> dict[str, Any]:
         raise RuntimeError(f"versions_check ended with {reply.returncode}: {reply.stderr}")
     seen: dict[str, Any] = json.loads(reply.stdout)
     return seen
+
+
+class Following:
+    """The program while it follows a delta log.
+
+    Args:
+        program: from :func:`build`.
+        package: the live one that tests share.
+        log: directory of the log.
+    """
+
+    def __init__(self, program: Path, package: Path, log: Path) -> None:
+        self.process = subprocess.Popen(
+            [program, package, OPS, "follow", log],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def update(self, until: int = 1 << 62) -> dict[str, Any]:
+        """Has it take commits up to a number; what it says then."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{until}\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def end(self) -> dict[str, Any]:
+        """Ends it; what its thread saw."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self._line()
+
+    def _line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return said
+
+
+@contextmanager
+def following(program: Path, package: Path, log: Path) -> Iterator[Following]:
+    """The program, which is killed at the end."""
+    started = Following(program, package, log)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+        for pipe in (started.process.stdin, started.process.stdout):
+            assert pipe is not None
+            pipe.close()

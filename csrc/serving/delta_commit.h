@@ -1,0 +1,149 @@
+// What the batches of all ranks of one number say together: the changes of whole tables.
+
+#pragma once
+
+#include <ATen/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "serving/delta_batch.h"
+#include "serving/json.h"
+#include "serving/safetensors.h"
+
+namespace dynemb::serving {
+
+// What a commit changes in a table.
+struct TableDelta {
+  int64_t embedding_dim;
+  std::string dtype;   // of its rows, as a checkpoint names it
+  at::Tensor ids;      // int64 [n], each once, that are new or whose rows have changed
+  at::Tensor rows;     // [n, embedding_dim]
+  at::Tensor removed;  // int64 [m], ids that are gone
+};
+
+// What one publish of all ranks has changed.
+struct Commit {
+  int64_t sequence, step;
+  std::map<std::string, TableDelta> tables;  // by name in the log
+  std::map<std::string, at::Tensor> dense;   // by name in the state dict of the trained model
+};
+
+namespace detail {
+
+// Copies of the tensors in a payload.
+inline std::map<std::string, at::Tensor> tensors_of(const LogRecord& record) {
+  const size_t header = header_bytes(record.payload, record.bytes);
+  const std::string text(record.payload + sizeof(uint64_t), header - sizeof(uint64_t));
+  std::map<std::string, at::Tensor> result;
+  for (const Section& section : sections_in(text, header, record.bytes)) {
+    at::Tensor values = at::empty(section.shape, at::TensorOptions(section.dtype));
+    std::memcpy(values.mutable_data_ptr(), record.payload + section.begin, section.bytes);
+    result.emplace(section.name, std::move(values));
+  }
+  return result;
+}
+
+// What a rank says of its part of a table.
+struct TablePiece {
+  int64_t columns;
+  TableDelta delta;
+};
+
+// Of the same columns: the ids of all ranks.
+inline void join(TablePiece& all, const TablePiece& more) {
+  if (all.delta.ids.numel() == 0) {
+    all.delta.ids = more.delta.ids, all.delta.rows = more.delta.rows;
+  } else if (more.delta.ids.numel() != 0) {
+    all.delta.ids = at::cat({all.delta.ids, more.delta.ids});
+    all.delta.rows = at::cat({all.delta.rows, more.delta.rows});
+  }
+  all.delta.removed = at::cat({all.delta.removed, more.delta.removed});
+}
+
+// A table of what ranks have of it, by their first columns.
+inline TableDelta whole(const std::string& name, std::map<int64_t, TablePiece> pieces) {
+  TableDelta result = pieces.begin()->second.delta;
+  int64_t columns = 0;
+  for (const auto& [begin, piece] : pieces) columns += piece.columns;
+  if (columns != result.embedding_dim) {
+    throw std::runtime_error("table '" + name + "' has not all of its " +
+                             std::to_string(result.embedding_dim) + " columns");
+  }
+  if (pieces.size() == 1) return result;
+  std::vector<at::Tensor> rows;
+  for (const auto& [begin, piece] : pieces) {
+    const auto [ids, order] = piece.delta.ids.sort();
+    if (rows.empty()) result.ids = ids;
+    if (!ids.equal(result.ids)) {
+      throw std::runtime_error("ranks that share the columns of table '" + name +
+                               "' have other ids");
+    }
+    rows.push_back(piece.delta.rows.index_select(0, order));
+  }
+  result.rows = at::cat(rows, 1);
+  return result;
+}
+
+// The tables of a batch, by their numbers there.
+inline std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> pieces_of(
+    const Batch& batch) {
+  std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> pieces;
+  for (const LogRecord& record : batch.records) {
+    if (record.kind != kTables) continue;
+    const Json tables = Json::parse({record.payload, record.bytes});
+    for (const Json& table : tables.array()) {
+      const int64_t columns = table.at("columns").integer();
+      const at::Tensor none = at::empty({0}, at::kLong);
+      TableDelta delta{table.at("embedding_dim").integer(), table.at("dtype").text(), none,
+                       at::empty({0, columns}), none};
+      pieces.push_back({table.at("name").text(),
+                        {table.at("first_column").integer(), {columns, std::move(delta)}}});
+    }
+  }
+  for (const LogRecord& record : batch.records) {
+    if (record.kind == kRows) {
+      const auto tensors = tensors_of(record);
+      TableDelta& delta = pieces.at(record.table).second.second.delta;
+      delta.ids = tensors.at("id"), delta.rows = tensors.at("weight");
+    } else if (record.kind == kErase) {
+      pieces.at(record.table).second.second.delta.removed = tensors_of(record).at("id");
+    } else if (record.kind != kDense && record.kind != kTables) {
+      throw std::runtime_error("it has a record of kind " + std::to_string(record.kind));
+    }
+  }
+  return pieces;
+}
+
+// Throws DamagedLog where the batches cannot be understood.
+inline Commit commit_of(const std::vector<Batch>& batches) {
+  const BatchHead& head = batches.at(0).head;
+  const c10::InferenceMode guard;
+  Commit commit{static_cast<int64_t>(head.sequence), static_cast<int64_t>(head.step), {}, {}};
+  try {
+    std::map<std::string, std::map<int64_t, TablePiece>> tables;
+    for (const Batch& batch : batches) {
+      for (auto& [name, piece] : pieces_of(batch)) {
+        const auto [found, first] = tables[name].insert(piece);
+        if (!first) join(found->second, piece.second);
+      }
+      for (const LogRecord& record : batch.records) {
+        if (record.kind == kDense) commit.dense.merge(tensors_of(record));
+      }
+    }
+    for (auto& [name, pieces] : tables) commit.tables.emplace(name, whole(name, std::move(pieces)));
+  } catch (const std::exception& error) {
+    throw DamagedLog("delta log: commit " + std::to_string(head.sequence) +
+                     " cannot be understood: " + error.what());
+  }
+  return commit;
+}
+
+}  // namespace detail
+}  // namespace dynemb::serving

@@ -1,0 +1,158 @@
+"""Packages that follow a delta log in C++: a commit is a version, which has the trainer's bits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import versions_program
+from packaged import HEADROOM, VERSION, Features
+from publishing import answer, new_trainer, publish, train
+from torch import Tensor
+
+from torch_dynemb import checkpoint, ops
+from torch_dynemb.checkpoint.delta_log.segment import Segment
+
+if TYPE_CHECKING:
+    from conftest import Package
+
+pytestmark = pytest.mark.cpu_only("the package is compiled for the CPU")
+
+BAGS, IDS = 512, 250
+
+
+def inputs() -> tuple[Features, Tensor]:
+    """What ``versions_check.cpp`` runs."""
+    u = torch.arange(4 * BAGS) % IDS
+    v = (torch.arange(3 * BAGS) % IDS).reshape(BAGS, 3)
+    return {"u": (u, torch.arange(0, 4 * BAGS + 1, 4)), "v": v}, torch.zeros(BAGS, 1)
+
+
+def sum_of(tensors: list[Tensor]) -> int:
+    """A sum of their bits."""
+    result = 0
+    for tensor in tensors:
+        result = ops.crc32c(tensor.detach().contiguous(), result)
+    return result
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return versions_program.build()
+
+
+def test_each_commit_is_a_version_with_the_bits_of_the_trainer(
+    live_package: Package, program: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log, segment_bytes=10_000)
+    expected = {VERSION: sum_of(answer(model, inputs()))}
+    with publisher, versions_program.following(program, live_package.path, log) as follower:
+        said = follower.update()
+        assert said["versions"]["version"] == VERSION
+        assert said["versions"]["sequence"] is None
+        for number in range(1, 9):
+            train(model, number, dense=number % 2 == 0)
+            assert publish(publisher) == number
+            outputs = answer(model, inputs())
+            said = follower.update()
+            expected[f"{VERSION}+{number}"] = sum_of(outputs)
+            for of_model in said.values():
+                assert (of_model["applied"], of_model["sequence"]) == (1, number), said
+            assert said["model"]["pooled"] == sum_of([outputs[1]])
+            assert said["versions"]["version"] == f"{VERSION}+{number}"
+            assert said["versions"]["outputs"] == sum_of(outputs)
+        seen = follower.end()
+    assert len(list(log.rglob("*.delta"))) > 2
+    assert seen["mixed"] == 0
+    assert all(expected[version] == found for version, found in seen["sums"].items())
+    with versions_program.following(program, live_package.path, log) as again:
+        said = again.update(until=5)
+        assert said["versions"]["applied"] == said["model"]["applied"] == 5
+        assert said["versions"]["outputs"] == expected[f"{VERSION}+5"]
+        again.process.kill()  # who begins again has the rows of the package, and takes all commits
+    with versions_program.following(program, live_package.path, log) as again:
+        assert again.update()["versions"]["outputs"] == expected[f"{VERSION}+8"]
+
+
+def test_a_commit_without_headroom_is_refused_whole(
+    live_package: Package, program: Path, tmp_path: Path
+) -> None:
+    model, publisher = new_trainer(live_package, tmp_path / "log")
+    before = sum_of(answer(model, inputs()))
+    with (
+        publisher,
+        versions_program.following(program, live_package.path, tmp_path / "log") as follower,
+    ):
+        group = model.bags.group
+        group.insert_or_assign(0, torch.arange(50), torch.ones(50, 8))
+        group.insert_or_assign(1, torch.arange(5000, 5001 + HEADROOM), torch.ones(301, 4))
+        publish(publisher)
+        for _ in range(2):
+            said = follower.update()
+            assert said["versions"]["outputs"] == before
+            for of_model in said.values():
+                assert "table 'bags.v' has 300 rows free" in of_model["headroom"]
+                assert of_model["sequence"] == 0
+        group.erase(1, torch.arange(5000, 5100))
+        publish(publisher)  # the commit from before has ids without room all the same
+        assert "want 301" in follower.update()["model"]["headroom"]
+
+
+def test_logs_that_do_not_go_on_are_told(
+    live_package: Package, program: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log, segment_bytes=1)
+    with publisher, versions_program.following(program, live_package.path, log) as follower:
+        for number in range(1, 5):
+            train(model, number)
+            publish(publisher)
+            if number == 1:
+                first = follower.update()
+        sorted(log.rglob("*.delta"))[1].unlink()
+        said = follower.update()
+        assert (
+            "commit 1 was read last, but the next one that is there is 3"
+            in (said["versions"]["new base"])
+        )
+        assert said["versions"]["outputs"] == first["versions"]["outputs"]
+        assert said["model"]["pooled"] == first["model"]["pooled"]
+    other = tmp_path / "other"
+    with checkpoint.DeltaLog(other) as of_other:
+        of_other.attach(model)
+        publish(of_other)
+    with versions_program.following(program, live_package.path, other) as follower:
+        assert "and not since" in follower.update()["versions"]["new base"]
+
+
+def test_torn_tails_are_no_commits_and_damage_is_told(
+    live_package: Package, program: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log)
+    with publisher:
+        for number in (1, 2):
+            train(model, number)
+            publish(publisher)
+    (file,) = log.rglob("*.delta")
+    with Segment(file, last=True) as segment:
+        second = list(segment.heads())[1]
+    whole = file.read_bytes()
+    for end in (second.begin + 50, second.begin + 1000, second.end - 30):
+        os.truncate(file, end)
+        with versions_program.following(program, live_package.path, log) as follower:
+            assert follower.update()["versions"]["sequence"] == 1, end
+        file.write_bytes(whole)
+    unwritten = whole[: second.begin + 600] + bytes(len(whole) - second.begin - 600)
+    damaged = bytearray(whole)
+    damaged[second.begin + 200] ^= 1
+    for data, sequence in [(unwritten, 1), (damaged, 1)]:
+        file.write_bytes(data)
+        with versions_program.following(program, live_package.path, log) as follower:
+            said = follower.update()["versions"]
+            assert said["sequence"] == sequence
+            assert ("damaged" in said) == (data is damaged), said
