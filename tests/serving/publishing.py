@@ -10,6 +10,9 @@ from packaged import Features, SmallModel, base_of, features, small_model
 from torch import Tensor
 
 import torch_dynemb as td
+from torch_dynemb.checkpoint.delta_log.batch import ERASE, ROWS, TABLES, Head, Pieces, encoded
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, of_tensors
+from torch_dynemb.checkpoint.files.tensor_file import raw
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -67,4 +70,46 @@ def answer(model: SmallModel, inputs: tuple[Features, Tensor] = INPUTS) -> list[
     return [score, *others.values()]
 
 
-__all__ = ["INPUTS", "answer", "new_trainer", "publish", "train"]
+def write_commit_of_two_ranks(
+    package: Package, log: Path, ids: dict[str, Tensor], rows: dict[str, Tensor]
+) -> None:
+    """Writes the first commit of a log of two ranks.
+
+    Of ``u`` each has half of the columns, in another order of the ids; of ``v`` each has some ids.
+
+    Args:
+        package: the live one that tests share.
+        log: directory of the log.
+        ids: int64 [n] of each table.
+        rows: [n, dim] of each table.
+    """
+    with td.checkpoint.open(base_of(package.path)) as base:
+        uuid = base.uuid
+    backwards = torch.arange(len(ids["u"]) - 1, -1, -1)
+    some = len(ids["v"]) // 3
+    parts = [
+        [(0, 4, ids["u"], rows["u"][:, :4]), (0, 4, ids["v"][:some], rows["v"][:some])],
+        [
+            (4, 4, ids["u"][backwards], rows["u"][backwards, 4:]),
+            (0, 4, ids["v"][some:], rows["v"][some:]),
+        ],
+    ]
+    for rank, of_rank in enumerate(parts):
+        tables = [
+            LoggedTable(f"bags.{name}", dim, first, columns, "float32", None, 0)
+            for (name, dim), (first, columns, *_) in zip((("u", 8), ("v", 4)), of_rank, strict=True)
+        ]
+        records = [Pieces(TABLES, 0, of_tables(tables))]
+        for table, (_, _, of_part, values) in enumerate(of_rank):
+            tensors = {"id": of_part, "weight": values.contiguous()}
+            records.append(Pieces(ROWS, table, of_tensors(tensors)))
+        if rank == 1:
+            records.append(Pieces(ERASE, 1, of_tensors({"id": torch.arange(3)})))
+        head = Head(rank, 2, 0, uuid, 0, 1, 1, 0, 0)
+        data, _ = encoded(head, records)
+        sink = td.checkpoint.DirectorySink(log / f"r{rank:03}-of-002")
+        sink.append(raw(data), 1)
+        sink.close()
+
+
+__all__ = ["INPUTS", "answer", "new_trainer", "publish", "train", "write_commit_of_two_ranks"]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import versions_program
-from packaged import HEADROOM, VERSION, Features
-from publishing import answer, new_trainer, publish, train
+from packaged import HEADROOM, VERSION, Features, small_model
+from publishing import answer, new_trainer, publish, train, write_commit_of_two_ranks
 from torch import Tensor
 
-from torch_dynemb import checkpoint, ops
+from torch_dynemb import checkpoint, ops, serving
 from torch_dynemb.checkpoint.delta_log.segment import Segment
 
 if TYPE_CHECKING:
@@ -76,6 +76,31 @@ def test_each_commit_is_a_version_with_the_bits_of_the_trainer(
         again.process.kill()  # who begins again has the rows of the package, and takes all commits
     with versions_program.following(program, live_package.path, log) as again:
         assert again.update()["versions"]["outputs"] == expected[f"{VERSION}+8"]
+
+
+def test_parts_that_ranks_have_of_tables_are_put_together(
+    live_package: Package, program: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    ids = {"u": torch.tensor([7, 150, 3, 120]), "v": torch.tensor([9, 160, 4, 130, 5, 6])}
+    rows = {"u": torch.randn(4, 8), "v": torch.randn(6, 4)}
+    write_commit_of_two_ranks(live_package, log, ids, rows)
+    model = small_model(many=10)
+    model.bags.group.erase(1, torch.arange(3))
+    for table, name in enumerate(ids):
+        model.bags.group.insert_or_assign(table, ids[name], rows[name])
+    expected = answer(model, inputs())
+    with versions_program.following(program, live_package.path, log) as follower:
+        said = follower.update()
+        assert said["versions"]["outputs"] == sum_of(expected)
+        assert said["model"]["pooled"] == sum_of([expected[1]])
+    with serving.load(live_package.path, follow=log) as served:
+        assert served.follower.update() == 1
+        assert torch.equal(served.run(*inputs())[0], expected[0])
+    for path in (log / "r001-of-002").iterdir():
+        path.unlink()  # one rank has not written its part yet
+    with versions_program.following(program, live_package.path, log) as follower:
+        assert follower.update()["versions"]["applied"] == 0
 
 
 def test_a_commit_without_headroom_is_refused_whole(
