@@ -23,8 +23,8 @@ from torch_dynemb.checkpoint.together import Ranks
 
 def checked_parts(
     ranks: Ranks, model: nn.Module, log: Path | None, *, optimizer_state: bool
-) -> list[TablePart]:
-    """The tables of a model on this rank; all ranks call it.
+) -> tuple[list[TablePart], dict[str, int]]:
+    """The tables of a model on this rank, and columns of those of all by name; all ranks call it.
 
     Args:
         ranks: that share the model.
@@ -65,7 +65,7 @@ def checked_parts(
             f"DeltaLog.attach: optimizer_state is True, but the columns of tables {sorted(split)} "
             "lie on several ranks, and so does their state: give optimizer_state=False"
         )
-    return parts
+    return parts, {place.name: place.embedding_dim for place in places}
 
 
 def find_base(

@@ -143,7 +143,9 @@ class DeltaLog:
         ranks = self._ranks
         if self._recorded is not None:
             raise RuntimeError("DeltaLog.attach: the log has a model: close() the log before")
-        parts = checked_parts(ranks, model, self._path, optimizer_state=self._optimizer_state)
+        parts, columns = checked_parts(
+            ranks, model, self._path, optimizer_state=self._optimizer_state
+        )
         recorded = None
         try:
             ranks.run(self._own.begin_writing)
@@ -173,7 +175,7 @@ class DeltaLog:
             self._own.stop_writing()
             raise
         self._model, self._recorded = model, recorded
-        self._tables = {place.name: place.embedding_dim for places in told for place in places}
+        self._tables = columns
         self._steps, self._published_at = 0, time.monotonic()
 
     # -- publishing ----------------------------------------------------------------------------
