@@ -308,6 +308,11 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor");
+  // Rows of a slab that a save reads while training goes on.
+  m.def("preserve_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows) -> ()");
+  m.def(
+      "take_preserved_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows, "
+      "Tensor(b!) out_weights, Tensor(c!)[] out_state) -> ()");
 #define DYNEMB_NAME_OF(name, Optimizer) #name,
   constexpr const char* kOptimizers[] = {DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NAME_OF)};
 #undef DYNEMB_NAME_OF

@@ -2,6 +2,7 @@
 
 #include "core/columns.h"
 #include "core/rows/quantized.h"
+#include "core/rows/undo.h"
 
 namespace dynemb {
 
@@ -117,6 +118,16 @@ std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<
     const int64_t dim = rows.size(1);
     check_defined(op, "state", tensor);
     const ScalarType type = tensor.scalar_type();
+    if (tensor.dim() == 1 && type == ScalarType::Long) {
+      check_tensor(call, "state", tensor, ScalarType::Long);
+      STD_TORCH_CHECK(
+          call.gpu == CallContext::kOnCpu && slab.undo == nullptr && tensor.numel() >= kUndoColumns,
+          "dynemb::", op, ": state of slab ", i % slabs, " has ", tensor.numel(),
+          " int64 words, expected one tensor of at least ", kUndoColumns, " on the CPU, or none");
+      slab.undo = static_cast<int64_t*>(tensor.data_ptr());
+      slab.undo_words = tensor.numel();
+      continue;
+    }
     check_size(op, "state", tensor, 0, rows.size(0));
     if (tensor.dim() == 1 && type == ScalarType::Int) {
       check_tensor(call, "state", tensor, ScalarType::Int);

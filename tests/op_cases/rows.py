@@ -21,7 +21,7 @@ from op_cases.groups import (
     pooled_kinds,
 )
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Pooling, RowClock
+from torch_dynemb.ops.columns import Pooling, RowClock, Undo
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.update import APPLIES_DELAYED
 
@@ -207,6 +207,25 @@ def materialize_arguments(optimizer: str) -> OpArguments:
     return (group.rows.weights, group.rows.generations, group.rows.state, *index)
 
 
+def preserved_arguments(optimizer: str, out: bool = False) -> OpArguments:
+    """Of a slab whose rows are preserved."""
+    group = make_group(optimizer=optimizer)
+    slabs = len(group.rows.weights)
+    weights = group.rows.weights[0][:64].clone()
+    state = [tensor[:64].clone() for tensor in group.rows.state[::slabs]]
+    row_bytes = sum(of[0].numel() * of.element_size() for of in (weights, *state))
+    words = torch.zeros(128 + row_bytes, dtype=torch.int64)
+    words[Undo.ROWS], words[Undo.PLACES], words[Undo.ROW_BYTES] = 64, 8, -(-row_bytes // 8) * 8
+    words[Undo.MARKS], words[Undo.FREE], words[Undo.BUFFER] = 32, 64, 68
+    words[Undo.ACTIVE], words[Undo.GIVEN] = 1, 8
+    words.view(torch.int32)[128:136] = torch.arange(8, dtype=torch.int32)
+    rows = torch.tensor([3, 0, 17])
+    if not out:
+        return weights, [*state, words], rows
+    new = [torch.zeros_like(tensor[:3]) for tensor in state]
+    return weights, [*state, words], rows, torch.zeros_like(weights[:3]), new
+
+
 CASES: dict[str, dict[str, Case]] = {
     "embedding_bag": {
         **{
@@ -273,6 +292,8 @@ CASES: dict[str, dict[str, Case]] = {
         "row state": partial(materialize_arguments, "rowwise_adagrad"),
         **{name: partial(materialize_arguments, name) for name in STORED},
     },
+    "preserve_rows_": {name: partial(preserved_arguments, name) for name in STORED},
+    "take_preserved_rows_": {name: partial(preserved_arguments, name, True) for name in STORED},
     "accumulate_grad_": {
         f"{kind} {pooling.name}": partial(pending_arguments, kind, pooling)
         for kind, pooling in pooled_kinds()

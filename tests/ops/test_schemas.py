@@ -234,7 +234,13 @@ dynemb::quantized_embedding(Tensor[] weights, Tensor[] generations, Tensor meta,
 
     def test_rows(self) -> None:
         shown = listing(
-            "reduce_grad", "bag_weight_grad", "materialize_", "accumulate_grad_", "merge_grad_"
+            "reduce_grad",
+            "bag_weight_grad",
+            "materialize_",
+            "preserve_rows_",
+            "take_preserved_rows_",
+            "accumulate_grad_",
+            "merge_grad_",
         )
         self.assertExpectedInline(
             shown,
@@ -248,6 +254,9 @@ dynemb::bag_weight_grad(Tensor[] weights, Tensor[] generations, Tensor meta, Ten
     per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor
 dynemb::materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state,
     Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor
+dynemb::preserve_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows) -> ()
+dynemb::take_preserved_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows, Tensor(b!)
+    out_weights, Tensor(c!)[] out_state) -> ()
 dynemb::accumulate_grad_(Tensor(a!)[] pending_handles, Tensor(b!)[] pending_ids,
     Tensor(c!)[] pending_tables, Tensor(d!)[] pending_gradients, Tensor(e!)
     pending_counts, Tensor(f!) row_clock, Tensor[] weights, Tensor[] generations, Tensor
@@ -503,6 +512,8 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.LiveTable, "columns.h", "LiveTableColumn", "LiveTable", "LIVE_TABLE_COLUMNS"),
         (columns.LiveSlab, "columns.h", "LiveSlabColumn", "LiveSlab", "LIVE_SLAB_COLUMNS"),
         (columns.Move, "columns.h", "MoveColumn", "Move", "MOVE_COLUMNS"),
+        (columns.Undo, "rows/undo.h", "UndoColumn", "Undo", "UNDO_COLUMNS"),
+        (columns.UndoMark, "rows/undo.h", "UndoMark", "Undo", None),
         (columns.Evicted, "policy/decisions.h", "EvictedColumn", "Evicted", "EVICTED_COLUMNS"),
     ],
 )

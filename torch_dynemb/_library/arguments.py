@@ -79,6 +79,8 @@ _OTHERWISE = {
     ("multi_hash", "values"): Expected(_INT64, None),
     ("bucketize", "values"): _ANY,
     ("quantize_rows", "rows"): _ROW_WEIGHTS,
+    **{(op, "rows"): _WORDS for op in ("preserve_rows_", "take_preserved_rows_")},
+    ("take_preserved_rows_", "out_weights"): _ROW_WEIGHTS,
     **{
         (op, "weights"): _FLOATS
         for op in (
@@ -156,6 +158,8 @@ _SERVES_HOST = "works on host memory: live tables are on the CPU; a GPU serves f
 _LIVE_OPS = ("serve_bag", "serve_rows", "serve_apply_")
 _FROZEN_HOST = "works on host memory: on a GPU, ids are found by find, and rows read by a lookup"
 _FROZEN_OPS = ("frozen_bag", "frozen_rows")
+_PRESERVES = "preserves rows in host memory: saves of tables on other devices copy them"
+_PRESERVE_OPS = ("preserve_rows_", "take_preserved_rows_")
 _IN_HOST_MEMORY = {
     ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
     ("read_blocks", "path"): _READS_FILES,
@@ -169,6 +173,8 @@ _IN_HOST_MEMORY = {
     **{(op, name): _SERVES_HOST for op in _LIVE_OPS for name in ("buckets", "tables", "rows")},
     ("serve_apply_", "free"): _SERVES_HOST,
     **{(op, name): _FROZEN_HOST for op in _FROZEN_OPS for name in ("buckets", "tables", "weights")},
+    **{(op, name): _PRESERVES for op in _PRESERVE_OPS for name in ("weights", "state", "rows")},
+    **{("take_preserved_rows_", name): _PRESERVES for name in ("out_weights", "out_state")},
 }
 _ROW_FORMATS = {1: "int8", 2: "int4", 3: "fp8"}
 _INT4 = 2

@@ -53,6 +53,7 @@ from torch_dynemb.ops.pending import (  # noqa: E402
     merge_grad_,
 )
 from torch_dynemb.ops.pooling import pool_rows, ragged_tile  # noqa: E402
+from torch_dynemb.ops.preserved import preserve_rows_, take_preserved_rows_  # noqa: E402
 from torch_dynemb.ops.quantized import (  # noqa: E402
     dequantize_rows,
     quantize_rows,
@@ -204,6 +205,7 @@ __all__ = [
     "plan_moves_",
     "pool_rows",
     "prefetch_",
+    "preserve_rows_",
     "promise_room_",
     "quantize_rows",
     "quantized_embedding",
@@ -252,6 +254,7 @@ __all__ = [
     "store_sync",
     "store_write",
     "take_dirty_",
+    "take_preserved_rows_",
     "unique_ids",
     "unique_ids_padded",
     "unmix_ids",

@@ -42,6 +42,32 @@ class Meta(IntEnum):
 META_COLUMNS = 16
 
 
+class Undo(IntEnum):
+    """The first words of what rows of a slab are preserved in; see ``csrc/core/rows/undo.h``."""
+
+    ACTIVE = 0
+    ROWS = 1
+    PLACES = 2
+    ROW_BYTES = 3
+    MARKS = 4
+    FREE = 5
+    BUFFER = 6
+    TAKEN = 8
+    GIVEN = 16
+    WAITS = 24
+
+
+UNDO_COLUMNS = 32
+
+
+class UndoMark(IntEnum):
+    """What is known of a row that is preserved; others are the number of its place, and 1."""
+
+    READ = -2
+    COPYING = -1
+    UNREAD = 0
+
+
 class Table(IntEnum):
     """Columns of ``tables``, int64 [tables, 16]: the index state of a table."""
 

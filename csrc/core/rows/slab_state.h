@@ -21,6 +21,8 @@ struct SlabState {
   float* of_row[kMaxStates];  // [rows]
   int32_t* steps;             // [rows], or none
   uint8_t* changes;           // [rows], or none: a bit for each that wants to know what changes
+  int64_t* undo;              // or none: rows as they were when a save began (cpu/rows/undo.h)
+  int64_t undo_words;
 };
 
 }  // namespace dynemb

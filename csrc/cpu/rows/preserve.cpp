@@ -1,0 +1,104 @@
+// preserve_rows_ and take_preserved_rows_: rows that a save reads while training goes on.
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "arguments/rows.h"
+#include "cpu/rows/undo.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// A slab whose rows are preserved.
+struct PreservedSlab {
+  char* weights;
+  int64_t rows;
+  int64_t row_bytes;
+  SlabState state;
+
+  char* row(int64_t number) const { return weights + number * row_bytes; }
+};
+
+PreservedSlab slab_of(const char* op, const char* name, const Tensor& weights,
+                      const std::vector<Tensor>& state) {
+  storage_of(op, name, weights);
+  STD_TORCH_CHECK(weights.dim() == 2, "dynemb::", op, ": ", name, " must have shape (rows, dim)");
+  const int64_t row_bytes = weights.size(1) * static_cast<int64_t>(weights.element_size());
+  return {static_cast<char*>(weights.data_ptr()), weights.size(0), row_bytes,
+          state_tensors(op, {weights}, state)[0]};
+}
+
+const int64_t* row_numbers(const char* op, const Tensor& rows, int64_t most) {
+  check_words(op, "rows", rows);
+  const auto* numbers = static_cast<const int64_t*>(rows.data_ptr());
+  for (int64_t i = 0; i < rows.numel(); ++i) {
+    STD_TORCH_CHECK(numbers[i] >= 0 && numbers[i] < most, "dynemb::", op, ": rows[", i, "] is ",
+                    numbers[i], ", expected 0 to ", most - 1);
+  }
+  return numbers;
+}
+
+int64_t bytes_of_state(const SlabState& state) {
+  int64_t bytes = state.row_states * static_cast<int64_t>(sizeof(float));
+  for (int k = 0; k < state.element_states; ++k) bytes += state.row_bytes[k];
+  return bytes + (state.steps == nullptr ? 0 : static_cast<int64_t>(sizeof(int32_t)));
+}
+
+// Raises unless all that the words name lies within them.
+void check_undo(const char* op, const PreservedSlab& slab) {
+  STD_TORCH_CHECK(slab.state.undo != nullptr, "dynemb::", op,
+                  ": state lacks the int64 words that rows are preserved with");
+  const int64_t* words = slab.state.undo;
+  const int64_t places = words[kUndoPlaces];
+  STD_TORCH_CHECK(
+      words[kUndoRows] >= 0 && words[kUndoRows] <= slab.rows && places > 0 &&
+          words[kUndoRowBytes] >= slab.row_bytes + bytes_of_state(slab.state) &&
+          words[kUndoMarks] >= kUndoColumns &&
+          words[kUndoMarks] + (words[kUndoRows] + 1) / 2 <= words[kUndoFree] &&
+          words[kUndoFree] + (places + 1) / 2 <= words[kUndoBuffer] &&
+          words[kUndoBuffer] + (places * words[kUndoRowBytes] + 7) / 8 <= slab.state.undo_words,
+      "dynemb::", op, ": the int64 words of state name ", words[kUndoRows], " rows and ", places,
+      " places of ", words[kUndoRowBytes], " bytes, which do not fit ", slab.state.undo_words,
+      " words and ", slab.rows, " rows of ", slab.row_bytes + bytes_of_state(slab.state), " bytes");
+}
+
+void preserve_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows) {
+  const char* op = "preserve_rows_";
+  const PreservedSlab slab = slab_of(op, "weights", weights, state);
+  const int64_t* numbers = row_numbers(op, rows, slab.rows);
+  check_undo(op, slab);
+  for (int64_t i = 0; i < rows.numel(); ++i) {
+    preserve_row(slab.state, numbers[i], slab.row(numbers[i]), slab.row_bytes);
+  }
+}
+
+void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows,
+                          Tensor out_weights, std::vector<Tensor> out_state) {
+  const char* op = "take_preserved_rows_";
+  const PreservedSlab slab = slab_of(op, "weights", weights, state);
+  const PreservedSlab out = slab_of(op, "out_weights", out_weights, out_state);
+  check_undo(op, slab);
+  const int64_t* numbers = row_numbers(op, rows, slab.state.undo[kUndoRows]);
+  STD_TORCH_CHECK(out.row_bytes == slab.row_bytes &&
+                      out.state.element_states == slab.state.element_states &&
+                      out.state.row_states == slab.state.row_states &&
+                      (out.state.steps == nullptr) == (slab.state.steps == nullptr) &&
+                      bytes_of_state(out.state) == bytes_of_state(slab.state),
+                  "dynemb::", op, ": rows of out_weights and out_state have ", out.row_bytes,
+                  " and ", bytes_of_state(out.state), " bytes, expected ", slab.row_bytes, " and ",
+                  bytes_of_state(slab.state), " in as many tensors, as weights and state have");
+  STD_TORCH_CHECK(out.rows >= rows.numel(), "dynemb::", op, ": out_weights has ", out.rows,
+                  " rows, expected at least ", rows.numel(), ", as many as rows");
+  for (int64_t i = 0; i < rows.numel(); ++i) {
+    take_row(slab.state, numbers[i], slab.row(numbers[i]), slab.row_bytes, out.state, i,
+             out.row(i));
+  }
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("preserve_rows_", TORCH_BOX(&dynemb::cpu::preserve_rows_));
+  m.impl("take_preserved_rows_", TORCH_BOX(&dynemb::cpu::take_preserved_rows_));
+}

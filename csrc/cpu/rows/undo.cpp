@@ -1,0 +1,134 @@
+#include "cpu/rows/undo.h"
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace dynemb::cpu {
+namespace {
+
+// The next row that is read is some microseconds away, and a place that is free may be, too.
+constexpr std::chrono::microseconds kWait{50};
+
+int32_t* mark_of(const SlabState& state, int64_t row) {
+  return reinterpret_cast<int32_t*>(state.undo + state.undo[kUndoMarks]) + row;
+}
+
+char* place_of(const SlabState& state, int64_t place) {
+  return reinterpret_cast<char*>(state.undo + state.undo[kUndoBuffer]) +
+         place * state.undo[kUndoRowBytes];
+}
+
+int32_t* free_place(const SlabState& state, int64_t number) {
+  return reinterpret_cast<int32_t*>(state.undo + state.undo[kUndoFree]) +
+         number % state.undo[kUndoPlaces];
+}
+
+// A free place, or -1. Its entry of the ring is not written before the place is given back.
+int64_t taken_place(const SlabState& state) {
+  int64_t number = __atomic_load_n(state.undo + kUndoTaken, __ATOMIC_RELAXED);
+  while (number < __atomic_load_n(state.undo + kUndoGiven, __ATOMIC_ACQUIRE)) {
+    if (__atomic_compare_exchange_n(state.undo + kUndoTaken, &number, number + 1, true,
+                                    __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+      return *free_place(state, number);
+    }
+  }
+  return -1;
+}
+
+// Only one thread reads rows.
+void give_place(const SlabState& state, int32_t place) {
+  const int64_t number = state.undo[kUndoGiven];
+  *free_place(state, number) = place;
+  __atomic_store_n(state.undo + kUndoGiven, number + 1, __ATOMIC_RELEASE);
+}
+
+// Calls copy(bytes of the row, how many) for each tensor of a row.
+template <class Copy>
+void each_part(const SlabState& state, int64_t row, Copy copy) {
+  for (int k = 0; k < state.element_states; ++k) {
+    copy(state.element[k] + row * state.row_bytes[k], state.row_bytes[k]);
+  }
+  for (int k = 0; k < state.row_states; ++k) {
+    copy(reinterpret_cast<char*>(state.of_row[k] + row), int64_t{sizeof(float)});
+  }
+  if (state.steps != nullptr) {
+    copy(reinterpret_cast<char*>(state.steps + row), int64_t{sizeof(int32_t)});
+  }
+}
+
+}  // namespace
+
+void preserve_row(const SlabState& state, int64_t row, const char* weights, int64_t weight_bytes) {
+  if (row >= state.undo[kUndoRows]) return;
+  int32_t* mark = mark_of(state, row);
+  while (preserves_rows(state)) {
+    int32_t seen = __atomic_load_n(mark, __ATOMIC_ACQUIRE);
+    if (seen == kUndoRead || seen > 0) return;
+    if (seen == kUndoCopying || !__atomic_compare_exchange_n(mark, &seen, kUndoCopying, false,
+                                                             __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+      std::this_thread::yield();
+      continue;
+    }
+    const int64_t place = taken_place(state);
+    if (place < 0) {
+      __atomic_store_n(mark, kUndoUnread, __ATOMIC_RELEASE);
+      __atomic_fetch_add(state.undo + kUndoWaits, 1, __ATOMIC_RELAXED);
+      std::this_thread::sleep_for(kWait);
+      continue;
+    }
+    char* to = place_of(state, place);
+    std::memcpy(to, weights, static_cast<size_t>(weight_bytes));
+    to += weight_bytes;
+    each_part(state, row, [&to](const char* from, int64_t bytes) {
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+      to += bytes;
+    });
+    __atomic_store_n(mark, static_cast<int32_t>(place + 1), __ATOMIC_RELEASE);
+    // what is written to the row from here on is seen by nobody who does not see the mark
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return;
+  }
+}
+
+void take_row(const SlabState& state, int64_t row, const char* weights, int64_t weight_bytes,
+              const SlabState& to, int64_t to_row, char* to_weights) {
+  const auto copy_from = [&](const char* from_weights, auto next) {
+    std::memcpy(to_weights, from_weights, static_cast<size_t>(weight_bytes));
+    each_part(to, to_row, [&](char* target, int64_t bytes) {
+      std::memcpy(target, next(bytes), static_cast<size_t>(bytes));
+    });
+  };
+  {
+    const char* parts[2 * kMaxStates + 1];
+    int part = 0;
+    each_part(state, row, [&](const char* from, int64_t) { parts[part++] = from; });
+    part = 0;
+    copy_from(weights, [&](int64_t) { return parts[part++]; });
+  }
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);  // the mark is read after the row
+  int32_t* mark = mark_of(state, row);
+  while (true) {
+    int32_t seen = kUndoUnread;
+    if (__atomic_compare_exchange_n(mark, &seen, kUndoRead, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE) ||
+        seen == kUndoRead) {
+      return;
+    }
+    if (seen > 0) {
+      const char* from = place_of(state, seen - 1);
+      const char* at = from + weight_bytes;
+      copy_from(from, [&at](int64_t bytes) {
+        const char* here = at;
+        at += bytes;
+        return here;
+      });
+      __atomic_store_n(mark, kUndoRead, __ATOMIC_RELEASE);
+      give_place(state, seen - 1);
+      return;
+    }
+    std::this_thread::yield();  // a writer is copying the row
+  }
+}
+
+}  // namespace dynemb::cpu
