@@ -1,4 +1,4 @@
-"""Checkpoints: saving, loading, and how long an asynchronous save stops training.
+"""Checkpoints: saving, loading, and how much an asynchronous save holds training up.
 
 ``--part`` picks what is measured.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from checkpoints.files import load_rows, save_rows
 from checkpoints.stall import stall_rows
+from checkpoints.training import step_rows
 from common.command import parser, positive
 from common.report import Report, Row
 
@@ -48,10 +49,15 @@ def _stall(of: Measured) -> Iterator[Row | str]:
     return stall_rows(BENCH, of.ids, of.rounds, of.only)
 
 
+def _during(of: Measured) -> Iterator[Row | str]:
+    return step_rows(BENCH, of.folder, of.ids, of.rounds, of.only)
+
+
 PARTS: dict[str, Callable[[Measured], Iterator[Row | str]]] = {
     "save": _save,
     "load": _load,
     "stall": _stall,
+    "during": _during,
 }
 
 
@@ -70,7 +76,7 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     ids = options.ids or (100_000 if options.quick else 1_900_000)
-    report = Report(as_json=options.json, cases=8)
+    report = Report(as_json=options.json, cases=10)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measured = Measured(ids, options.rounds, options.only, Path(folder))
         for part in options.part or PARTS:

@@ -22,7 +22,7 @@ from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.table.state import used_tensors
 
 DIM = 64
-TARGET = 1.1
+TARGET = 0.1
 LARGE = 4 << 20  # bytes; larger tensors are copied into memory of large pages
 
 
@@ -39,6 +39,11 @@ class DiskWithoutData(Disk):
     def write(self, file: int, data: memoryview) -> int:
         """Makes the file longer."""
         os.ftruncate(file, os.fstat(file).st_size + len(data))
+        return len(data)
+
+    def write_at(self, file: int, data: memoryview, begin: int) -> int:
+        """Makes the file so long that the data would fit, if it is not."""
+        os.ftruncate(file, max(os.fstat(file).st_size, begin + len(data)))
         return len(data)
 
 

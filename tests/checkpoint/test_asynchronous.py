@@ -20,9 +20,18 @@ from torch import Tensor, nn
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
 from torch_dynemb.checkpoint.saving import staging
+from torch_dynemb.ops import functional_copies
+from torch_dynemb.ops.columns import Undo
+from torch_dynemb.table.row_access import undo_words
 from torch_dynemb.table.state import used_tensors
 
 pytestmark = pytest.mark.any_device
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where code changes copies of rows, saves copy them: no test decides that for another."""
+    monkeypatch.setattr(functional_copies, "_rows_copied", False)
 
 
 @pytest.fixture
@@ -107,6 +116,12 @@ def overwrite(model: Net) -> None:
     """Puts other values into all tensors of the tables."""
     for module in model.modules_with_tables:
         tables = module.group.tables
+        for slab, words in enumerate(undo_words(tables)):
+            # what every op does that writes rows
+            used = torch.arange(tables.index.used_rows(slab))
+            of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
+            ops.preserve_rows_(tables.rows.weights[slab], of_slab, used)
+            assert int(words[Undo.ACTIVE]) == 1
         constant = (tables.rows.hyper, tables.rows.meta, tables.rows.init_data)
         for tensor in (*(of for _, of in used_tensors(tables)), *constant):
             tensor.copy_(torch.ones_like(tensor) if tensor.dtype != torch.uint8 else tensor + 1)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 
+import torch
 from torch import Tensor
 
 # Bytes of reserved memory that a call may copy.
 MOST_COPIED = 1 << 30
 _INDUCTOR = "torch._inductor."
 _FUNCTIONALIZES = "torch._functorch.aot_autograd"
+_rows_copied = False  # whether code has been compiled that changes copies of rows
 
 
 def refuse_copies(op: str, *changed: Tensor | Iterable[Tensor]) -> None:
@@ -41,6 +43,39 @@ def refuse_copies(op: str, *changed: Tensor | Iterable[Tensor]) -> None:
     )
 
 
+def refuse_copies_of_rows(op: str, state: Sequence[Tensor], *changed: Iterable[Tensor]) -> None:
+    """As :func:`refuse_copies`, for an op that writes rows.
+
+    Args:
+        state: what the op changes beside rows, and what rows are preserved in for a thread that
+            reads them, if there is such a thing: that thread would not see the copies.
+        changed: what else it changes.
+
+    Raises:
+        RuntimeError: it would copy what may not be copied; names the backend to choose.
+    """
+    global _rows_copied
+
+    refuse_copies(op, state, *changed)
+    if not _copies():
+        return
+    if any(tensor.dim() == 1 and tensor.dtype == torch.int64 for tensor in state):
+        raise RuntimeError(
+            f"{op}: the backend of torch.compile changes copies of tables that a save with "
+            "asynchronous=True has read in a thread: compile with backend='inductor', the default, "
+            "which changes tables in place, or compile before the first such save, which then "
+            "copies the rows"
+        )
+    _rows_copied = True
+
+
+def copies_rows() -> bool:
+    """Whether code has been compiled whose ops change copies of tables, which then take the place
+    of the tables: who reads rows meanwhile may find what they will be.
+    """
+    return _rows_copied
+
+
 def _copies() -> bool:
     functionalizes = False
     frame: FrameType | None = sys._getframe()
@@ -53,4 +88,4 @@ def _copies() -> bool:
     return functionalizes
 
 
-__all__ = ["refuse_copies"]
+__all__ = ["copies_rows", "refuse_copies", "refuse_copies_of_rows"]

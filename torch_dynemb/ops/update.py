@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
-from torch_dynemb.ops.functional_copies import refuse_copies
+from torch_dynemb.ops.functional_copies import refuse_copies_of_rows
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 # The optimizers of the library. The position is the code that a lookup carries to its backward; no
@@ -86,7 +86,7 @@ def _register_update_fakes(name: str) -> None:
         updates: Tensor,
         updated_tables: Sequence[int],
     ) -> None:
-        refuse_copies(f"{name}_update_", weights, generations, state)
+        refuse_copies_of_rows(f"{name}_update_", state, weights, generations)
 
     @register_fake(f"{name}_backward_")
     def _backward_fake(
@@ -107,7 +107,7 @@ def _register_update_fakes(name: str) -> None:
         feature_dims: Sequence[int],
         pooling: int,
     ) -> None:
-        refuse_copies(f"{name}_backward_", weights, generations, state)
+        refuse_copies_of_rows(f"{name}_backward_", state, weights, generations)
 
 
 for _name in OPTIMIZER_NAMES:

@@ -56,7 +56,8 @@ class HostMemory:
         slabs = len(rows.weights)
         for slab, used in enumerate(slab_rows):
             for tensor in (rows.weights[slab], *rows.state[slab::slabs]):
-                ops.release_(tensor, used, tensor.shape[0])
+                if tensor.dtype != torch.int64:  # words, and not of rows
+                    ops.release_(tensor, used, tensor.shape[0])
             free = index.free_rows[slab]
             ops.release_(free, int(index.slabs[slab, Slab.FREE_COUNT]), free.shape[0])
         if rows.pending:

@@ -36,6 +36,7 @@ class _Move(NamedTuple):
 def compact(tables: Tables) -> int:
     """See :meth:`torch_dynemb.TableGroup.compact`."""
     tables.check_own()
+    tables.wait_until_read()
     before = used_bytes(tables)["total"]
     for slab in range(len(tables.config.slabs)):
         if tables.stored(slab) is None or _has_no_ids(tables, slab):
@@ -113,7 +114,8 @@ def _moves(tables: Tables, slab: int, end: int, free: Tensor) -> tuple[list[_Mov
 
 
 def _copy_rows(tables: Tables, slab: int, move: _Move) -> None:
-    tensors = [tables.rows.weights[slab], *tables.rows.state[slab :: len(tables.config.slabs)]]
+    of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
+    tensors = [tables.rows.weights[slab], *(of for of in of_slab if of.dtype != torch.int64)]
     sources = (move.old[move.written] >> GENERATION_BITS).split(_ROWS_AT_ONCE)
     targets = (move.new[move.written] >> GENERATION_BITS).split(_ROWS_AT_ONCE)
     for source, target in zip(sources, targets, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -56,6 +57,8 @@ class HostState:
         background: what a thread does for the tables, or has done last; the next step raises its
             error.
         readers: who reads the changes of the tables, by name.
+        rows_read: is set when the save in the background that reads the rows, if there is one, has
+            read them.
     """
 
     rejected: list[int]
@@ -66,6 +69,7 @@ class HostState:
     forked: bool = False
     background: BackgroundWork | None = None
     readers: dict[str, ChangeReader] = field(default_factory=dict)
+    rows_read: threading.Event | None = None
 
 
 __all__ = ["EvictedIds", "EvictionCallback", "EvictionRecords", "HostState"]

@@ -21,6 +21,7 @@ from torch_dynemb.ops.columns import (
     Meta,
     Slab,
     Table,
+    Undo,
 )
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.tiers import Records, Tiers
@@ -78,7 +79,7 @@ def state_names(tables: Tables) -> list[str]:
 def state_tensors(tables: Tables, slab: int) -> dict[str, Tensor]:
     """The optimizer state of a slab by name: the tensors themselves."""
     of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
-    # what follows the optimizer's state says which rows have changed
+    # what follows the optimizer's state says which rows have changed, or preserves them
     return dict(zip(state_names(tables), of_slab, strict=False))
 
 
@@ -88,6 +89,19 @@ def change_marks(tables: Tables) -> list[Tensor]:
     Args:
         tables: of the group.
     """
+    return [tensor for tensor in _beside_state(tables) if tensor.dtype == torch.uint8]
+
+
+def undo_words(tables: Tables) -> list[Tensor]:
+    """What rows are preserved in, int64 [n] by slab; none: no save has asked for that yet.
+
+    Args:
+        tables: of the group.
+    """
+    return [tensor for tensor in _beside_state(tables) if tensor.dtype == torch.int64]
+
+
+def _beside_state(tables: Tables) -> list[Tensor]:
     slabs = len(tables.config.slabs)
     return tables.rows.state[len(state_names(tables)) * slabs :]
 
@@ -144,9 +158,7 @@ def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowVa
         {name: tensor[numbers] for name, tensor in state_tensors(tables, slab).items()},
         tables.rows.generations[slab][numbers] == _generations(handles),
     )
-    if not bool(values.written.all()):
-        _write_initial_values(tables, table, ids, values)
-    return values
+    return with_initial_values(tables, table, ids, values)
 
 
 def read_records(
@@ -162,6 +174,18 @@ def read_records(
         handles: int64 [n], of the ids; all of rows.
     """
     values = _read_stored(tables, store, table, ids, handles)
+    return with_initial_values(tables, table, ids, values)
+
+
+def with_initial_values(tables: Tables, table: int, ids: Tensor, values: RowValues) -> RowValues:
+    """The same copies of rows, of which those that nobody has written get what they start with.
+
+    Args:
+        tables: of the group.
+        table: that the ids are of.
+        ids: int64 [n].
+        values: of the ids; they change.
+    """
     if not bool(values.written.all()):
         _write_initial_values(tables, table, ids, values)
     return values
@@ -208,6 +232,10 @@ def write_rows(
         return
     places = _places(handles, next_row)
     tensors = state_tensors(tables, slab)
+    for words in undo_words(tables)[slab : slab + 1]:
+        if int(words[Undo.ACTIVE]):
+            of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
+            ops.preserve_rows_(tables.rows.weights[slab], of_slab, places.numbers)
     fresh = {name: tensor for name, tensor in tensors.items() if name not in state}
     if fresh:
         _freshen_state(tables, table, places, fresh)
@@ -428,5 +456,7 @@ __all__ = [
     "readable",
     "state_names",
     "state_tensors",
+    "undo_words",
+    "with_initial_values",
     "write_rows",
 ]

@@ -109,6 +109,7 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     tables.check_in_memory("load_state_dict", "load a checkpoint with torch_dynemb.checkpoint.load")
     tensors = in_own_order(tables, tensors)
     check(tables, tensors)
+    tables.wait_until_read()
     with held_back():
         try:
             write(tables, tensors)

@@ -116,6 +116,14 @@ class Tables:
         stored = self.stored(slab)
         return self.index.used_rows(slab) if stored is None else stored.used_slots(slab)
 
+    def wait_until_read(self) -> None:
+        """Waits until a save in the background has read the rows, before they move or go.
+
+        Updates, and who writes single rows, need not wait.
+        """
+        if self.host.rows_read is not None and not self.host.forked:
+            self.host.rows_read.wait()
+
     def release_memory(self) -> None:
         """Gives memory back beyond what the tables hold."""
         slabs = [self.rows_in_memory(slab) for slab in range(len(self.config.slabs))]

@@ -105,6 +105,14 @@ class ScatteredFile:
             piece.bytes += part.numel()
             tail.at += part.numel()
             done += part.numel()
+            self._begin_sync(block)
+
+    def _begin_sync(self, block: int) -> None:
+        """Has a block that is whole brought to the disk."""
+        begin = block * BLOCK_BYTES
+        size = min(BLOCK_BYTES, self._bytes - begin)
+        if sum(piece.bytes for piece in self._pieces[block]) == size:
+            self._disk.begin_sync(self._file, begin, size)
 
     def _write_all(self, data: memoryview, begin: int) -> None:
         done = 0
@@ -113,18 +121,35 @@ class ScatteredFile:
                 done += self._disk.write_at(self._file, data[done:], begin + done)
 
     def finish(self) -> FileSums:
-        """Waits until the file is on the disk, and closes it.
+        """:meth:`end` and :meth:`sync`.
 
         Raises:
             OSError: the disk is full, or fails.
             RuntimeError: rows are missing.
         """
-        short = [name for name, tail in self._tails.items() if tail.at < tail.end]
-        if short:
-            raise RuntimeError(f"checkpoint: {self._path.name} lacks rows of {short}")
+        sums = self.end()
+        self.sync()
+        return sums
+
+    def sync(self) -> None:
+        """Waits until the file is on the disk, and closes it.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
         with room_told(self._path, self._bytes):
             self._disk.sync(self._file)
         self.close()
+
+    def end(self) -> FileSums:
+        """After the last row; the file is not on the disk yet.
+
+        Raises:
+            RuntimeError: rows are missing.
+        """
+        short = [name for name, tail in self._tails.items() if tail.at < tail.end]
+        if short:
+            raise RuntimeError(f"checkpoint: {self._path.name} lacks rows of {short}")
         sums = []
         for block in sorted(self._pieces):
             first, *others = sorted(self._pieces[block], key=lambda piece: piece.begin)

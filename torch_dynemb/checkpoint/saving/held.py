@@ -1,4 +1,4 @@
-"""Keeps rows in stores as they are for a save that goes on while training does."""
+"""Keeps rows as they are for a save that goes on while training does, where they are not copied."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Sequence
 
 from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
+from torch_dynemb.table.preserved_rows import PreservedRows
 
 
 def hold_rows(groups: Sequence[GroupSource]) -> None:
-    """Has all stores keep their rows as they are now; whatever stops it, call release_rows().
+    """Has rows that are not copied kept as they are now; whatever stops it, call release_rows().
 
     Args:
         groups: that are saved.
 
     Raises:
-        RuntimeError: a disk is full, or fails.
+        RuntimeError: a disk is full, or fails, or there are no addresses.
     """
-    for stored in _stores_of(groups):
-        stored.hold()
+    for rows in _readers_of(groups):
+        rows.hold()
 
 
 def release_rows(groups: Sequence[GroupSource]) -> None:
@@ -27,14 +28,14 @@ def release_rows(groups: Sequence[GroupSource]) -> None:
     Args:
         groups: that were saved.
     """
-    for stored in _stores_of(groups):
-        stored.release()
+    for rows in _readers_of(groups):
+        rows.release()
 
 
-def _stores_of(groups: Sequence[GroupSource]) -> list[StoredRows]:
-    """Each once, though several slabs of a group have their rows in it."""
-    found = [slab.in_store for group in groups for slab in group.slabs]
-    return list(dict.fromkeys(stored for stored in found if stored is not None))
+def _readers_of(groups: Sequence[GroupSource]) -> list[StoredRows | PreservedRows]:
+    """Each once, though it reads the rows of several slabs of a group."""
+    found = [slab.reader for group in groups for slab in group.slabs]
+    return list(dict.fromkeys(reader for reader in found if reader is not None))
 
 
 __all__ = ["hold_rows", "release_rows"]

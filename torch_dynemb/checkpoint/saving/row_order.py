@@ -60,7 +60,8 @@ def tombstones(buckets: Tensor) -> Tensor:
 
 
 class RowOrder:
-    """Whose the rows of a slab are: at most 17 bytes for every row, and 21 of those in a store.
+    """Whose the rows of a slab are: at most 17 bytes for every row, and 21 of those in a store, or
+    of those that are read while training goes on.
 
     Args:
         source: the group.
@@ -69,7 +70,7 @@ class RowOrder:
 
     def __init__(self, source: GroupSource, slab: int) -> None:
         used = source.slabs[slab].used
-        stored = source.slabs[slab].in_store is not None
+        stored = source.slabs[slab].reader is not None
         config = source.config
         tables = [t for t in range(len(config.tables)) if config.slab_of(t) == slab]
         buckets = max((source.buckets_of[t].buckets.shape[0] for t in tables), default=0)
@@ -78,7 +79,7 @@ class RowOrder:
         self.ids = torch.zeros(used, dtype=torch.int64)
         self.slots = torch.zeros(used, dtype=slot_dtype)
         owner = torch.zeros(used, dtype=owner_dtype)  # 0: nobody's
-        # of rows in memory they are beside the rows
+        # beside rows that were copied they are those of the ids
         self.generations = torch.zeros(used if stored else 0, dtype=torch.int32)
         chosen = None if source.changed is None else torch.zeros(used, dtype=torch.bool)
         for k, t in enumerate(tables):

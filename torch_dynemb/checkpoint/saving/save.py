@@ -109,10 +109,12 @@ def save(
             several machines give a path of a file system that they share.
         model: any module with tables of this library; sharded ones too.
         process_group: of the ranks that save together; default: all.
-        asynchronous: copy what is saved into memory, and write it in a thread while training goes
-            on. It takes as much memory as is saved. Rows on disks (:class:`SSDStore`) are not
-            copied: those of the cache are written to the disk first, and what is there stays until
-            it has been read, so that the disk has to have room for what training writes meanwhile.
+        asynchronous: write in a thread while training goes on. Rows on a GPU are copied into
+            memory of the CPU. Rows in that memory are not: an update of a row that has not been
+            written copies it first, and where a quarter of the rows of a slab or 1 GiB of them have
+            been copied, training waits. Rows on disks (:class:`SSDStore`) are not copied, either:
+            those of the cache are written to the disk first, and what is there stays until it has
+            been read, so that the disk has to have room for what training writes meanwhile.
         since: path of the checkpoint that was saved last, or wholly loaded: an increment is saved,
             which has only the ids that have changed or gone since then, with their rows, state and
             scores; the rest of the model is saved as a whole. It takes the memory of
@@ -274,9 +276,10 @@ def source_of_model(
 
 def _bytes_of_orders(source: ModelSource) -> int:
     return sum(
-        slab.used * (_BYTES_OF_ROW_ORDER if slab.in_store is None else _BYTES_OF_STORED_ROW)
+        slab.used * (_BYTES_OF_ROW_ORDER if slab.reader is None else _BYTES_OF_STORED_ROW)
+        + (0 if slab.preserved is None else slab.preserved.bytes_of(number))
         for group in source.groups
-        for slab in group.slabs
+        for number, slab in enumerate(group.slabs)
     )
 
 
@@ -348,6 +351,7 @@ def _write_files(
         for number, (group, parts) in enumerate(zip(source.groups, source.parts, strict=True)):
             write_initial_rows(group)
             saved, of_parts = write_group(to, group, parts, number)
+            release_rows([group])
             groups += [] if saved is None else [saved]
             for part, saved_part in zip(parts, of_parts, strict=True):
                 table = _table_of(group, part, saved_part)

@@ -13,6 +13,7 @@ from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.table.changes import ChangedIds
 from torch_dynemb.table.group_config import GroupConfig
+from torch_dynemb.table.preserved_rows import PreservedRows, can_preserve
 from torch_dynemb.table.row_access import materialize, state_tensors
 from torch_dynemb.table.tables import Tables
 
@@ -28,6 +29,8 @@ class SlabRows(NamedTuple):
         free: int64 [n], handles of rows that no id has.
         in_store: what reads the rows piece by piece, where they lie in a store; the tensors have no
             rows then.
+        preserved: what reads them while training goes on, where no copies are made; the weights and
+            the state have no rows then.
     """
 
     used: int
@@ -36,6 +39,12 @@ class SlabRows(NamedTuple):
     state: dict[str, Tensor]
     free: Tensor
     in_store: StoredRows | None
+    preserved: PreservedRows | None = None
+
+    @property
+    def reader(self) -> StoredRows | PreservedRows | None:
+        """What reads the rows, where they are not in the tensors."""
+        return self.preserved if self.in_store is None else self.in_store
 
     @property
     def row_bytes(self) -> int:
@@ -106,11 +115,13 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
 
     Args:
         tables: of the group.
-        to_be_copied: the large tensors will be copied, too. Then rows that have no values yet get
-            them in the copies, which takes a scan of the index that training need not wait for;
-            on a GPU, whose kernels no copy meets, they get them at once.
+        to_be_copied: the large tensors will be copied, too, but rows that can be read while
+            training goes on. Then rows that have no values yet get them in the copies, which takes
+            a scan of the index that training need not wait for; on a GPU, whose kernels no copy
+            meets, they get them at once.
     """
     later = to_be_copied and isinstance(tables.memory, HostMemory)
+    preserved = PreservedRows(tables) if to_be_copied and can_preserve(tables) else None
     if not later:
         materialize(tables)
     config, index, rows = tables.config, tables.index, tables.rows
@@ -124,15 +135,16 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
     in_store = StoredRows(tables)
     for s in range(len(config.slabs)):
         used, stored = index.used_rows(s), tables.stored(s) is not None
-        here = 0 if stored else used
+        here = 0 if stored or preserved is not None else used
         of_slabs.append(
             SlabRows(
                 used,
                 rows.weights[s][:here],
-                rows.generations[s][:here],
+                rows.generations[s][: 0 if stored else used],
                 {name: tensor[:here] for name, tensor in state_tensors(tables, s).items()},
                 index.free_rows[s, : int(index.slabs[s, Slab.FREE_COUNT])],
                 in_store if stored else None,
+                preserved,
             )
         )
     small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)
@@ -156,7 +168,9 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
         hyper,
         index.sketch,
         now,
-        RowConstants(rows.meta.clone(), rows.init_data.clone()) if later else None,
+        RowConstants(rows.meta.clone(), rows.init_data.clone())
+        if later and preserved is None
+        else None,
     )
 
 

@@ -37,7 +37,8 @@ from torch_dynemb.checkpoint.entries import (
     tombstones_entry,
 )
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told
+from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
+from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter, room_told
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import IdSlots
@@ -50,6 +51,7 @@ from torch_dynemb.checkpoint.saving.row_order import (
 from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.table_source import TableSource
 from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
+from torch_dynemb.table.row_access import RowValues
 
 FILE_BYTES = 2 << 30
 _MOST_ENDED = 32  # files that are open at once
@@ -111,7 +113,9 @@ class Folder:
     rank: int
     ranks: int
     progress: Progress
-    _ended: list[SummedWriter] = field(default_factory=list)  # on their way to the disk
+    _ended: list[SummedWriter | ScatteredFile] = field(
+        default_factory=list
+    )  # on their way to the disk
 
     def write(self, name: str, sections: Sequence[Section], rows: int) -> SavedFile:
         """Writes a file.
@@ -143,6 +147,50 @@ class Folder:
         except BaseException:
             writer.close()
             raise
+        return self._file(name, rows, writer, sums)
+
+    def write_rows(
+        self,
+        name: str,
+        sections: Sequence[Section],
+        values: Sequence[TensorShape],
+        pieces: Iterator[RowValues],
+        rows: int,
+    ) -> SavedFile:
+        """Writes a file of rows whose weights and state come together.
+
+        Args:
+            name: its path in the checkpoint.
+            sections: its first tensors, in order.
+            values: the weights, and each tensor of state, which follow.
+            pieces: the rows. They are written first, because training may wait for them.
+            rows: how many there are.
+        """
+        path = self.path / name
+        with room_told(path.parent):
+            self.disk.make_folder(path.parent)
+        shapes = [section.shape for section in sections]
+        file = ScatteredFile(self.disk, path, [*shapes, *values])
+        try:
+            for piece in pieces:
+                tensors = (piece.weights, *piece.state.values())
+                for shape, tensor in zip(values, tensors, strict=True):
+                    file.append(shape.name, tensor)
+                    self.progress(tensor.numel() * tensor.element_size())
+            for section in sections:
+                for tensor in section.pieces(range(section.rows)):
+                    file.append(section.shape.name, tensor)
+                    self.progress(tensor.numel() * tensor.element_size())
+            sums = file.end()
+        except BaseException:
+            file.close()
+            raise
+        return self._file(name, rows, file, sums)
+
+    def _file(
+        self, name: str, rows: int, writer: SummedWriter | ScatteredFile, sums: FileSums
+    ) -> SavedFile:
+        """What is known of a file that has been written and is not on the disk yet."""
         self._ended.append(writer)
         if len(self._ended) > _MOST_ENDED:
             self._ended.pop(0).sync()
@@ -202,8 +250,10 @@ def _write_part(
     number = part.number
     # Ranks that have other columns of the same ids must write them in one order.
     table = TableSource(source, number, order, by_id=part.split)
-    sections = _row_sections(source, part, table)
-    row_bytes = sum(section.shape.bytes for section in sections) // max(1, table.count)
+    reader = source.slabs[source.config.slab_of(number)].preserved
+    sections = _id_sections(source, part, table)
+    values = _value_sections(source, part, table)
+    row_bytes = sum(of.shape.bytes for of in (*sections, *values)) // max(1, table.count)
     most = max(1, FILE_BYTES // max(1, row_bytes))
     starts = range(0, max(1, table.count), most)
     files = []
@@ -211,7 +261,13 @@ def _write_part(
         rows = range(begin, min(begin + most, table.count))
         name = rows_file(part.name, folder.rank, folder.ranks, part.columns, k)
         of_file = [_rows_of(section, rows) for section in sections]
-        files.append(folder.write(name, of_file, len(rows)))
+        of_values = [_rows_of(section, rows) for section in values]
+        if reader is None:
+            files.append(folder.write(name, [*of_file, *of_values], len(rows)))
+        else:
+            shapes = [section.shape for section in of_values]
+            pieces = table.rows_and_state(rows, reader)
+            files.append(folder.write_rows(name, of_file, shapes, pieces, len(rows)))
     counts, counted = _write_counts(folder, source, part)
     sketch, width = _write_sketch(folder, source, part)
     removed = _write_removed(folder, source, part)
@@ -245,10 +301,9 @@ def _ids_crc32c(table: TableSource) -> int:
     return crc
 
 
-def _row_sections(source: GroupSource, part: SourcePart, table: TableSource) -> list[Section]:
-    """What a part's files have of its rows: ids and scores only once, where columns are split."""
+def _id_sections(source: GroupSource, part: SourcePart, table: TableSource) -> list[Section]:
+    """What a part's files have of its ids: only once, where columns are split, but for places."""
     count = table.count
-    slab = source.slabs[source.config.slab_of(part.number)]
     slots = torch.int64 if table.wide_slots else torch.int32
     sections = [
         Section(TensorShape(SLOT, slots, (count,)), table.slots),
@@ -262,8 +317,15 @@ def _row_sections(source: GroupSource, part: SourcePart, table: TableSource) -> 
         for word, name in enumerate(source.config.layout.score_words):
             shape = TensorShape(score_entry(name), torch.int64, (count,))
             sections.append(Section(shape, _scores(table, word)))
+    return sections
+
+
+def _value_sections(source: GroupSource, part: SourcePart, table: TableSource) -> list[Section]:
+    """The weights of a part's rows and their state."""
+    count = table.count
+    slab = source.slabs[source.config.slab_of(part.number)]
     weights = TensorShape(WEIGHT, slab.weights.dtype, (count, slab.weights.shape[1]))
-    sections.append(Section(weights, table.weights))
+    sections = [Section(weights, table.weights)]
     for name, tensor in slab.state.items():
         shape = TensorShape(state_entry(name), tensor.dtype, (count, *tensor.shape[1:]))
         sections.append(Section(shape, _state(table, name)))

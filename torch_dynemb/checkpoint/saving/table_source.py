@@ -11,9 +11,11 @@ from torch_dynemb.checkpoint.saving.row_order import RowOrder
 from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
+from torch_dynemb.table.preserved_rows import PreservedRows
 from torch_dynemb.table.row_access import RowValues
 
 PIECE_BYTES = 8 << 20
+_GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 def _ranges(rows: range, row_bytes: int) -> Iterator[tuple[int, int]]:
@@ -81,7 +83,7 @@ class TableSource:
             yield self._handles(self._numbers(begin, end))
 
     def _handles(self, numbers: Tensor | slice) -> Tensor:
-        stored = self._slab.in_store is not None
+        stored = self._slab.reader is not None
         of_rows = self._order.generations if stored else self._slab.generations
         if isinstance(numbers, slice):
             places = torch.arange(numbers.start, numbers.stop)
@@ -106,6 +108,20 @@ class TableSource:
         else:
             for values in self._stored_rows(self._slab.in_store, rows):
                 yield values.state[name]
+
+    def rows_and_state(self, rows: range, reader: PreservedRows) -> Iterator[RowValues]:
+        """Weights and state of the rows together; each piece is valid until the next one.
+
+        Args:
+            rows: of the table.
+            reader: of the slab.
+        """
+        for begin, end in _ranges(rows, self._slab.row_bytes):
+            numbers = self._numbers(begin, end)
+            places = numbers if isinstance(numbers, slice) else numbers.long()
+            handles = self._handles(numbers)
+            written = self._slab.generations[places] == (handles & _GENERATIONS)
+            yield reader.read(self._table, self._order.ids[places], handles, written)
 
     def _stored_rows(self, stored: StoredRows, rows: range) -> Iterator[RowValues]:
         """Rows that lie in a store, as many at a time as fit in a piece with their state."""
