@@ -8,33 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from logged_batches import batches, read
 from started import start_server
 
 from torch_dynemb.checkpoint import DamagedFileError, DirectorySink
 from torch_dynemb.checkpoint.delta_log import batch as batch_format
-from torch_dynemb.checkpoint.delta_log.batch import ERASE, Head, Pieces, as_tensor, decoded, encoded
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.tensor_file import raw
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
-
-BASE = "0123456789abcdef0123456789abcdef"
-
-
-def batch(sequence: int, previous: int, size: int = 1) -> tuple[bytes, int]:
-    """A batch with one record, and the chain after it."""
-    head = Head(0, 1, 0, BASE, 0, sequence, 10 * sequence, 0, previous)
-    data, chain = encoded(head, [Pieces(ERASE, 0, [torch.full((size,), 7 * sequence)])])
-    return bytes(raw(data)), chain
-
-
-def batches(count: int, size: int = 1) -> list[bytes]:
-    result, chain = [], 0
-    for sequence in range(1, count + 1):
-        data, chain = batch(sequence, chain, size)
-        result.append(data)
-    return result
 
 
 def written(path: Path, segments: list[list[bytes]]) -> DirectorySink:
@@ -45,10 +26,6 @@ def written(path: Path, segments: list[list[bytes]]) -> DirectorySink:
         (path / f"{sequence:020}.delta").write_bytes(b"".join(segment))
         sequence += len(segment)
     return DirectorySink(path)
-
-
-def read(sink: DirectorySink, from_sequence: int = 0) -> list[int]:
-    return [decoded(as_tensor(data)).head.sequence for data in sink.read(from_sequence)]
 
 
 def test_what_is_appended_is_read(tmp_path: Path) -> None:

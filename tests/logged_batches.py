@@ -1,0 +1,30 @@
+"""Batches of a delta log, without tables."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_dynemb.checkpoint import DirectorySink
+from torch_dynemb.checkpoint.delta_log.batch import ERASE, Head, Pieces, as_tensor, decoded, encoded
+from torch_dynemb.checkpoint.files.tensor_file import raw
+
+BASE = "0123456789abcdef0123456789abcdef"
+
+
+def batch(sequence: int, previous: int, size: int = 1) -> tuple[bytes, int]:
+    """A batch with one record, and the chain after it."""
+    head = Head(0, 1, 0, BASE, 0, sequence, 10 * sequence, 0, previous)
+    data, chain = encoded(head, [Pieces(ERASE, 0, [torch.full((size,), 7 * sequence)])])
+    return bytes(raw(data)), chain
+
+
+def batches(count: int, size: int = 1) -> list[bytes]:
+    result, chain = [], 0
+    for sequence in range(1, count + 1):
+        data, chain = batch(sequence, chain, size)
+        result.append(data)
+    return result
+
+
+def read(sink: DirectorySink, from_sequence: int = 0) -> list[int]:
+    return [decoded(as_tensor(data)).head.sequence for data in sink.read(from_sequence)]
