@@ -17,6 +17,7 @@ from engine_checkpoints import (
     save_engine_increments,
     with_options,
 )
+from held_disk import files_of, held_disk
 from lookups import embedding
 from ranks import Ranks
 from torch import nn
@@ -99,6 +100,23 @@ def test_the_same_ranks_go_on_bit_for_bit(two_ranks: Ranks, tmp_path: Path, filt
     if filters:
         saved, after = (straight[0][k]["item"].values.keys() for k in range(2))
         assert saved - after
+
+
+def test_an_asynchronous_save_is_of_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All writes of rows come before the thread has read any."""
+    trained = Trained(0, 1)
+    trained.train(range(3))
+    td.checkpoint.save(tmp_path / "stopped", trained.engine)
+    with held_disk(monkeypatch) as disk:
+        handle = td.checkpoint.save(tmp_path / "training", trained.engine, asynchronous=True)
+        disk.wait_until_reached()
+        trained.train(range(3, 5))
+        assert not handle.done()
+        disk.let_go()
+        handle.wait()
+    assert files_of(tmp_path / "training") == files_of(tmp_path / "stopped")
 
 
 def test_names_are_those_of_modules_and_children(tmp_path: Path) -> None:
