@@ -196,7 +196,7 @@ def _new_words(tables: Tables, slab: int) -> Tensor:
     buffer = free + _pages(-(-most // 2))
     size = buffer + most * row_bytes // 8
     try:
-        words = ops.reserve([size], torch.int64, huge_pages=True)
+        words = tables.memory.reserve((size,), torch.int64, huge_pages=True)
     except RuntimeError:
         raise RuntimeError(
             f"checkpoint.save: asynchronous=True: no addresses for {8 * size} bytes, in which rows "
@@ -217,7 +217,7 @@ def _begin(tables: Tables, slab: int, words: Tensor) -> None:
     words[Undo.TAKEN], words[Undo.GIVEN], words[Undo.WAITS] = 0, count, 0
     halves = words.view(torch.int32)
     free = 2 * int(words[Undo.FREE])
-    halves[free : free + count] = torch.arange(count, dtype=torch.int32)
+    halves[free : free + count] = torch.arange(count, dtype=torch.int32, device=tables.device)
     # rows that no id has are never read
     unused = tables.index.free_rows[slab, : int(tables.index.slabs[slab, Slab.FREE_COUNT])]
     marks = halves[2 * int(words[Undo.MARKS]) :][:used]
