@@ -55,8 +55,9 @@ class Json {
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_ = nullptr;
 };
 
-// A text in quotes, with what JSON escapes.
-inline std::string quoted(std::string_view text) {
+// A text in quotes, with what JSON escapes. It takes no view: calls with a std::string would find
+// std::quoted, which escapes otherwise.
+inline std::string quoted(const std::string& text) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string result = "\"";
   for (const char letter : text) {

@@ -7,7 +7,8 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import torch
 from altered_packages import copied, with_manifest
 from http_server import PYTHON_SERVER, environment, running
 from packaged import HEADROOM, VERSION, features
+from publishing import answer, new_trainer, publish, train
 from torch import Tensor, nn
 
 import torch_dynemb
@@ -50,11 +52,15 @@ def cpp_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["python", "c++"])
-def port(request: pytest.FixtureRequest, live_package: Package) -> Iterator[int]:
+def command(request: pytest.FixtureRequest, live_package: Package) -> list[str | Path]:
+    """Starts a server of the live package, at a port that the system chooses."""
     if request.param == "python":
-        command: list[str | Path] = [*PYTHON_SERVER, live_package.path, "--port", "0"]
-    else:
-        command = [request.getfixturevalue("cpp_server"), live_package.path, OPS, "0"]
+        return [*PYTHON_SERVER, live_package.path, "--port", "0"]
+    return [request.getfixturevalue("cpp_server"), live_package.path, OPS, "0"]
+
+
+@pytest.fixture
+def port(command: list[str | Path]) -> Iterator[int]:
     with running(command) as port:
         yield port
 
@@ -89,6 +95,8 @@ def test_servers_answer_with_the_bits_of_the_model(live_package: Package, port: 
     with Client(port) as client:
         assert client.describe() == {
             "version": VERSION,
+            "sequence": None,
+            "stopped": None,
             "inputs": NAMES,
             "tables": {"bags.u": described(100, 8, 0), "bags.v": described(110, 4, 0)},
         }
@@ -216,3 +224,35 @@ def test_the_cpp_reader_refuses_what_it_cannot_serve(
     assert "cannot be loaded" in refused(cpp_server, package.path, tmp_path / "no library")
     libc = Path("libm.so.6")  # a library without our ops
     assert "call load_ops with torch_dynemb/_C.abi3.so" in refused(cpp_server, package.path, libc)
+
+
+def test_servers_follow_a_delta_log(
+    live_package: Package, command: list[str | Path], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log)
+    request, inputs = request_of(32, 400, seed=5)
+    with publisher, running([*command, "--follow", log]) as port, Client(port) as client:
+
+        def wait_for(wanted: Callable[[Any], bool]) -> None:
+            """Returns once what the server says of itself is as it should be."""
+            last = time.monotonic() + 60
+            while not wanted(said := client.describe()):
+                assert time.monotonic() < last, said
+                time.sleep(0.005)
+
+        first = client.describe()
+        assert (first["sequence"], first["stopped"]) == (None, None)
+        train(model, 1)
+        publish(publisher)
+        wait_for(lambda said: said["sequence"] == 1)
+        for found, expected in zip(
+            client.run(request)["outputs"], answer(model, inputs), strict=True
+        ):
+            assert torch.equal(torch.tensor(found).reshape(expected.shape), expected)
+        many = torch.arange(5000, 5001 + HEADROOM)
+        model.bags.group.insert_or_assign(1, many, torch.ones(len(many), 4))
+        publish(publisher)
+        wait_for(lambda said: "table 'bags.v' has" in (said["stopped"] or ""))
+        assert client.describe()["sequence"] == 1
+        assert client.run(request)["version"] == VERSION

@@ -1,17 +1,23 @@
 // An HTTP server of one model, in C++ with libtorch only.
 //
-//   server PACKAGE OP_LIBRARY [PORT [ADDRESS]]     port 0: one that the system chooses
+//   server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--follow LOG]     port 0: one that the system
+//   chooses
 //
 //   POST /run   {"inputs": {"ids": [[1, 2], [3, 4]], ...}}  ->  {"version": ..., "outputs": [...]}
 //   POST /rows  {"table": ..., "ids": [7], "rows": [[0.1, 0.2]], "erased": [8]}
 //               ->  {"inserted": 1, "updated": 0, "erased": 1}
-//   GET /       {"version": ..., "inputs": [names], "tables": {name: {...}}}
+//   GET /       {"version": ..., "sequence": ..., "stopped": ..., "inputs": [names],
+//                "tables": {name: {...}}}
 
 #include <ATen/Parallel.h>
 
+#include <chrono>
 #include <iostream>
 #include <map>
+#include <mutex>
+#include <optional>
 #include <sstream>
+#include <string>
 #include <thread>
 
 #include "http.h"
@@ -54,9 +60,44 @@ std::string update(Model& model, const Json& request) {
   return out.str();
 }
 
-std::string describe(const Model& model) {
+// Takes the commits of a delta log as they come, beside the runs. A commit that cannot be taken
+// ends it: the rows from before go on being served, and stopped() tells why.
+class Following {
+ public:
+  void start(Model& model, const std::string& log) {
+    model.follow(log);
+    thread_ = std::jthread([this, &model](const std::stop_token& stop) {
+      try {
+        while (!stop.stop_requested()) {
+          model.update();
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+      } catch (const std::exception& error) {
+        std::cerr << error.what() << std::endl;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stopped_ = error.what();
+      }
+    });
+  }
+
+  std::optional<std::string> stopped() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return stopped_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<std::string> stopped_;
+  std::jthread thread_;  // ends before the rest goes
+};
+
+std::string describe(const Model& model, const Following& following) {
   std::ostringstream out;
-  out << "{\"version\":" << quoted(model.version()) << ",\"inputs\":[";
+  const auto sequence = model.sequence();
+  const auto stopped = following.stopped();
+  out << "{\"version\":" << quoted(model.version())
+      << ",\"sequence\":" << (sequence ? std::to_string(*sequence) : "null")
+      << ",\"stopped\":" << (stopped ? quoted(*stopped) : "null") << ",\"inputs\":[";
   bool first = true;
   for (const Input& input : model.inputs()) {
     out << (std::exchange(first, false) ? "" : ",") << quoted(input.name);
@@ -76,13 +117,22 @@ std::string describe(const Model& model) {
 }
 
 int main(int count, char** arguments) try {
-  if (count < 3) throw std::invalid_argument("usage: server PACKAGE OP_LIBRARY [PORT [ADDRESS]]");
+  std::optional<std::string> log;
+  if (count > 2 && std::string(arguments[count - 2]) == "--follow") {
+    log = arguments[count - 1];
+    count -= 2;
+  }
+  if (count < 3) {
+    throw std::invalid_argument("usage: server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--follow LOG]");
+  }
   at::set_num_threads(1);  // requests run side by side instead
   load_ops(arguments[2]);
   Model model(arguments[1], std::max(1u, std::thread::hardware_concurrency()));
+  Following following;
+  if (log) following.start(model, *log);
   const auto answer = [&](const std::string& name,
                           const std::string& body) -> std::optional<std::string> {
-    if (name == "GET /") return describe(model);
+    if (name == "GET /") return describe(model, following);
     if (name == "POST /run") return run(model, Json::parse(body));
     if (name == "POST /rows") return update(model, Json::parse(body));
     return std::nullopt;

@@ -1,11 +1,12 @@
 """An HTTP server of one model: FastAPI and uvicorn (pip install fastapi uvicorn).
 
-python -m tutorials.serving.server PACKAGE [--port 8000]
+python -m tutorials.serving.server PACKAGE [--port 8000] [--follow LOG]
 
     POST /run   {"inputs": {"user": [[1], [2]], "item": [[3], [4]]}}  ->  {"version", "outputs"}
     POST /rows  {"table": "bags.user", "ids": [1], "rows": [[0.1, ...]], "erased": [2]}
                 ->  {"inserted": 1, "updated": 0, "erased": 1}
-    GET /       {"version", "inputs": [names], "tables": {name: {"ids", "free_rows", ...}}}
+    GET /       {"version", "sequence", "stopped", "inputs": [names],
+                 "tables": {name: {"ids", "free_rows", ...}}}
 """
 
 from __future__ import annotations
@@ -54,18 +55,36 @@ def tensor_of(values: Any, given: td.serving.Input) -> Tensor:
     return tensor
 
 
-def application(model: td.serving.ServedModel) -> FastAPI:
+def application(
+    model: td.serving.ServedModel, follower: td.checkpoint.Follower | None = None
+) -> FastAPI:
     """The server of a model, whose requests run on the threads of FastAPI.
 
     Args:
         model: what :func:`torch_dynemb.serving.load` gives.
+        follower: that of the model, where it follows a delta log.
     """
     app = FastAPI(title="torch_dynemb")
+
+    def stopped() -> str | None:
+        """Why commits of the log are no longer taken; the rows from before are served."""
+        try:
+            if follower is not None:
+                follower.check()
+        except Exception as error:
+            return str(error)
+        return None
 
     @app.get("/")
     def describe() -> dict[str, Any]:
         names = [given.name for given in model.inputs]
-        return {"version": str(model.version), "inputs": names, "tables": tables_of(model)}
+        return {
+            "version": str(model.version),
+            "sequence": model.sequence,
+            "stopped": stopped(),
+            "inputs": names,
+            "tables": tables_of(model),
+        }
 
     @app.post("/run")
     def run(request: Request) -> JSONResponse:
@@ -138,16 +157,21 @@ def main() -> None:
     parser.add_argument("package", help="a folder of torch_dynemb.serving.export")
     parser.add_argument("--port", type=int, default=8000, help="0: one that the system chooses")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: all interfaces")
+    parser.add_argument("--follow", help="directory of the delta log whose commits it takes")
     options = parser.parse_args()
     torch.set_num_threads(1)  # requests run side by side instead
-    model = td.serving.load(options.package, runners=os.cpu_count() or 1)
+    model = td.serving.load(options.package, runners=os.cpu_count() or 1, follow=options.follow)
+    follower = None if options.follow is None else model.follower
+    if follower is not None:
+        follower.start()
     # opened here, so that the port is known before the first request
     with socket.create_server((options.host, options.port)) as listener:
         # connections inherit it; without, small answers wait 40 ms for the client
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port = listener.getsockname()[1]
         print(f"serving version {model.version} on port {port}", flush=True)
-        uvicorn.Server(uvicorn.Config(application(model), log_level="warning")).run([listener])
+        app = application(model, follower)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 
 if __name__ == "__main__":
