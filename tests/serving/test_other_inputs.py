@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from torch._inductor import config
 from torch.export import Dim
 
 import torch_dynemb as td
+from tutorials.serving.client import Client
 
 pytestmark = [pytest.mark.cpu_only("packages are compiled for the CPU"), pytest.mark.long]
 
@@ -76,12 +78,18 @@ def test_the_tutorial_trains_exports_and_serves(tmp_path: Path) -> None:
         )
         return run.stdout
 
-    package = tmp_path / "clicks"
-    python("tutorials.serving.export_model", package, "--version", "7", "--steps", "20")
+    package, log = tmp_path / "clicks", tmp_path / "log"
+    options = ["--version", "7", "--steps", "20", "--publish", log]
+    assert "3 commits are in" in python("tutorials.serving.export_model", package, *options)
     manifest = json.loads((package / "manifest.json").read_bytes())
     assert manifest["version"] == "7"
     assert min(table["ids"] for table in manifest["tables"].values()) > 1000
-    with running([*PYTHON_SERVER, package, "--port", "0"]) as port:
+    with running([*PYTHON_SERVER, package, "--port", "0", "--follow", log]) as port:
+        last = time.monotonic() + 60
+        with Client(port) as client:
+            while client.describe()["sequence"] != 3:
+                assert time.monotonic() < last
+                time.sleep(0.005)
         said = python("tutorials.serving.client", "--port", str(port), "--requests", "100")
     times = r"p50 [\d.]+ ms, p99 [\d.]+ ms\n"
     idle, updated = rf"version 7: 100 requests, {times}", rf"while \d+ rows a second .*: {times}"

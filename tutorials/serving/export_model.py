@@ -1,6 +1,9 @@
 """Trains a small model of clicks and writes the package that the servers of this folder serve.
 
 python -m tutorials.serving.export_model clicks --version 1
+
+With ``--publish LOG`` it then goes on training, and publishes what changes to a delta log, which
+the servers follow with ``--follow LOG``.
 """
 
 from __future__ import annotations
@@ -32,10 +35,14 @@ class Clicks(nn.Module):
         return torch.sigmoid(self.top(self.bags({"user": user, "item": item})))
 
 
-def trained(steps: int) -> Clicks:
-    """A model after so many steps on clicks that depend on the sum of two ids."""
-    torch.manual_seed(0)
-    model = Clicks()
+def train(model: Clicks, steps: int, log: td.checkpoint.DeltaLog | None = None) -> None:
+    """Trains a model on clicks that depend on the sum of two ids.
+
+    Args:
+        model: it.
+        steps: how many.
+        log: where it publishes what changes, if it does.
+    """
     dense = torch.optim.Adam(model.top.parameters(), lr=0.01)
     for _ in range(steps):
         user, item = torch.randint(0, IDS, (2, 256, 1))
@@ -45,7 +52,8 @@ def trained(steps: int) -> Clicks:
         loss.backward()
         dense.step()
         model.bags.optimizer.step()
-    return model
+        if log is not None:
+            log.step()
 
 
 def main() -> None:
@@ -59,18 +67,35 @@ def main() -> None:
         help="ids that updates may add to each table (default 100000)",
     )
     parser.add_argument("--steps", type=int, default=200, help="of training (default 200)")
+    parser.add_argument(
+        "--publish", metavar="LOG", help="a delta log for as many steps again, each tenth a commit"
+    )
     options = parser.parse_args()
+    torch.manual_seed(0)
+    model = Clicks()
+    train(model, options.steps)
+    log, base = None, None
+    if options.publish is not None:
+        log = td.checkpoint.DeltaLog(options.publish, every_steps=10)
+        log.attach(model)
+        log.publish()  # what the log has already is taken back
+        base = log.position()
     ids = torch.zeros(4, 1, dtype=torch.int64)
     batch = Dim.DYNAMIC
     td.serving.export(
-        trained(options.steps),
+        model,
         options.package,
         (ids, ids),
         dynamic_shapes=({0: batch}, {0: batch}),
         headroom=options.headroom,
         version=options.version,
+        base=base,
     )
     print(f"{options.package} is written")
+    if log is not None:
+        with log:
+            train(model, options.steps, log)
+        print(f"{log.sequence} commits are in {options.publish}")
 
 
 if __name__ == "__main__":
