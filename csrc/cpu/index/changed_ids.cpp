@@ -128,8 +128,8 @@ Tensor joined(const std::vector<Found>& units, std::vector<int64_t> Found::* val
 // Ids and handles in the order of the index; `now` gets the owners of rows. `before`: those that
 // the reader has met last.
 std::tuple<Tensor, Tensor> changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta,
-                                       Tensor generations, Tensor changes, Tensor before,
-                                       Tensor now, int64_t table, int64_t reader) {
+                                        Tensor generations, Tensor changes, Tensor before,
+                                        Tensor now, int64_t table, int64_t reader) {
   const char* op = "changed_ids_";
   const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
   check_table_number(op, table, index.table_count);
