@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import LoadReport
+from torch_dynemb.compat.dynamicemb import incremental_dump
 
 
 class Found(NamedTuple):
@@ -95,6 +96,18 @@ def save_increments(
         td.checkpoint.save(f"{folder}/{number}", model, since=before)
         before = f"{folder}/{number}"
     td.checkpoint.save(f"{folder}/whole", model)
+
+
+def dump_and_save(
+    rank: int, kinds: Sequence[Kind], path: str, threshold: int
+) -> tuple[dict[str, dict[str, tuple[Tensor, Tensor]]], dict[str, dict[str, int]]]:
+    """What DynamicEmb's incremental dump gives of a model, which is saved, too."""
+    model = sharded_model(kinds, 0, "sgd")
+    train(model, rank, names_of(kinds), range(3))
+    td.checkpoint.save(path, model)
+    dumped = incremental_dump(model, threshold)
+    assert dumped is not None
+    return dumped
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,17 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoint_content import saved_content
+from checkpoint_models import START, Kind
+from checkpoint_steps import dump_and_save
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from planner_cases import bags, machine, nothing_reserved, sharders
+from ranks import Ranks
 from torchrec import DataType, EmbeddingBagCollection
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -454,7 +459,62 @@ def test_one_module_has_all_names() -> None:
         assert getattr(compat, name).__name__ == name
 
 
-def test_an_incremental_dump_names_what_takes_its_place() -> None:
+def test_an_incremental_dump_has_the_ids_that_have_been_seen_since() -> None:
     compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
-    with pytest.raises(NotImplementedError, match=r"score_threshold=7 .*DeltaLog.*since="):
-        compat.incremental_dump(torch.nn.Linear(1, 1), 7)
+    tables = td.DynamicEmbeddingCollection(
+        [
+            td.TableConfig("seen", 4, policy=td.Policy(score="step")),
+            td.TableConfig("counted", 4, policy=td.Policy(score="frequency")),
+        ],
+        optimizer=td.SGD(lr=0.1),
+    )
+    model = torch.nn.ModuleDict({"bags": tables})
+    for step in range(3):
+        ids = torch.arange(step, step + 3)
+        sum(out.sum() for out in tables({"seen": ids, "counted": ids}).values()).backward()
+        tables.optimizer.step()
+    rows, scores = compat.incremental_dump(model, 2)
+    assert rows["bags"]["seen"][0].tolist() == [2, 3, 4]
+    assert torch.equal(rows["bags"]["seen"][1], tables.group.read(0, torch.tensor([2, 3, 4])))
+    assert rows["bags"]["counted"][0].tolist() == [1, 2, 3]
+    assert scores == {"bags": {"seen": 3, "counted": 2}}
+    rows, scores = compat.incremental_dump(model, {"bags": {"seen": 3}})
+    assert {path: list(of) for path, of in rows.items()} == {"bags": ["seen"]}
+    assert rows["bags"]["seen"][1].shape == (0, 4)
+
+
+def test_what_an_incremental_dump_cannot_give_is_refused() -> None:
+    compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
+    with pytest.warns(UserWarning, match="has no dynamic tables"):
+        assert compat.incremental_dump(torch.nn.Linear(1, 1), 7) is None
+    plain = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+    with pytest.raises(ValueError, match=r"'embedding' keeps no scores.*DeltaLog"):
+        compat.incremental_dump(plain, 7)
+    with pytest.raises(ValueError, match=r"names table 'bags.other', but the model has"):
+        compat.incremental_dump(plain, {"bags": {"other": 1}})
+    with pytest.raises(TypeError, match="score_threshold is '7'"):
+        compat.incremental_dump(plain, "7")
+    with pytest.raises(ValueError, match="score_threshold is -1"):
+        compat.incremental_dump(plain, -1)
+    with pytest.raises(TypeError, match="model is 3"):
+        compat.incremental_dump(3, 7)
+
+
+def test_an_incremental_dump_of_a_sharded_model_is_of_all_ranks(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    shardings = ("row_wise", "table_wise", "column_wise")
+    kinds = tuple(Kind(of, (of, of), "times") for of in shardings)
+    threshold = START + 200  # when the last step began
+    path = tmp_path / "saved"
+    dumped = two_ranks.run(dump_and_save, kinds, str(path), threshold)
+    saved = saved_content(path)
+    for rows, scores in dumped:
+        found = {f"{of}.{name}": rows[of][name] for of in rows for name in rows[of]}
+        assert found.keys() == saved.keys()
+        for name, content in saved.items():
+            since = content.scores["timestamp"] >= threshold
+            assert 0 < int(since.sum()) < since.numel()
+            assert torch.equal(found[name][0], content.ids[since]), name
+            assert torch.equal(found[name][1], content.rows[since]), name
+        assert {score for of in scores.values() for score in of.values()} == {START + 300}
