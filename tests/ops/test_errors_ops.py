@@ -65,6 +65,12 @@ def shorter(name: str, position: int) -> str | None:
         return None  # of any number of tables; rows that this call does not name
     if name in ("merge_grad_", "advance_step_") and argument in ("row_clock", "buckets"):
         return None  # of any number of tables
+    if name in ("preserve_rows_", "take_preserved_rows_"):
+        return {
+            "rows": None,  # of any number of them
+            "weights": r"state\.size\(0\) is 64, expected 63",
+            "out_weights": r"out_state\.size\(0\) is \d, expected \d",
+        }.get(argument, rf"{argument}\.size\(0\) is \d+, expected \d+")
     if name == "changed_ids_" and argument in ("generations", "changes"):
         return None  # of rows that have no owner
     if name == "changed_ids_" and argument in ("before", "now"):

@@ -76,6 +76,14 @@ void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows
                           Tensor out_weights, std::vector<Tensor> out_state) {
   const char* op = "take_preserved_rows_";
   const PreservedSlab slab = slab_of(op, "weights", weights, state);
+  check_defined(op, "out_weights", out_weights);
+  STD_TORCH_CHECK(out_weights.dim() == 2, "dynemb::", op,
+                  ": out_weights must have shape (rows, dim)");
+  for (size_t k = 0; k < out_state.size() && k < state.size(); ++k) {
+    check_defined(op, "out_state", out_state[k]);
+    check_tensor(op, "out_state", out_state[k], state[k].scalar_type());
+    check_size(op, "out_state", out_state[k], 0, out_weights.size(0));
+  }
   const PreservedSlab out = slab_of(op, "out_weights", out_weights, out_state);
   check_undo(op, slab);
   const int64_t* numbers = row_numbers(op, rows, slab.state.undo[kUndoRows]);
