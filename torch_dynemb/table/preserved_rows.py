@@ -137,9 +137,11 @@ class PreservedRows:
             {name: tensor[:count] for name, tensor in buffer.state.items()},
             written,
         )
+        # .data: compiled code keeps these tensors for its backward, and autograd counts who changes
+        # them meanwhile
         ops.take_preserved_rows_(
-            tables.rows.weights[slab],
-            tables.rows.state[slab :: len(tables.config.slabs)],
+            tables.rows.weights[slab].data,
+            [of.data for of in tables.rows.state[slab :: len(tables.config.slabs)]],
             handles >> GENERATION_BITS,
             values.weights,
             list(values.state.values()),
@@ -169,12 +171,12 @@ class PreservedRows:
         self._end()
         self._ended.set()
         for of_slab in undo_words(self._tables):
-            ops.release_(of_slab, UNDO_COLUMNS, of_slab.shape[0])
+            ops.release_(of_slab.data, UNDO_COLUMNS, of_slab.shape[0])
         self._buffers.clear()
 
     def _end(self) -> None:
         for of_slab in undo_words(self._tables):
-            of_slab[Undo.ACTIVE] = 0
+            of_slab.data[Undo.ACTIVE] = 0
 
 
 def _row_bytes(tables: Tables, slab: int) -> int:
