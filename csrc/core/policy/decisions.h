@@ -87,7 +87,8 @@ DYNEMB_HD ScoreUpdate step_update(const int64_t* clock) {
 // When an id that is seen now expires; INT64_MAX: never.
 DYNEMB_HD int64_t expires_at(const int64_t* policy, const int64_t* clock) {
   const int64_t ttl = policy[kPolicyTtl];
-  return ttl > 0 && ttl < INT64_MAX - clock[kClockNow] ? clock[kClockNow] + ttl : INT64_MAX;
+  const int64_t now = clock[kClockNow];  // below 0 in damaged clocks
+  return ttl > 0 && now < INT64_MAX - ttl ? now + ttl : INT64_MAX;
 }
 DYNEMB_HD ScoreUpdate policy_update(const int64_t* policy, const int64_t* clock, int64_t table) {
   ScoreUpdate update;

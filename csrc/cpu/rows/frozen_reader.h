@@ -48,7 +48,9 @@ struct RowFetch {
   DYNEMB_INLINE const char* operator()(int64_t stored) {
     const int64_t number = handle_row(decode_handle(stored));
     damaged |= stored | (rows - 1 - number);
-    const char* row = weights + number * row_bytes;
+    const char* row = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(weights) +
+                                                    static_cast<uintptr_t>(number) *
+                                                        static_cast<uintptr_t>(row_bytes));
     __builtin_prefetch(row);
     for (int64_t byte = 64; byte < fetched; byte += 64) __builtin_prefetch(row + byte);
     // rows that are no whole cache lines may end in one more

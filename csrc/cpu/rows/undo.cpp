@@ -14,14 +14,15 @@ int32_t* mark_of(const SlabState& state, int64_t row) {
   return reinterpret_cast<int32_t*>(state.undo + state.undo[kUndoMarks]) + row;
 }
 
+// Damaged words name no place beyond those that there are.
 char* place_of(const SlabState& state, int64_t place) {
   return reinterpret_cast<char*>(state.undo + state.undo[kUndoBuffer]) +
-         place * state.undo[kUndoRowBytes];
+         place % state.undo[kUndoPlaces] * state.undo[kUndoRowBytes];
 }
 
 int32_t* free_place(const SlabState& state, int64_t number) {
   return reinterpret_cast<int32_t*>(state.undo + state.undo[kUndoFree]) +
-         number % state.undo[kUndoPlaces];
+         static_cast<uint64_t>(number) % static_cast<uint64_t>(state.undo[kUndoPlaces]);
 }
 
 // A free place, or -1. Its entry of the ring is not written before the place is given back.
@@ -30,7 +31,7 @@ int64_t taken_place(const SlabState& state) {
   while (number < __atomic_load_n(state.undo + kUndoGiven, __ATOMIC_ACQUIRE)) {
     if (__atomic_compare_exchange_n(state.undo + kUndoTaken, &number, number + 1, true,
                                     __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
-      return *free_place(state, number);
+      return *free_place(state, number) & INT32_MAX;
     }
   }
   return -1;
