@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/policy/counts.h"
 #include "cpu/index/probe.h"
 
 namespace dynemb::cpu {
@@ -144,7 +145,7 @@ void note_admission(const IndexArgs& index, const PolicyArgs& policies, int32_t*
     int64_t* row = index.table_row(policy[kPolicyCounterTable]);
     row[kTableTombstones] += clear_slot(counters, entry.counter_bucket, entry.counter_slot);
     --row[kTableSize];
-    ++row[kTableErased];
+    row[kTableErased] = next_count(row[kTableErased]);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "core/policy/counts.h"
 #include "cpu/index/args.h"
 #include "cpu/index/one_writer.h"
 #include "cpu/index/probe.h"
@@ -45,7 +46,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
       }
       row[kTableTombstones] += clear_slot(table, position.bucket, position.slot);
       --row[kTableSize];
-      ++row[kTableErased];
+      row[kTableErased] = next_count(row[kTableErased]);
       ++count[t];
     }
   }

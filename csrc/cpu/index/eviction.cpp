@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/policy/counts.h"
 #include "cpu/index/probe.h"
 #include "cpu/runtime/simd.h"
 
@@ -234,7 +235,7 @@ void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog
     } else {
       ++next;
       --row[kTableSize];
-      ++row[kTableEvicted];
+      row[kTableEvicted] = next_count(row[kTableEvicted]);
     }
   }
   // Slots are cleared side by side: what clear_slot asks of a bucket does not change meanwhile.

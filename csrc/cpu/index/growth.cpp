@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/policy/counts.h"
 #include "cpu/index/one_writer.h"
 #include "cpu/index/placement.h"
 #include "cpu/memory/reserve.h"
@@ -123,7 +124,7 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
   }
   row[kTableBucketCount] = wanted;
   row[kTableTombstones] = 0;
-  ++row[kTableGrowths];
+  row[kTableGrowths] = next_count(row[kTableGrowths]);
   const TableView view = index.table(table);
   int64_t reused = 0;
   for (const Entry& entry : kept) {
@@ -189,7 +190,7 @@ void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
   }
   row[kTableBucketCount] = bucket_count;
   row[kTableTombstones] = 0;
-  ++row[kTableGrowths];
+  row[kTableGrowths] = next_count(row[kTableGrowths]);
   place_entries(index, entries);
 }
 
