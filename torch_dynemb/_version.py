@@ -1,5 +1,5 @@
 """The version of the library."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["__version__"]

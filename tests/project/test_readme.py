@@ -1,13 +1,19 @@
-"""README.md: its example runs as it stands, what it names exists."""
+"""README.md and all other pages: their examples run as they stand, what they name exists."""
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
 import subprocess
 import sys
+import traceback
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from started import start_server
 
 import torch_dynemb
 
@@ -15,27 +21,42 @@ pytestmark = pytest.mark.cpu_only("examples, which name no device")
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
-ROOMS = ("recis", "oneembedding", "checkpoint", "serving")
-WITH_EXAMPLES = [TEXT, *((ROOT / f"torch_dynemb/{room}/README.md").read_text() for room in ROOMS)]
+PACKAGE = ROOT / "torch_dynemb"
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted(PACKAGE.rglob("*.md")), ROOT / "tutorials/concepts.md")
+    if "```python" in page.read_text()
+]
+NEEDS_GPU = 'device="cuda"'
 
 
-def python_blocks() -> list[str]:
-    return [
-        block
-        for text in WITH_EXAMPLES
-        for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    ]
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "block", [block for block in python_blocks() if 'device="cuda"' not in block]
-)
-def test_the_examples_run(tmp_path: Path, block: str) -> None:
+def programs() -> list[tuple[str, str]]:
+    """Examples, with the page and number of each: one that imports torch begins a program, and one
+    that does not goes on with the program before it."""
+    found: list[tuple[str, str]] = []
+    for page in PAGES:
+        blocks = [block for block in python_blocks(page) if NEEDS_GPU not in block]
+        starts = [n for n, block in enumerate(blocks) if "import torch\n" in block]
+        assert starts[:1] == ([0] if blocks else []), f"{page}: the first example imports nothing"
+        for number, begin in enumerate(starts):
+            end = [*starts, len(blocks)][number + 1]
+            name = f"{page.relative_to(ROOT)}-{begin + 1}"
+            found.append((name, "\n".join(blocks[begin:end])))
+    return found
+
+
+PROGRAMS = dict(programs())
+
+
+def test_the_first_example_runs_in_a_fresh_process(tmp_path: Path) -> None:
     script = tmp_path / "example.py"
-    script.write_text(block)
-    warnings = [] if "torchrec" in block else ["-W", "error"]  # TorchRec itself has some
+    script.write_text(PROGRAMS["README.md-1"])
     result = subprocess.run(
-        [sys.executable, *warnings, str(script)],
+        [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -47,14 +68,64 @@ def test_the_examples_run(tmp_path: Path, block: str) -> None:
     assert result.stdout
 
 
+def run_program(script: Path, output: Path) -> None:
+    os.chdir(script.parent)
+    if "torchrec" not in script.read_text():  # which has some warnings itself
+        warnings.simplefilter("error")
+    with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "README.md-1"])
+def test_the_examples_run(tmp_path: Path, name: str) -> None:
+    script, output = tmp_path / "example.py", tmp_path / "output.txt"
+    script.write_text(PROGRAMS[name])
+    process = start_server().Process(target=run_program, args=(script, output))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0, output.read_text()
+    assert output.read_text()
+
+
+def test_links_lead_somewhere() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    for page in map(ROOT.joinpath, tracked):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = target.partition("#")
+            if "://" in path:
+                continue
+            file = (page.parent / path).resolve() if path else page
+            assert file.exists(), f"{page.relative_to(ROOT)} leads to {target}"
+            if anchor:
+                assert anchor in anchors(file), f"{page.relative_to(ROOT)} leads to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 130
+
+
 def test_the_example_is_short() -> None:
-    lines = [line for line in python_blocks()[0].splitlines() if line.strip()]
+    lines = [line for line in python_blocks(ROOT / "README.md")[0].splitlines() if line.strip()]
     assert len(lines) <= 16
 
 
 def test_names_of_the_package_exist() -> None:
-    for name in re.findall(r"`td\.(\w+)", TEXT):
-        assert hasattr(torch_dynemb, name), f"README.md names td.{name}"
+    for page in PAGES:
+        for name in re.findall(r"`td\.(\w+)", page.read_text()):
+            assert hasattr(torch_dynemb, name), f"{page.relative_to(ROOT)} names td.{name}"
 
 
 def test_make_targets_exist() -> None:
@@ -63,9 +134,3 @@ def test_make_targets_exist() -> None:
     named = set(re.findall(r"\bmake ([a-z][a-z-]*)", TEXT))
     assert named
     assert named <= targets
-
-
-def test_directories_exist() -> None:
-    section = TEXT.split("## Where things are", 1)[1]
-    for directory in re.findall(r"^ {4}([\w./]+/)\s", section, re.MULTILINE):
-        assert (ROOT / directory).is_dir(), directory
