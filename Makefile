@@ -36,7 +36,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test test-long tsan test-torchrec-versions test-oldest-torch lint format bench bench-peers gpu-check wheel clean
+.PHONY: help build train test test-long tsan test-torchrec-versions test-oldest-torch lint format bench bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -92,11 +92,22 @@ bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they comp
 gpu-check:  ## on a machine with a GPU: PART=first, suite or rest
 	$(GPU_PYTHON) benchmarks/gpu/check.py $(PART) $(ARGS)
 
-wheel: export DYNEMB_CUDA = 1
-wheel: $(STAMPS)/tools  ## dist/torch_dynemb-*.whl, with CUDA kernels for all architectures
-	rm -rf build/lib.* build/bdist.*
-	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+# WHEELS: cpu, or cuda with kernels for all architectures, or both
+WHEELS ?= cpu cuda
+wheel: $(STAMPS)/wheel  ## dist/torch_dynemb-*.whl; WHEELS=cpu for one without CUDA kernels
+	rm -rf dist
+	for variant in $(WHEELS); do $(MAKE) --no-print-directory wheel-$$variant || exit; done
 	@ls dist/*.whl
+
+wheel-cpu wheel-cuda: wheel-%: $(STAMPS)/wheel
+	rm -rf build/lib.* build/bdist.* build/wheel-$*
+	label=$$($(VENV)/bin/python tests/tools/wheels.py label $*) && \
+	    DYNEMB_CUDA=$(if $(filter cuda,$*),1,0) DYNEMB_VERSION_LABEL=$$label \
+	    $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel-$* .
+	$(VENV)/bin/python tests/tools/wheels.py repair build/wheel-$*/*.whl dist
+
+test-wheel: wheel  ## the wheels and the source distribution, installed beside torch $(OLDEST_TORCH) and nothing else
+	$(VENV)/bin/python tests/tools/wheels.py check dist/*.whl --torch $(OLDEST_TORCH) --cache '$(TORCH_CACHE)'
 
 clean:  ## remove what was built; .venv stays
 	rm -rf build dist *.egg-info torch_dynemb/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -134,7 +145,7 @@ $(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/tools | $(LIBRARY)
 	@touch $@
 
 # dependency groups of pyproject.toml; lint reads the sources and needs no compiled library
-$(STAMPS)/train $(STAMPS)/test $(STAMPS)/lint: $(STAMPS)/%: pyproject.toml $(STAMPS)/tools
+$(STAMPS)/train $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/wheel: $(STAMPS)/%: pyproject.toml $(STAMPS)/tools
 	$(PIP_INSTALL) --group $*
 	@touch $@
 

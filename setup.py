@@ -15,6 +15,7 @@ Environment read here:
     ``CUDA_HOME``: where nvcc is; otherwise it is looked for on ``PATH`` and in the usual place.
     ``TORCH_CUDA_ARCH_LIST``: GPU architectures, instead of those.
     ``MAX_JOBS``: compilations at a time; default, one a core.
+    ``DYNEMB_VERSION_LABEL``: what follows a "+" in the version of a wheel, such as ``cpu``.
 
 Compilers run through ccache where it is installed; a clone in another directory finds what the
 first one has compiled.
@@ -445,6 +446,19 @@ def said_of_uring(environ: Mapping[str, str], uring: Uring | None) -> str:
     )
 
 
+def version(environ: Mapping[str, str]) -> str:
+    """The version of the package, from ``torch_dynemb/_version.py``, with the label of a wheel."""
+    text = (ROOT / "torch_dynemb" / "_version.py").read_text()
+    number = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    assert number is not None, text
+    label = environ.get("DYNEMB_VERSION_LABEL", "")
+    if label and not re.fullmatch(r"[a-z0-9]+(\.[a-z0-9]+)*", label):
+        raise SystemExit(
+            f"DYNEMB_VERSION_LABEL={label}: expected small letters and digits, such as cpu or cu130"
+        )
+    return f"{number[1]}+{label}" if label else number[1]
+
+
 def main() -> None:
     os.chdir(ROOT)
     cuda_root = wanted_cuda_root(os.environ, torch.version.cuda)
@@ -465,6 +479,7 @@ def main() -> None:
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
     setup(
+        version=version(os.environ),
         ext_modules=[kernel_library(cuda_root, architectures, uring=uring)],
         cmdclass={"build_ext": BuildKernels},
         options={

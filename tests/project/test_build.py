@@ -342,15 +342,6 @@ def test_library_needs_no_python_and_only_the_stable_abi() -> None:
     assert [symbol for symbol in symbols if unstable.match(symbol)] == []
 
 
-def test_version_is_the_same_everywhere() -> None:
-    import torch_dynemb
-
-    project = (ROOT / "pyproject.toml").read_text()
-    version = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
-    assert version is not None
-    assert torch_dynemb.__version__ == version.group(1)
-
-
 def test_import_needs_torch_alone() -> None:
     program = "import sys, torch_dynemb; print({'torchrec', 'fbgemm_gpu'} & set(sys.modules))"
     reply = subprocess.run(
