@@ -157,7 +157,7 @@ def main() -> None:
             )
             return
         for wheel in options.wheels:
-            check(wheel, torch)
+            check(wheel.resolve(), torch)
 
 
 if __name__ == "__main__":
