@@ -6,28 +6,34 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/index/probe.h"
+#include "cpu/index/probe_block.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
 namespace {
 
-// Lines of the next block are on their way while a block is compared.
-constexpr int64_t kBlock = 64;
-
+// A block goes through three stages, each while lines of the others are on their way: its first
+// buckets are fetched; they are compared, and second buckets fetched for the ids that may be there;
+// these are compared.
 struct Block {
-  uint64_t hash[kBlock];
-  int64_t bucket[kBlock];
+  uint64_t hash[kProbeBlock];
+  int64_t bucket[kProbeBlock];
+  int64_t begin;
+  int64_t count;
+  uint64_t absent;  // a bit for each id that has not been found
+  int64_t second_count;
+  int32_t second[kProbeBlock];         // ids that may be in their second buckets
+  int64_t second_bucket[kProbeBlock];  // and those
 };
+static_assert(kProbeBlock == 64, "a bit of a word for each id of a block");
 
-DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, int64_t count, Block& block) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint64_t hash = first_hash(job.ids[begin + i], job.table.salt);
-    const int64_t bucket = bucket_of(hash, job.table.bucket_count);
-    block.hash[i] = hash;
-    block.bucket[i] = bucket;
-    prefetch_line(job.table.line(bucket));
-    if (job.table.scores != nullptr) __builtin_prefetch(job.table.score(bucket, 0), 1);
+DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, Block& block) {
+  block.begin = begin;
+  block.count = std::min(kProbeBlock, job.count - begin);
+  fetch_lines(job.table, job.ids + begin, block.count, block.hash, block.bucket);
+  if (job.table.scores == nullptr) return;
+  for (int64_t i = 0; i < block.count; ++i) {
+    __builtin_prefetch(job.table.score(block.bucket[i], 0), 1);
   }
 }
 
@@ -61,68 +67,95 @@ DYNEMB_INLINE void update_scores(const FindJob& job, int64_t bucket, int64_t slo
   if (job.update.refresh) refresh_scores(job.update, score);
 }
 
-// Misses are collected without a branch and looked at again: first whether the bucket was ever
-// full, then the rest of the probe sequence.
-DYNEMB_INLINE int64_t finish_block(const FindJob& job, int64_t begin, int64_t count,
-                                   const Block& block, int64_t missing_count) {
-  int32_t retry[kBlock];
-  int64_t retries = 0;
-  int64_t* handles = job.handles + begin;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t* line = job.table.line(block.bucket[i]);
-    const int64_t id = job.ids[begin + i];
-    const int64_t stored = match_stored(line, id);
+DYNEMB_INLINE void match_first_buckets(const FindJob& job, Block& block) {
+  int64_t* const lines = job.table.lines;
+  const int64_t* ids = job.ids + block.begin;
+  int64_t* handles = job.handles + block.begin;
+  uint64_t absent = 0;
+  int64_t i = 0;
+  for (; i + 4 <= block.count; i += 4) {
+    const Words4 stored = match_four(lines, block.bucket + i, ids + i);
+    const Words4 handle = stored - 1;
+    std::memcpy(handles + i, &handle, sizeof handle);
+    const Words4 missing = (stored == 0) & Words4{1, 2, 4, 8};
+    absent |= static_cast<uint64_t>(or_words(missing)) << i;
+  }
+  for (; i < block.count; ++i) {
+    const int64_t stored = match_stored(job.table.line(block.bucket[i]), ids[i]);
     handles[i] = decode_handle(stored);
-    retry[retries] = static_cast<int32_t>(i);
-    retries += stored == 0;
-    if (job.table.scores != nullptr && stored != 0) {
-      update_scores(job, block.bucket[i], match_slot(line, id));
+    absent |= static_cast<uint64_t>(stored == 0) << i;
+  }
+  if (job.table.scores != nullptr) {
+    for (i = 0; i < block.count; ++i) {
+      if (((absent >> i) & 1) != 0) continue;
+      update_scores(job, block.bucket[i], match_slot(job.table.line(block.bucket[i]), ids[i]));
     }
   }
-  if (retries == 0) return missing_count;
-  bool go_on[kBlock];
-  for (int64_t r = 0; r < retries; ++r) {
-    const int64_t i = retry[r];
-    go_on[r] = !has_empty_slot(job.table.line(block.bucket[i]));
-    if (go_on[r]) {
-      prefetch_line(job.table.line(bucket_of(second_hash(block.hash[i]), job.table.bucket_count)));
-    }
+  block.absent = absent;
+  // An id is past its first bucket only if that was full once.
+  int64_t second_count = 0;
+  for (; absent != 0; absent &= absent - 1) {
+    const int id = __builtin_ctzll(absent);
+    block.second[second_count] = id;
+    second_count += !has_empty_slot(job.table.line(block.bucket[id]));
   }
-  for (int64_t r = 0; r < retries; ++r) {
-    const int64_t i = retry[r];
-    const int64_t id = job.ids[begin + i];
-    if (go_on[r]) {
-      const SlotPosition position = probe(job.table, id, block.hash[i], 1);
-      if (position.bucket >= 0) {
-        handles[i] = decode_handle(job.table.line(position.bucket)[kBucketWidth + position.slot]);
-        if (job.table.scores != nullptr) update_scores(job, position.bucket, position.slot);
-        continue;
-      }
+  block.second_count = second_count;
+  for (int64_t r = 0; r < second_count; ++r) {
+    const uint64_t hash = second_hash(block.hash[block.second[r]]);
+    block.second_bucket[r] = bucket_of(hash, job.table.bucket_count);
+    prefetch_line(job.table.line(block.second_bucket[r]));
+  }
+}
+
+// Also writes down who is missing. Returns how many are, up to this block.
+DYNEMB_INLINE int64_t match_second_buckets(const FindJob& job, Block& block,
+                                           int64_t missing_count) {
+  const int64_t* ids = job.ids + block.begin;
+  int64_t* handles = job.handles + block.begin;
+  for (int64_t r = 0; r < block.second_count; ++r) {
+    const int32_t i = block.second[r];
+    const int64_t* line = job.table.line(block.second_bucket[r]);
+    SlotPosition position{block.second_bucket[r], 0};
+    int64_t stored = match_stored(line, ids[i]);
+    if (stored != 0) {
+      position.slot = match_slot(line, ids[i]);
+    } else if (!has_empty_slot(line)) {
+      position = probe(job.table, ids[i], block.hash[i], 2);
+      if (position.bucket < 0) continue;
+      stored = job.table.line(position.bucket)[kBucketWidth + position.slot];
+    } else {
+      continue;
     }
-    if (job.table.has_padding && id == job.table.padding_id) {
+    handles[i] = decode_handle(stored);
+    if (job.table.scores != nullptr) update_scores(job, position.bucket, position.slot);
+    block.absent &= ~(uint64_t{1} << i);
+  }
+  if (job.missing == nullptr && !job.table.has_padding) {
+    return missing_count + __builtin_popcountll(block.absent);
+  }
+  for (uint64_t absent = block.absent; absent != 0; absent &= absent - 1) {
+    const int i = __builtin_ctzll(absent);
+    if (job.table.has_padding && ids[i] == job.table.padding_id) {
       handles[i] = kPaddingHandle;  // never inserted, so always found missing
       if (job.padding_count != nullptr) ++*job.padding_count;
       continue;
     }
-    if (job.missing != nullptr) job.missing[missing_count] = static_cast<int32_t>(begin + i);
+    if (job.missing != nullptr) {
+      job.missing[missing_count] = static_cast<int32_t>(block.begin + i);
+    }
     ++missing_count;
   }
   return missing_count;
 }
 
 DYNEMB_INLINE void find_tile_simd_body(const FindJob& job) {
-  Block blocks[2];
+  const int64_t block_count = (job.count + kProbeBlock - 1) / kProbeBlock;
+  Block blocks[3];
   int64_t missing_count = 0;
-  int64_t current = 0;
-  if (job.count > 0) start_block(job, 0, std::min(kBlock, job.count), blocks[0]);
-  for (int64_t begin = 0; begin < job.count; begin += kBlock) {
-    const int64_t next = begin + kBlock;
-    if (next < job.count) {
-      start_block(job, next, std::min(kBlock, job.count - next), blocks[1 - current]);
-    }
-    missing_count = finish_block(job, begin, std::min(kBlock, job.count - begin), blocks[current],
-                                 missing_count);
-    current = 1 - current;
+  for (int64_t b = 0; b < block_count + 2; ++b) {
+    if (b < block_count) start_block(job, b * kProbeBlock, blocks[b % 3]);
+    if (b >= 1 && b <= block_count) match_first_buckets(job, blocks[(b - 1) % 3]);
+    if (b >= 2) missing_count = match_second_buckets(job, blocks[(b - 2) % 3], missing_count);
   }
   *job.missing_count = missing_count;
 }
