@@ -185,6 +185,20 @@ def test_values_do_not_depend_on_how_they_are_made(initializer: Initializer) -> 
     assert same_bits(group.rows.weights[0][:3000], expected[position])
 
 
+@pytest.mark.parametrize("dim", [3, 64, 65, 130])
+@pytest.mark.parametrize("initializer", [td.Normal(), td.TruncatedNormal()], ids=["normal", "cut"])
+def test_rows_of_any_width_are_the_same_with_every_instruction_set(
+    initializer: Initializer, dim: int
+) -> None:
+    ids = torch.arange(-500, 500)
+    with simd(0):
+        expected = initial_rows(initializer, ids, dim)
+    assert (expected.abs() > 1.5 * initializer.std).any()  # tails, which are computed apart
+    for level in simd_levels():
+        with simd(level):
+            assert same_bits(initial_rows(initializer, ids, dim), expected)
+
+
 def test_seed_and_name_and_id_matter() -> None:
     ids = torch.arange(10)
     base = make_group(td.Normal(), seed=11).read(0, ids)

@@ -53,24 +53,35 @@ DYNEMB_HD float uniform_value(uint32_t word, const InitParameters& p) {
 }
 
 // One sign bit and 31 bits of probability, so both tails have the same resolution (6.2 sigma).
-DYNEMB_HD float standard_normal(uint32_t word) {
-  const float tail =
-      (static_cast<float>(static_cast<int32_t>(word >> 1)) + 0.5f) * 2.3283064365386963e-10f;
-  const float value = normal_quantile(tail - 0.5f, tail);
-  return (word & 1u) != 0 ? -value : value;
+DYNEMB_HD float normal_tail(uint32_t word) {
+  return (static_cast<float>(static_cast<int32_t>(word >> 1)) + 0.5f) * 2.3283064365386963e-10f;
 }
-
+// `quantile`: normal_quantile(tail - 0.5f, tail).
+DYNEMB_HD float normal_of_quantile(uint32_t word, float quantile, const InitParameters& p) {
+  return p.p0 + ((word & 1u) != 0 ? -quantile : quantile) * p.p1;
+}
 DYNEMB_HD float normal_value(uint32_t word, const InitParameters& p) {
-  return p.p0 + standard_normal(word) * p.p1;
+  const float tail = normal_tail(word);
+  return normal_of_quantile(word, normal_quantile(tail - 0.5f, tail), p);
 }
 
-DYNEMB_HD float truncated_normal_value(uint32_t word, const InitParameters& p) {
-  const float probability = p.p2 + uniform_unit(word) * p.p3;
+DYNEMB_HD float truncated_probability(uint32_t word, const InitParameters& p) {
+  return p.p2 + uniform_unit(word) * p.p3;
+}
+DYNEMB_HD float truncated_tail(float probability) {
   const float low = probability < 1.0f - probability ? probability : 1.0f - probability;
-  const float tail = low > 1.0e-10f ? low : 1.0e-10f;
-  const float value = p.p0 + normal_quantile(probability - 0.5f, tail) * p.p1;
+  return low > 1.0e-10f ? low : 1.0e-10f;
+}
+// `quantile`: normal_quantile(probability - 0.5f, tail).
+DYNEMB_HD float truncated_normal_of_quantile(float quantile, const InitParameters& p) {
+  const float value = p.p0 + quantile * p.p1;
   const float above = value < p.p4 ? p.p4 : value;
   return above > p.p5 ? p.p5 : above;
+}
+DYNEMB_HD float truncated_normal_value(uint32_t word, const InitParameters& p) {
+  const float probability = truncated_probability(word, p);
+  const float quantile = normal_quantile(probability - 0.5f, truncated_tail(probability));
+  return truncated_normal_of_quantile(quantile, p);
 }
 
 // The initial value of one column, from its random word. `records` records begin at `begin`.

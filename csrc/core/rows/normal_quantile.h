@@ -24,19 +24,28 @@ DYNEMB_HD float log_positive(float x) {
 
 // Quantile of the standard normal distribution for q = p - 1/2 and tail = min(p, 1 - p) > 1.4e-11.
 // Wichura, "Algorithm AS 241: the percentage points of the normal distribution", Applied Statistics
-// 37 (1988), routine PPND7: about 1 part in 10^7. Both regions are computed and one is selected: no
-// branch, so loops over columns vectorise.
-DYNEMB_HD float normal_quantile(float q, float tail) {
+// 37 (1988), routine PPND7: about 1 part in 10^7. Two regions: the central one, and the tails, of
+// which outer_quantile gives the absolute value.
+constexpr float kCentral = 0.425f;
+DYNEMB_HD bool is_central(float q) { return fabsf(q) <= kCentral; }
+
+DYNEMB_HD float central_quantile(float q) {
   const float c = 0.180625f - q * q;
-  const float central =
-      q * (((59.109374720f * c + 159.29113202f) * c + 50.434271938f) * c + 3.3871327179f) /
-      (((67.187563600f * c + 78.757757664f) * c + 17.895169469f) * c + 1.0f);
+  return q * (((59.109374720f * c + 159.29113202f) * c + 50.434271938f) * c + 3.3871327179f) /
+         (((67.187563600f * c + 78.757757664f) * c + 17.895169469f) * c + 1.0f);
+}
+
+DYNEMB_HD float outer_quantile(float tail) {
   const float t = sqrtf(-log_positive(tail)) - 1.6f;
-  const float outer =
-      (((0.17023821103f * t + 1.3067284816f) * t + 2.7568153900f) * t + 1.4234372777f) /
-      ((0.12021132975f * t + 0.73700164250f) * t + 1.0f);
+  return (((0.17023821103f * t + 1.3067284816f) * t + 2.7568153900f) * t + 1.4234372777f) /
+         ((0.12021132975f * t + 0.73700164250f) * t + 1.0f);
+}
+
+// Both regions are computed and one is selected: no branch.
+DYNEMB_HD float normal_quantile(float q, float tail) {
+  const float outer = outer_quantile(tail);
   const float signed_outer = q < 0.0f ? -outer : outer;
-  return fabsf(q) <= 0.425f ? central : signed_outer;
+  return is_central(q) ? central_quantile(q) : signed_outer;
 }
 
 }  // namespace dynemb

@@ -5,31 +5,44 @@
 
 #include "core/rows/initializer.h"
 #include "cpu/rows/args.h"
+#include "cpu/rows/normal_values.h"
 #include "cpu/rows/quantized_rows.h"
+#include "cpu/rows/random_words.h"
 #include "cpu/rows/storage.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
 
-constexpr int64_t kInitChunk = 64;  // columns whose random words are made at once
-
-DYNEMB_INLINE void random_words(int64_t seed, int64_t id, int64_t first_column, int64_t columns,
-                                uint32_t* words) {
-  uint32_t lane[4][kInitChunk / 4];
-  const int64_t blocks = (columns + 3) / 4;
-  for (int64_t b = 0; b < blocks; ++b) {
-    const Philox4 block = row_random_words(seed, id, static_cast<uint32_t>(first_column / 4 + b));
-    lane[0][b] = block.word[0];
-    lane[1][b] = block.word[1];
-    lane[2][b] = block.word[2];
-    lane[3][b] = block.word[3];
+// Columns [begin, end) of one record into row; `words` holds those from column `first` on.
+DYNEMB_INLINE void init_normal_columns(const InitParameters& p, const uint32_t* words,
+                                       int64_t first, int64_t begin, int64_t end, float* row) {
+  float q[kInitChunk], tail[kInitChunk], quantile[kInitChunk];
+  const int64_t count = end - begin;
+  words += begin - first;
+  row += begin;
+  for (int64_t c = 0; c < count; ++c) {
+    tail[c] = normal_tail(words[c]);
+    q[c] = tail[c] - 0.5f;
   }
-  for (int64_t b = 0; b < blocks; ++b) {
-    for (int64_t j = 0; j < 4; ++j) words[4 * b + j] = lane[j][b];
-  }
+  normal_quantiles(q, tail, count, quantile);
+  for (int64_t c = 0; c < count; ++c) row[c] = normal_of_quantile(words[c], quantile[c], p);
 }
 
-// Columns [begin, end) of one record into row; `words` holds those from column `first` on.
+DYNEMB_INLINE void init_truncated_columns(const InitParameters& p, const uint32_t* words,
+                                          int64_t first, int64_t begin, int64_t end, float* row) {
+  float q[kInitChunk], tail[kInitChunk], quantile[kInitChunk];
+  const int64_t count = end - begin;
+  words += begin - first;
+  row += begin;
+  for (int64_t c = 0; c < count; ++c) {
+    const float probability = truncated_probability(words[c], p);
+    q[c] = probability - 0.5f;
+    tail[c] = truncated_tail(probability);
+  }
+  normal_quantiles(q, tail, count, quantile);
+  for (int64_t c = 0; c < count; ++c) row[c] = truncated_normal_of_quantile(quantile[c], p);
+}
+
 DYNEMB_INLINE void init_columns(const double* record, const double* init_data,
                                 const uint32_t* words, int64_t first, int64_t begin, int64_t end,
                                 float* row) {
@@ -39,10 +52,10 @@ DYNEMB_INLINE void init_columns(const double* record, const double* init_data,
       for (int64_t c = begin; c < end; ++c) row[c] = uniform_value(words[c - first], p);
       break;
     case kInitNormal:
-      for (int64_t c = begin; c < end; ++c) row[c] = normal_value(words[c - first], p);
+      init_normal_columns(p, words, first, begin, end, row);
       break;
     case kInitTruncatedNormal:
-      for (int64_t c = begin; c < end; ++c) row[c] = truncated_normal_value(words[c - first], p);
+      init_truncated_columns(p, words, first, begin, end, row);
       break;
     case kInitVector: {
       const double* values = init_data + static_cast<int64_t>(record[kInitParameters]);
