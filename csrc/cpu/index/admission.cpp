@@ -71,9 +71,11 @@ void decide(const IndexArgs& index, const PolicyArgs& policies, const int32_t* s
 }  // namespace
 
 std::vector<NewId> collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features,
-                                   const Misses& misses, const bool* admit) {
+                                   const bool* admit, Misses* found) {
   std::vector<NewId> new_ids;
-  std::vector<int32_t> number(static_cast<size_t>(misses.count()));  // of an id, by first order
+  const Misses& misses = *found;
+  std::vector<int32_t>& number = found->new_id;
+  number.resize(static_cast<size_t>(misses.count()));
   for (size_t i = 0; i < misses.tiles.size(); ++i) {
     const Tile& tile = misses.tiles[i];
     const int64_t policy = policies.of_feature[tile.feature];

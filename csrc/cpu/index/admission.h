@@ -27,10 +27,10 @@ struct NewId {
   bool has_counter() const { return counter_bucket >= 0; }
 };
 
-// New ids in order of first occurrence. `admit` bool per id of the call, or nullptr: an id is
-// refused if it is false at all its occurrences.
+// New ids in order of first occurrence; sets misses->new_id. `admit` bool per id of the call, or
+// nullptr: an id is refused if it is false at all its occurrences.
 std::vector<NewId> collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features,
-                                   const Misses& misses, const bool* admit);
+                                   const bool* admit, Misses* misses);
 
 // Sets the verdicts. Changes nothing else.
 void decide_admission(const IndexArgs& index, const PolicyArgs& policies, const int32_t* sketch,

@@ -10,6 +10,7 @@ namespace dynemb::cpu {
 namespace {
 
 constexpr int64_t kLookahead = 8;
+constexpr int kWalkBits = 12;
 constexpr int64_t kPart = 256;  // new ids that one thread deals with at a time
 
 struct Evictor {
@@ -22,13 +23,14 @@ struct Claims {
   std::vector<TableView> tables;
   std::vector<const int64_t*> policies;  // by table
   std::vector<Evictor> evictors;         // by order
+  std::vector<int32_t> walk;             // orders as their buckets lie in the index, roughly
   std::vector<char> failed;              // by order; each is set by one thread, once
   std::vector<int64_t*> victims;         // by order: the step word that it claimed last, or nearly
   // By table whose whole index is looked at: an order that found nothing; nor does any later one.
   std::vector<int64_t> exhausted;
   int64_t step;
 
-  int64_t bucket(const Evictor& evictor, int k) const {
+  int64_t bucket(const Evictor& evictor, int64_t k) const {
     const int64_t bucket = evictor.bucket + k;
     const int64_t count = tables[evictor.table].bucket_count;
     return bucket < count ? bucket : bucket - count;
@@ -38,11 +40,25 @@ struct Claims {
     if (table.bucket_count <= kWholeIndexBuckets) return;  // it is in the cache
     for (int k = 0; k < kVictimBuckets; ++k) {
       const int64_t at = bucket(evictor, k);
-      prefetch_line(table.line(at));
-      __builtin_prefetch(table.score(at, 0), 1);
+      if (k == 0 || at % 2 == 0) prefetch_line(table.line(at));
+      if (k == 0 || at % 4 == 0) __builtin_prefetch(table.score(at, 0), 1);
     }
   }
 };
+
+// Orders of new ids by the place of their first bucket: neighbours share lines and pages.
+std::vector<int32_t> by_place(const std::vector<uint64_t>& hashes) {
+  const size_t count = hashes.size();
+  int bits = 0;
+  while (bits < kWalkBits && (size_t{1} << bits) < count) ++bits;
+  std::vector<int32_t> walk(count);
+  std::vector<int32_t> next((size_t{1} << bits) + 1, 0);
+  const auto part = [&](uint64_t hash) { return (hash >> 1) >> (63 - bits); };
+  for (const uint64_t hash : hashes) ++next[part(hash) + 1];
+  for (size_t p = 1; p < next.size(); ++p) next[p] += next[p - 1];
+  for (size_t i = 0; i < count; ++i) walk[next[part(hashes[i])]++] = static_cast<int32_t>(i);
+  return walk;
+}
 
 DYNEMB_INLINE Words4 four(int64_t word) { return Words4{word, word, word, word}; }
 DYNEMB_INLINE Words4 pick(Words4 mask, Words4 a, Words4 b) { return (mask & a) | (~mask & b); }
@@ -53,8 +69,19 @@ struct SearchJob {
   int64_t** best;  // out
 };
 
+constexpr int64_t kMostBuckets =
+    kVictimBuckets > kWholeIndexBuckets ? kVictimBuckets : kWholeIndexBuckets;
+constexpr int64_t kMostVectors = kMostBuckets * kBucketWidth / 4;
+
+DYNEMB_INLINE Words4 lesser(Words4 a, Words4 b) { return a < b ? a : b; }
+DYNEMB_INLINE int64_t least_of(Words4 words) {
+  const Words4 pairs = lesser(words, __builtin_shuffle(words, Words4{2, 3, 0, 1}));
+  return std::min(pairs[0], pairs[1]);
+}
+
 // The best victim that no earlier order has claimed: its step word, or nullptr. Four slots at a
-// time; other threads may claim meanwhile, which whoever claims finds out.
+// time: first the least score of all, then of those that have it the least step, then the least id.
+// Other threads may claim meanwhile, which whoever claims finds out.
 DYNEMB_INLINE void search_victim_body(const SearchJob& job) {
   const Claims& claims = *job.claims;
   const Evictor& evictor = claims.evictors[job.order];
@@ -63,52 +90,58 @@ DYNEMB_INLINE void search_victim_body(const SearchJob& job) {
   const int64_t word = policy[kPolicyEvictionWord];
   const Words4 now = four(claims.step);
   const Words4 newest = four(claims.step - policy[kPolicyProtectedSteps]);
-  const int buckets = victim_buckets(table.bucket_count);
-  Words4 best_score = four(0), best_step = four(0), best_id = four(0), best_at = four(-1);
-  for (int k = 0; k < buckets; ++k) {
+  const Words4 first_later = four(make_eviction_claim(job.order, 0));
+  const Words4 most = four(INT64_MAX);
+  const int64_t buckets = victim_buckets(table.bucket_count);
+  constexpr int64_t kVectors = kBucketWidth / 4;  // of a bucket
+  Words4 candidate[kMostVectors], score[kMostVectors], step[kMostVectors];
+  Words4 least = most, any = four(0);
+  for (int64_t k = 0; k < buckets; ++k) {
     const int64_t bucket = claims.bucket(evictor, k);
     const int64_t* line = table.line(bucket);
     const int64_t* scores = table.score(bucket, 0);
-    for (int j = 0; j < kBucketWidth; j += 4) {
-      const Words4 id = load_words(line + j);
-      const Words4 seen = load_words(scores + j);
-      const Words4 claimed = seen < 0;
-      const Words4 order = (seen ^ four(INT64_MIN)) >> 32;  // eviction_claim_order
+    for (int64_t j = 0; j < kVectors; ++j) {
+      const int64_t v = k * kVectors + j;
+      const Words4 seen = load_words(scores + 4 * j);
       // step_of, of a claim only; unsigned, because claims are close to the least number
       const auto ages =
           reinterpret_cast<UnsignedWords4>(now) - reinterpret_cast<UnsignedWords4>(seen);
       const Words4 age = reinterpret_cast<Words4>(ages) & four(0xffffffff);
-      const Words4 step = pick(claimed, now - age, seen);
-      const Words4 score = word == kStepWord ? step : load_words(scores + word * kBucketWidth + j);
-      const Words4 free = (load_words(line + kBucketWidth + j) != 0) & (step <= newest) &
-                          ~(claimed & (order < four(job.order)));
-      // goes_before
-      const Words4 before =
-          (best_at < 0) | (score < best_score) |
-          ((score == best_score) & ((step < best_step) | ((step == best_step) & (id < best_id))));
-      const Words4 take = free & before;
-      const int64_t at = k * kBucketWidth + j;
-      best_score = pick(take, score, best_score);
-      best_step = pick(take, step, best_step);
-      best_id = pick(take, id, best_id);
-      best_at = pick(take, Words4{at, at + 1, at + 2, at + 3}, best_at);
-    }
-  }
-  int64_t best = -1;
-  VictimRank best_rank{};
-  for (int j = 0; j < 4; ++j) {
-    if (best_at[j] < 0) continue;
-    const VictimRank rank{best_score[j], best_step[j], best_id[j]};
-    if (best < 0 || goes_before(rank, best_rank)) {
-      best = best_at[j];
-      best_rank = rank;
+      step[v] = pick(seen < 0, now - age, seen);
+      score[v] = word == kStepWord ? step[v] : load_words(scores + word * kBucketWidth + 4 * j);
+      candidate[v] = (load_words(line + kBucketWidth + 4 * j) != 0) & (step[v] <= newest) &
+                     (seen >= first_later);
+      least = lesser(least, pick(candidate[v], score[v], most));
+      any |= candidate[v];
     }
   }
   *job.best = nullptr;
-  if (best >= 0) {
-    const int64_t bucket = claims.bucket(evictor, static_cast<int>(best / kBucketWidth));
-    *job.best = table.score(bucket, best % kBucketWidth);
+  if (or_words(any) == 0) return;
+  const int64_t vectors = buckets * kVectors;
+  const Words4 best_score = four(least_of(least));
+  if (word != kStepWord) {
+    least = most;
+    for (int64_t v = 0; v < vectors; ++v) {
+      candidate[v] &= score[v] == best_score;
+      least = lesser(least, pick(candidate[v], step[v], most));
+    }
   }
+  const Words4 best_step = four(least_of(least));
+  Words4 best_id = most, best_at = four(-1);
+  for (int64_t v = 0; v < vectors; ++v) {
+    const Words4 id =
+        load_words(table.line(claims.bucket(evictor, v / kVectors)) + v % kVectors * 4);
+    const Words4 take = candidate[v] & (step[v] == best_step) & ((id < best_id) | (best_at < 0));
+    best_id = pick(take, id, best_id);
+    best_at = pick(take, Words4{4 * v, 4 * v + 1, 4 * v + 2, 4 * v + 3}, best_at);
+  }
+  int64_t best = -1;
+  for (int j = 0; j < 4; ++j) {
+    if (best_at[j] < 0) continue;
+    if (best < 0 || best_id[j] < best_id[best % 4]) best = best_at[j];
+  }
+  const int64_t bucket = claims.bucket(evictor, best / kBucketWidth);
+  *job.best = table.score(bucket, best % kBucketWidth);
 }
 DYNEMB_SIMD_VARIANTS(search_victim, (const SearchJob& job), (job))
 
@@ -164,10 +197,12 @@ SlotPosition claimed_victim(const Claims& claims, int64_t order) {
 // Takes the rows of victims for new ids of some orders; returns tombstones by table.
 void take_victims(const Claims& claims, const EvictionLog& log, const int64_t* records,
                   int64_t begin, int64_t end, std::vector<NewId>* new_ids, int64_t* tombstones) {
-  for (int64_t e = begin; e < end; ++e) {
-    if (e + kLookahead < end && claims.failed[e + kLookahead] == 0) {
-      const TableView& table = claims.tables[claims.evictors[e + kLookahead].table];
-      const int64_t* word = claims.victims[e + kLookahead];
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t e = claims.walk[i];
+    const int64_t ahead = i + kLookahead < end ? claims.walk[i + kLookahead] : -1;
+    if (ahead >= 0 && claims.failed[ahead] == 0) {
+      const TableView& table = claims.tables[claims.evictors[ahead].table];
+      const int64_t* word = claims.victims[ahead];
       __builtin_prefetch(word, 1);
       prefetch_line(table.line((word - table.scores) / (kBucketWidth * table.score_words)));
     }
@@ -207,20 +242,27 @@ void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog
   }
   claims.exhausted.assign(index.table_count, INT64_MAX);
   claims.step = policies.clock[kClockStep];
+  std::vector<uint64_t> hashes;
+  hashes.reserve(positions.size());
   for (const int32_t position : positions) {
     const NewId& entry = (*new_ids)[position];
     const TableView& table = claims.tables[entry.table];
-    const int64_t bucket = bucket_of(first_hash(entry.id, table.salt), table.bucket_count);
+    const uint64_t hash = first_hash(entry.id, table.salt);
+    hashes.push_back(hash);
+    const int64_t bucket = bucket_of(hash, table.bucket_count);
     claims.evictors.push_back({bucket, entry.table, position});
   }
   const int64_t count = static_cast<int64_t>(positions.size());
+  claims.walk = by_place(hashes);
   const int64_t parts = (count + kPart - 1) / kPart;
   claims.failed.assign(count, 0);
   claims.victims.assign(count, nullptr);
   parallel_units(parts, count, [&](int64_t begin, int64_t end) {
     for (int64_t e = begin * kPart; e < std::min(end * kPart, count); ++e) {
-      if (e + kLookahead < count) claims.prefetch(claims.evictors[e + kLookahead]);
-      claim_victim(&claims, e);
+      if (e + kLookahead < count) {
+        claims.prefetch(claims.evictors[claims.walk[e + kLookahead]]);
+      }
+      claim_victim(&claims, claims.walk[e]);
     }
   });
   std::vector<int64_t> records(count);

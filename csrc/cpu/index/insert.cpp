@@ -21,8 +21,10 @@ namespace {
 
 // Round 3: every new id into its first bucket, partition by partition. A partition is a range of
 // the hash, hence a range of buckets where the bucket count allows it. What finds no place there
-// goes through the remaining rounds in order of occurrence.
-void place_misses(const IndexArgs& index, int64_t step, const Misses& misses) {
+// goes through the remaining rounds in order of occurrence. `fill(miss, entry)` sets stored handle
+// and scores of the entry of a new id; false: it has none.
+template <class Fill>
+void place_misses(const IndexArgs& index, const Misses& misses, const Fill& fill) {
   constexpr int64_t kLookahead = 16;
   std::vector<TableView> tables;
   for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
@@ -38,18 +40,15 @@ void place_misses(const IndexArgs& index, int64_t step, const Misses& misses) {
           const Miss& ahead = items[i + kLookahead];
           const TableView& table = tables[ahead.table];
           __builtin_prefetch(&misses.handle[ahead.order]);
-          prefetch_line(
-              table.line(bucket_of(first_hash(ahead.id, table.salt), table.bucket_count)));
+          const int64_t bucket = bucket_of(first_hash(ahead.id, table.salt), table.bucket_count);
+          prefetch_line(table.line(bucket));
+          if (table.scores != nullptr) __builtin_prefetch(table.score(bucket, 0), 1);
         }
         const Miss& miss = items[i];
         if (miss.table < 0) continue;
         const TableView& table = tables[miss.table];
-        const Entry entry{first_hash(miss.id, table.salt),
-                          miss.id,
-                          encode_handle(misses.handle[miss.order]),
-                          miss.table,
-                          miss.order,
-                          {step}};
+        Entry entry{first_hash(miss.id, table.salt), miss.id, 0, miss.table, miss.order, {}};
+        if (!fill(miss, &entry)) continue;
         const bool owned = one_partition || table.bucket_count % kPartitions == 0;
         if (!owned || !put_entry(table, bucket_of(entry.hash, table.bucket_count), entry,
                                  &reused[p * index.table_count + miss.table])) {
@@ -118,7 +117,12 @@ void insert_all(const IndexArgs& index, const PolicyArgs& policies, RowAllocator
     index.table_row(t)[kTableSize] += plan.added[t];
     index.table_row(t)[kTableInserted] += plan.added[t];
   }
-  place_misses(index, policies.clock[kClockStep], *misses);
+  const int64_t step = policies.clock[kClockStep];
+  place_misses(index, *misses, [&](const Miss& miss, Entry* entry) {
+    entry->stored = encode_handle(misses->handle[miss.order]);
+    entry->score[kStepWord] = step;
+    return true;
+  });
 }
 
 // How many of the admitted ids of each table get a row that no other id has; the others need a
@@ -152,19 +156,24 @@ void plan_room(const IndexArgs& index, const PolicyArgs& policies,
   }
 }
 
-Entry entry_of(const IndexArgs& index, const PolicyArgs& policies, const NewId& id, int64_t table) {
-  ScoreUpdate update = policy_update(policies.row(id.policy), policies.clock, id.table);
+void set_scores(const ScoreUpdate& of_policy, int words, const NewId& id, int64_t* score) {
+  ScoreUpdate update = of_policy;
   update.expires = ranked_expiry(id.expiry_rank);
   const int64_t frequency = counted_frequency(id.counted + id.occurrences);
-  Entry entry{first_hash(id.id, index.table(table).salt),
+  for (int w = 0; w < words; ++w) score[w] = new_score(update, w, frequency);
+}
+
+// The first count of an id that is not admitted yet.
+Entry counter_of(const IndexArgs& index, const PolicyArgs& policies, const NewId& id) {
+  const int64_t* policy = policies.row(id.policy);
+  const int64_t counters = policy[kPolicyCounterTable];
+  Entry entry{first_hash(id.id, index.table(counters).salt),
               id.id,
-              id.verdict == kVerdictCount ? id.occurrences : encode_handle(id.handle),
-              static_cast<int32_t>(table),
+              id.occurrences,
+              static_cast<int32_t>(counters),
               0,
               {}};
-  for (int w = 0; w < index.score_words; ++w) {
-    entry.score[w] = new_score(update, w, frequency);
-  }
+  set_scores(policy_update(policy, policies.clock, id.table), index.score_words, id, entry.score);
   return entry;
 }
 
@@ -231,7 +240,7 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
                       const EvictionLog& log, const FeatureArgs& features, const bool* admit,
                       RowAllocator* allocator, int64_t slabs, Misses* misses) {
   dedupe_misses(index.table_count, misses);
-  std::vector<NewId> new_ids = collect_new_ids(policies, features, *misses, admit);
+  std::vector<NewId> new_ids = collect_new_ids(policies, features, admit, misses);
   decide_admission(index, policies, sketch, &new_ids);
   const Plan plan = plan_by_policy(index, policies, *allocator, slabs, new_ids);
   // Up to here nothing has been changed but the scores of the ids found.
@@ -247,23 +256,28 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
     }
     note_admission(index, policies, sketch, entry);
   }
-  std::vector<Entry> entries;
-  entries.reserve(new_ids.size());
+  std::vector<Entry> counters;
   misses->handle.resize(misses->count());
   for (const NewId& entry : new_ids) {
     misses->handle[entry.order] = entry.handle;
-    if (entry.verdict == kVerdictInsert) {
-      entries.push_back(entry_of(index, policies, entry, entry.table));
-      ++index.table_row(entry.table)[kTableSize];
-      ++index.table_row(entry.table)[kTableInserted];
-    } else if (entry.verdict == kVerdictCount) {
-      const int64_t counters = policies.row(entry.policy)[kPolicyCounterTable];
-      entries.push_back(entry_of(index, policies, entry, counters));
-      ++index.table_row(counters)[kTableSize];
-      ++index.table_row(counters)[kTableInserted];
+    if (entry.verdict != kVerdictInsert && entry.verdict != kVerdictCount) continue;
+    int64_t table = entry.table;
+    if (entry.verdict == kVerdictCount) {
+      counters.push_back(counter_of(index, policies, entry));
+      table = counters.back().table;
     }
+    ++index.table_row(table)[kTableSize];
+    ++index.table_row(table)[kTableInserted];
   }
-  place_entries(index, entry_list(entries));
+  place_entries(index, entry_list(counters));
+  place_misses(index, *misses, [&](const Miss& miss, Entry* entry) {
+    const NewId& id = new_ids[misses->new_id[miss.order]];
+    if (id.verdict != kVerdictInsert) return false;
+    entry->stored = encode_handle(id.handle);
+    set_scores(policy_update(policies.row(id.policy), policies.clock, id.table), index.score_words,
+               id, entry->score);
+    return true;
+  });
 }
 
 // Handles of the ids that were not found, and how often ids were found, missed and refused.

@@ -28,6 +28,7 @@ struct Misses {
   std::vector<int64_t> begin;   // first item of each partition
   std::vector<int32_t> first;   // by order: order of the first miss of the same table and id
   std::vector<int64_t> handle;  // by order, of first misses
+  std::vector<int32_t> new_id;  // likewise, under policies: which of the new ids it is
 
   int64_t count() const { return tile_begin.back(); }
 };
