@@ -176,22 +176,29 @@ def table(rows: list[Row]) -> str:
     header = ["bench", "case", "ours", "peer", "peer's", "ratio", "target", "met"]
     cells = [header]
     for row in rows:
-        if row["ours_ms"] is None:
-            ours, peer = f"{row['value']:g} {row['unit']}", ""
-            target = f"{row['target_value']:g}" if "target_value" in row else ""
-        else:
-            ours, peer = f"{row['ours_ms']:.4g} ms", f"{row['peer_ms']:.4g} ms"
+        ours = peer = target = ""
+        if row["ours_ms"] is not None:
+            ours = f"{row['ours_ms']:.4g} ms"
+            peer = f"{row['peer_ms']:.4g} ms" if row["peer_ms"] is not None else ""
             target = f"{row['target']:.3g}" if "target" in row else ""
+        elif "value" in row:  # not of a failure
+            ours = f"{row['value']:g} {row['unit']}"
+            target = f"{row['target_value']:g}" if "target_value" in row else ""
         met = {True: "yes", False: "no", None: ""}[row.get("met")]
         ratio = f"{row['ratio']:.3f}" if row["ratio"] is not None else ""
         if not row["valid"]:
             met = "invalid"
         cells.append([row["bench"], row["case"], ours, row["peer"] or "", peer, ratio, target, met])
-    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
+    reasons = sorted({row["reason"] for row in rows if not row["valid"]})
+    return "\n".join([*aligned(cells), *(f"invalid: {reason}" for reason in reasons)])
+
+
+def aligned(cells: list[list[str]]) -> list[str]:
+    """Lines of cells in columns, with a rule below the first."""
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
     lines.insert(1, "  ".join("-" * w for w in widths))
-    reasons = sorted({row["reason"] for row in rows if not row["valid"]})
-    return "\n".join([line.rstrip() for line in lines] + [f"invalid: {r}" for r in reasons])
+    return [line.rstrip() for line in lines]
 
 
 class RowFile:
