@@ -14,7 +14,8 @@ namespace dynemb::cpu {
 namespace {
 
 // A counting sort of each group's distinct ids, which keeps their order. Groups have counters and
-// ranges of the output of their own.
+// ranges of the output of their own. As in unique.cpp, the distinct ids of a group are not kept
+// until it is known where they go, but who owns them is.
 std::tuple<Tensor, Tensor, Tensor, Tensor> ids_partition(Tensor ids, Tensor offsets, int64_t parts,
                                                          int64_t slots) {
   const char* op = "ids_partition";
@@ -26,17 +27,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ids_partition(Tensor ids, Tensor offs
                       result_bytes(op, "parts", parts, {parts, given.groups}, 8));
   Tensor inverse = empty_cpu({given.count}, ScalarType::Long);
   auto* position = static_cast<int64_t*>(inverse.data_ptr());
-  const GroupedUnique distinct = unique_of_groups(given, position);
-
   Tensor lengths = zeros_cpu({parts, given.groups}, ScalarType::Long);
   auto* length = static_cast<int64_t*>(lengths.data_ptr());
-  std::vector<int64_t> place(static_cast<size_t>(given.count));  // first the owner
+  // of the distinct ids of group g, from offsets[g] on
+  Scratch<int64_t> owner(static_cast<size_t>(given.count));
+  std::vector<int64_t> sizes(static_cast<size_t>(given.groups));
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
+    DistinctNumbers distinct;
     for (int64_t g = first; g < last; ++g) {
-      for (int64_t i = given.offsets[g]; i < given.offsets[g] + distinct.sizes[g]; ++i) {
-        const uint64_t owner = owner_of(static_cast<uint64_t>(distinct.ids[i]), ranges);
-        place[i] = static_cast<int64_t>(owner);
-        ++length[place[i] * given.groups + g];
+      const int64_t begin = given.offsets[g];
+      sizes[g] = distinct.number(given.ids + begin, given.offsets[g + 1] - begin, position + begin);
+      for (int64_t k = 0; k < sizes[g]; ++k) {
+        const uint64_t part = owner_of(static_cast<uint64_t>(distinct.ids()[k]), ranges);
+        owner[begin + k] = static_cast<int64_t>(part);
+        ++length[owner[begin + k] * given.groups + g];
       }
     }
   });
@@ -51,15 +55,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ids_partition(Tensor ids, Tensor offs
   auto* to = static_cast<int64_t*>(owned.data_ptr());
   auto* times = static_cast<int64_t*>(counts.data_ptr());
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
+    Scratch<int64_t> place;  // of each distinct id of a group
     for (int64_t g = first; g < last; ++g) {
       const int64_t begin = given.offsets[g];
-      for (int64_t i = begin; i < begin + distinct.sizes[g]; ++i) {
-        place[i] = next[place[i] * given.groups + g]++;
-        to[place[i]] = distinct.ids[i];
-        times[place[i]] = distinct.counts[i];
+      if (place.size() < static_cast<size_t>(sizes[g])) place.resize(sizes[g]);
+      for (int64_t k = 0; k < sizes[g]; ++k) {
+        place[k] = next[owner[begin + k] * given.groups + g]++;
+        times[place[k]] = 0;
       }
       for (int64_t i = begin; i < given.offsets[g + 1]; ++i) {
-        position[i] = place[begin + position[i]];
+        const int64_t at = place[position[i]];
+        to[at] = given.ids[i];
+        ++times[at];
+        position[i] = at;
       }
     }
   });

@@ -7,55 +7,34 @@
 #include <algorithm>
 #include <tuple>
 
-#include "core/index/hash.h"
-
 namespace dynemb::cpu {
 namespace {
 
 constexpr int64_t kAhead = 16;  // ids whose slot is fetched before it is needed
 
-// Distinct ids of one group, how often each is there, and where each id stands among them. Linear
-// probing, at most half full. `number` is scratch.
-int64_t unique_of(const int64_t* ids, int64_t count, int64_t* unique, int64_t* counts,
-                  int64_t* inverse, Scratch<int32_t>& number) {
-  int shift = 63;
-  while (shift > 0 && (int64_t{1} << (64 - shift)) < 2 * count) --shift;
-  const int64_t slots = int64_t{1} << (64 - shift);
-  number.assign(static_cast<size_t>(slots), -1);
-  const auto slot_of = [shift](int64_t id) {
-    return static_cast<int64_t>(fmix64(static_cast<uint64_t>(id)) >> shift);
-  };
-  int64_t found = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) __builtin_prefetch(number.data() + slot_of(ids[i + kAhead]), 1);
-    int64_t slot = slot_of(ids[i]);
-    while (number[slot] >= 0 && unique[number[slot]] != ids[i]) slot = (slot + 1) & (slots - 1);
-    if (number[slot] < 0) {
-      number[slot] = static_cast<int32_t>(found);
-      counts[found] = 0;
-      unique[found++] = ids[i];
-    }
-    inverse[i] = number[slot];
-    ++counts[number[slot]];
-  }
-  return found;
-}
-
 // Distinct ids, group after group; where groups begin in them [groups + 1]; for each id, its
 // position in them [N]; how often each is there. `padded`: as long as the input, 0 at the end.
+//
+// It is not known where the distinct ids of a group go before those of the groups ahead are
+// counted. They are not kept until then, which would take as much memory as the results: whoever
+// knows the number of each id can write them all.
 std::tuple<Tensor, Tensor, Tensor, Tensor> unique(const char* op, const Tensor& ids,
                                                   const Tensor& offsets, bool padded) {
   const GroupedIds given = grouped_ids(op, ids, offsets);
   const int64_t* begin = given.offsets;
   Tensor inverse = empty_cpu({given.count}, ScalarType::Long);
   auto* position = static_cast<int64_t*>(inverse.data_ptr());
-  const GroupedUnique distinct = unique_of_groups(given, position);
   Tensor unique_offsets = empty_cpu({given.groups + 1}, ScalarType::Long);
   auto* unique_begin = static_cast<int64_t*>(unique_offsets.data_ptr());
   unique_begin[0] = 0;
-  for (int64_t g = 0; g < given.groups; ++g) {
-    unique_begin[g + 1] = unique_begin[g] + distinct.sizes[g];
-  }
+  parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
+    DistinctNumbers distinct;
+    for (int64_t g = first; g < last; ++g) {
+      unique_begin[g + 1] =
+          distinct.number(given.ids + begin[g], begin[g + 1] - begin[g], position + begin[g]);
+    }
+  });
+  for (int64_t g = 0; g < given.groups; ++g) unique_begin[g + 1] += unique_begin[g];
   const int64_t found = unique_begin[given.groups];
   const int64_t length = padded ? given.count : found;
   Tensor unique_ids = empty_cpu({length}, ScalarType::Long);
@@ -64,9 +43,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> unique(const char* op, const Tensor& 
   auto* times = static_cast<int64_t*>(counts.data_ptr());
   parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
     for (int64_t g = first; g < last; ++g) {
-      std::copy_n(distinct.ids.data() + begin[g], distinct.sizes[g], to + unique_begin[g]);
-      std::copy_n(distinct.counts.data() + begin[g], distinct.sizes[g], times + unique_begin[g]);
-      for (int64_t i = begin[g]; i < begin[g + 1]; ++i) position[i] += unique_begin[g];
+      std::fill(times + unique_begin[g], times + unique_begin[g + 1], 0);
+      for (int64_t i = begin[g]; i < begin[g + 1]; ++i) {
+        const int64_t at = position[i] + unique_begin[g];
+        to[at] = given.ids[i];
+        ++times[at];
+        position[i] = at;
+      }
     }
   });
   std::fill(to + found, to + length, 0);
@@ -95,19 +78,35 @@ GroupedIds grouped_ids(const char* op, const Tensor& ids, const Tensor& offsets)
   return given;
 }
 
-GroupedUnique unique_of_groups(const GroupedIds& given, int64_t* inverse) {
-  const auto count = static_cast<size_t>(given.count);
-  GroupedUnique result{Scratch<int64_t>(count), Scratch<int64_t>(count),
-                       std::vector<int64_t>(static_cast<size_t>(given.groups))};
-  parallel_units(given.groups, given.count, [&](int64_t first, int64_t last) {
-    Scratch<int32_t> number;
-    for (int64_t g = first; g < last; ++g) {
-      const int64_t at = given.offsets[g];
-      result.sizes[g] = unique_of(given.ids + at, given.offsets[g + 1] - at, result.ids.data() + at,
-                                  result.counts.data() + at, inverse + at, number);
+int64_t DistinctNumbers::number(const int64_t* ids, int64_t count, int64_t* number_of_id) {
+  int shift = 63;
+  while (shift > 0 && (int64_t{1} << (64 - shift)) < 2 * count) --shift;
+  const int64_t mask = (int64_t{1} << (64 - shift)) - 1;
+  slots_.assign(static_cast<size_t>(mask + 1), -1);
+  if (distinct_.size() < static_cast<size_t>(count)) distinct_.resize(static_cast<size_t>(count));
+  const auto slot_of = [shift](int64_t id) {
+    return static_cast<int64_t>(fmix64(static_cast<uint64_t>(id)) >> shift);
+  };
+  int32_t* const slots = slots_.data();
+  int64_t* const distinct = distinct_.data();
+  int32_t found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(slots + slot_of(ids[i + kAhead]), 1);
+    const int64_t id = ids[i];
+    int64_t slot = slot_of(id);
+    int32_t number = slots[slot];
+    while (number >= 0 && distinct[number] != id) {
+      slot = (slot + 1) & mask;
+      number = slots[slot];
     }
-  });
-  return result;
+    if (number < 0) {
+      number = found++;
+      slots[slot] = number;
+      distinct[number] = id;
+    }
+    number_of_id[i] = number;
+  }
+  return found;
 }
 
 }  // namespace dynemb::cpu

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "arguments/routing.h"
+#include "core/index/hash.h"
 #include "cpu/index/args.h"
 #include "cpu/runtime/scratch.h"
 
@@ -12,14 +13,20 @@ namespace dynemb::cpu {
 // Checks also the values of offsets.
 GroupedIds grouped_ids(const char* op, const Tensor& ids, const Tensor& offsets);
 
-// The distinct ids of group g are ids[offsets[g] ..] and as many after it as sizes[g] says, in
-// order of first occurrence; counts likewise.
-struct GroupedUnique {
-  Scratch<int64_t> ids;
-  Scratch<int64_t> counts;
-  std::vector<int64_t> sizes;
+// Numbers the distinct ids of a group at a time; its memory, and the caches it lies in, serve the
+// groups of a thread one after another.
+class DistinctNumbers {
+ public:
+  // Writes for each id its number among the distinct ids, which are numbered in order of first
+  // occurrence; gives how many there are. At most INT32_MAX ids.
+  int64_t number(const int64_t* ids, int64_t count, int64_t* number_of_id);
+
+  // The distinct ids of the last call, until the next one.
+  const int64_t* ids() const { return distinct_.data(); }
+
+ private:
+  Scratch<int32_t> slots_;  // numbers of ids: linear probing, at most half full
+  Scratch<int64_t> distinct_;
 };
-// Writes for each id its number among the distinct ids of its group.
-GroupedUnique unique_of_groups(const GroupedIds& groups, int64_t* inverse);
 
 }  // namespace dynemb::cpu
