@@ -26,6 +26,7 @@ PACKAGES = (
     "torch_dynemb.recis",
     "torch_dynemb.recis.functional",
     "torch_dynemb.torchrec",
+    "torch_dynemb.migrate",
     "torch_dynemb.compat.dynamicemb",
 )
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples|Yields):$", re.MULTILINE)

@@ -27,6 +27,7 @@ FLOORS = (
     ("checkpoint",),
     ("serving",),
     ("oneembedding", "recis", "torchrec"),
+    ("migrate",),
     ("compat",),
     ("__main__",),
 )

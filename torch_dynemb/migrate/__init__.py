@@ -1,0 +1,27 @@
+"""Tables of other libraries and formats: their rows, optimizer state and scores, loaded into ours.
+
+The functions ``read_...`` say where rows are, and :func:`load` writes them into the tables of a
+model: of one process or of many, whole or not at all. ``tutorials/migrate`` goes through it by the
+library that a program comes from.
+"""
+
+from torch_dynemb.migrate.load import MigratedTable, load
+from torch_dynemb.migrate.npz import read_npz
+from torch_dynemb.migrate.parquet import read_parquet
+from torch_dynemb.migrate.raw_files import read_raw
+from torch_dynemb.migrate.source import Source, SourceRows
+from torch_dynemb.migrate.tensors import read_embedding, read_tensors
+from torch_dynemb.table.content import CountedIds
+
+__all__ = [
+    "CountedIds",
+    "MigratedTable",
+    "Source",
+    "SourceRows",
+    "load",
+    "read_embedding",
+    "read_npz",
+    "read_parquet",
+    "read_raw",
+    "read_tensors",
+]

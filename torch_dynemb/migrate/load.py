@@ -1,0 +1,223 @@
+"""Writes the rows of sources into the tables of a model, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+
+from torch_dynemb.argument_checks import described, flag, integer
+from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.saving.handle import check_none_running
+from torch_dynemb.checkpoint.saving.increments import count_from
+from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.migrate.source import Source
+from torch_dynemb.migrate.target import Clocks, Target
+
+NonFinite = Literal["error", "keep"]
+Sources = Source | Mapping[str, Source]
+
+
+class MigratedTable(NamedTuple):
+    """What became of a table, on all ranks together.
+
+    Attributes:
+        ids: how many it has now.
+        fresh: what of it begins anew, because the source has it not, or it was not asked for.
+        left_out: what the source has and the table does not keep.
+    """
+
+    ids: int
+    fresh: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+@plain_torch()
+def load(
+    model: nn.Module,
+    source: Sources,
+    *,
+    replace: bool = False,
+    optimizer_state: bool = True,
+    scores: bool = True,
+    non_finite: NonFinite = "error",
+    batch_size: int = 1 << 16,
+    process_group: dist.ProcessGroup | None = None,
+) -> dict[str, MigratedTable]:
+    """Writes the rows of sources into tables; all ranks that share the tables call it together.
+
+    Every source is read twice: first all of it is checked, and then it is written. In memory are
+    one batch and the ids, 8 bytes each. Each rank reads everything and keeps the ids and columns
+    that it owns. Rows are converted to the dtype of the table. Admission does not apply to them.
+    Hyper-parameters of optimizers stay the model's.
+
+    Args:
+        model: with tables of this library: any of its modules, a model with such, or a
+            DistributedModelParallel.
+        source: a source, for a model with one table; or sources by the names of tables. Other
+            tables stay as they are.
+        replace: tables may have ids, which are removed; False: they must be empty.
+        optimizer_state: load it, where the source has it; False: it begins anew, so that the
+            optimizer may be another one.
+        scores: load those that the source has and the table keeps.
+        non_finite: rows or state with NaN or infinity are refused (``"error"``) or loaded as they
+            are (``"keep"``).
+        batch_size: rows that are read at a time, at least 1.
+        process_group: of the ranks that load together; default: all.
+
+    Returns:
+        What was loaded, and what was not, by table.
+
+    Raises:
+        TypeError: a wrong argument, or a source that gives other tensors than it should.
+        FileNotFoundError: a file is missing.
+        ValueError: a source is damaged, gives an id twice, or does not fit its table, or the table
+            has ids. In all these cases the tables are as they were.
+        RuntimeError: memory is short, or a save goes on in the background, or this process is a
+            fork of the one that made the tables. The tables are empty then, where memory is what
+            fails while rows are written, and as they were in the other cases. All ranks raise.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> from torch_dynemb import migrate
+        >>> ids = torch.tensor([10, -3, 2**40])
+        >>> old = torch.nn.Embedding(3, 4)
+        >>> items = td.DynamicEmbedding(4, optimizer=td.Adagrad(lr=0.1))
+        >>> migrate.load(items, migrate.read_embedding(old, ids))
+        {'embedding': MigratedTable(ids=3, fresh=('optimizer state',), left_out=())}
+        >>> torch.equal(items(ids), old.weight)
+        True
+    """
+    ranks = ranks_of(process_group)
+
+    def prepare() -> tuple[list[TablePart], dict[str, Source] | Source]:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"migrate.load: model is {described(model)}, expected a torch.nn.Module"
+            )
+        for name, value in (
+            ("replace", replace),
+            ("optimizer_state", optimizer_state),
+            ("scores", scores),
+        ):
+            flag(f"migrate.load: {name}", value)
+        if non_finite not in ("error", "keep"):
+            raise ValueError(
+                f"migrate.load: non_finite is {non_finite!r}, expected 'error' or 'keep'"
+            )
+        integer("migrate.load: batch_size", batch_size, least=1)
+        check_none_running()
+        return parts_of(model), _checked_sources(source)
+
+    parts, given = ranks.run(prepare)
+    names = _tables_of(ranks, parts)
+    sources = ranks.run(lambda: _by_table(given, names))
+    ranks.agree(
+        "migrate.load",
+        source=sorted(sources),
+        replace=replace,
+        optimizer_state=optimizer_state,
+        scores=scores,
+        non_finite=non_finite,
+    )
+
+    def checked() -> list[Target]:
+        targets = []
+        for part in parts:
+            if part.name not in sources:
+                continue
+            part.group.tables.check_own()
+            target = Target(
+                part, sources[part.name], optimizer_state=optimizer_state, scores=scores
+            )
+            target.check_empty(replace)
+            target.read(batch_size, finite=non_finite == "error")
+            targets.append(target)
+        return targets
+
+    targets = ranks.run(checked)
+    groups = groups_of([target.part for target in targets])
+    clocks = Clocks.latest(ranks.gather([target.clocks for target in targets]))
+    before = [group.index.clock.clone() for group in groups]
+
+    def write() -> None:
+        end_steps([target.part for target in targets])
+        for group in groups:
+            clocks.set(group)
+        for target in targets:
+            target.write(batch_size)
+
+    try:
+        ranks.run(write)
+    except BaseException:
+        for target in targets:
+            target.clear()
+        for group, clock in zip(groups, before, strict=True):
+            group.index.clock.copy_(clock)
+        raise
+    finally:
+        for target in targets:
+            target.end()
+    ranks.run(lambda: count_from(groups, None))
+    return _told(ranks, targets)
+
+
+def _checked_sources(source: object) -> dict[str, Source] | Source:
+    if isinstance(source, Source):
+        return source
+    if not isinstance(source, Mapping):
+        raise TypeError(
+            f"migrate.load: source is {described(source)}, expected a Source or a dict of them by "
+            "table: see the functions torch_dynemb.migrate.read_..."
+        )
+    for name, one in source.items():
+        if not isinstance(name, str) or not isinstance(one, Source):
+            raise TypeError(
+                f"migrate.load: source has {described(name)}: {described(one)}, expected the name "
+                "of a table and a Source"
+            )
+    return dict(source)
+
+
+def _tables_of(ranks: Ranks, parts: list[TablePart]) -> list[str]:
+    told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+    places = [place for of_rank in told for place in of_rank]
+    if ranks.size > 1:  # a process on its own may have some ids of a table
+        check_whole(places)
+    return sorted({place.name for place in places})
+
+
+def _by_table(given: dict[str, Source] | Source, names: list[str]) -> dict[str, Source]:
+    if isinstance(given, Source):
+        if len(names) != 1:
+            raise ValueError(
+                f"migrate.load: the model has tables {names}: give a dict with the source of each "
+                "table that is to be loaded"
+            )
+        return {names[0]: given}
+    unknown = sorted(given.keys() - set(names))
+    if unknown:
+        raise ValueError(
+            f"migrate.load: source has table {unknown[0]!r}, but the model has {names}"
+        )
+    return given
+
+
+def _told(ranks: Ranks, targets: list[Target]) -> dict[str, MigratedTable]:
+    here = [
+        (of.part.name, of.part.first_column, MigratedTable(of.ids.numel(), of.fresh, of.left_out))
+        for of in targets
+    ]
+    result: dict[str, MigratedTable] = {}
+    for of_rank in ranks.gather(here):
+        for name, first_column, table in of_rank:
+            known = result.get(name, table._replace(ids=0))
+            result[name] = known._replace(ids=known.ids + (table.ids if first_column == 0 else 0))
+    return dict(sorted(result.items()))
+
+
+__all__ = ["MigratedTable", "NonFinite", "Sources", "load"]

@@ -1,0 +1,187 @@
+"""npz files of NumPy, read a piece at a time: an array need not fit in memory."""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.checkpoint.files.tensor_file import raw
+from torch_dynemb.migrate.column_files import ID, ROW, Column, ColumnFile, open_columns
+from torch_dynemb.migrate.raw_files import Paths
+from torch_dynemb.migrate.source import Source
+
+_SUFFIX = ".npy"
+_DAMAGED = zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError
+_DTYPES = {
+    "<i8": torch.int64,
+    "<u8": torch.uint64,
+    "<i4": torch.int32,
+    "<u4": torch.uint32,
+    "<i2": torch.int16,
+    "|i1": torch.int8,
+    "|u1": torch.uint8,
+    "<f8": torch.float64,
+    "<f4": torch.float32,
+    "<f2": torch.float16,
+}
+
+
+class _Array(NamedTuple):
+    """An array of a file, whose header has been read.
+
+    Attributes:
+        column: its shape and dtype.
+        stream: from which its values are read.
+    """
+
+    column: Column
+    stream: Any
+
+    def read(self, rows: int) -> Tensor:
+        """The next rows."""
+        shape = (rows, self.column.columns) if self.column.columns else (rows,)
+        result = torch.empty(shape, dtype=self.column.dtype)
+        memory, done = raw(result), 0
+        while done < len(memory):
+            piece = self.stream.read(min(len(memory) - done, 1 << 20))
+            if not piece:
+                raise EOFError("it ends too early")
+            memory[done : done + len(piece)] = piece
+            done += len(piece)
+        return result
+
+
+class _NpzFile(ColumnFile):
+    def __init__(self, path: Path, numpy_format: Any) -> None:
+        super().__init__(path)
+        self._format = numpy_format
+
+    def columns(self) -> dict[str, Column]:
+        result = {}
+        try:
+            with zipfile.ZipFile(self.path) as file:
+                for member in file.namelist():
+                    if not member.endswith(_SUFFIX):
+                        continue
+                    with file.open(member) as stream:
+                        name = member.removesuffix(_SUFFIX)
+                        result[name] = self._header(name, stream)
+        except _DAMAGED as error:
+            raise self._damaged(error) from error
+        return result
+
+    def batches(self, names: Sequence[str], size: int) -> Iterator[dict[str, Tensor]]:
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(zipfile.ZipFile(self.path))
+                arrays = {}
+                for name in names:
+                    stream = stack.enter_context(file.open(name + _SUFFIX))
+                    arrays[name] = _Array(self._header(name, stream), stream)
+                rows = arrays[names[0]].column.rows
+                for begin in range(0, rows, size):
+                    count = min(size, rows - begin)
+                    yield {name: array.read(count) for name, array in arrays.items()}
+                for array in arrays.values():
+                    array.stream.read(1)  # compares the sum of the array
+            except (*_DAMAGED, KeyError) as error:
+                raise self._damaged(error) from error
+
+    def _header(self, name: str, stream: Any) -> Column:
+        """Reads the header of an array, up to its values."""
+        try:
+            version = self._format.read_magic(stream)
+            read = {
+                (1, 0): self._format.read_array_header_1_0,
+                (2, 0): self._format.read_array_header_2_0,
+            }[version]
+            shape, by_columns, dtype = read(stream)
+        except (ValueError, KeyError) as error:
+            raise self._damaged(error) from error
+        known = _DTYPES.get(dtype.str)
+        if known is None or len(shape) not in (1, 2) or (by_columns and len(shape) == 2):
+            # of no interest, unless somebody asks for it
+            return Column(shape[0] if shape else 0, 0, torch.bool)
+        return Column(shape[0], shape[1] if len(shape) == 2 else 0, known)
+
+    def _damaged(self, error: Exception) -> ValueError:
+        return ValueError(
+            f"read_npz: {self.path} is damaged, or no npz file ({type(error).__name__}: {error}): "
+            "write it anew"
+        )
+
+
+def read_npz(
+    paths: Paths,
+    *,
+    ids: str = ID,
+    rows: str = ROW,
+    state: Mapping[str, str] | None = None,
+    scores: Mapping[str, str] | None = None,
+    optimizer_steps: int | None = None,
+) -> Source:
+    """npz files with ids and rows, as a source for :func:`load`.
+
+    Default names of arrays are those that :func:`torch_dynemb.checkpoint.export` writes. Arrays are
+    read a piece at a time, also compressed ones; they need not fit in memory.
+
+    Args:
+        paths: a file, a list of files, or a folder, of which all files ``*.npz`` are read.
+        ids: name of the array of ids, of integers [n].
+        rows: name of the array of rows, float16, float32 or float64 [n, dim], in C order.
+        state: names of the arrays of optimizer state, by the name that the table's optimizer gives
+            it, [n, dim] each, or [n] where a row has one value; default: those that are named
+            ``state.NAME``.
+        scores: names of the arrays of scores, of integers [n], by ``step``, ``timestamp``
+            (seconds), ``frequency``, ``custom`` or ``expiry`` (seconds); default: those that are
+            named ``score.NAME``.
+        optimizer_steps: as in :func:`read_tensors`.
+
+    Returns:
+        The source; only headers have been read by then.
+
+    Raises:
+        TypeError: a wrong argument.
+        ModuleNotFoundError: numpy is missing.
+        FileNotFoundError: a file is missing.
+        ValueError: a file is no npz file, or lacks an array, or arrays do not go together.
+
+    Example:
+        >>> import tempfile, numpy, torch_dynemb as td
+        >>> from torch_dynemb import migrate
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> vectors = numpy.ones((3, 4), numpy.float32)
+        >>> numpy.savez(folder.name + "/table.npz", key=numpy.arange(3), vector=vectors)
+        >>> source = migrate.read_npz(folder.name + "/table.npz", ids="key", rows="vector")
+        >>> migrate.load(td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1)), source)["embedding"].ids
+        3
+        >>> folder.cleanup()
+    """
+    try:
+        numpy_format = importlib.import_module("numpy").lib.format
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"read_npz: needs numpy, which cannot be imported ({error}): pip install numpy"
+        ) from error
+    return open_columns(
+        "read_npz",
+        paths,
+        lambda path: _NpzFile(path, numpy_format),
+        ".npz",
+        ids=ids,
+        rows=rows,
+        state=state,
+        scores=scores,
+        optimizer_steps=optimizer_steps,
+    )
+
+
+__all__ = ["read_npz"]

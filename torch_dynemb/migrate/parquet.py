@@ -1,0 +1,194 @@
+"""Parquet files, read by pyarrow a batch at a time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.migrate.column_files import ID, ROW, Column, ColumnFile, open_columns
+from torch_dynemb.migrate.raw_files import Paths
+from torch_dynemb.migrate.source import Source
+
+_DTYPES = {
+    "int64": torch.int64,
+    "uint64": torch.uint64,
+    "int32": torch.int32,
+    "uint32": torch.uint32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "double": torch.float64,
+    "float": torch.float32,
+    "halffloat": torch.float16,
+}
+
+
+class _ParquetFile(ColumnFile):
+    def __init__(self, path: Path, arrow: Any, parquet: Any) -> None:
+        super().__init__(path)
+        self._arrow, self._parquet = arrow, parquet
+
+    def columns(self) -> dict[str, Column]:
+        with self._opened() as file:
+            rows = file.metadata.num_rows
+            result = {}
+            for field in file.schema_arrow:
+                listed = _is_list(self._arrow, field.type)
+                inner = field.type.value_type if listed else field.type
+                dtype = _DTYPES.get(str(inner), torch.bool)  # of no interest, unless asked for
+                width = self._width(file, field) if listed and dtype != torch.bool else 0
+                result[field.name] = Column(rows, width, dtype)
+            return result
+
+    def batches(self, names: Sequence[str], size: int) -> Iterator[dict[str, Tensor]]:
+        with self._opened() as file:
+            expected = {field.name: self._width(file, field) for field in file.schema_arrow}
+            begin = 0
+            try:
+                for batch in file.iter_batches(batch_size=size, columns=list(dict.fromkeys(names))):
+                    yield {
+                        name: self._tensor(name, batch.column(name), expected[name], begin)
+                        for name in names
+                    }
+                    begin += batch.num_rows
+            except (OSError, self._arrow.ArrowException) as error:
+                raise self._damaged(error) from error
+
+    def _opened(self) -> Any:
+        try:
+            return self._parquet.ParquetFile(self.path)
+        except (OSError, self._arrow.ArrowException) as error:
+            raise self._damaged(error) from error
+
+    def _width(self, file: Any, field: Any) -> int:
+        """Values of a row of a column of lists; 0: it has none."""
+        if not _is_list(self._arrow, field.type):
+            return 0
+        if self._arrow.types.is_fixed_size_list(field.type):
+            return int(field.type.list_size)
+        first = next(file.iter_batches(batch_size=1, columns=[field.name]), None)
+        if first is None or first.num_rows == 0 or not first.column(0)[0].is_valid:
+            return 0
+        return len(first.column(0)[0])
+
+    def _tensor(self, name: str, column: Any, width: int, begin: int) -> Tensor:
+        values = column
+        if column.null_count > 0:
+            raise ValueError(
+                f"read_parquet: column {name!r} of {self.path} has no value in "
+                f"{column.null_count} of the rows from {begin} on: leave these rows out"
+            )
+        if _is_list(self._arrow, column.type):
+            if not self._arrow.types.is_fixed_size_list(column.type):
+                lengths = _copied(column.value_lengths())
+                other = (lengths != width).nonzero()
+                if other.numel() > 0:
+                    row = int(other[0])
+                    raise ValueError(
+                        f"read_parquet: row {begin + row} of column {name!r} of {self.path} has "
+                        f"{int(lengths[row])} values, expected {width}, as many as the first one"
+                    )
+            values = column.flatten()
+            if values.null_count > 0:
+                raise ValueError(
+                    f"read_parquet: column {name!r} of {self.path} has lists that lack a value, in "
+                    f"the rows from {begin} on: leave these rows out"
+                )
+        flat = _copied(values)
+        return flat.reshape(-1, width) if width else flat
+
+    def _damaged(self, error: Exception) -> ValueError:
+        return ValueError(
+            f"read_parquet: {self.path} is damaged, or no Parquet file ({error}): write it anew"
+        )
+
+
+def _copied(values: Any) -> Tensor:
+    """The values of an array of numbers without nulls."""
+    dtype = _DTYPES[str(values.type)]
+    begin = values.offset * dtype.itemsize
+    memory = memoryview(values.buffers()[1] or b"").cast("B")
+    of_values = bytearray(memory[begin : begin + len(values) * dtype.itemsize])
+    return torch.frombuffer(of_values, dtype=dtype) if of_values else torch.empty(0, dtype=dtype)
+
+
+def _is_list(arrow: Any, kind: Any) -> bool:
+    types = arrow.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def read_parquet(
+    paths: Paths,
+    *,
+    ids: str = ID,
+    rows: str = ROW,
+    state: Mapping[str, str] | None = None,
+    scores: Mapping[str, str] | None = None,
+    optimizer_steps: int | None = None,
+) -> Source:
+    """Parquet files with ids and rows, as a source for :func:`load`.
+
+    Default names of columns are those that :func:`torch_dynemb.checkpoint.export` writes. Memory
+    holds a batch, and what pyarrow reads at once of a row group.
+
+    Args:
+        paths: a file, a list of files, or a folder, of which all files ``*.parquet`` are read.
+        ids: name of the column of ids, of integers.
+        rows: name of the column of rows, lists of halffloat, float or double of one length.
+        state: names of the columns of optimizer state, by the name that the table's optimizer gives
+            it, lists as those of rows, or numbers where a row has one value; default: those that
+            are named ``state.NAME``.
+        scores: names of the columns of scores, of integers, by ``step``, ``timestamp`` (seconds),
+            ``frequency``, ``custom`` or ``expiry`` (seconds); default: those that are named
+            ``score.NAME``.
+        optimizer_steps: as in :func:`read_tensors`.
+
+    Returns:
+        The source; only schemas and first rows have been read by then.
+
+    Raises:
+        TypeError: a wrong argument.
+        ModuleNotFoundError: pyarrow is missing.
+        FileNotFoundError: a file is missing.
+        ValueError: a file is no Parquet file, or lacks a column, or columns do not go together.
+
+    Example:
+        >>> import tempfile, pyarrow, pyarrow.parquet, torch_dynemb as td
+        >>> from torch_dynemb import migrate
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> table = pyarrow.table({"user": [7, 8], "vector": [[0.5, 1.0], [1.5, 2.0]]})
+        >>> pyarrow.parquet.write_table(table, folder.name + "/users.parquet")
+        >>> source = migrate.read_parquet(
+        ...     folder.name + "/users.parquet", ids="user", rows="vector"
+        ... )
+        >>> migrate.load(td.DynamicEmbedding(2, optimizer=td.SGD(lr=0.1)), source)["embedding"].ids
+        2
+        >>> folder.cleanup()
+    """
+    try:
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"read_parquet: needs pyarrow, which cannot be imported ({error}): pip install "
+            "'torch_dynemb[parquet]', or pip install pyarrow"
+        ) from error
+    return open_columns(
+        "read_parquet",
+        paths,
+        lambda path: _ParquetFile(path, arrow, parquet),
+        ".parquet",
+        ids=ids,
+        rows=rows,
+        state=state,
+        scores=scores,
+        optimizer_steps=optimizer_steps,
+    )
+
+
+__all__ = ["read_parquet"]

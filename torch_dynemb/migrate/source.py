@@ -1,0 +1,173 @@
+"""What rows of a table come from: batches of ids with their rows, optimizer state and scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.table.content import CountedIds
+
+
+class SourceRows(NamedTuple):
+    """Some rows of a source.
+
+    Attributes:
+        ids: int64 [n].
+        rows: float [n, dim].
+        state: optimizer state by the name that the table's optimizer gives it: [n, dim] each, or
+            [n] or [n, 1] where a row has one value.
+        scores: int64 [n] each, by name: ``step``, ``timestamp`` (seconds), ``frequency``,
+            ``custom`` or ``expiry`` (seconds).
+        where: what errors name, such as a file.
+        first: the number of the first row there.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    state: Mapping[str, Tensor]
+    scores: Mapping[str, Tensor]
+    where: str
+    first: int
+
+
+class Source(ABC):
+    """Rows of one table, as something else has kept them; :func:`load` writes them into a table.
+
+    The functions ``read_...`` of this package give sources. A class of yours is one where it has
+    :meth:`batches`; it is read twice, first to check everything and then to write it, and must give
+    the same rows each time.
+
+    Args:
+        name: what errors call it, such as a path.
+        embedding_dim: columns of its rows; None: it has no rows.
+        state: names of the optimizer state that its batches have, as the table's optimizer names
+            them, such as ``("exp_avg", "exp_avg_sq")``.
+        scores: names of the scores that its batches have.
+        optimizer_steps: updates that the optimizer had made, which bias corrections count; None: it
+            does not say.
+        step: training steps when it was written, which scores by step are compared with; None: the
+            last one of its scores.
+        now: seconds of Unix time when it was written; None: it does not say.
+
+    Attributes:
+        name, embedding_dim, state, scores, optimizer_steps, step, now: as given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        embedding_dim: int | None,
+        *,
+        state: tuple[str, ...] = (),
+        scores: tuple[str, ...] = (),
+        optimizer_steps: int | None = None,
+        step: int | None = None,
+        now: int | None = None,
+    ) -> None:
+        self.name = name
+        self.embedding_dim = embedding_dim
+        self.state, self.scores = state, scores
+        self.optimizer_steps = optimizer_steps
+        self.step, self.now = step, now
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, embedding_dim={self.embedding_dim})"
+
+    @abstractmethod
+    def batches(self, size: int) -> Iterator[SourceRows]:
+        """All rows, at most ``size`` at a time.
+
+        Args:
+            size: the most rows of a batch.
+
+        Raises:
+            ValueError: what is read is damaged, or does not fit together.
+        """
+
+    def waiting(self) -> CountedIds | None:
+        """Ids without a row that wait for admission, and how often they have been seen.
+
+        Returns:
+            None: the source does not say.
+        """
+        return None
+
+
+def checked(source: Source, batch: SourceRows, dim: int, *, finite: bool) -> SourceRows:
+    """A batch with tensors of the shapes that a table is written with.
+
+    Args:
+        source: that gave it.
+        batch: of the source.
+        dim: columns of the table.
+        finite: refuse NaN and infinity.
+
+    Returns:
+        ids int64 [n], rows [n, dim], state [n, columns], scores int64 [n].
+
+    Raises:
+        TypeError: a tensor is none, or has another kind of dtype.
+        ValueError: shapes do not go together, or a value is not finite.
+    """
+    where, count = batch.where, batch.ids.numel()
+    if batch.ids.dtype != torch.int64 or batch.ids.dim() != 1:
+        raise TypeError(f"{where}: ids are {described(batch.ids)}, expected int64 [n]")
+    rows = _floats(f"{where}: rows", batch.rows)
+    if tuple(rows.shape) != (count, dim):
+        raise ValueError(
+            f"{where}: rows have shape {tuple(rows.shape)}, expected ({count}, {dim}), as many as "
+            "there are ids, with the columns of the table"
+        )
+    _same_names(where, "state", source.state, batch.state)
+    _same_names(where, "scores", source.scores, batch.scores)
+    state = {}
+    for name, values in batch.state.items():
+        flat = values[:, None] if values.dim() == 1 else values
+        if tuple(flat.shape) not in ((count, dim), (count, 1)):
+            raise ValueError(
+                f"{where}: state {name!r} has shape {tuple(values.shape)}, expected {count} rows "
+                f"with {dim} values, or with one"
+            )
+        state[name] = flat
+    for name, values in batch.scores.items():
+        if values.dtype != torch.int64 or tuple(values.shape) != (count,):
+            raise TypeError(
+                f"{where}: score {name!r} is {described(values)}, expected int64 [{count}]"
+            )
+    if finite:
+        _check_finite(batch, "its row", rows)
+        for name, values in state.items():
+            _check_finite(batch, f"state {name!r}", values)
+    return batch._replace(rows=rows, state=state)
+
+
+def _floats(what: str, values: Tensor) -> Tensor:
+    if not values.dtype.is_floating_point:
+        raise TypeError(f"{what} are {described(values)}, expected floats")
+    return values
+
+
+def _same_names(where: str, what: str, told: tuple[str, ...], given: Mapping[str, Tensor]) -> None:
+    if set(told) != given.keys():
+        raise ValueError(f"{where}: has {what} {sorted(given)}, but its source tells of {told}")
+
+
+def _check_finite(batch: SourceRows, what: str, values: Tensor) -> None:
+    if not values.dtype.is_floating_point:
+        return
+    good = values.isfinite().all(1)
+    if not bool(good.all()):
+        row = int(good.logical_not().nonzero()[0, 0])
+        wrong = values[row][~values[row].isfinite()][0]
+        raise ValueError(
+            f"{batch.where}: row {batch.first + row}, of id {int(batch.ids[row])}: {what} has "
+            f"{float(wrong)}: repair it, or give non_finite='keep' to load it as it is"
+        )
+
+
+__all__ = ["Source", "SourceRows", "checked"]

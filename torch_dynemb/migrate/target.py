@@ -1,0 +1,293 @@
+"""A part of a table that gets the rows of a source: what fits is found out first, then written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
+from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.migrate.source import Source, SourceRows, checked
+from torch_dynemb.ops.columns import MAX_COUNT, Clock
+from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table import content
+from torch_dynemb.table.content import CountedIds, RowBlock
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.state import recount
+from torch_dynemb.table.state_check import check_counts
+
+
+class Clocks(NamedTuple):
+    """What tables count time by.
+
+    Attributes:
+        step: training steps.
+        now: seconds; 0: nobody says.
+    """
+
+    step: int
+    now: int
+
+    @staticmethod
+    def latest(told: Sequence[Sequence[Clocks]]) -> Clocks:
+        """The latest of what the tables of all ranks need."""
+        every = [clocks for of_rank in told for clocks in of_rank]
+        return Clocks(
+            max((of.step for of in every), default=0), max((of.now for of in every), default=0)
+        )
+
+    def set(self, group: TableGroup) -> None:
+        """Moves the clocks of a group on to these, not back."""
+        clock = group.index.clock
+        clock[Clock.STEP] = max(self.step, int(clock[Clock.STEP]))
+        if group.config.keeps_time:
+            group.set_now(max(self.now, int(clock[Clock.NOW])))
+
+
+class Target:
+    """A part of a table, and the source of its rows.
+
+    Args:
+        part: which ids and columns of which table.
+        source: of the table.
+        optimizer_state, scores: whether they are loaded.
+
+    Attributes:
+        part: as given.
+        fresh: what begins anew.
+        left_out: what the source has and the table does not keep.
+        ids: int64 [n], those of the part, of the CPU, after :meth:`read`.
+        clocks: that scores need, after :meth:`read`.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+
+    def __init__(
+        self, part: TablePart, source: Source, *, optimizer_state: bool, scores: bool
+    ) -> None:
+        self.part, self._source = part, source
+        self._where = f"migrate.load: table {part.name!r}"
+        if part.packed:
+            raise ValueError(
+                f"{self._where} has rows of 8 bits, which nothing is converted to: give it rows of "
+                "floats"
+            )
+        dim = source.embedding_dim
+        if dim is not None and dim != part.embedding_dim:
+            raise ValueError(
+                f"{self._where} has {part.embedding_dim} columns, but rows of {source.name} have "
+                f"{dim}: give the table embedding_dim={dim}"
+            )
+        fresh: list[str] = []
+        left_out: list[str] = []
+        self._state = self._state_of(optimizer_state, fresh, left_out)
+        words = content.score_names(part.group.tables, part.table)
+        self._scores = tuple(word for word in words if scores and word in source.scores)
+        fresh += [f"score {word}" for word in words if word not in self._scores]
+        left_out += [f"score {word}" for word in source.scores if word not in words]
+        self.fresh, self.left_out = tuple(fresh), tuple(left_out)
+        self.ids = torch.empty(0, dtype=torch.int64)
+        self.clocks = Clocks(0, 0)
+        self._waiting: CountedIds | None = None
+        self._touched = False
+
+    def _state_of(self, wanted: bool, fresh: list[str], left_out: list[str]) -> tuple[str, ...]:
+        """Names of the optimizer state that is loaded: all of it, or none."""
+        part, source = self.part, self._source
+        own = {tensor.name: tensor for tensor in part.optimizer.state} if part.optimizer else {}
+        if part.trained == "never":
+            left_out += [f"state {name}" for name in source.state]
+            return ()
+        if not wanted or not source.state:
+            fresh += ["optimizer state"] if own else []
+            left_out += [f"state {name}" for name in source.state]
+            return ()
+        name = "no optimizer yet" if part.optimizer is None else part.optimizer.name
+        if own.keys() != set(source.state):
+            raise ValueError(
+                f"{self._where} has {name} with state {sorted(own)}, but {source.name} has "
+                f"{sorted(source.state)}: give the table the optimizer with which it was written, "
+                "or optimizer_state=False for rows alone"
+            )
+        packed = [tensor.name for tensor in own.values() if tensor.dtype == torch.uint8]
+        if packed:
+            raise ValueError(
+                f"{self._where} has state {packed[0]!r} of 8 bits, which nothing is converted to: "
+                "give optimizer_state=False, or state_dtype=torch.bfloat16"
+            )
+        if source.optimizer_steps is None:
+            fresh.append("optimizer steps")
+        return tuple(own)
+
+    def check_empty(self, replace: bool) -> None:
+        """Raises ValueError where there are ids that nobody has given up."""
+        size = self.part.group.size(self.part.table)
+        if size > 0 and not replace:
+            raise ValueError(
+                f"{self._where} has {size} ids already: give replace=True to have them removed, or "
+                "a new table"
+            )
+
+    # -- checking --------------------------------------------------------------------------------
+
+    def read(self, size: int, *, finite: bool) -> None:
+        """Reads everything once, and keeps the ids.
+
+        Args:
+            size: rows of a batch.
+            finite: refuse NaN and infinity.
+
+        Raises:
+            TypeError, ValueError: something is wrong.
+        """
+        found, step, newest = [self.ids], self._source.step or 0, 0
+        for batch in self._source.batches(size):
+            good = checked(self._source, batch, self.part.embedding_dim, finite=finite)
+            self._check_state(good)
+            self._check_scores(good)
+            for word, values in good.scores.items():
+                if word in self._scores and values.numel() > 0:
+                    step = max(step, int(values.max())) if word == "step" else step
+                    newest = max(newest, int(values.max())) if word == "timestamp" else newest
+            found.append(good.ids[self.part.ids.owned(good.ids)].clone())
+        self.ids = torch.cat(found)
+        del found
+        ordered = self.ids.sort().values
+        twice = (ordered[1:] == ordered[:-1]).nonzero()
+        if twice.numel() > 0:
+            raise ValueError(
+                f"{self._source.name} has id {int(ordered[twice[0, 0]])} more than once, and "
+                f"{twice.numel()} ids too many: keep one row of each id"
+            )
+        content.check_ids(self.part.group.tables, self.part.table, self.ids)
+        now = self._source.now or newest
+        if now == 0 and self.part.group.config.keeps_time:
+            now = int(self.part.group.index.clock[Clock.NOW]) or int(time.time())
+        self.clocks = Clocks(step, max(now, newest))
+        self._waiting = self._waiting_ids()
+
+    def _check_state(self, batch: SourceRows) -> None:
+        optimizer = self.part.optimizer
+        for tensor in optimizer.state if optimizer is not None else ():
+            if tensor.name not in self._state:
+                continue
+            values = batch.state[tensor.name]
+            columns = tensor.columns(self.part.embedding_dim)
+            if values.shape[1] != columns:
+                raise ValueError(
+                    f"{batch.where}: state {tensor.name!r} has {values.shape[1]} values of a row, "
+                    f"but {type(optimizer).__name__} of {self._where} keeps {columns}: give "
+                    "the table the optimizer with which it was written, or optimizer_state=False"
+                )
+            if tensor.dtype == torch.int32:
+                check_counts(f"{batch.where}: state {tensor.name!r}", values)
+
+    def _check_scores(self, batch: SourceRows) -> None:
+        for word in self._scores:
+            values = batch.scores[word]
+            check_score(batch.where, word, values, self._source.step or 0)
+            if values.numel() > 0 and word != "custom" and int(values.max()) > MAX_COUNT:
+                raise ValueError(
+                    f"{batch.where} has {word} {int(values.max())} of an id, expected at most "
+                    f"{MAX_COUNT}: repair it, or give scores=False"
+                )
+
+    def _waiting_ids(self) -> CountedIds | None:
+        """The ids of the part that wait for admission."""
+        counted, rule = self._source.waiting(), self.part.config.policy.admission
+        if counted is None or not isinstance(rule, AdmitFrequent):
+            if isinstance(rule, AdmitFrequent | AdmitFrequentSketch):
+                self.fresh += ("counts of admission",)
+            if counted is not None:
+                self.left_out += ("counts of admission",)
+            return None
+        check_waiting(self._source.name, counted.ids, counted.counts)
+        own = self.part.ids.owned(counted.ids)
+        own &= ~torch.isin(counted.ids, self.ids)  # who has a row waits no longer
+        return CountedIds(counted.ids[own], counted.counts[own])
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def write(self, size: int) -> None:
+        """Replaces what the part holds.
+
+        Args:
+            size: rows of a batch.
+
+        Raises:
+            RuntimeError: memory is short, or the source has changed since :meth:`read`.
+        """
+        tables, table = self.part.group.tables, self.part.table
+        device = tables.device
+        waiting = self._waiting
+        if waiting is not None:
+            waiting = CountedIds(waiting.ids.to(device), waiting.counts.to(device))
+        self._touched = True
+        with held_back():
+            content.replace_ids(tables, table, self.ids.to(device), waiting)
+        begin = 0
+        for block in self._blocks(size):
+            end = begin + block.ids.numel()
+            if not torch.equal(block.ids, self.ids[begin:end]):
+                break
+            with held_back():
+                content.write_rows(tables, table, _moved(block, device), self._scores)
+            begin = end
+        if begin != self.ids.numel():
+            raise RuntimeError(f"{self._source.name} has changed while it was read: load it again")
+        content.set_optimizer_steps(tables, table, self._optimizer_steps())
+
+    def _optimizer_steps(self) -> int:
+        """They go on with the state, or where there is none."""
+        optimizer = self.part.optimizer
+        begins_anew = optimizer is None or (optimizer.state and not self._state)
+        return 0 if begins_anew else self._source.optimizer_steps or 0
+
+    def _blocks(self, size: int) -> Iterator[RowBlock]:
+        """Rows of the part's ids, and its columns."""
+        columns = slice(self.part.columns.start, self.part.columns.stop)
+        for read in self._source.batches(size):
+            batch = checked(self._source, read, self.part.embedding_dim, finite=False)
+            own = self.part.ids.owned(batch.ids)
+            state = {}
+            for name in self._state:
+                values = batch.state[name][own]
+                state[name] = values[:, columns] if values.shape[1] > 1 else values
+            scores = [batch.scores[word][own] for word in self._scores]
+            yield RowBlock(
+                batch.ids[own],
+                0,
+                batch.rows[own][:, columns],
+                state,
+                torch.stack(scores, 1) if scores else None,
+            )
+
+    def clear(self) -> None:
+        """After a failure: no ids, rather than some."""
+        if self._touched:
+            with held_back():
+                content.clear(self.part.group.tables, self.part.table)
+
+    def end(self) -> None:
+        """What the host knows of the table follows what the tensors hold."""
+        tables = self.part.group.tables
+        content.begin_step(tables)
+        recount(tables)
+
+
+def _moved(block: RowBlock, device: torch.device) -> RowBlock:
+    def there(values: Tensor) -> Tensor:
+        return values.to(device).contiguous()
+
+    state = {name: there(values) for name, values in block.state.items()}
+    scores = None if block.scores is None else there(block.scores)
+    return RowBlock(there(block.ids), 0, there(block.rows), state, scores)
+
+
+__all__ = ["Clocks", "Target"]

@@ -1,0 +1,157 @@
+"""Rows that are tensors already, such as those of an ``nn.Embedding`` with the ids of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_dynemb.argument_checks import described, flat_int64, float_rows, tensor
+from torch_dynemb.migrate.source import Source, SourceRows
+
+_CPU = torch.device("cpu")
+
+
+class TensorSource(Source):
+    """Rows that are in memory; :func:`read_tensors` makes it."""
+
+    def __init__(
+        self,
+        name: str,
+        ids: Tensor,
+        rows: Tensor,
+        state: Mapping[str, Tensor],
+        scores: Mapping[str, Tensor],
+        **told: Any,
+    ) -> None:
+        super().__init__(name, rows.shape[1], state=tuple(state), scores=tuple(scores), **told)
+        self._ids, self._rows = ids, rows
+        self._state, self._scores = state, scores
+
+    def batches(self, size: int) -> Iterator[SourceRows]:
+        for begin in range(0, self._ids.numel(), size):
+            some = slice(begin, begin + size)
+            yield SourceRows(
+                self._ids[some],
+                self._rows[some].cpu(),
+                {name: values[some].cpu() for name, values in self._state.items()},
+                {name: values[some].cpu() for name, values in self._scores.items()},
+                self.name,
+                begin,
+            )
+
+
+def read_tensors(
+    ids: Tensor,
+    rows: Tensor,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    scores: Mapping[str, Tensor] | None = None,
+    optimizer_steps: int | None = None,
+    name: str = "read_tensors",
+) -> TensorSource:
+    """Rows that are in memory, as a source for :func:`load`.
+
+    Args:
+        ids: int64 [n], every id once.
+        rows: float [n, dim].
+        state: optimizer state by the name that the table's optimizer gives it: [n, dim] each, or
+            [n] where a row has one value, such as ``{"sum": accumulators}`` of Adagrad.
+        scores: int64 [n] each, by name: ``step``, ``timestamp`` (seconds), ``frequency``,
+            ``custom`` or ``expiry`` (seconds).
+        optimizer_steps: updates that the optimizer had made, which Adam's bias correction counts.
+        name: what errors call it.
+
+    Returns:
+        The source; the tensors are not copied.
+
+    Raises:
+        TypeError: an argument is no tensor, or of another dtype.
+        ValueError: lengths differ.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> from torch_dynemb import migrate
+        >>> users = td.DynamicEmbedding(2, optimizer=td.RowWiseAdagrad(lr=0.1))
+        >>> source = migrate.read_tensors(
+        ...     torch.tensor([5, 6]), torch.ones(2, 2), state={"sum": torch.ones(2)}
+        ... )
+        >>> migrate.load(users, source)["embedding"].fresh
+        ('optimizer steps',)
+    """
+    flat = flat_int64(f"{name}: ids", tensor(f"{name}: ids", ids).cpu(), _CPU)
+    floats = float_rows(f"{name}: rows", tensor(f"{name}: rows", rows).detach().cpu(), _CPU)
+    if floats.dim() != 2 or floats.shape[0] != flat.numel():
+        raise ValueError(
+            f"{name}: rows has shape {tuple(floats.shape)}, expected ({flat.numel()}, dim): a row "
+            "for each of ids"
+        )
+    beside: dict[str, dict[str, Tensor]] = {"state": {}, "scores": {}}
+    for what, given in (("state", state), ("scores", scores)):
+        for key, values in (given or {}).items():
+            of = tensor(f"{name}: {what}[{key!r}]", values).detach()
+            if of.dim() == 0 or of.shape[0] != flat.numel():
+                raise ValueError(
+                    f"{name}: {what}[{key!r}] has shape {tuple(of.shape)}, expected "
+                    f"{flat.numel()} rows, as many as there are ids"
+                )
+            beside[what][key] = of
+    return TensorSource(
+        name, flat, floats, beside["state"], beside["scores"], optimizer_steps=optimizer_steps
+    )
+
+
+def read_embedding(
+    embedding: nn.Embedding | nn.EmbeddingBag | Tensor,
+    ids: Tensor,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    optimizer_steps: int | None = None,
+) -> Source:
+    """The rows of a static table whose vocabulary is known, as a source for :func:`load`.
+
+    ``ids[r]`` is the id of row r of the table, so that a model with ids in place of row numbers
+    reads what it has read before. Where there was no vocabulary because ids were hashed into rows,
+    ``ids`` are those that are known to occur, and ``embedding`` is
+    ``table.weight[hashed(ids)]``: every id gets a row of its own that begins with the row that it
+    has shared.
+
+    Args:
+        embedding: the table, or its weight, float [n, dim].
+        ids: int64 [n], every id once. Negative ones are ids like others; rows that nobody looks up,
+            such as padding, are to be left out of both.
+        state: as in :func:`read_tensors`.
+        optimizer_steps: as in :func:`read_tensors`.
+
+    Returns:
+        The source; tensors are not copied.
+
+    Raises:
+        TypeError: an argument is no tensor, or of another dtype.
+        ValueError: lengths differ.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> from torch_dynemb import migrate
+        >>> static, vocabulary = torch.nn.Embedding(3, 4), torch.tensor([70, 80, 90])
+        >>> items = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+        >>> report = migrate.load(items, migrate.read_embedding(static, vocabulary))
+        >>> torch.equal(items(torch.tensor([90])), static(torch.tensor([2])))
+        True
+    """
+    weight = (
+        embedding.weight if isinstance(embedding, nn.Embedding | nn.EmbeddingBag) else embedding
+    )
+    if not isinstance(weight, Tensor):
+        raise TypeError(
+            f"read_embedding: embedding is {described(embedding)}, expected an nn.Embedding, an "
+            "nn.EmbeddingBag or a Tensor"
+        )
+    return read_tensors(
+        ids, weight, state=state, optimizer_steps=optimizer_steps, name="read_embedding"
+    )
+
+
+__all__ = ["TensorSource", "read_embedding", "read_tensors"]
