@@ -6,6 +6,7 @@
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
+from torch_dynemb.migrate.dynamicemb_calls import DynamicEmbDump, DynamicEmbLoad
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
@@ -27,8 +28,10 @@ from torch_dynemb.torchrec.dynamicemb.options import (
 
 __all__ = [
     "DynamicEmbCheckMode",
+    "DynamicEmbDump",
     "DynamicEmbInitializerArgs",
     "DynamicEmbInitializerMode",
+    "DynamicEmbLoad",
     "DynamicEmbParameterConstraints",
     "DynamicEmbScoreStrategy",
     "DynamicEmbTableOptions",

@@ -5,6 +5,7 @@ model: of one process or of many, whole or not at all. ``tutorials/migrate`` goe
 library that a program comes from.
 """
 
+from torch_dynemb.migrate.dynamicemb_dump import read_dynamicemb
 from torch_dynemb.migrate.load import MigratedTable, load
 from torch_dynemb.migrate.npz import read_npz
 from torch_dynemb.migrate.parquet import read_parquet
@@ -19,6 +20,7 @@ __all__ = [
     "Source",
     "SourceRows",
     "load",
+    "read_dynamicemb",
     "read_embedding",
     "read_npz",
     "read_parquet",

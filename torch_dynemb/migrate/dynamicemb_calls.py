@@ -1,0 +1,310 @@
+"""DynamicEmb's calls that dump and load the tables of a model."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+
+from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.checkpoint.manifest.places import checked_path
+from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, parts_of
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.migrate.dynamicemb_dump import DumpSource
+from torch_dynemb.migrate.dynamicemb_layout import COUNTER_ITEMS, ITEMS, files_of
+from torch_dynemb.migrate.dynamicemb_writing import (
+    DumpOptions,
+    check_dumpable,
+    dump_table,
+    dumped_scores,
+    unfinished,
+)
+from torch_dynemb.migrate.load import load
+from torch_dynemb.policy.admission import AdmitFrequent
+
+TableNames = Mapping[str, Sequence[str]]
+_ROOT = "model"  # what DynamicEmb calls the model itself
+
+
+@plain_torch()
+def DynamicEmbDump(  # noqa: N802
+    path: str | PathLike[str],
+    model: nn.Module,
+    table_names: TableNames | None = None,
+    optim: bool | None = False,
+    counter: bool | None = False,
+    pg: dist.ProcessGroup | None = None,
+    allow_overwrite: bool = False,
+) -> None:
+    """Dumps the dynamic tables of a model in the files of DynamicEmb; all ranks call it together.
+
+    The arguments are those of DynamicEmb's function, and its ``DynamicEmbLoad`` reads the files on
+    any number of GPUs. All ranks write into the files of one, on a file system that they share.
+    Rows and state become float32. Of several scores of a table the one that decides who is evicted
+    is dumped, but for times with frequencies, which are both. Files get their names when all of
+    them are whole. :func:`torch_dynemb.checkpoint.save` keeps more: everything.
+
+    Args:
+        path: the folder of the dump; it is made.
+        model: with dynamic tables; sharded ones too.
+        table_names: names of tables by path of the collection, such as ``{"model.sparse":
+            ["users"]}``, of those that are wanted; default: all.
+        optim: dump optimizer state, too.
+        counter: dump how often ids without a row have been seen, too.
+        pg: of the ranks that share the model; default: all.
+        allow_overwrite: the folder may have files, and a dump of the same tables is replaced.
+
+    Raises:
+        TypeError: ``model`` is no module, or a wrong argument.
+        FileExistsError: something is at ``path``.
+        ValueError: ``table_names`` has tables that the model has not got, or a table keeps what a
+            dump cannot have.
+        OSError: the disk is full, or fails; nothing has been replaced by then. All ranks raise.
+
+    Example:
+        >>> import tempfile, torch, torch_dynemb as td
+        >>> from torch_dynemb.compat.dynamicemb import DynamicEmbDump, DynamicEmbLoad
+        >>> users = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1))
+        >>> users(torch.arange(5)).sum().backward()
+        >>> users.optimizer.step()
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> DynamicEmbDump(folder.name + "/dump", users, optim=True)
+        >>> others = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1))
+        >>> DynamicEmbLoad(folder.name + "/dump", others, optim=True)
+        >>> torch.equal(others(torch.arange(5)), users(torch.arange(5)))
+        True
+        >>> folder.cleanup()
+    """
+    call, ranks = "DynamicEmbDump", ranks_of(pg)
+    options = DumpOptions(bool(optim), bool(counter))
+
+    def prepare() -> tuple[Path, list[TablePart]]:
+        parts = _parts_of(call, model)
+        target = checked_path(call, path)
+        flag(f"{call}: allow_overwrite", allow_overwrite)
+        if target.exists() and not target.is_dir():
+            raise FileExistsError(f"{call}: {target} is no folder: give another path")
+        if target.is_dir() and any(target.iterdir()) and not allow_overwrite:
+            raise FileExistsError(
+                f"{call}: {target} has files already: give another path, or allow_overwrite=True"
+            )
+        return target, parts
+
+    target, parts = ranks.run(prepare)
+    names = _wanted(ranks, call, parts, table_names)
+    if not names:
+        warnings.warn(f"{call}: the model has no dynamic tables", UserWarning, stacklevel=2)
+        return
+
+    def begin() -> None:
+        for part in parts:
+            if part.name in names:
+                check_dumpable(call, part, options)
+        end_steps(parts)
+        for name in names if ranks.rank == 0 else ():
+            _place(target, name)[0].mkdir(parents=True, exist_ok=True)
+
+    ranks.run(begin)
+    written: list[Path] = []
+    try:
+        for name in names:
+            folder, table = _place(target, name)
+            own = [part for part in parts if part.name == name]
+            written += dump_table(ranks, folder, table, own, options)
+        ranks.on_first(lambda: _rename(written, [_place(target, name) for name in names]))
+    except BaseException:
+        if ranks.rank == 0:
+            for folder in {_place(target, name)[0] for name in names}:
+                for left in folder.glob("*.tmp") if folder.is_dir() else ():
+                    left.unlink(missing_ok=True)
+        raise
+
+
+@plain_torch()
+def DynamicEmbLoad(  # noqa: N802
+    path: str | PathLike[str],
+    model: nn.Module,
+    table_names: TableNames | None = None,
+    optim: bool = False,
+    counter: bool = False,
+    pg: dist.ProcessGroup | None = None,
+) -> None:
+    """Loads tables that DynamicEmb has dumped, or :func:`DynamicEmbDump`; all ranks call it.
+
+    The arguments are those of DynamicEmb's function. What tables hold is replaced, whole or not at
+    all; see :func:`torch_dynemb.migrate.load`. Learning rates and other hyper-parameters stay the
+    model's. The number of ranks, and which of them has an id, may be others than when it was
+    dumped.
+
+    Args:
+        path: of the dump.
+        model: with dynamic tables; sharded ones too.
+        table_names: names of tables by path of the collection, as in :func:`DynamicEmbDump`, of
+            those that are loaded; default: all that the model has.
+        optim: load optimizer state, too.
+        counter: load how often ids without a row have been seen, too, into tables that count them.
+        pg: of the ranks that share the model; default: all.
+
+    Raises:
+        TypeError: ``model`` is no module, or a wrong argument.
+        FileNotFoundError: there is no dump of a table, or no state or counts that were asked for.
+        ValueError: files are damaged or missing, or do not fit a table: other columns, another
+            optimizer, other scores. Nothing has been changed then.
+        RuntimeError: see :func:`torch_dynemb.migrate.load`. All ranks raise.
+
+    Example:
+        See :func:`DynamicEmbDump`.
+    """
+    call, ranks = "DynamicEmbLoad", ranks_of(pg)
+
+    def prepare() -> tuple[Path, list[TablePart]]:
+        target = checked_path(call, path)
+        flag(f"{call}: optim", optim)
+        flag(f"{call}: counter", counter)
+        if not target.is_dir():
+            raise FileNotFoundError(f"{call}: path {os.fspath(path)!r} is no folder")
+        return target, _parts_of(call, model)
+
+    target, parts = ranks.run(prepare)
+    names = _wanted(ranks, call, parts, table_names)
+    if not names:
+        warnings.warn(f"{call}: the model has no dynamic tables", UserWarning, stacklevel=2)
+        return
+    now = max(ranks.gather(int(time.time())))
+    told = ranks.gather([_Kept.of(part) for part in parts])
+    kept = {of.name: of for of_rank in told for of in of_rank}
+    sources = ranks.run(
+        lambda: {
+            name: _source(target, kept[name], optim=optim, counter=counter, now=now)
+            for name in names
+        }
+    )
+    load(model, sources, replace=True, optimizer_state=optim, process_group=pg)
+
+
+class _Kept(NamedTuple):
+    """What a table keeps, which all ranks need to know.
+
+    Attributes:
+        name: of the table.
+        scores: that a dump of it would have.
+        state: names of its optimizer's state.
+        counts: whether it counts ids one by one.
+    """
+
+    name: str
+    scores: tuple[str, ...]
+    state: tuple[str, ...]
+    counts: bool
+
+    @staticmethod
+    def of(part: TablePart) -> _Kept:
+        tensors = part.optimizer.state if part.optimizer is not None else ()
+        counts = isinstance(part.config.policy.admission, AdmitFrequent)
+        return _Kept(part.name, dumped_scores(part), tuple(of.name for of in tensors), counts)
+
+
+def _source(path: Path, kept: _Kept, *, optim: bool, counter: bool, now: int) -> DumpSource:
+    """The source of a table.
+
+    Raises:
+        FileNotFoundError, ValueError: see :func:`DynamicEmbLoad`.
+    """
+    name = kept.name
+    folder, table = _place(path, name)
+
+    def read(scores: tuple[str, ...] | None) -> DumpSource:
+        return DumpSource(folder, table, scores=scores, now=now, counter=counter and kept.counts)
+
+    source = read(kept.scores if len(kept.scores) > 1 else None)
+    # what scores are called is not always said, and then the table says it
+    alike = {source.scores, kept.scores} == {("step",), ("custom",)}
+    if alike or (not source.scores and kept.scores and source.words == len(kept.scores)):
+        source = read(kept.scores)
+    where = f"DynamicEmbLoad: table {name!r}"
+    strategy = source.options.get("evict_strategy")
+    if source.scores and kept.scores and not set(source.scores) & set(kept.scores):
+        raise ValueError(
+            f"{where} keeps the score {kept.scores[0]!r}, but it was dumped with evict_strategy "
+            f"{strategy!r}, scores {source.scores}: give it the score_strategy with which it was "
+            "dumped"
+        )
+    if optim and kept.state and source.embedding_dim is not None:
+        if not source.state:
+            raise FileNotFoundError(
+                f"{where}: {folder} has no files {table}_emb_opt_values.rank_*: give optim=False"
+            )
+        if set(source.state) != set(kept.state):
+            raise ValueError(
+                f"{where} has an optimizer with state {list(kept.state)}, but it was dumped with "
+                f"{source.options.get('opt_type')!r}, state {list(source.state)}: give it this "
+                "optimizer, or optim=False for rows alone"
+            )
+    return source
+
+
+def _parts_of(call: str, model: object) -> list[TablePart]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{call}: model is {described(model)}, expected a torch.nn.Module")
+    parts = parts_of(model)
+    for part in parts:
+        part.group.tables.check_own()
+    return parts
+
+
+def _place(path: Path, name: str) -> tuple[Path, str]:
+    """The folder of a table's collection, and its name there."""
+    module, _, table = name.rpartition(".")
+    return path / (f"{_ROOT}.{module}" if module else _ROOT), table
+
+
+def _wanted(
+    ranks: Ranks, call: str, parts: Sequence[TablePart], table_names: TableNames | None
+) -> list[str]:
+    """Names of the tables that are meant, on all ranks."""
+    told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+    places = [place for of_rank in told for place in of_rank]
+    if ranks.size > 1:
+        check_whole(places)
+    known = sorted({place.name for place in places})
+    if table_names is None:
+        return known
+    if not isinstance(table_names, Mapping):
+        raise TypeError(
+            f"{call}: table_names is {described(table_names)}, expected a dict with lists of names "
+            "of tables by path of the collection"
+        )
+    by_place = {_place(Path(), name): name for name in known}
+    wanted = []
+    for collection, tables in table_names.items():
+        for table in tables:
+            place = Path(collection), table
+            if place not in by_place:
+                have = sorted(f"{folder}: {name}" for folder, name in by_place)
+                raise ValueError(
+                    f"{call}: table_names has {table!r} of {collection!r}, but the model has {have}"
+                )
+            wanted.append(by_place[place])
+    return wanted
+
+
+def _rename(written: Sequence[Path], places: Sequence[tuple[Path, str]]) -> None:
+    """Gives files their names, and removes those of a dump that was there before."""
+    for folder, table in places:
+        for item in (*ITEMS, *COUNTER_ITEMS):
+            for old in files_of(folder, table, item).values():
+                old.unlink()
+    for path in written:
+        unfinished(path).replace(path)
+
+
+__all__ = ["DynamicEmbDump", "DynamicEmbLoad"]

@@ -1,0 +1,137 @@
+"""Dumps of NVIDIA's DynamicEmb: which files there are, and what they say.
+
+``DynamicEmbDump`` writes, into a folder for each collection of the model, files without headers:
+``TABLE_emb_keys.rank_R.world_size_W`` (int64 [n]), ``TABLE_emb_values...`` (float32 [n, dim]),
+``TABLE_emb_scores...`` (int64 [n, scores]), ``TABLE_emb_opt_values...`` (float32 [n, columns];
+dumps of 2025 call it ``TABLE_opt_values...``), ``TABLE_counter_keys...`` and
+``TABLE_counter_frequencies...`` (int64 [n]), and beside them ``TABLE_opt_args.json``. See
+``dump_load.py``, ``key_value_table.py`` and ``optimizer.py`` in corelib/dynamicemb of
+github.com/NVIDIA/recsys-examples.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SECOND = 10**9  # DynamicEmb's times are those of a GPU's clock, in nanoseconds
+# what a dump of a table may have; state has had two names
+ITEMS = ("emb_keys", "emb_values", "emb_scores", "emb_opt_values", "opt_values")
+COUNTER_ITEMS = ("counter_keys", "counter_frequencies")
+_FILE = re.compile(r"\.rank_(\d+)\.world_size_(\d+)")
+
+
+class DumpedOptimizer(NamedTuple):
+    """What DynamicEmb keeps of an optimizer.
+
+    Attributes:
+        names: of the state here, in the order in which it lies there.
+        per_row: a row has one value of it.
+    """
+
+    names: tuple[str, ...]
+    per_row: bool = False
+
+    def columns(self, dim: int) -> int:
+        """Values of a row."""
+        return len(self.names) * (1 if self.per_row else dim)
+
+
+# opt_type -> state
+OPTIMIZERS = {
+    "sgd": DumpedOptimizer(()),
+    "exact_sgd": DumpedOptimizer(()),
+    "adam": DumpedOptimizer(("exp_avg", "exp_avg_sq")),
+    "exact_adagrad": DumpedOptimizer(("sum",)),
+    "exact_row_wise_adagrad": DumpedOptimizer(("sum",), per_row=True),
+}
+
+
+def table_file(folder: Path, table: str, item: str, rank: int = 0, ranks: int = 1) -> Path:
+    """The path of a file of a dump.
+
+    Args:
+        folder: of the collection.
+        table: its name.
+        item: such as ``emb_keys``.
+        rank, ranks: who has written it, and how many have written.
+    """
+    return folder / f"{table}_{item}.rank_{rank}.world_size_{ranks}"
+
+
+def options_file(folder: Path, table: str) -> Path:
+    """The path of the JSON of a table."""
+    return folder / f"{table}_opt_args.json"
+
+
+def read_options(path: Path) -> Mapping[str, Any]:
+    """What the JSON of a table says; nothing, where there is none: old dumps without state.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        options = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(options, dict):
+        raise ValueError(f"{path} is damaged: it holds no object")
+    return options
+
+
+def files_of(folder: Path, table: str, item: str) -> dict[tuple[int, int], Path]:
+    """The files of an item of a table by rank and number of ranks.
+
+    Args:
+        folder: of the collection.
+        table: its name.
+        item: such as ``emb_keys``.
+    """
+    prefix = f"{table}_{item}"
+    found = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _FILE.fullmatch(path.name.removeprefix(prefix))
+        if match is not None and path.name.startswith(prefix):
+            found[int(match[1]), int(match[2])] = path
+    return found
+
+
+def files_of_all_ranks(folder: Path, table: str, item: str) -> list[Path] | None:
+    """The files of one dump, in the order of ranks; None: there are none.
+
+    Args:
+        folder, table, item: as in :func:`files_of`.
+
+    Raises:
+        ValueError: files are missing, or there are those of two dumps.
+    """
+    found = files_of(folder, table, item)
+    if not found:
+        return None
+    ranks = next(iter(found))[1]
+    if sorted(found) != [(rank, ranks) for rank in range(ranks)]:
+        have = ", ".join(f"rank {rank} of {of}" for rank, of in sorted(found))
+        raise ValueError(
+            f"{folder} has files {table}_{item} of {have}, expected all ranks of one dump: files "
+            "are missing, or two dumps lie there"
+        )
+    return [found[rank, ranks] for rank in range(ranks)]
+
+
+__all__ = [
+    "COUNTER_ITEMS",
+    "ITEMS",
+    "OPTIMIZERS",
+    "SECOND",
+    "DumpedOptimizer",
+    "files_of",
+    "files_of_all_ranks",
+    "options_file",
+    "read_options",
+    "table_file",
+]

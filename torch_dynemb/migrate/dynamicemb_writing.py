@@ -1,0 +1,391 @@
+"""Writes tables as NVIDIA's DynamicEmb dumps them; ``dynamicemb_layout.py`` says how.
+
+All ranks write into the files of one: its loader keeps of each file what a rank owns, so that one
+file can be read by any number of ranks, also with negative ids, which files by rank would lose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.migrate.dynamicemb_layout import OPTIMIZERS, SECOND, options_file, table_file
+from torch_dynemb.ops.columns import Clock, Hyper
+from torch_dynemb.optim import SGD, Adagrad, Adam, RowWiseAdagrad
+from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.policy.admission import AdmitFrequent
+from torch_dynemb.table import content, row_access
+from torch_dynemb.table.tables import exported
+
+_ROWS = 1 << 16  # that are written at a time
+_UNFINISHED = ".tmp"
+_KINDS = {SGD: "sgd", Adam: "adam", Adagrad: "exact_adagrad"}
+_KINDS |= {RowWiseAdagrad: "exact_row_wise_adagrad"}
+_STRATEGIES = {"timestamp": "KLru", "frequency": "KLfu", "step": "KCustomized"}
+_STRATEGIES |= {"custom": "KCustomized"}
+
+
+class DumpOptions(NamedTuple):
+    """What a dump has beside rows and scores.
+
+    Attributes:
+        optim: optimizer state.
+        counter: ids that wait for admission.
+    """
+
+    optim: bool
+    counter: bool
+
+
+class _Shape(NamedTuple):
+    """A part of a table, as other ranks are told of it.
+
+    Attributes:
+        slots: where its slots of ids begin.
+        first_column, columns: its columns.
+        ids, counted: how many it has.
+        sum: of its ids in their order.
+        clock: of its group.
+        steps: of its optimizer.
+    """
+
+    slots: int
+    first_column: int
+    columns: int
+    ids: int
+    counted: int
+    sum: int
+    clock: int
+    steps: int
+
+
+class _Entries(NamedTuple):
+    """What the index of a part says: int64 [n] each, ids ascending; scores [n, words]."""
+
+    ids: Tensor
+    handles: Tensor
+    scores: Tensor
+
+
+def dump_kind(optimizer: OptimizerConfig | None) -> str | None:
+    """DynamicEmb's name of an optimizer; None: it has none like it, or other state.
+
+    Args:
+        optimizer: of a table.
+    """
+    kind = None if optimizer is None else _KINDS.get(type(optimizer))
+    if optimizer is None or kind is None:
+        return None
+    same = tuple(tensor.name for tensor in optimizer.state) == OPTIMIZERS[kind].names
+    floats = all(tensor.dtype.is_floating_point for tensor in optimizer.state)
+    return kind if same and floats else None
+
+
+def dumped_scores(part: TablePart) -> tuple[str, ...]:
+    """The scores that a dump has of a table, in their order.
+
+    Two of them are DynamicEmb's compound of TIMESTAMP and LFU; of others only the one that decides
+    who is evicted.
+    """
+    kept = tuple(word for word in part.config.policy.scores if word != "none")
+    return ("timestamp", "frequency") if set(kept) == {"timestamp", "frequency"} else kept[:1]
+
+
+def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
+    """Raises ValueError where a dump cannot have what is asked for.
+
+    Args:
+        call: what errors begin with.
+        part: of a table.
+        options: of the dump.
+    """
+    where = f"{call}: table {part.name!r}"
+    if part.packed:
+        raise ValueError(f"{where} has rows of 8 bits, which a dump cannot have")
+    if options.optim and part.trained == "now" and dump_kind(part.optimizer) is None:
+        raise ValueError(
+            f"{where} is trained by {part.optimizer}, but DynamicEmb has only "
+            "SGD, Adam, Adagrad and RowWiseAdagrad with state of floats: give optim=False"
+        )
+    by_row = part.optimizer is not None and any(of.per_row for of in part.optimizer.state)
+    if options.optim and by_row and len(part.columns) < part.embedding_dim:
+        raise ValueError(
+            f"{where} is sharded by columns and keeps state by row, of which each shard has its "
+            "own: shard it by rows, or give optim=False"
+        )
+    rule = part.config.policy.admission
+    if options.counter and rule is not None and not isinstance(rule, AdmitFrequent):
+        raise ValueError(
+            f"{where} has admission={rule!r}, which does not count ids one by one: give "
+            "counter=False"
+        )
+
+
+def dump_table(
+    ranks: Ranks, folder: Path, table: str, parts: Sequence[TablePart], options: DumpOptions
+) -> list[Path]:
+    """Writes a table under names that are not yet those of a dump; all ranks call it together.
+
+    Args:
+        ranks: that have the table.
+        folder: of the collection; it is there.
+        table: its name in the collection.
+        parts: those of this rank.
+        options: of the dump.
+
+    Returns:
+        The paths that the files are to have.
+
+    Raises:
+        ValueError: parts of the table have other ids than those with other columns.
+        OSError: the disk is full, or fails.
+    """
+    entries = ranks.run(lambda: [_entries_of(part) for part in parts])
+    counts = [
+        content.read_counts(part.group.tables, part.table) if options.counter else None
+        for part in parts
+    ]
+    shapes = [
+        _Shape(
+            part.ids.begin,
+            part.first_column,
+            len(part.columns),
+            of.ids.numel(),
+            0 if counted is None else counted.ids.numel(),
+            ops.crc32c(of.ids.cpu()),
+            int(part.group.index.clock[Clock.STEP]),
+            content.optimizer_steps(part.group.tables, part.table),
+        )
+        for part, of, counted in zip(parts, entries, counts, strict=True)
+    ]
+    told = [shape for of_rank in ranks.gather(shapes) for shape in of_rank]
+    firsts = sorted({shape.slots: shape for shape in told if shape.first_column == 0}.values())
+    for shape in told:
+        same = next(first for first in firsts if first.slots == shape.slots)
+        if (shape.ids, shape.sum) != (same.ids, same.sum):
+            raise ValueError(
+                f"DynamicEmbDump: column shards of table {table!r} have other ids, because they "
+                "have evicted others: shard a table that evicts by rows"
+            )
+    described = ranks.gather([_Described.of(part, options) for part in parts])
+    of_table = next(of for of_rank in described for of in of_rank)
+    total, waiting = sum(of.ids for of in firsts), sum(of.counted for of in firsts)
+    files = _files_of(folder, table, of_table, options, total, waiting)
+
+    def create() -> None:
+        for file in files.values():
+            file.create()
+
+    ranks.on_first(create)
+
+    def write() -> None:
+        for part, of, counted, shape in zip(parts, entries, counts, shapes, strict=True):
+            begin = sum(first.ids for first in firsts if first.slots < shape.slots)
+            _write_part(files, part, of, begin)
+            if counted is not None and shape.first_column == 0:
+                begin = sum(first.counted for first in firsts if first.slots < shape.slots)
+                files["counter_keys"].write(begin, 0, counted.ids[:, None])
+                files["counter_frequencies"].write(begin, 0, counted.counts[:, None])
+
+    ranks.run(write)
+
+    def end() -> None:
+        for file in files.values():
+            file.sync()
+        text = {**of_table.options, "dist_type": "roundrobin"}
+        if "iters" in text:
+            text["iters"] = max(shape.steps for shape in told)
+        if of_table.scores == ("step",):
+            text["step_score"] = max(shape.clock for shape in told)
+        path = options_file(folder, table)
+        unfinished(path).write_text(json.dumps(text, indent=4))
+
+    ranks.on_first(end)
+    return [*(file.path for file in files.values()), options_file(folder, table)]
+
+
+def unfinished(path: Path) -> Path:
+    """The name of a file while it is written."""
+    return path.with_name(path.name + _UNFINISHED)
+
+
+class _Described(NamedTuple):
+    """What all parts of a table say alike.
+
+    Attributes:
+        dim: columns of the whole table.
+        state: names of the state that is dumped.
+        per_row: a row has one value of it.
+        scores: that are dumped.
+        options: what the JSON has, but for counts.
+        counts: whether ids that wait are counted.
+    """
+
+    dim: int
+    state: tuple[str, ...]
+    per_row: bool
+    scores: tuple[str, ...]
+    options: dict[str, Any]
+    counts: bool
+
+    @staticmethod
+    def of(part: TablePart, options: DumpOptions) -> _Described:
+        kind, scores = dump_kind(part.optimizer), dumped_scores(part)
+        dumped = OPTIMIZERS[kind] if options.optim and kind is not None else OPTIMIZERS["sgd"]
+        text: dict[str, Any] = {}
+        if kind is not None:
+            hyper = part.group.rows.hyper[part.table]
+            text = {"opt_type": kind, "lr": float(hyper[Hyper.LR])}
+            if kind == "adam":
+                text |= {"iters": 0, "beta1": float(hyper[Hyper.BETA1])}
+                text |= {"beta2": float(hyper[Hyper.BETA2]), "eps": float(hyper[Hyper.EPS])}
+                text["weight_decay"] = float(hyper[Hyper.WEIGHT_DECAY])
+            elif kind != "sgd":
+                text["eps"] = float(hyper[Hyper.EPS])
+                text["initial_accumulator_value"] = float(hyper[Hyper.INITIAL_STATE])
+        if len(scores) == 1:
+            text["evict_strategy"] = f"EvictStrategy.{_STRATEGIES[scores[0]]}"
+        counts = options.counter and isinstance(part.config.policy.admission, AdmitFrequent)
+        return _Described(part.embedding_dim, dumped.names, dumped.per_row, scores, text, counts)
+
+
+class _File:
+    """An array without a header, into which ranks write their rows and columns.
+
+    Args:
+        path: that it is to have.
+        rows, columns: of the array.
+        dtype: of its elements.
+    """
+
+    def __init__(self, path: Path, rows: int, columns: int, dtype: torch.dtype) -> None:
+        self.path, self._dtype = path, dtype
+        self._shape = rows, columns
+        self._mapped: Tensor | None = None
+
+    def create(self) -> None:
+        """Makes the file with its whole size, so that a full disk says so now."""
+        with unfinished(self.path).open("wb") as file:
+            size = self._shape[0] * self._shape[1] * self._dtype.itemsize
+            if size > 0:
+                os.posix_fallocate(file.fileno(), 0, size)
+
+    def write(self, row: int, column: int, values: Tensor) -> None:
+        """Some rows and columns.
+
+        Args:
+            row, column: the first ones.
+            values: [n, k].
+        """
+        if values.numel() == 0:
+            return
+        if self._mapped is None:
+            count = self._shape[0] * self._shape[1]
+            name = str(unfinished(self.path))
+            self._mapped = torch.from_file(name, shared=True, size=count, dtype=self._dtype)
+        rows = slice(row, row + values.shape[0])
+        columns = slice(column, column + values.shape[1])
+        self._mapped.view(self._shape)[rows, columns] = values.to("cpu", self._dtype)
+
+    def sync(self) -> None:
+        """Waits until it is on the disk."""
+        with unfinished(self.path).open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _files_of(
+    folder: Path, table: str, of: _Described, options: DumpOptions, rows: int, waiting: int
+) -> dict[str, _File]:
+    """The files of a table by what they have."""
+    shapes = {"emb_keys": (rows, 1, torch.int64), "emb_values": (rows, of.dim, torch.float32)}
+    if of.scores:
+        shapes["emb_scores"] = rows, len(of.scores), torch.int64
+    if options.optim and of.state:
+        width = len(of.state) * (1 if of.per_row else of.dim)
+        shapes["emb_opt_values"] = rows, width, torch.float32
+    if of.counts:
+        shapes["counter_keys"] = shapes["counter_frequencies"] = waiting, 1, torch.int64
+    return {item: _File(table_file(folder, table, item), *shape) for item, shape in shapes.items()}
+
+
+def _entries_of(part: TablePart) -> _Entries:
+    """What the index of a part has, ids ascending."""
+    tables = part.group.tables
+    none = torch.empty(0, dtype=torch.int64, device=tables.device)
+    batches = list(exported(tables, part.table, 1 << 20))
+    ids = torch.cat([none, *(batch.ids for batch in batches)])
+    handles = torch.cat([none, *(batch.handles for batch in batches)])
+    order = ids.argsort()
+    kept = [tables.config.layout.score_words.index(word) for word in dumped_scores(part)]
+    scores = torch.cat([none.reshape(0, len(kept)), *(batch.scores[:, kept] for batch in batches)])
+    return _Entries(ids[order], handles[order], scores[order])
+
+
+def _blocks(of: _Entries) -> Iterator[tuple[int, _Entries]]:
+    for begin in range(0, of.ids.numel(), _ROWS):
+        some = slice(begin, begin + _ROWS)
+        yield begin, _Entries(of.ids[some], of.handles[some], of.scores[some])
+
+
+def _write_part(files: dict[str, _File], part: TablePart, of: _Entries, begin: int) -> None:
+    """Writes the rows of a part.
+
+    Args:
+        files: by what they have.
+        part: of the table.
+        of: what its index says.
+        begin: its first row in the files.
+    """
+    first = part.first_column
+    for within, some in _blocks(of):
+        row = begin + within
+        values = row_access.read_rows(part.group.tables, part.table, some.ids, some.handles)
+        files["emb_values"].write(row, first, values.weights)
+        if "emb_opt_values" in files:
+            for number, state in enumerate(values.state.values()):
+                flat = state[:, None] if state.dim() == 1 else state
+                files["emb_opt_values"].write(row, number * part.embedding_dim + first, flat)
+        if first > 0:
+            continue
+        files["emb_keys"].write(row, 0, some.ids[:, None])
+        if "emb_scores" in files:
+            files["emb_scores"].write(row, 0, _dumped(part, some.scores))
+
+
+def _dumped(part: TablePart, scores: Tensor) -> Tensor:
+    """Scores as DynamicEmb has them: times are ages, and beside frequencies times, in nanoseconds.
+
+    Args:
+        part: of the table.
+        scores: int64 [n, words].
+    """
+    names = dumped_scores(part)
+    if "timestamp" not in names:
+        return scores
+    result, word = scores.clone(), names.index("timestamp")
+    if len(names) == 1:
+        proposed = part.group.proposed_now
+        now = int(part.group.index.clock[Clock.NOW])
+        now = max(now, 0 if proposed is None else int(proposed))
+        result[:, word] = now - result[:, word]
+    result[:, word] = result[:, word].clamp(min=0) * SECOND
+    return result
+
+
+__all__ = [
+    "DumpOptions",
+    "check_dumpable",
+    "dump_kind",
+    "dump_table",
+    "dumped_scores",
+    "unfinished",
+]
