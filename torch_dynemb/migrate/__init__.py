@@ -10,8 +10,10 @@ from torch_dynemb.migrate.load import MigratedTable, load
 from torch_dynemb.migrate.npz import read_npz
 from torch_dynemb.migrate.parquet import read_parquet
 from torch_dynemb.migrate.raw_files import read_raw
+from torch_dynemb.migrate.recis_checkpoint import read_recis
 from torch_dynemb.migrate.source import Source, SourceRows
 from torch_dynemb.migrate.tensors import read_embedding, read_tensors
+from torch_dynemb.migrate.torchrec_collisions import read_torchrec_hash_zch, read_torchrec_mch
 from torch_dynemb.table.content import CountedIds
 
 __all__ = [
@@ -25,5 +27,8 @@ __all__ = [
     "read_npz",
     "read_parquet",
     "read_raw",
+    "read_recis",
     "read_tensors",
+    "read_torchrec_hash_zch",
+    "read_torchrec_mch",
 ]
