@@ -6,11 +6,12 @@ import sys
 from collections.abc import Sequence
 
 from torch_dynemb.checkpoint.tools.commands import run
+from torch_dynemb.plan.command import add_command as add_plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
-    return run(arguments)
+    return run(arguments, more=(add_plan,))
 
 
 if __name__ == "__main__":

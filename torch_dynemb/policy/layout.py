@@ -32,7 +32,7 @@ from torch_dynemb.policy.policy import SCORES, FeaturePolicy, Policy
 # Of a memory budget, a table's equal share divided by this is kept for it.
 RESERVED_SHARE = 16
 # The index grows by steps of a quarter.
-_INDEX_STEP = 1.25
+INDEX_STEP = 1.25
 _ON_FULL = {name.lower(): number for name, number in OnFull.__members__.items()}
 
 
@@ -226,7 +226,7 @@ def _share_budget(
     rows: list[dict[PolicyColumn, int]], row_bytes: Sequence[int], budget: int, words: int
 ) -> None:
     for row, bytes_of_row in zip(rows, row_bytes, strict=True):
-        id_bytes = int(bytes_of_row + _INDEX_STEP * index_bytes_per_id(words)) + 1
+        id_bytes = int(bytes_of_row + INDEX_STEP * index_bytes_per_id(words)) + 1
         row[PolicyColumn.BUDGET] = max(budget, 0)
         row[PolicyColumn.ID_BYTES] = id_bytes
         row[PolicyColumn.RESERVED_IDS] = max(budget, 0) // len(rows) // RESERVED_SHARE // id_bytes
@@ -238,4 +238,4 @@ def _share_budget(
         )
 
 
-__all__ = ["PolicyLayout", "layout_of", "score_words_of"]
+__all__ = ["INDEX_STEP", "PolicyLayout", "index_bytes_per_id", "layout_of", "score_words_of"]

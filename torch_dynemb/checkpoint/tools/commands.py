@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch_dynemb.checkpoint import inspect as inspection
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -19,7 +19,7 @@ from torch_dynemb.checkpoint.tools.reshard import reshard
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 _EXPECTED = (OSError, ValueError, TypeError, RuntimeError, ImportError)
 
-Command = Callable[[argparse.Namespace], None]
+Command = Callable[[argparse.Namespace], int | None]  # an exit status; None: it is done
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,34 +29,40 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_USAGE, f"error: {message} ({self.prog} --help says what there is)\n")
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(
+    arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[Any], None]] = ()
+) -> int:
     """Runs a command.
 
     Args:
         arguments: of the command line; default: those of this process.
+        more: functions that add further commands to what ``add_subparsers`` returned.
 
     Returns:
-        The exit status: 0, 1 where it has failed, 130 where it was interrupted.
+        The exit status: 0 or what the command says, 1 where it has failed, 130 where it was
+        interrupted.
 
     Raises:
         SystemExit: the arguments are wrong (2), or ask for help (0).
     """
-    chosen = _parser().parse_args(arguments)
+    chosen = _parser(more).parse_args(arguments)
     command: Command = chosen.run
     try:
-        command(chosen)
+        status = command(chosen)
     except _EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
-    return 0
+    return status or 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(more: Sequence[Callable[[Any], None]]) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m torch_dynemb", description="Commands for saved tables, on any CPU machine."
+        prog="python -m torch_dynemb",
+        description="Commands for tables: before they are there, and for saved ones on any CPU "
+        "machine.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = commands.add_parser(
@@ -75,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         "memory, and need neither the model nor its ranks.",
     )
     _add_checkpoint_commands(checkpoint)
+    for add_command in more:
+        add_command(commands)
     return parser
 
 

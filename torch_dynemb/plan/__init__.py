@@ -1,0 +1,6 @@
+"""How large tables will be, from a sample of their ids: ``python -m torch_dynemb plan --help``."""
+
+from torch_dynemb.plan.counting import IdCounter, IdCounts
+from torch_dynemb.plan.growth import DistinctIds, distinct_ids
+
+__all__ = ["DistinctIds", "IdCounter", "IdCounts", "distinct_ids"]

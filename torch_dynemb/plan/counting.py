@@ -1,0 +1,161 @@
+"""Counts the ids of a stream, in bounded memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import flat_int64, integer
+
+KEPT = 1 << 19  # ids of a column
+_CPU = torch.device("cpu")
+_ODD, _SHIFT = -7046029254386353131, 32  # of the hash by which ids are sampled
+
+
+class IdCounts(NamedTuple):
+    """Ids of a stream, or a sample of them.
+
+    Attributes:
+        ids: int64 [n], ascending.
+        counts: int64 [n], how often each occurs.
+        first: int64 [n], the line on which it was first seen, from 0 on.
+        weights: float64 [n], for how many ids of the stream each stands.
+        lookups: ids of the stream, every occurrence counted.
+        lines: of the stream.
+    """
+
+    ids: Tensor
+    counts: Tensor
+    first: Tensor
+    weights: Tensor
+    lookups: int
+    lines: int
+
+    @property
+    def sampled(self) -> bool:
+        """Whether some ids have been left out."""
+        return bool((self.weights != 1).any())
+
+    @property
+    def distinct(self) -> float:
+        """Distinct ids; an estimate where ids are a sample."""
+        return float(self.weights.sum())
+
+    def seen(self, times: int) -> float:
+        """How many ids have been seen exactly so often.
+
+        Args:
+            times: at least 1.
+        """
+        return float(self.weights[self.counts == times].sum())
+
+
+class IdCounter:
+    """Counts ids exactly up to a number of them, and those of a sample from there on.
+
+    The sample is that of Gibbons (2001): ids whose hash is below a bound, which is halved as often
+    as there are too many. Which ids are in it does not depend on how often they occur, and the
+    occurrences of those that are in it are all counted. The ids that were the most frequent
+    ones when the bound was first halved stay in any case, so that a few ids with a large
+    part of all lookups are counted exactly.
+
+    Args:
+        kept: ids, at least 64; 24 bytes each, and as much again while a batch is added.
+
+    Raises:
+        TypeError: ``kept`` is no int.
+        ValueError: it is less than 64.
+
+    Example:
+        >>> import torch
+        >>> counter = IdCounter()
+        >>> counter.add(torch.tensor([7, 8, 7]), torch.tensor([0, 1, 1]), lines=2)
+        >>> counter.counts().counts
+        tensor([2, 1])
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = integer("IdCounter: kept", kept, least=64)
+        self._counted = [torch.empty(0, dtype=torch.int64)] * 3  # ids, counts, first lines
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._waiting_ids = 0
+        self._certain = torch.empty(0, dtype=torch.int64)
+        self._halvings = 0
+        self._lookups = 0
+        self._lines = 0
+
+    def add(self, ids: Tensor, on_lines: Tensor, *, lines: int) -> None:
+        """Counts the ids of the next lines.
+
+        Args:
+            ids: int64 [n].
+            on_lines: int64 [n], the line of each, from 0 for the first of these lines.
+            lines: how many lines these are, at least 0.
+
+        Raises:
+            TypeError: ids or lines are of another type.
+            ValueError: ``lines`` is negative, or a tensor is on another device than the CPU.
+        """
+        ids = flat_int64("IdCounter.add: ids", ids, _CPU)
+        on_lines = flat_int64("IdCounter.add: on_lines", on_lines, _CPU) + self._lines
+        self._lines += integer("IdCounter.add: lines", lines, least=0)
+        self._lookups += ids.numel()
+        if self._halvings > 0:
+            taken = self._stays(ids)
+            ids, on_lines = ids[taken], on_lines[taken]
+        self._waiting.append((ids, on_lines))
+        self._waiting_ids += ids.numel()
+        if self._waiting_ids >= max(self._kept, self._counted[0].numel()):
+            self._merge()
+
+    def counts(self) -> IdCounts:
+        """What has been counted so far."""
+        self._merge()
+        ids, counts, first = self._counted
+        weights = torch.full(ids.shape, 2.0**self._halvings, dtype=torch.float64)
+        weights[self._is_certain(ids)] = 1.0
+        return IdCounts(ids, counts, first, weights, self._lookups, self._lines)
+
+    def _merge(self) -> None:
+        if not self._waiting:
+            return
+        new, on_lines = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting, self._waiting_ids = [], 0
+        ids, counts, first = self._counted
+        distinct, places = torch.cat([ids, new]).unique(return_inverse=True)
+        counts = torch.zeros_like(distinct).index_add_(
+            0, places, torch.cat([counts, torch.ones_like(new)])
+        )
+        first = torch.full_like(distinct, self._lines).scatter_reduce_(
+            0, places, torch.cat([first, on_lines]), "amin"
+        )
+        self._counted = [distinct, counts, first]
+        while self._counted[0].numel() > self._kept:
+            self._halve()
+
+    def _halve(self) -> None:
+        ids, counts, _ = self._counted
+        if self._halvings == 0:
+            self._certain = ids[counts.topk(self._kept // 8).indices].sort().values
+        self._halvings += 1
+        stays = self._stays(ids)
+        self._counted = [tensor[stays] for tensor in self._counted]
+
+    def _stays(self, ids: Tensor) -> Tensor:
+        """Which ids are in the sample, bool [n]."""
+        mixed = (ids ^ (ids >> _SHIFT)) * _ODD
+        mixed = (mixed ^ (mixed >> _SHIFT)) * _ODD
+        hashes = (mixed ^ (mixed >> _SHIFT)) & ((1 << 63) - 1)
+        return (hashes < 1 << (63 - self._halvings)) | self._is_certain(ids)
+
+    def _is_certain(self, ids: Tensor) -> Tensor:
+        """Which ids stay in any case, bool [n]."""
+        if self._certain.numel() == 0:
+            return torch.zeros_like(ids, dtype=torch.bool)
+        places = torch.searchsorted(self._certain, ids)
+        return self._certain[places.clamp_(max=self._certain.numel() - 1)] == ids
+
+
+__all__ = ["KEPT", "IdCounter", "IdCounts"]

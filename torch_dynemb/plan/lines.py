@@ -1,0 +1,84 @@
+"""What readers of samples give: the ids of columns, a batch of lines at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class ColumnIds(NamedTuple):
+    """The ids of a column in a batch of lines.
+
+    Attributes:
+        ids: int64 [n]; a line has none, one or several.
+        lines: int64 [n], the line of each, from 0 in the batch on, ascending.
+        missing: lines without an id.
+    """
+
+    ids: Tensor
+    lines: Tensor
+    missing: int
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A batch of lines.
+
+    Attributes:
+        count: lines.
+        columns: what they have, by name of the column.
+    """
+
+    count: int
+    columns: dict[str, ColumnIds]
+
+
+class Stream(NamedTuple):
+    """A file whose columns are known.
+
+    Attributes:
+        columns: names of the columns that are read.
+        batches: reads them.
+    """
+
+    columns: list[str]
+    batches: Callable[[], Iterator[Lines]]
+
+
+def chosen_columns(path: str, asked: Sequence[str] | None, there: Sequence[str]) -> list[str]:
+    """The columns that are read of those that a file has.
+
+    Args:
+        path: of the file, for the error.
+        asked: names; None: all.
+        there: those that the file has.
+
+    Raises:
+        ValueError: the file has not all of them, or one is asked for twice.
+    """
+    if asked is None:
+        return list(there)
+    for name in asked:
+        if name not in there:
+            raise ValueError(
+                f"--columns names {name!r}, which {path} has not: choose among {', '.join(there)}"
+            )
+    if len(set(asked)) < len(asked):
+        raise ValueError(f"--columns is {','.join(asked)}: name every column once")
+    return list(asked)
+
+
+def first_lines(batch: Lines, count: int) -> Lines:
+    """The first ``count`` lines of a batch."""
+    columns = {}
+    for name, column in batch.columns.items():
+        kept = column.lines < count
+        ids, lines = column.ids[kept], column.lines[kept]
+        columns[name] = ColumnIds(ids, lines, count - len(lines.unique_consecutive()))
+    return Lines(count, columns)
+
+
+__all__ = ["ColumnIds", "Lines", "Stream", "chosen_columns", "first_lines"]

@@ -1,0 +1,104 @@
+"""Columns of ids in Parquet files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.plan.lines import ColumnIds, Lines, Stream, chosen_columns
+
+_BATCH_LINES = 1 << 18
+
+
+def open_parquet(path: str, columns: Sequence[str] | None) -> Stream:
+    """A file in Parquet; columns of integers, or of lists of integers, hold ids.
+
+    Args:
+        path: of the file.
+        columns: names; None: all that hold ids.
+
+    Raises:
+        ValueError: it is no Parquet file, has no rows, or no such column, or a column that is
+            asked for holds something else.
+        ImportError: there is no pyarrow.
+    """
+    try:
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError(
+            f"{path} is in Parquet, which pyarrow reads: install it (pip install pyarrow), or "
+            "write the ids of a column one by line"
+        ) from error
+    try:
+        file = parquet.ParquetFile(path)
+    except arrow.ArrowInvalid as error:
+        raise ValueError(
+            f"{path} cannot be read as Parquet ({error}): write it again, or say with --format "
+            "what it is"
+        ) from error
+    if file.metadata.num_rows == 0:
+        raise ValueError(f"{path} is empty: a sample has a line at least")
+    types = arrow.types
+    kinds = {field.name: field.type for field in file.schema_arrow}
+    of_ids = [name for name, kind in kinds.items() if types.is_integer(_item(arrow, kind))]
+    names = chosen_columns(path, columns, of_ids if columns is None else list(kinds))
+    for name in names:
+        if name not in of_ids:
+            raise ValueError(
+                f"{path}: column {name!r} has type {kinds[name]}, expected integers or lists of "
+                f"them: choose among {', '.join(of_ids) or 'none'}, or hash it to integers first, "
+                "for example with torch_dynemb.ops.farmhash"
+            )
+    if not names:
+        raise ValueError(
+            f"{path} has no column of integers or lists of integers: hash its columns to integers "
+            "first, for example with torch_dynemb.ops.farmhash"
+        )
+    return Stream(names, lambda: _batches(arrow, file, names))
+
+
+def _item(arrow: Any, kind: Any) -> Any:
+    """The type of a value, or of an element of a list."""
+    types = arrow.types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return kind.value_type if is_list else kind
+
+
+def _batches(arrow: Any, file: Any, names: Sequence[str]) -> Iterator[Lines]:
+    compute = importlib.import_module("pyarrow.compute")
+    with file:
+        for batch in file.iter_batches(batch_size=_BATCH_LINES, columns=list(names)):
+            columns = {}
+            for name in names:
+                values = batch.column(name)
+                if values.type != _item(arrow, values.type):
+                    lines = compute.list_parent_indices(values)
+                    values = compute.list_flatten(values)
+                else:
+                    lines = arrow.array(range(len(values)), arrow.int64())
+                columns[name] = _column(arrow, batch.num_rows, values, lines)
+            yield Lines(batch.num_rows, columns)
+
+
+def _column(arrow: Any, count: int, values: Any, lines: Any) -> ColumnIds:
+    there = values.is_valid()
+    ids = _tensor(arrow, values.filter(there))
+    of = _tensor(arrow, lines.filter(there))
+    return ColumnIds(ids, of, count - len(of.unique_consecutive()))
+
+
+def _tensor(arrow: Any, values: Any) -> Tensor:
+    """An array without nulls as int64; what is above its range wraps around."""
+    wide = values if values.type == arrow.uint64() else values.cast(arrow.int64())
+    if len(wide) == 0:
+        return torch.empty(0, dtype=torch.int64)
+    data = wide.buffers()[1].slice(8 * wide.offset, 8 * len(wide))
+    return torch.frombuffer(bytearray(data), dtype=torch.int64)
+
+
+__all__ = ["open_parquet"]

@@ -1,0 +1,61 @@
+"""A picture of a plan: how ids grow, and which part of the lookups the most frequent receive."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def plot(plan: Mapping[str, Any], path: Path) -> None:
+    """Draws a plan.
+
+    Args:
+        plan: what :func:`torch_dynemb.plan.outcome.outcome` gives.
+        path: of the picture; its suffix says the format, such as ``.png`` or ``.svg``.
+
+    Raises:
+        ImportError: there is no matplotlib.
+        ValueError: matplotlib knows no such format.
+        OSError: the file cannot be written.
+    """
+    try:
+        figure_class = importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise ImportError(
+            "--plot draws with matplotlib: install it (pip install matplotlib), or leave the "
+            "option out"
+        ) from error
+    figure = figure_class(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    growth = plan["growth"]
+    lines = [at["lines"] for at in growth]
+    left.fill_between(
+        lines,
+        [at["low"] for at in growth],
+        [at["high"] for at in growth],
+        alpha=0.3,
+        label="from, to",
+    )
+    left.plot(lines, [at["expected"] for at in growth], marker="o", label="expected")
+    left.set(xscale="log", yscale="log", xlabel="lines", ylabel="distinct ids")
+    left.legend()
+    right.plot(
+        [at["ids"] for at in plan["coverage"]],
+        [100 * at["share"] for at in plan["coverage"]],
+        marker="o",
+    )
+    right.set(xscale="log", xlabel="most frequent ids", ylabel="% of the sample's lookups")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise ValueError(
+            f"--plot is {path}, whose format cannot be drawn ({error}): use a name that ends in "
+            ".png, .svg or .pdf"
+        ) from error
+
+
+__all__ = ["plot"]

@@ -1,0 +1,94 @@
+"""Reads the ids of columns from files, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from torch_dynemb.plan.lines import Lines, Stream, first_lines
+from torch_dynemb.plan.parquet import open_parquet
+from torch_dynemb.plan.text import STANDARD_INPUT, open_text
+
+Format = Literal["criteo", "ids", "parquet"]
+FORMATS: tuple[Format, ...] = ("criteo", "ids", "parquet")
+
+
+def read_lines(
+    paths: Sequence[str],
+    *,
+    file_format: Format | None,
+    columns: Sequence[str] | None,
+    limit: int | None,
+) -> tuple[list[str], Iterator[Lines]]:
+    """Reads files one after the other.
+
+    Args:
+        paths: files, or ``"-"`` for the standard input. Text whose name ends in ``.gz`` is
+            decompressed.
+        file_format: of all files; None: the content of each says what it is.
+        columns: names of columns; None: all that hold ids.
+        limit: lines after which to stop; None: at the end.
+
+    Returns:
+        The names of the columns, and the batches of lines.
+
+    Raises:
+        FileNotFoundError: a file is not there, or is a folder.
+        ValueError: there is no such column, a file is empty or of another format, or its columns
+            are not those of the first file. What is wrong in a line is found while iterating.
+        ImportError: a file is in Parquet, and there is no pyarrow.
+    """
+    for path in paths:
+        _check_path(path)
+    streams = [_opened(path, file_format, columns) for path in paths]
+    first = streams[0].columns
+    for path, stream in zip(paths, streams, strict=True):
+        if stream.columns != first:
+            raise ValueError(
+                f"{path} has the columns {', '.join(stream.columns)}, but {paths[0]} has "
+                f"{', '.join(first)}: name with --columns those that all files have, or plan the "
+                "files apart"
+            )
+    return first, _limited(streams, limit)
+
+
+def _check_path(path: str) -> None:
+    if path == STANDARD_INPUT:
+        return
+    if Path(path).is_dir():
+        raise FileNotFoundError(f"{path} is a folder: name the files in it, as in {path}/*")
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path} does not exist: check the path of the sample")
+
+
+def _opened(path: str, file_format: Format | None, columns: Sequence[str] | None) -> Stream:
+    if file_format == "parquet" or (file_format is None and _looks_like_parquet(path)):
+        if path == STANDARD_INPUT:
+            raise ValueError(
+                "the standard input cannot be read as Parquet, of which the end must be read "
+                "first: write it to a file and name that"
+            )
+        return open_parquet(path, columns)
+    return open_text(path, file_format, columns)
+
+
+def _looks_like_parquet(path: str) -> bool:
+    if path == STANDARD_INPUT:
+        return False
+    with Path(path).open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def _limited(streams: Sequence[Stream], limit: int | None) -> Iterator[Lines]:
+    left = limit
+    for stream in streams:
+        for batch in stream.batches():
+            if left is not None and batch.count >= left:
+                yield first_lines(batch, left)
+                return
+            left = None if left is None else left - batch.count
+            yield batch
+
+
+__all__ = ["FORMATS", "Format", "read_lines"]
