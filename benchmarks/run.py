@@ -35,6 +35,7 @@ BENCHMARKS = (
     "train_step",
     "growth",
     "overhead",
+    "dlrm",
     "lifecycle",
     "assign",
     "optimizers",

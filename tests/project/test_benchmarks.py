@@ -32,6 +32,10 @@ SMALL = {
     "growth": ["--ids", "200000", "--batch", "10000", "--memory-ids", "65536"],
     "overhead": ["--calls", "2", "--only", "eager: nn.Embedding"],
     "lifecycle": ["--capacity", "5000", "--batch", "400", "--stream", "20000"],
+    "dlrm": [
+        *("--batches", "16", "--fill", "500", "--threads", "1", "--only", "making the vocabulary"),
+        *("--only", "eager: one nn", "--only", "eager: dynamic"),
+    ],
     "assign": ["--ids", "4000"],
     "optimizers": [
         *("--rows", "500", "--batch", "16", "--dims", "16", "--memory-ids", "1000"),
@@ -150,7 +154,7 @@ def test_an_unknown_benchmark_is_named(
 ) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
-    expected = "NAME='speed': expected one of index, train_step, growth, overhead, lifecycle"
+    expected = "NAME='speed': expected one of index, train_step, growth, overhead, dlrm, lifecycle"
     expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
     expected += ", checkpoint, delta, tiers, live_serving, serving, quantized_rows"
     assert expected in capsys.readouterr().err

@@ -71,7 +71,7 @@ class Pass:
         self.auc = RunningAUC(HALF_LIFE)
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._loss_samples = 0
-        self._forward: Callable[..., tuple[Tensor, Tensor]] = _Loss(model)
+        self._forward: Callable[..., tuple[Tensor, Tensor]] = Loss(model)
         if compiled:
             self._forward = torch.compile(self._forward, fullgraph=True, dynamic=True)
 
@@ -183,8 +183,8 @@ class Pass:
         return float(self._loss_sum) / self._loss_samples, self.auc.compute()
 
 
-class _Loss(nn.Module):
-    """What is compiled: log-loss and, detached, the probabilities."""
+class Loss(nn.Module):
+    """What is compiled: the log-loss of a batch and, detached, its probabilities."""
 
     def __init__(self, model: DLRM) -> None:
         super().__init__()

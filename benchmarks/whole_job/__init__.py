@@ -1,0 +1,1 @@
+"""For dlrm.py: its samples, its models, the time of their steps and parts, their memory."""
