@@ -42,6 +42,7 @@ from torch_dynemb.optim import (
     SmartDecayAdam,
     SplitOptimizer,
     clip_grad_norm_,
+    table_optimizers,
 )
 from torch_dynemb.policy.admission import (
     AdmitBy,
@@ -114,4 +115,5 @@ __all__ = [
     "freeze",
     "prefetched",
     "register_admission",
+    "table_optimizers",
 ]

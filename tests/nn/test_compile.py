@@ -440,7 +440,7 @@ def test_a_forgotten_step_is_reported_after_compiled_training() -> None:
         for _ in range(FORGOTTEN_STEPS):
             function(torch.arange(4)).sum().backward()
     for use in (table.state_dict, table.eval):
-        with pytest.warns(RuntimeWarning, match=r"since the last module\.optimizer"):
+        with pytest.warns(RuntimeWarning, match=r"since the last optimizer\.step"):
             use()
 
 

@@ -315,12 +315,54 @@ def test_forgotten_step_is_reported(use: Callable[[Any], Any]) -> None:
         warnings.simplefilter("error")
         for _ in range(FORGOTTEN_STEPS):
             train_step(module)
-    with pytest.warns(RuntimeWarning, match=r"16 backwards .* since the last module.optimizer"):
+    with pytest.warns(RuntimeWarning, match=r"16 backwards .* since the last optimizer\.step"):
         use(module)
     model = nn.Sequential(module)
     model.train()
     with pytest.warns(RuntimeWarning, match="since the last"):
-        use(model)
+        model.eval()
+
+
+def test_forwards_report_a_forgotten_step_once() -> None:
+    module = embedding()
+    for _ in range(FORGOTTEN_STEPS):
+        train_step(module)
+    with pytest.warns(RuntimeWarning, match=r"DynamicEmbedding \(\w+\): 16 .*table_optimizers"):
+        train_step(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2 * FORGOTTEN_STEPS):
+            train_step(module)
+    module.optimizer.step()
+    for _ in range(FORGOTTEN_STEPS):
+        train_step(module)
+    with pytest.warns(RuntimeWarning, match="since the last"):
+        train_step(module)
+
+
+def test_the_optimizers_of_all_tables_of_a_model() -> None:
+    towers = [embedding(), embedding()]
+    frozen = td.DynamicEmbedding(4, trainable=False)
+    model = nn.ModuleDict(
+        {
+            "towers": nn.ModuleList(towers),
+            "again": towers[0],
+            "frozen": frozen,
+            "top": nn.Linear(4, 1),
+        }
+    )
+    found = td.table_optimizers(model)
+    assert [id(optimizer) for optimizer in found] == [id(tower.optimizer) for tower in towers]
+    assert len(td.table_optimizers([towers[1], model])) == 2
+    for tower in towers:
+        train_step(tower)
+    for optimizer in found:
+        optimizer.step()
+    assert all(optimizer.updates_since_step() == 0 for optimizer in found)
+    with pytest.raises(TypeError, match=r"table_optimizers: modules\[0\] is .*expected a torch.nn"):
+        td.table_optimizers([torch.zeros(1)])
+    with pytest.raises(TypeError, match="table_optimizers: modules is 3, expected a module"):
+        td.table_optimizers(3)
 
 
 # -- misuse ------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ from torch_dynemb.table.tables import Tables
 FORGOTTEN_STEPS = 16
 # The same in split mode, where many micro-batches may be one step.
 FORGOTTEN_SPLIT_STEPS = 256
+# Lookups until which that is not reported again.
+NEVER = -(1 << 62)
 
 _table_numbers = itertools.count()
 
@@ -409,7 +411,9 @@ class TableModule(nn.Module):
             return
         # There are no more backwards than lookups, and to read their number is two calls of torch.
         if self._optimizer.lookups_since_step >= self._most_backwards():
-            self._optimizer.lookups_since_step = self._report_forgotten_step()
+            backwards = self._report_forgotten_step()
+            reported = backwards >= self._most_backwards()  # once, until somebody calls step()
+            self._optimizer.lookups_since_step = NEVER if reported else backwards
         self._optimizer.lookups_since_step += 1
 
     def _report_forgotten_step(self) -> int:
@@ -420,9 +424,12 @@ class TableModule(nn.Module):
         split = self._group.config.split
         if backwards >= self._most_backwards():
             done = "have gathered gradients" if split else "have updated the rows"
+            names = ", ".join(self._group.config.names[:3])
+            names += ", ..." if len(self._group.config.names) > 3 else ""
             warnings.warn(
-                f"{type(self).__name__}: {backwards} backwards {done} since the last "
-                "module.optimizer.step(): call it once per training step",
+                f"{type(self).__name__} ({names}): {backwards} backwards {done} since the last "
+                "optimizer.step() of the module: call it once per training step; torch_dynemb."
+                "table_optimizers(model) has the optimizers of all tables",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torch_dynemb.argument_checks import described, number
+from torch_dynemb.argument_checks import number
 from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.optim.of_modules import modules_in, row_optimizers
 from torch_dynemb.optim.split import SplitOptimizer
 
 
@@ -53,22 +54,13 @@ def clip_grad_norm_(
         RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True. In all cases no
             gradient has been changed.
     """
-    if not isinstance(modules, nn.Module | Iterable):
-        raise TypeError(
-            f"clip_grad_norm_: modules is {described(modules)}, expected a module or several"
-        )
-    roots = [modules] if isinstance(modules, nn.Module) else list(modules)
-    for i, root in enumerate(roots):
-        if not isinstance(root, nn.Module):
-            raise TypeError(
-                f"clip_grad_norm_: modules[{i}] is {described(root)}, expected a torch.nn.Module"
-            )
+    found = modules_in("clip_grad_norm_", modules)
     max_norm = number("clip_grad_norm_: max_norm", max_norm)
     norm_type = number("clip_grad_norm_: norm_type", norm_type)
     here: dict[int, nn.Parameter] = {}
     shared: dict[SharedRows, dict[int, nn.Parameter]] = {}
-    for module in {id(m): m for root in roots for m in root.modules()}.values():
-        optimizers = _row_optimizers(module)
+    for module in found:
+        optimizers = row_optimizers(module)
         splits = [optimizer for optimizer in optimizers if isinstance(optimizer, SplitOptimizer)]
         if len(splits) < len(optimizers):
             raise ValueError(
@@ -95,15 +87,6 @@ def clip_grad_norm_(
     clipped = [p for of in (here, *shared.values()) for p in of.values()]
     nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
     return norm
-
-
-def _row_optimizers(module: Any) -> Sequence[FusedOptimizer]:
-    """Those of the dynamic tables of a module, but not of modules in it."""
-    if hasattr(module, "row_optimizers"):
-        optimizers: Sequence[FusedOptimizer] = module.row_optimizers()
-        return optimizers
-    optimizer = getattr(module, "_optimizer", None)
-    return [optimizer] if isinstance(optimizer, FusedOptimizer) else []
 
 
 def _norm(parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:

@@ -1,0 +1,75 @@
+"""The optimizers of all tables of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.optim.fused import FusedOptimizer
+
+
+def table_optimizers(modules: nn.Module | Iterable[nn.Module]) -> list[FusedOptimizer]:
+    """The optimizers of all dynamic tables in a model, on which a training step calls ``step()``.
+
+    ``torch.optim`` does not know the tables, because they are no parameters.
+
+    Args:
+        modules: a model, or several modules, with the dynamic tables in them.
+
+    Returns:
+        One for each module with trainable tables, each once.
+
+    Raises:
+        TypeError: ``modules`` are no modules.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> towers = [td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1)) for _ in range(2)]
+        >>> model = torch.nn.ModuleList(towers)
+        >>> for tower in model:
+        ...     tower(torch.tensor([7])).sum().backward()
+        >>> for optimizer in td.table_optimizers(model):
+        ...     optimizer.step()
+    """
+    found = {
+        id(optimizer): optimizer
+        for module in modules_in("table_optimizers", modules)
+        for optimizer in row_optimizers(module)
+    }
+    return list(found.values())
+
+
+def modules_in(call: str, modules: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
+    """Modules and all that are in them, each once.
+
+    Args:
+        call: what an error begins with.
+        modules: one or several.
+
+    Raises:
+        TypeError: they are no modules.
+    """
+    if not isinstance(modules, nn.Module | Iterable):
+        raise TypeError(f"{call}: modules is {described(modules)}, expected a module or several")
+    roots = [modules] if isinstance(modules, nn.Module) else list(modules)
+    for i, root in enumerate(roots):
+        if not isinstance(root, nn.Module):
+            raise TypeError(
+                f"{call}: modules[{i}] is {described(root)}, expected a torch.nn.Module"
+            )
+    return list({id(m): m for root in roots for m in root.modules()}.values())
+
+
+def row_optimizers(module: Any) -> Sequence[FusedOptimizer]:
+    """Those of the dynamic tables of a module, but not of modules in it."""
+    if hasattr(module, "row_optimizers"):
+        optimizers: Sequence[FusedOptimizer] = module.row_optimizers()
+        return optimizers
+    optimizer = getattr(module, "_optimizer", None)
+    return [optimizer] if isinstance(optimizer, FusedOptimizer) else []
+
+
+__all__ = ["modules_in", "row_optimizers", "table_optimizers"]
