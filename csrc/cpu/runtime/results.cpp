@@ -1,10 +1,14 @@
 #include "cpu/runtime/results.h"
 
 #include <sys/mman.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/stableivalue_conversions.h>
 #include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -25,12 +29,34 @@ void prefer_huge_pages_if_large(const Tensor& tensor) {
   madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // advice: may fail
 }
 
+// torch::stable::empty finds its op by name and passes the arguments in boxes on every call, which
+// takes longer than all of a small lookup.
+Tensor contiguous_tensor(const std::vector<int64_t>& size, ScalarType dtype) {
+  constexpr size_t kMostDims = 8;
+  int64_t strides[kMostDims];
+  STD_TORCH_CHECK(size.size() <= kMostDims, "dynemb::empty: ", size.size(), " dimensions");
+  int64_t stride = 1;
+  for (size_t d = size.size(); d-- > 0;) {
+    strides[d] = stride;
+    STD_TORCH_CHECK(!__builtin_mul_overflow(stride, std::max<int64_t>(size[d], 1), &stride),
+                    "dynemb::empty: too large");
+  }
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(size.size()), size.data(), strides,
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
+      aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+// Larger ones are zeroed by all threads.
+constexpr int64_t kZeroedHere = 1 << 14;
+
 }  // namespace
 
 Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
   try {
-    Tensor tensor = torch::stable::empty(size, dtype, std::nullopt,
-                                         torch::stable::Device(torch::headeronly::DeviceType::CPU));
+    Tensor tensor = contiguous_tensor(size, dtype);
     prefer_huge_pages_if_large(tensor);
     return tensor;
   } catch (const std::exception&) {  // whose text is that of a call within this library
@@ -43,7 +69,10 @@ Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
 
 Tensor zeros_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
   Tensor tensor = empty_cpu(size, dtype);
-  return torch::stable::zero_(tensor);
+  const int64_t bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
+  if (bytes > kZeroedHere) return torch::stable::zero_(tensor);
+  if (bytes > 0) std::memset(tensor.data_ptr(), 0, static_cast<size_t>(bytes));
+  return tensor;
 }
 
 }  // namespace dynemb::cpu
