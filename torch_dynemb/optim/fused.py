@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
@@ -194,6 +195,27 @@ class FusedOptimizer(torch.optim.Optimizer):
                 nobody has been told yet; nothing has been done. Or ids found no room in a table
                 whose policy says ``check="error"``; on a GPU, whatever kernels have found wrong.
         """
+        if not self._is_observed():
+            return self._end_step_with(closure, now)
+        arguments = () if closure is None else (closure,)
+        keywords: dict[str, Any] = {} if now is None else {"now": now}
+        return _observed_step(self, *arguments, **keywords)
+
+    # To torch: it need not put its wrapper around step(), whose hooks and profiler take twice as
+    # long as step() even where there are none.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _is_observed(self) -> bool:
+        """Whether somebody has registered a hook of steps, or a profiler is running."""
+        return bool(
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+            or (not torch.compiler.is_compiling() and torch._C._autograd._profiler_enabled())
+        )
+
+    def _end_step_with(self, closure: Callable[[], float] | None, now: int | None) -> float | None:
         if self._retired:
             raise RuntimeError(
                 "optimizer: the tables got another optimizer by set_optimizer(): use "
@@ -221,6 +243,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._end_step(now)
         self.lookups_since_step = 0
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Does nothing: gradients of rows end with the backward, which has applied them.
+
+        Args:
+            set_to_none: as in torch.
+        """
 
     def _apply_gradients(self) -> None:
         """Nothing: the backward has done it."""
@@ -302,3 +331,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _write(self, param_groups: list[dict[str, Any]]) -> None:
         for group, entries in zip(self.param_groups, param_groups, strict=True):
             group.update({k: v for k, v in entries.items() if k != "params"})
+
+
+def _named_step(
+    optimizer: FusedOptimizer, closure: Callable[[], float] | None = None, *, now: int | None = None
+) -> float | None:
+    return optimizer._end_step_with(closure, now)
+
+
+_observed_step = torch.optim.Optimizer.profile_hook_step(_named_step)
