@@ -234,6 +234,12 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
       "Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) "
       "-> (Tensor output, Tensor updates)");
+  // Their forward without the formula: what the formula, and code that torch.compile has made,
+  // call.
+  m.def(
+      "embedding_forward(Tensor[] weights, Tensor[] generations, Tensor row_clock, Tensor meta, "
+      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
+      "int[] feature_tables, int[] feature_dims, int pooling) -> (Tensor output, Tensor updates)");
   m.def(
       "embedding_bag_inference(Tensor[] weights, Tensor[] generations, Tensor meta, "
       "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
@@ -242,6 +248,14 @@ DYNEMB_DEFINE_OPS(m) {
       "embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta, "
       "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, "
       "int dim) -> Tensor");
+
+  // find and a lookup for inference in one call, on the CPU, where all tables of the index have
+  // rows.
+  m.def(
+      "find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, "
+      "Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, "
+      "Tensor? per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> "
+      "Tensor");
 
   // Frozen tables on the CPU: ids are found and their rows read in one pass. weights and formats
   // have an entry for each slab (core/rows/quantized.h).

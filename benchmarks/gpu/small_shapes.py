@@ -55,6 +55,7 @@ HOST_OPS = {
     "changed_ids_",
     "crc32c",
     "forget_rows_",
+    "find_and_read",
     "frozen_bag",
     "frozen_rows",
     "gather_records",

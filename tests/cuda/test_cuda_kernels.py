@@ -38,6 +38,7 @@ HOST_ONLY = {
     "take_preserved_rows_",
     "shrink_cache_",
     "forget_rows_",
+    "find_and_read",
     "frozen_bag",
     "frozen_rows",
     "gather_records",

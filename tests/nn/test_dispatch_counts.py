@@ -97,7 +97,7 @@ BAG = ["find_or_insert_", "embedding_bag", "adam_backward_"]
         (embedding, (DENSE,), EMBEDDING, 3),
         # what is converted: one more
         (embedding, (FLAT.int(),), ["_to_copy", *EMBEDDING], 0),
-        (bag, (FLAT, ENDS[:-1]), ["ids_concat", *BAG], 0),
+        (bag, (FLAT, ENDS[:-1]), ["constant_pad_nd", *BAG], 0),
         (bag, (DENSE,), ["ids_concat", *BAG], 0),
         (bag, (FLAT.int(), ENDS[:-1].int()), ["ids_concat", *BAG], 0),
         (

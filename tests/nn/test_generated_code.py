@@ -31,7 +31,7 @@ def test_bag_step_is_batch_sized(optimizer: td.optim.OptimizerConfig) -> None:
     dense = torch.nn.Linear(DIM, 2)
     code = generated_code(lambda ids: dense(bag(ids)))
     assert "dynemb.find_or_insert_" in code
-    assert "dynemb.embedding_bag" in code
+    assert "dynemb.embedding_forward" in code
     assert f"dynemb.{bag.group.config.optimizer.op_name}_backward_" in code
     assert table_sized_lines(code) == []
 
@@ -82,7 +82,7 @@ def test_checkpointed_step_is_batch_sized() -> None:
 
     code = generated_code(lambda ids: checkpoint(body, ids, use_reentrant=False))
     assert code.count("torch.ops.dynemb.find_or_insert_.default(") == 1
-    assert code.count("torch.ops.dynemb.embedding.default(") == 2
+    assert code.count("torch.ops.dynemb.embedding_forward.default(") == 2
     assert table_sized_lines(code) == []
 
 

@@ -94,6 +94,26 @@ def sequence_inference_arguments() -> OpArguments:
     return (*read_only_rows(group), call.ids, found(group, call), call.offsets, call.tables, 4)
 
 
+def forward_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
+    group = make_group(optimizer=stored)
+    call = flat_call(group) if pooling == Pooling.NONE else pooled_call(group)
+    weights = None if pooling == Pooling.NONE else per_sample_weights(call, kind)
+    shared = (call.ids, found(group, call), call.offsets, weights, call.tables, call.dims)
+    rows = group.rows
+    read = (rows.weights, rows.generations, rows.row_clock, rows.meta, rows.init_data)
+    return (*read, *shared, int(pooling))
+
+
+def find_and_read_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
+    group = make_group(optimizer=stored)
+    call = flat_call(group) if pooling == Pooling.NONE else pooled_call(group)
+    weights = None if pooling == Pooling.NONE else per_sample_weights(call, kind)
+    index, rows = group.index, group.rows
+    found_in = (index.buckets, index.tables, index.meta)
+    read = (rows.weights, rows.generations, rows.init_data)
+    return (*found_in, *read, call.ids, call.offsets, weights, call.tables, call.dims, int(pooling))
+
+
 QUANTIZED = {"int8": [1, 1], "int4": [0, 2], "fp8": [3, 3], "floats": [0, 0], "mixed": [1, 3]}
 
 
@@ -256,6 +276,19 @@ CASES: dict[str, dict[str, Case]] = {
         name: partial(bag_inference_arguments, "plain", Pooling.SUM, stored=name) for name in STORED
     },
     "embedding_inference": {"": sequence_inference_arguments},
+    **{
+        op: {
+            **{
+                f"{kind} {pooling.name}": partial(arguments, kind, pooling)
+                for kind, pooling in (*pooled_kinds(), ("plain", Pooling.NONE))
+            },
+            **{name: partial(arguments, "plain", Pooling.SUM, stored=name) for name in STORED},
+        }
+        for op, arguments in (
+            ("embedding_forward", forward_arguments),
+            ("find_and_read", find_and_read_arguments),
+        )
+    },
     "quantize_rows": {
         f"{form} {dtype} {dim}".replace("torch.", ""): partial(quantize_arguments, form, dtype, dim)
         for form, dtype, dim in (

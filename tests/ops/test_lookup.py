@@ -346,7 +346,9 @@ def test_26_tables_take_two_ops_and_others_before_and_after_them(dims: list[int]
     collection.eval()
     with CountOps() as reading, torch.no_grad():
         collection(features)
-    assert reading.names == {"ids_concat": 1, "find": 1, "embedding_bag_inference": 1}
+    on_host = collection.group.device.type == "cpu"
+    expected = ["find_and_read"] if on_host else ["find", "embedding_bag_inference"]
+    assert reading.names == dict.fromkeys(["ids_concat", *expected], 1)
 
 
 def test_inference_ops_give_no_gradient() -> None:

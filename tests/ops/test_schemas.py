@@ -192,7 +192,12 @@ dynemb::feature_cross_ragged(Tensor[] x_values, Tensor[] x_offsets, Tensor[] y_v
 
     def test_lookup(self) -> None:
         shown = listing(
-            "embedding_bag", "embedding", "embedding_bag_inference", "embedding_inference"
+            "embedding_bag",
+            "embedding",
+            "embedding_forward",
+            "embedding_bag_inference",
+            "embedding_inference",
+            "find_and_read",
         )
         self.assertExpectedInline(
             shown,
@@ -206,12 +211,19 @@ dynemb::embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor
     row_clock, Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids,
     Tensor handles, Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int
     optimizer) -> (Tensor output, Tensor updates)
+dynemb::embedding_forward(Tensor[] weights, Tensor[] generations, Tensor row_clock, Tensor
+    meta, Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
+    per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> (Tensor
+    output, Tensor updates)
 dynemb::embedding_bag_inference(Tensor[] weights, Tensor[] generations, Tensor meta,
     Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
     per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor
 dynemb::embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor
     init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, int dim)
-    -> Tensor""",
+    -> Tensor
+dynemb::find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights,
+    Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, Tensor?
+    per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor""",
         )
 
     def test_quantized_rows(self) -> None:

@@ -216,6 +216,8 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "embedding_bag": (_SLABS, _LOOKUP),
     "embedding": (_SLABS,),
     "embedding_bag_inference": (_SLABS, _LOOKUP),
+    "embedding_forward": (_SLABS, _LOOKUP),
+    "find_and_read": (_SLABS, _LOOKUP),
     "embedding_inference": (_SLABS,),
     "quantized_embedding_bag": (_FORMATTED_SLABS, _LOOKUP),
     "quantized_embedding": (_FORMATTED_SLABS,),

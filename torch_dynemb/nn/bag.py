@@ -63,8 +63,12 @@ def bag_inputs(
         )
     if include_last_offset:
         offsets = any_batch(offsets, 1).offsets
-    if include_last_offset and as_ops_take_them(ids, offsets):
-        return GroupedIds(ids, offsets, per_sample_weights)
+    if as_ops_take_them(ids, offsets):
+        if include_last_offset:
+            return GroupedIds(ids, offsets, per_sample_weights)
+        if ids.is_cpu and not torch.compiler.is_compiling():
+            ended = torch.constant_pad_nd(offsets, (0, 1), ids.shape[0])
+            return GroupedIds(ids, ended, per_sample_weights)
     bags = offsets.shape[0] - include_last_offset
     return GroupedIds(*ops.ids_concat([ids], bags=bags, offsets=[offsets]), per_sample_weights)
 

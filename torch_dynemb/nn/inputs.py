@@ -17,8 +17,23 @@ def _check_dense(owner: str, given: Tensor) -> None:
         )
 
 
+def _are_ready(numbers: Tensor) -> bool:
+    """Whether ids or offsets are what ops take: most are, and are spared the longer way."""
+    return (
+        isinstance(numbers, Tensor)
+        and numbers.dtype == torch.int64
+        and numbers.layout == torch.strided
+        and numbers.dim() == 1
+        and numbers.is_cpu
+        and numbers.is_contiguous()
+        and not torch.compiler.is_exporting()
+    )
+
+
 def integer_ids(owner: str, ids: Tensor) -> Tensor:
     """ids, contiguous, of any shape; raises TypeError unless they are int64 or int32."""
+    if _are_ready(ids):
+        return ids
     if not isinstance(ids, Tensor):
         raise TypeError(f"{owner}: input is a {type(ids).__name__}, expected a Tensor of ids")
     _check_dense(f"{owner}: input", ids)
@@ -32,12 +47,16 @@ def integer_ids(owner: str, ids: Tensor) -> Tensor:
 
 def flat_ids(owner: str, ids: Tensor) -> Tensor:
     """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
+    if _are_ready(ids):
+        return ids
     ids = integer_ids(owner, ids).to(torch.int64)
     return ids if ids.dim() == 1 else ids.reshape(-1)
 
 
 def integer_offsets(owner: str, offsets: Tensor) -> Tensor:
     """offsets, contiguous; raises TypeError or ValueError unless they are a 1-D integer tensor."""
+    if _are_ready(offsets):
+        return offsets
     if not isinstance(offsets, Tensor):
         raise TypeError(f"{owner}: offsets is a {type(offsets).__name__}, expected a Tensor")
     _check_dense(f"{owner}: offsets", offsets)

@@ -11,17 +11,20 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 
-def check_not_replicated(module: nn.Module, anchor: nn.Parameter) -> None:
+def check_not_replicated(module: nn.Module, anchor: nn.Parameter, own: nn.Parameter) -> None:
     """Raises RuntimeError for a table inside DistributedDataParallel, FSDP, or the like.
 
     Args:
         module: whose ``grad_anchor`` a wrapper would replace.
-        anchor: that the module has made itself.
+        anchor: the ``grad_anchor`` that it has now.
+        own: that the module has made itself.
     """
+    if DistributedDataParallel._active_ddp_module is None and anchor is own:
+        return
     owner, replicated_by = type(module).__name__, ""
     if DistributedDataParallel._active_ddp_module is not None:
         replicated_by = "DistributedDataParallel"
-    elif module.grad_anchor is not anchor:
+    else:
         replaced_by = "FSDP or torch.func.functional_call"
         if not torch.compiler.is_compiling():
             replaced_by = "FSDP" if not _in_functional_call() else ""
@@ -33,12 +36,11 @@ def check_not_replicated(module: nn.Module, anchor: nn.Parameter) -> None:
                 "written by module.group"
             )
         replicated_by = f"{replaced_by} (its grad_anchor has been replaced)"
-    if replicated_by:
-        raise RuntimeError(
-            f"{owner}: the table is inside {replicated_by}, which would give "
-            "every rank its own diverging copy: wrap only the dense part of the model, or "
-            "shard the table"
-        )
+    raise RuntimeError(
+        f"{owner}: the table is inside {replicated_by}, which would give "
+        "every rank its own diverging copy: wrap only the dense part of the model, or "
+        "shard the table"
+    )
 
 
 def _in_functional_call() -> bool:

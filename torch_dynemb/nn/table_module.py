@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import check_not_replicated
@@ -226,12 +225,10 @@ class TableModule(nn.Module):
 
     def learns(self) -> bool:
         """Whether a lookup now is one of training: new ids get rows, and backward changes them."""
-        return (
-            self.training
-            and self.trainable
-            and self.grad_anchor.requires_grad
-            and torch.is_grad_enabled()
-        )
+        return self._learns_by(self.grad_anchor)
+
+    def _learns_by(self, anchor: nn.Parameter) -> bool:
+        return self.training and self.trainable and anchor.requires_grad and torch.is_grad_enabled()
 
     def _lookup(
         self,
@@ -254,103 +251,76 @@ class TableModule(nn.Module):
             inserts: False: training gives no rows to new ids, which read what refused ones read.
             trains: False: as in evaluation, but per_sample_weights may get a gradient.
         """
-        output = self._float_lookup(
-            ids,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-            feature_policies=feature_policies,
-            scores=scores,
-            counts=counts,
-            inserts=inserts,
-            trains=trains,
-        )
-        return output.to(self.output_dtype)
-
-    def _float_lookup(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        *,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
-        feature_policies: list[int] | None,
-        scores: Tensor | None,
-        counts: Tensor | None,
-        inserts: bool,
-        trains: bool,
-    ) -> Tensor:
-        group = self._group
-        learning = trains and self.learns()
-        if torch.compiler.is_exporting():
-            raise RuntimeError(
-                f"{type(self).__name__}: a live table cannot be exported (its whole reservation "
-                "would be saved): export torch_dynemb.freeze(model)"
-            )
-        if not torch.compiler.is_compiling() and torch._C._is_tracing():
-            raise RuntimeError(
-                f"{type(self).__name__}: a live table cannot be traced by torch.jit (the trace "
-                "would hold its whole reservation): trace torch_dynemb.freeze(model)"
-            )
-        self._check_not_replicated()
+        anchor = self._parameters.get("grad_anchor")  # nn.Module takes longer to find it
+        if anchor is None:  # FSDP has replaced it
+            anchor = self.grad_anchor
+        learning = trains and self._learns_by(anchor)
+        self._check_call(anchor)
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
             self._count_lookup()
-        if learning and group.tables.host.forked:
-            group.tables.check_own()
-        # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
-        # row by now was refused one. Without policies to insert them again changes nothing.
-        if learning and (
-            not inserts or (group.config.layout.rows and repeats_a_forward(type(self).__name__))
-        ):
-            found = group.find(ids, offsets, feature_tables).handles
-            handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
-        elif learning:
-            table_lookup.promise_room(group.tables, ids, offsets, feature_tables)
-            handles = group.find_or_insert(
-                ids, offsets, feature_tables, feature_policies, scores=scores, counts=counts
-            )
-        else:
-            handles = group.find(ids, offsets, feature_tables).handles
-            handles = group.without_expired(ids, offsets, feature_tables, handles)
         weights_learn = (
             per_sample_weights is not None
             and per_sample_weights.requires_grad
             and torch.is_grad_enabled()
         )
-        if learning or weights_learn:
-            # rows that a gradient of weights needs stay in memory, too, until the step ends
-            handles = table_lookup.stage(group.tables, ids, offsets, feature_tables, handles)
-            code = group.config.optimizer_code if learning else NO_OPTIMIZER
-            output = self._differentiable(
+        tables = self._group.tables
+        if not learning and not weights_learn:
+            output = table_lookup.find_and_read(
+                tables,
                 ids,
-                handles,
                 offsets,
                 per_sample_weights,
                 feature_tables,
                 feature_dims,
-                pooling,
-                code,
+                pooling=pooling,
             )
-            tiers = group.tables.tiers
-            if tiers is not None and output.requires_grad and not torch.compiler.is_compiling():
-                name = type(self).__name__
-                output.register_hook(functools.partial(_check_same_step, name, tiers, tiers.epoch))
-            return output
-        return table_lookup.read(
-            group.tables,
+            return self._as_output(output)
+        if learning and tables.host.forked:
+            tables.check_own()
+        # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
+        # row by now was refused one. Without policies to insert them again changes nothing.
+        if learning and (
+            not inserts or (tables.config.layout.rows and repeats_a_forward(type(self).__name__))
+        ):
+            found = table_lookup.find(tables, ids, offsets, feature_tables).handles
+            handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
+        elif learning:
+            table_lookup.promise_room(tables, ids, offsets, feature_tables)
+            handles = table_lookup.find_or_insert(
+                tables,
+                ids,
+                offsets,
+                feature_tables,
+                feature_policies,
+                scores=scores,
+                counts=counts,
+            )
+        else:
+            handles = table_lookup.find(tables, ids, offsets, feature_tables).handles
+            handles = table_lookup.without_expired(tables, ids, offsets, feature_tables, handles)
+        # rows that a gradient of weights needs stay in memory, too, until the step ends
+        handles = table_lookup.stage(tables, ids, offsets, feature_tables, handles)
+        output = table_lookup.differentiable(
+            tables,
             ids,
+            handles,
             offsets,
             per_sample_weights,
+            anchor,
             feature_tables,
             feature_dims,
-            handles,
             pooling=pooling,
+            optimizer=tables.config.optimizer_code if learning else NO_OPTIMIZER,
         )
+        tiers = tables.tiers
+        if tiers is not None and output.requires_grad and not torch.compiler.is_compiling():
+            name = type(self).__name__
+            output.register_hook(functools.partial(_check_same_step, name, tiers, tiers.epoch))
+        return self._as_output(output)
+
+    def _as_output(self, rows: Tensor) -> Tensor:
+        return rows if self.output_dtype == torch.float32 else rows.to(self.output_dtype)
 
     def _prefetch(
         self, ids: Tensor, offsets: Tensor, feature_tables: list[int], ahead: int
@@ -363,45 +333,29 @@ class TableModule(nn.Module):
             )
         self._group.prefetch(ids, offsets, feature_tables, ahead=ahead)
 
-    def _differentiable(
-        self,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
-        code: int,
-    ) -> Tensor:
-        if pooling == Pooling.NONE:
-            return ops.embedding(
-                self._group.rows,
-                ids,
-                handles,
-                offsets,
-                self.grad_anchor,
-                feature_tables=feature_tables,
-                dim=feature_dims[0],
-                optimizer=code,
-            )
-        return ops.embedding_bag(
-            self._group.rows,
-            ids,
-            handles,
-            offsets,
-            per_sample_weights,
-            self.grad_anchor,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-            optimizer=code,
-        )
-
     # -- guards --------------------------------------------------------------------------------
 
-    def _check_not_replicated(self) -> None:
-        check_not_replicated(self, self._own_anchor[0])
+    def _check_call(self, anchor: nn.Parameter) -> None:
+        """Raises RuntimeError where a live table cannot be looked up.
+
+        Args:
+            anchor: the module's now.
+        """
+        if not torch.compiler.is_compiling():
+            if torch._C._is_tracing():
+                raise RuntimeError(
+                    f"{type(self).__name__}: a live table cannot be traced by torch.jit (the trace "
+                    "would hold its whole reservation): trace torch_dynemb.freeze(model)"
+                )
+        elif torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"{type(self).__name__}: a live table cannot be exported (its whole reservation "
+                "would be saved): export torch_dynemb.freeze(model)"
+            )
+        self._check_not_replicated(anchor)
+
+    def _check_not_replicated(self, anchor: nn.Parameter) -> None:
+        check_not_replicated(self, anchor, self._own_anchor[0])
 
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS

@@ -33,6 +33,7 @@ from torch_dynemb.ops.lookup import (  # noqa: E402
     embedding_bag,
     embedding_bag_inference,
     embedding_inference,
+    find_and_read,
 )
 from torch_dynemb.ops.memory import (  # noqa: E402
     advance_step_,
@@ -183,6 +184,7 @@ __all__ = [
     "farmhash",
     "feature_cross_ragged",
     "find",
+    "find_and_read",
     "find_or_insert_",
     "forget_rows_",
     "frozen_bag",

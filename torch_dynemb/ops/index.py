@@ -24,6 +24,9 @@ from torch_dynemb.ops.functional_copies import refuse_copies
 from torch_dynemb.ops.recomputation import always_saved
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
+_FIND = torch.ops.dynemb.find.default
+_FIND_OR_INSERT = torch.ops.dynemb.find_or_insert_.default
+
 
 class FoundIds(NamedTuple):
     """Result of :func:`find`.
@@ -84,7 +87,7 @@ def check_ids(op: str, index: IndexTensors, ids: Tensor, offsets: Tensor) -> Non
     if offsets.dim() != 1:
         raise ValueError(f"{op}: offsets has shape {tuple(offsets.shape)}, expected 1 dimension")
     device = index.buckets.device
-    if ids.device != device or offsets.device != device:
+    if not ids.device == offsets.device == device:
         raise ValueError(
             f"{op}: ids is on {ids.device} and offsets on {offsets.device}, but the table is on "
             f"{device}: move them there"
@@ -110,7 +113,7 @@ def find(
             each other.
     """
     check_ids("find", index, ids, offsets)
-    handles, missing = torch.ops.dynemb.find(
+    handles, missing = _FIND(
         index.buckets, index.tables, index.meta, ids, offsets, list(feature_tables)
     )
     return FoundIds(handles, missing)
@@ -158,7 +161,7 @@ def find_or_insert_(
                 f"find_or_insert_: admit has shape {tuple(admit.shape)}, expected that of ids, "
                 f"{tuple(ids.shape)}"
             )
-    handles: Tensor = torch.ops.dynemb.find_or_insert_(
+    handles: Tensor = _FIND_OR_INSERT(
         *index,
         ids,
         offsets,

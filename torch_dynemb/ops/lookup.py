@@ -8,17 +8,20 @@ a float32 [1] tensor that requires grad, so that autograd runs the backward at a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
+from torch_dynemb.ops.index import check_ids
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_
-from torch_dynemb.ops.tensors import RowTensors
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
 
 
@@ -80,6 +83,12 @@ def embedding_bag(
     """
     if per_sample_weights is not None:
         check_weights("embedding_bag", per_sample_weights, ids)
+    if needs_grad(per_sample_weights, grad_anchor) and _only_autograd_sees(ids, handles, offsets):
+        tables, dims = list(feature_tables), list(feature_dims)
+        lookup = _checked_lookup("embedding_bag", rows, optimizer, tables, dims, pooling)
+        return _differentiable(
+            lookup, None, ids, handles, offsets, per_sample_weights, grad_anchor
+        )[0]
     output, _ = torch.ops.dynemb.embedding_bag(
         *rows,
         ids,
@@ -123,6 +132,11 @@ def embedding(
         ValueError: an optimizer that there is not, where the backward is needed.
         RuntimeError: as :func:`embedding_bag`.
     """
+    if needs_grad(grad_anchor) and _only_autograd_sees(ids, handles, offsets):
+        tables = list(feature_tables)
+        dims = [dim] * len(tables)
+        lookup = _checked_lookup("embedding", rows, optimizer, tables, dims, int(Pooling.NONE))
+        return _differentiable(lookup, None, ids, handles, offsets, None, grad_anchor)[0]
     output, _ = torch.ops.dynemb.embedding(
         *rows, ids, handles, offsets, grad_anchor, list(feature_tables), dim, optimizer
     )
@@ -200,6 +214,54 @@ def embedding_inference(
     return output
 
 
+def find_and_read(
+    index: IndexTensors,
+    rows: RowTensors,
+    ids: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    *,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    """:func:`find` and a lookup for inference of what it finds, in one call; on the CPU only.
+
+    Args:
+        index, rows: of the tables, none of which may count ids without rows; nothing changes.
+        ids, offsets: as of :func:`embedding_bag`; without pooling, offsets may be empty where there
+            is one feature.
+        per_sample_weights: as of :func:`embedding_bag`; None without pooling.
+        feature_tables, feature_dims: table of each feature, and its dim.
+        pooling: 0 sum, 1 mean (over weights if there are any), 2 none: features have one dim then.
+
+    Returns:
+        float32 [B, sum of feature_dims], or [N, dim] without pooling.
+
+    Raises:
+        TypeError, ValueError: dtype, shape or device of ids, offsets or per_sample_weights.
+        RuntimeError: another argument does not fit the tables, or they are not on the CPU.
+    """
+    check_ids("find_and_read", index, ids, offsets)
+    if per_sample_weights is not None:
+        check_weights("find_and_read", per_sample_weights, ids)
+    output: Tensor = _FIND_AND_READ(
+        index.buckets,
+        index.tables,
+        index.meta,
+        rows.weights,
+        rows.generations,
+        rows.init_data,
+        ids,
+        offsets,
+        per_sample_weights,
+        list(feature_tables),
+        list(feature_dims),
+        pooling,
+    )
+    return output
+
+
 def lookup_output(ids: Tensor, rows: int, columns: int) -> Tensor:
     """What a lookup returns, without values: for fake implementations."""
     return ids.new_empty((rows, columns), dtype=torch.float32)
@@ -248,6 +310,61 @@ def _embedding_fake(
     optimizer: int,
 ) -> tuple[Tensor, Tensor]:
     return lookup_output(ids, ids.shape[0], dim), row_clock.new_empty((1,))
+
+
+@register_fake("embedding_forward")
+def _embedding_forward_fake(
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    row_clock: Tensor,
+    meta: Tensor,
+    init_data: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> tuple[Tensor, Tensor]:
+    output = _read_output("embedding_forward", ids, offsets, feature_tables, feature_dims, pooling)
+    return output, row_clock.new_empty((1,))
+
+
+@register_fake("find_and_read")
+def _find_and_read_fake(
+    buckets: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    init_data: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    return _read_output("find_and_read", ids, offsets, feature_tables, feature_dims, pooling)
+
+
+def _read_output(
+    op: str,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
+    if pooling == Pooling.NONE:
+        return lookup_output(ids, ids.shape[0], feature_dims[0])
+    if isinstance(offsets.shape[0], int) and offsets.shape[0] == 0:
+        raise RuntimeError(
+            f"dynemb::{op}: offsets is empty, expected where each bag begins, and the last one ends"
+        )
+    batch = (offsets.shape[0] - 1) // len(feature_tables)
+    return lookup_output(ids, batch, sum(feature_dims))
 
 
 @register_fake("embedding_bag_inference")
@@ -300,13 +417,13 @@ class _Lookup(NamedTuple):
 
 
 def _checked_lookup(
-    op: Any, rows: RowTensors, optimizer: int, tables: list[int], dims: list[int], pooling: int
+    op: str, rows: RowTensors, optimizer: int, tables: list[int], dims: list[int], pooling: int
 ) -> _Lookup:
     applies_delayed = optimizer >= APPLIES_DELAYED
     position = optimizer - APPLIES_DELAYED if applies_delayed else optimizer
     if not NO_OPTIMIZER <= position < len(OPTIMIZER_NAMES):
         raise ValueError(
-            f"{op.name().partition('.')[0]}: optimizer is {optimizer}, expected a position in "
+            f"dynemb::{op}: optimizer is {optimizer}, expected a position in "
             f"{OPTIMIZER_NAMES} (plus {APPLIES_DELAYED} for delayed gradients), or {NO_OPTIMIZER} "
             "for none"
         )
@@ -341,7 +458,7 @@ def _update_rows(
             pooling=lookup.pooling,
         )
         return
-    backward_op = getattr(torch.ops.dynemb, f"{OPTIMIZER_NAMES[lookup.optimizer]}_backward_")
+    backward_op = _BACKWARD_OPS[lookup.optimizer]
     backward_op(*rows.updated, *call, lookup.tables, lookup.dims, lookup.pooling)
 
 
@@ -353,22 +470,26 @@ def _check_backward() -> None:
         )
 
 
-Call = Callable[[], tuple[Tensor, Tensor]]
+Kernel = Callable[[], tuple[Tensor, Tensor]]
 
 
 class _DifferentiableLookup(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        call: Call,
         lookup: _Lookup,
+        own_kernel: Kernel | None,
         ids: Tensor,
         handles: Tensor,
         offsets: Tensor,
         per_sample_weights: Tensor | None,
         grad_anchor: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        output, updates = call()
+        output, updates = (
+            _forward(lookup, ids, handles, offsets, per_sample_weights)
+            if own_kernel is None
+            else own_kernel()
+        )
         ctx.save_for_backward(ids, handles, offsets, per_sample_weights, updates)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(updates)
@@ -400,42 +521,90 @@ class _DifferentiableLookup(torch.autograd.Function):
         return None, None, None, None, None, weight_grad, None
 
 
-def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    *rows, ids, handles, offsets, weights, anchor, tables, dims, pooling, optimizer = arguments
-    op = torch.ops.dynemb.embedding_bag.default
-    if not needs_grad(weights, anchor):
-        below: tuple[Tensor, Tensor] = below_autograd(op, keyset, arguments)
-        return below
-    result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
-        lambda: below_autograd(op, keyset, arguments),
-        _checked_lookup(op, RowTensors(*rows), optimizer, tables, dims, pooling),
+_FORWARD = torch.ops.dynemb.embedding_forward.default
+_FIND_AND_READ = torch.ops.dynemb.find_and_read.default
+_BACKWARD_OPS = [getattr(torch.ops.dynemb, f"{name}_backward_").default for name in OPTIMIZER_NAMES]
+_peek_functorch = torch._C._functorch.peek_interpreter_stack
+
+
+def _forward(
+    lookup: _Lookup,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    rows = lookup.rows
+    result: tuple[Tensor, Tensor] = _FORWARD(
+        rows.weights,
+        rows.generations,
+        rows.row_clock,
+        rows.meta,
+        rows.init_data,
         ids,
         handles,
         offsets,
-        weights,
-        anchor,
+        per_sample_weights,
+        lookup.tables,
+        lookup.dims,
+        lookup.pooling,
     )
     return result
+
+
+def _differentiable(
+    lookup: _Lookup, own_kernel: Kernel | None, *inputs: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The lookup and its backward.
+
+    Args:
+        own_kernel: calls the kernel of the op that was called; None: of ``embedding_forward``.
+        *inputs: from ids to grad_anchor.
+    """
+    result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(lookup, own_kernel, *inputs)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _only_autograd_sees(ids: Tensor, handles: Tensor, offsets: Tensor) -> bool:
+    """Whether nobody but autograd is shown the ops of a call: no compiler, tracer, mode, transform.
+
+    To call an op whose autograd formula is Python takes twice as long as the rest of a small
+    lookup. Where nobody else looks, the formula is applied without that call.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(ids) is type(handles) is type(offsets) is Tensor
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and _peek_functorch() is None
+        and not torch._C._is_tracing()
+    )
+
+
+# A traced program gets embedding_forward, which has no autograd formula for every call of compiled
+# code to ask.
+def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *rows, ids, handles, offsets, weights, anchor, tables, dims, pooling, optimizer = arguments
+    kernel: Kernel = partial(
+        below_autograd, torch.ops.dynemb.embedding_bag.default, keyset, arguments
+    )
+    if not needs_grad(weights, anchor):
+        return kernel()
+    lookup = _checked_lookup("embedding_bag", RowTensors(*rows), optimizer, tables, dims, pooling)
+    own_kernel = None if isinstance(ids, FunctionalTensor) else kernel
+    return _differentiable(lookup, own_kernel, ids, handles, offsets, weights, anchor)
 
 
 def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     *rows, ids, handles, offsets, anchor, tables, dim, optimizer = arguments
     op = torch.ops.dynemb.embedding.default
+    kernel: Kernel = partial(below_autograd, op, keyset, arguments)
     if not needs_grad(anchor):
-        below: tuple[Tensor, Tensor] = below_autograd(op, keyset, arguments)
-        return below
-    result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(  # type: ignore[no-untyped-call]
-        lambda: below_autograd(op, keyset, arguments),
-        _checked_lookup(
-            op, RowTensors(*rows), optimizer, tables, [dim] * len(tables), int(Pooling.NONE)
-        ),
-        ids,
-        handles,
-        offsets,
-        None,
-        anchor,
-    )
-    return result
+        return kernel()
+    dims, pooling = [dim] * len(tables), int(Pooling.NONE)
+    lookup = _checked_lookup("embedding", RowTensors(*rows), optimizer, tables, dims, pooling)
+    own_kernel = None if isinstance(ids, FunctionalTensor) else kernel
+    return _differentiable(lookup, own_kernel, ids, handles, offsets, None, anchor)
 
 
 register_autograd_kernel("embedding_bag", _bag_autograd)

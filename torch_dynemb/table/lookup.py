@@ -135,6 +135,99 @@ def read(
     )
 
 
+def find_and_read(
+    tables: Tables,
+    ids: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    *,
+    pooling: Pooling,
+) -> Tensor:
+    """:func:`read` of ids whose handles nobody knows yet; ids whose ttl has passed are missing.
+
+    Returns:
+        As :func:`read`.
+    """
+    if (
+        tables.one_bag.is_cpu
+        and tables.index.meta is tables.rows.meta  # no counters
+        and tables.tiers is None
+        and "expiry" not in tables.config.layout.score_words
+    ):
+        return ops.find_and_read(
+            tables.index,
+            tables.rows,
+            ids,
+            offsets,
+            per_sample_weights,
+            feature_tables=feature_tables,
+            feature_dims=feature_dims,
+            pooling=pooling,
+        )
+    handles = find(tables, ids, offsets, feature_tables).handles
+    handles = without_expired(tables, ids, offsets, feature_tables, handles)
+    return read(
+        tables,
+        ids,
+        offsets,
+        per_sample_weights,
+        feature_tables,
+        feature_dims,
+        handles,
+        pooling=pooling,
+    )
+
+
+def differentiable(
+    tables: Tables,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    grad_anchor: Tensor,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    *,
+    pooling: Pooling,
+    optimizer: int,
+) -> Tensor:
+    """A lookup whose backward updates the rows, and gives the weights their gradient.
+
+    Args:
+        handles: int64 [N], with which rows are trained (:func:`stage`).
+        grad_anchor: float32 [1], because of which autograd runs the backward.
+        optimizer: see :func:`torch_dynemb.ops.embedding_bag`.
+
+    Returns:
+        As :func:`read`.
+    """
+    if pooling == Pooling.NONE:
+        return ops.embedding(
+            tables.rows,
+            ids,
+            handles,
+            offsets,
+            grad_anchor,
+            feature_tables=feature_tables,
+            dim=feature_dims[0],
+            optimizer=optimizer,
+        )
+    return ops.embedding_bag(
+        tables.rows,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        grad_anchor,
+        feature_tables=feature_tables,
+        feature_dims=feature_dims,
+        pooling=pooling,
+        optimizer=optimizer,
+    )
+
+
 def read_in_memory(
     rows: RowTensors,
     ids: Tensor,
@@ -275,7 +368,9 @@ def _admitted_by_hooks(
 
 
 __all__ = [
+    "differentiable",
     "find",
+    "find_and_read",
     "find_or_insert",
     "prefetch",
     "promise_room",

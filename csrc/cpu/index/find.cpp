@@ -162,13 +162,9 @@ DYNEMB_INLINE void find_tile_simd_body(const FindJob& job) {
 DYNEMB_SIMD_VARIANTS(find_tile_simd, (const FindJob& job), (job))
 
 // Handles of ids, and per table how many are missing (padding ids are not counted).
-std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tensor ids,
-                                Tensor offsets, std::vector<int64_t> feature_tables) {
-  const IndexArgs index = index_args("find", buckets, nullptr, tables, meta);
-  const FeatureArgs features =
-      feature_args("find", ids, offsets, feature_tables, index.table_count);
+// Adds to `missing`, unless it is nullptr, how many ids each table lacks.
+Tensor find_all(const IndexArgs& index, const FeatureArgs& features, int64_t* missing) {
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
-  Tensor missing = zeros_cpu({index.table_count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());
   const std::vector<Tile> tiles = make_tiles(features);
   std::vector<int64_t> tile_missing(tiles.size());
@@ -180,14 +176,32 @@ std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tens
                      handle + tile.begin, nullptr, &tile_missing[i], nullptr, ScoreUpdate{}});
         }
       });
-  auto* count = static_cast<int64_t*>(missing.data_ptr());
-  for (size_t i = 0; i < tiles.size(); ++i) count[tiles[i].table] += tile_missing[i];
+  if (missing == nullptr) return handles;
+  for (size_t i = 0; i < tiles.size(); ++i) missing[tiles[i].table] += tile_missing[i];
+  return handles;
+}
+
+std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tensor ids,
+                                Tensor offsets, std::vector<int64_t> feature_tables) {
+  const IndexArgs index = index_args("find", buckets, nullptr, tables, meta);
+  const FeatureArgs features =
+      feature_args("find", ids, offsets, feature_tables, index.table_count);
+  Tensor missing = zeros_cpu({index.table_count}, ScalarType::Long);
+  Tensor handles = find_all(index, features, static_cast<int64_t*>(missing.data_ptr()));
   return {handles, missing};
 }
 
 }  // namespace
 
 void find_tile(const FindJob& job) { find_tile_simd(job); }
+
+Tensor find_handles(const char* op, const Tensor& buckets, const Tensor& tables, const Tensor& meta,
+                    const Tensor& ids, const Tensor& offsets,
+                    const std::vector<int64_t>& feature_tables) {
+  const IndexArgs index = index_args(op, buckets, nullptr, tables, meta);
+  return find_all(index, feature_args(op, ids, offsets, feature_tables, index.table_count),
+                  nullptr);
+}
 
 }  // namespace dynemb::cpu
 

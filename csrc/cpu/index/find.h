@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/policy/decisions.h"
 #include "cpu/index/args.h"
@@ -20,5 +21,10 @@ struct FindJob {
 };
 
 void find_tile(const FindJob& job);
+
+// What the op `find` returns first.
+Tensor find_handles(const char* op, const Tensor& buckets, const Tensor& tables, const Tensor& meta,
+                    const Tensor& ids, const Tensor& offsets,
+                    const std::vector<int64_t>& feature_tables);
 
 }  // namespace dynemb::cpu

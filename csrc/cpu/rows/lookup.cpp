@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arguments/clocks.h"
+#include "cpu/index/find.h"
 #include "cpu/rows/args.h"
 #include "cpu/rows/floats.h"
 #include "cpu/rows/initial_row.h"
@@ -228,11 +229,39 @@ Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
   return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, feature_dims[0]);
 }
 
+namespace {
+
+std::tuple<Tensor, Tensor> embedding_forward(std::vector<Tensor> weights,
+                                             std::vector<Tensor> generations, Tensor row_clock,
+                                             Tensor meta, Tensor init_data, Tensor ids,
+                                             Tensor handles, Tensor offsets,
+                                             std::optional<Tensor> per_sample_weights,
+                                             std::vector<int64_t> feature_tables,
+                                             std::vector<int64_t> feature_dims, int64_t pooling) {
+  const char* op = "embedding_forward";
+  Tensor output = read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
+                            per_sample_weights, feature_tables, feature_dims, pooling);
+  return {output, update_count(op, row_clock, meta)};
+}
+
+Tensor find_and_read(Tensor buckets, Tensor tables, Tensor meta, std::vector<Tensor> weights,
+                     std::vector<Tensor> generations, Tensor init_data, Tensor ids, Tensor offsets,
+                     std::optional<Tensor> per_sample_weights, std::vector<int64_t> feature_tables,
+                     std::vector<int64_t> feature_dims, int64_t pooling) {
+  const char* op = "find_and_read";
+  const Tensor handles = find_handles(op, buckets, tables, meta, ids, offsets, feature_tables);
+  return read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
+                   per_sample_weights, feature_tables, feature_dims, pooling);
+}
+
+}  // namespace
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("embedding_bag", TORCH_BOX(&dynemb::cpu::embedding_bag));
   m.impl("embedding", TORCH_BOX(&dynemb::cpu::embedding));
+  m.impl("embedding_forward", TORCH_BOX(&dynemb::cpu::embedding_forward));
+  m.impl("find_and_read", TORCH_BOX(&dynemb::cpu::find_and_read));
   m.impl("embedding_bag_inference", TORCH_BOX(&dynemb::cpu::embedding_bag_inference));
   m.impl("embedding_inference", TORCH_BOX(&dynemb::cpu::embedding_inference));
   m.impl("quantized_embedding_bag", TORCH_BOX(&dynemb::cpu::quantized_embedding_bag));

@@ -307,12 +307,28 @@ std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Te
   return {output, update_count(call, row_clock, meta)};
 }
 
+std::tuple<Tensor, Tensor> embedding_forward(std::vector<Tensor> weights,
+                                             std::vector<Tensor> generations, Tensor row_clock,
+                                             Tensor meta, Tensor init_data, Tensor ids,
+                                             Tensor handles, Tensor offsets,
+                                             std::optional<Tensor> per_sample_weights,
+                                             std::vector<int64_t> feature_tables,
+                                             std::vector<int64_t> feature_dims, int64_t pooling) {
+  const Call call("embedding_forward", kWeights, weights.empty() ? meta : weights[0]);
+  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
+  Tensor output = run_lookup(call, rows,
+                             lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
+                                         feature_tables, feature_dims, pooling));
+  return {output, update_count(call, row_clock, meta)};
+}
+
 }  // namespace
 }  // namespace dynemb::cuda
 
 DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("embedding_bag", TORCH_BOX(&dynemb::cuda::embedding_bag));
   m.impl("embedding", TORCH_BOX(&dynemb::cuda::embedding));
+  m.impl("embedding_forward", TORCH_BOX(&dynemb::cuda::embedding_forward));
   m.impl("embedding_bag_inference", TORCH_BOX(&dynemb::cuda::embedding_bag_inference));
   m.impl("embedding_inference", TORCH_BOX(&dynemb::cuda::embedding_inference));
   m.impl("quantized_embedding_bag", TORCH_BOX(&dynemb::cuda::quantized_embedding_bag));

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -341,7 +341,7 @@ class ShardTables(TableModule):
                 column += dim
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
 
-    def _check_not_replicated(self) -> None:
+    def _check_not_replicated(self, anchor: nn.Parameter) -> None:
         """A sharded module runs inside the DDP that has the dense part, and is no part of it."""
 
 
