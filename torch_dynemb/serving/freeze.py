@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.distributed.dtensors import is_dtensor
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.serving.choices import RANKS, Choices, Ranks
 from torch_dynemb.serving.frozen_tables import FrozenTables
@@ -179,7 +179,7 @@ def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> 
             "makes a read-only copy of it with torch_dynemb.serving.freezes"
         )
     for name, parameter in module.named_parameters(recurse=False):
-        if isinstance(parameter, DTensor):
+        if is_dtensor(parameter):
             raise TypeError(
                 f"freeze: parameter {name!r} of {type(module).__name__} is a DTensor, of which "
                 "this rank has a part: save the model with torch_dynemb.checkpoint.save, load it "

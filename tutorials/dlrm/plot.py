@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
-
 from tutorials.dlrm.loop import Point
 
 _COLOURS = ("tab:blue", "tab:orange")
@@ -26,6 +23,10 @@ def plot(
         curves: By name, points of the training and the AUC on held-out samples (at most two).
         best_auc: The best reachable AUC on held-out samples, if known.
     """
+    # here, since it takes half a second, and ranks that plot nothing do without
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
     figure = Figure(figsize=(12, 4.5), layout="constrained")  # without pyplot: needs no display
     loss_axes, auc_axes = figure.subplots(1, 2)
     for (name, (points, auc)), colour in zip(curves.items(), _COLOURS, strict=False):

@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.entries import dense_file
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
+from torch_dynemb.distributed.dtensors import is_dtensor
 from torch_dynemb.table.dense_state import dense_only
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _TENSOR, _LIST, _DICT, _TUPLE = "tensor", "list", "dict", "tuple"
 
@@ -113,7 +115,7 @@ def _pieces_of(name: str, value: Tensor, rank: int) -> list[Piece]:
             )
             for shard in value.local_shards()
         ]
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
         if not _holds_shards(value.to_local()) and _is_replica(value):
             return []
         return [
@@ -230,7 +232,10 @@ def tensor_pieces(value: Any) -> Iterator[tuple[Tensor, tuple[int, ...], tuple[i
         for shard in value.local_shards():
             begin, sizes = shard.metadata.shard_offsets, value.metadata().size
             yield shard.tensor.detach(), tuple(begin), tuple(sizes)
-    elif isinstance(value, DTensor):
+    elif is_dtensor(value):
+        # not at the top: it takes long, and who has no DTensors need not wait for it
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         local: Any = value.to_local()
         if _holds_shards(local):
             # without any, there is an offset nevertheless
@@ -255,7 +260,7 @@ def _holds_shards(local: Any) -> bool:
 
 def is_sharded(value: Any) -> bool:
     """Whether ranks have different parts of it."""
-    return isinstance(value, ShardedTensor | DTensor)
+    return isinstance(value, ShardedTensor) or is_dtensor(value)
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import uuid
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -155,7 +155,7 @@ def export(
     folder = unfinished(target, name)
     try:
         disk.make_folder(folder)
-        torch._inductor.aoti_compile_and_package(
+        _compiler().aoti_compile_and_package(
             program, package_path=str(folder / CODE), inductor_configs=dict(_COMPILER)
         )
         tables = _tables_of(frozen)
@@ -329,9 +329,14 @@ def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
     return result
 
 
+def _compiler() -> Any:
+    """Not imported at the top: it takes half a second, and few programs export packages."""
+    return importlib.import_module("torch._inductor")
+
+
 def _constants_of(program: torch.export.ExportedProgram, code: Path) -> dict[str, Tensor]:
     """The tensors that the compiled code asks for, by name."""
-    names = torch._inductor.aoti_load_package(str(code)).get_constant_fqns()
+    names = _compiler().aoti_load_package(str(code)).get_constant_fqns()
     known = {**program.state_dict, **program.constants}
     unknown = sorted(name for name in names if not isinstance(known.get(name), Tensor))
     if unknown:
