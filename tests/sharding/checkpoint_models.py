@@ -34,6 +34,7 @@ POLICIES = {
 }
 OPTIMIZERS = {
     "adam": td.Adam(lr=0.05, row_steps=True),
+    "adagrad": td.Adagrad(lr=0.05),
     "rowwise": td.RowWiseAdagrad(lr=0.05),
     "adam of 16 bits": td.Adam(lr=0.05, row_steps=True, state_dtype=torch.bfloat16),
     "8 bits": td.Adam(lr=0.05, state_dtype=torch.uint8),
