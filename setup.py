@@ -218,7 +218,10 @@ def architecture_flags(names: Sequence[str], *, portable: bool) -> list[str]:
     """
     least = f"compute_{names[0]}"
     codes = [f"sm_{name}" for name in names] + ([least] if portable else [])
-    return [f"-gencode=arch={least},code=[{','.join(codes)}]"]
+    return [
+        f"-gencode=arch={least},code=[{','.join(codes)}]",
+        f"-DDYNEMB_CUDA_ARCHITECTURES={'_'.join(names)}",
+    ]
 
 
 class Uring(NamedTuple):

@@ -31,6 +31,8 @@ DYNEMB_DEFINE_OPS(m) {
       "int? now) -> ()");
   m.def("simd_level() -> int");
   m.def("set_simd_level(int level) -> ()");
+  m.def("compiled_with() -> int[]");
+  m.def("cuda_architectures() -> int[]");
 
   // Checksum of the memory of a tensor, as files have it.
   m.def("crc32c(Tensor data, int crc) -> Tensor");

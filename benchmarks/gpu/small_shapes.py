@@ -52,6 +52,8 @@ HOST_OPS = {
     "available_memory",
     "reserve_cuda",
     "available_cuda_memory",
+    "compiled_with",
+    "cuda_architectures",
     "changed_ids_",
     "crc32c",
     "forget_rows_",

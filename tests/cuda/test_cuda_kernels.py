@@ -26,6 +26,7 @@ HOST_ONLY = {
     "available_memory",
     "changed_ids_",
     "crc32c",
+    "compiled_with",
     "store_io_paths",
     "read_blocks",
     "preserve_rows_",

@@ -30,6 +30,7 @@ HOST_ONLY = {
     "available_memory",
     "changed_ids_",
     "crc32c",
+    "compiled_with",
     "store_io_paths",
     "read_blocks",
     "stage_",
@@ -56,7 +57,12 @@ HOST_ONLY = {
     *STORE_OPS,
 }
 # Without a tensor argument, so no device selects them.
-DEVICELESS = {"reserve_cuda", "available_cuda_memory", "raise_device_errors"}
+DEVICELESS = {
+    "reserve_cuda",
+    "available_cuda_memory",
+    "cuda_architectures",
+    "raise_device_errors",
+}
 
 needs_kernels = pytest.mark.skipif(
     not ops.has_cuda_kernels(),

@@ -8,6 +8,7 @@ import torch
 GPU_MEMORY_OPS = {
     "available_cuda_memory",
     "bind_group",
+    "cuda_architectures",
     "end_step",
     "raise_device_errors",
     "release_group",

@@ -23,7 +23,7 @@ expecttest = pytest.importorskip("expecttest")
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # Without tensors: these run as they are under torch.compile, and return no tensor to be faked.
-PLAIN = {"available_memory", "simd_level", "set_simd_level", "store_io_paths"}
+PLAIN = {"available_memory", "compiled_with", "set_simd_level", "simd_level", "store_io_paths"}
 # With an autograd formula.
 DIFFERENTIABLE = {
     "embedding_bag",
@@ -303,6 +303,8 @@ dynemb::sgd_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)
             "available_memory",
             "simd_level",
             "set_simd_level",
+            "compiled_with",
+            "cuda_architectures",
         )
         self.assertExpectedInline(
             shown,
@@ -313,7 +315,9 @@ dynemb::reserve(int[] size, int dtype, bool huge_pages) -> Tensor
 dynemb::release_(Tensor(a!) tensor, int begin, int end) -> ()
 dynemb::available_memory() -> int
 dynemb::simd_level() -> int
-dynemb::set_simd_level(int level) -> ()""",
+dynemb::set_simd_level(int level) -> ()
+dynemb::compiled_with() -> int[]
+dynemb::cuda_architectures() -> int[]""",
         )
 
     def test_storage(self) -> None:

@@ -269,9 +269,13 @@ def test_machine_code_of_all_architectures_comes_from_one_intermediate_code(
     build_script: ModuleType, tmp_path: Path
 ) -> None:
     flags = build_script.architecture_flags(["80", "90", "100"], portable=True)
-    assert flags == ["-gencode=arch=compute_80,code=[sm_80,sm_90,sm_100,compute_80]"]
+    assert flags == [
+        "-gencode=arch=compute_80,code=[sm_80,sm_90,sm_100,compute_80]",
+        "-DDYNEMB_CUDA_ARCHITECTURES=80_90_100",
+    ]
     assert build_script.architecture_flags(["90"], portable=False) == [
-        "-gencode=arch=compute_90,code=[sm_90]"
+        "-gencode=arch=compute_90,code=[sm_90]",
+        "-DDYNEMB_CUDA_ARCHITECTURES=90",
     ]
     toolkit = make_toolkit(tmp_path / "cuda")
     runtime = toolkit / "lib64" / "libcudart_static.a"

@@ -28,6 +28,7 @@ PACKAGES = (
     "torch_dynemb.torchrec",
     "torch_dynemb.migrate",
     "torch_dynemb.compat.dynamicemb",
+    "torch_dynemb.doctor",
     "torch_dynemb.plan",
 )
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples|Yields):$", re.MULTILINE)

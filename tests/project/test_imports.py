@@ -28,7 +28,7 @@ FLOORS = (
     ("serving",),
     ("oneembedding", "recis", "torchrec"),
     ("migrate",),
-    ("compat", "plan"),
+    ("compat", "doctor", "plan"),
     ("__main__",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

@@ -8,6 +8,7 @@ from torch_dynemb._library.library import load_library
 load_library()
 
 from torch_dynemb.ops.block_reads import IoPath, read_blocks, store_io_paths  # noqa: E402
+from torch_dynemb.ops.build import CompiledWith, compiled_with  # noqa: E402
 from torch_dynemb.ops.changes import FoundChanges, changed_ids_  # noqa: E402
 from torch_dynemb.ops.checksum import crc32c  # noqa: E402
 from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
@@ -140,6 +141,7 @@ __all__ = [
     "LIVE_FORMATS",
     "OPTIMIZER_NAMES",
     "Applied",
+    "CompiledWith",
     "ConcatenatedIds",
     "CrossedRagged",
     "CutRagged",
@@ -171,6 +173,7 @@ __all__ = [
     "bind_group",
     "bucketize",
     "changed_ids_",
+    "compiled_with",
     "crc32c",
     "dense_to_ragged",
     "dequantize_rows",

@@ -1,0 +1,30 @@
+// What this library was compiled with.
+
+#include <torch/csrc/stable/library.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace dynemb::cpu {
+namespace {
+
+// The compiler (0: GCC, 1: Clang), the three numbers of its version, and whether liburing is in.
+std::vector<int64_t> compiled_with() {
+#if defined(DYNEMB_HAS_URING)
+  const int64_t uring = 1;
+#else
+  const int64_t uring = 0;
+#endif
+#if defined(__clang__)
+  return {1, __clang_major__, __clang_minor__, __clang_patchlevel__, uring};
+#else
+  return {0, __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__, uring};
+#endif
+}
+
+}  // namespace
+}  // namespace dynemb::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CompositeExplicitAutograd, m) {
+  m.impl("compiled_with", TORCH_BOX(&dynemb::cpu::compiled_with));
+}

@@ -1,0 +1,84 @@
+"""``python -m torch_dynemb doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from torch_dynemb.doctor.facts import Facts, gather
+from torch_dynemb.doctor.findings import Finding, findings
+
+_PROBLEM = 1  # exit status
+
+
+def add_command(commands: Any) -> None:
+    """Adds the command ``doctor``.
+
+    Args:
+        commands: what ``ArgumentParser.add_subparsers`` returned.
+    """
+    parser = commands.add_parser(
+        "doctor",
+        help="versions, devices, memory and files of this machine, and what could be better",
+        description="Says for each fact of this machine whether it is ok, worth a note, or a "
+        "problem, and what to do. The exit status is 1 where something keeps the library from "
+        "working.",
+    )
+    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints what is found.
+
+    Args:
+        arguments: of the command line.
+
+    Returns:
+        The exit status: 1 where there is a problem.
+    """
+    facts = gather()
+    found = findings(facts)
+    print(as_json(facts, found) if arguments.json else as_text(found))
+    return _PROBLEM if any(finding.level == "problem" for finding in found) else 0
+
+
+def as_text(found: Sequence[Finding]) -> str:
+    """A line for each finding, and another one for what to do.
+
+    Args:
+        found: the findings.
+    """
+    width = max(len(finding.what) for finding in found)
+    lines = []
+    for finding in found:
+        lines.append(f"{finding.level:8} {finding.what:{width}}  {finding.value}")
+        if finding.remedy:
+            lines.append(f"{'':8} {'':{width}}  -> {finding.remedy}")
+    counts = []
+    for level in ("problem", "note"):
+        count = sum(finding.level == level for finding in found)
+        counts.append(f"{count} {level}{'' if count == 1 else 's'}")
+    return "\n".join([*lines, "", ", ".join(counts)])
+
+
+def as_json(facts: Facts, found: Sequence[Finding]) -> str:
+    """Facts and findings as JSON.
+
+    Args:
+        facts: of the machine.
+        found: what they mean.
+    """
+    about = {
+        **dataclasses.asdict(facts),
+        "built": facts.built._asdict(),
+        "gpus": [gpu._asdict() for gpu in facts.gpus],
+        "address_limits": [limit._asdict() for limit in facts.address_limits],
+    }
+    return json.dumps({"facts": about, "findings": [of._asdict() for of in found]}, indent=2)
+
+
+__all__ = ["add_command", "as_json", "as_text", "run"]
