@@ -266,6 +266,8 @@ def clipped(rank: int, norm_type: float) -> tuple[float, float, float]:
         _train(model, rank, step)
     before = _norm_of_all(model, norm_type)
     norm = td.clip_grad_norm_(model, 0.5, norm_type)
+    optimizers = td.table_optimizers(model)
+    assert [id(o) for o in optimizers] == [id(k.tables.optimizer) for k in kernels(model)]
     return float(norm), before, _norm_of_all(model, norm_type)
 
 
