@@ -204,6 +204,7 @@ void take_victims(const Claims& claims, const EvictionLog& log, const int64_t* r
       const TableView& table = claims.tables[claims.evictors[ahead].table];
       const int64_t* word = claims.victims[ahead];
       __builtin_prefetch(word, 1);
+      __builtin_prefetch(&(*new_ids)[claims.evictors[ahead].new_id].handle, 1);
       prefetch_line(table.line((word - table.scores) / (kBucketWidth * table.score_words)));
     }
     if (claims.failed[e] != 0) continue;
@@ -248,7 +249,8 @@ void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog
     const NewId& entry = (*new_ids)[position];
     const TableView& table = claims.tables[entry.table];
     const uint64_t hash = first_hash(entry.id, table.salt);
-    hashes.push_back(hash);
+    // who may take any victim goes in order: the other way round each would displace many
+    hashes.push_back(table.bucket_count <= kWholeIndexBuckets ? 0 : hash);
     const int64_t bucket = bucket_of(hash, table.bucket_count);
     claims.evictors.push_back({bucket, entry.table, position});
   }

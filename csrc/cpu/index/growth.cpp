@@ -164,7 +164,8 @@ void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
   std::vector<std::vector<Entry>> rest(parts);
   for (int64_t last = parts; last > 0;) {
     const int64_t above = (last * view.bucket_count + bucket_count - 1) / bucket_count;
-    const int64_t first = std::min(above, last - 1);
+    // nobody leaves his range where the count stays: tombstones only
+    const int64_t first = bucket_count == view.bucket_count ? 0 : std::min(above, last - 1);
     const auto spread_parts = [&](int64_t part_begin, int64_t part_end) {
       for (int64_t p = first + part_begin; p < first + part_end; ++p) {
         const int64_t begin = view.bucket_count * p / parts;
