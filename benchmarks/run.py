@@ -49,6 +49,7 @@ BENCHMARKS = (
     "live_serving",
     "serving",
     "quantized_rows",
+    "ops",
 )
 
 

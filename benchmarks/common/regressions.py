@@ -144,7 +144,7 @@ def _wrong_in(row: Row) -> str:
         return f"has peer {row['peer']!r}, expected a text or null"
     if not isinstance(row.get("valid"), bool):
         return f"has valid {row.get('valid')!r}, expected true or false"
-    for name in ("ours_ms", "peer_ms", "ratio", "value", "ours_min_ms", "ratio_min"):
+    for name in ("ours_ms", "peer_ms", "ratio", "value", "value_min", "ours_min_ms", "ratio_min"):
         number = row.get(name)
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
             return f"has {name} {number!r}, expected a number or null"
@@ -202,7 +202,7 @@ def _change(key: Key, old: Row, new: Row, *, one_machine: bool) -> Change | str:
     if old["ours_ms"] is None:
         if unit.split()[0] not in TIME_UNITS:
             return "it is no time"
-        names = ("value", "")
+        names = ("value", "value_min")
     elif old.get("ratio") is not None and new.get("ratio") is not None:
         unit, names = "x", ("ratio", "ratio_min")
     else:

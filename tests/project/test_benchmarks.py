@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from op_cases import all_op_names
 
 pytestmark = pytest.mark.cpu_only("a program, in a process of its own")
 
@@ -139,6 +140,21 @@ def test_rows_are_compared_with_rocksdb(
     assert all(row["valid"] for row in rows)
 
 
+def test_every_op_is_timed_or_left_out_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from single_ops.left_out import LEFT_OUT
+
+    run(monkeypatch, "ops", "--json", "--quick", "--rounds", "1", "--calls", "1")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted([*(row["case"] for row in rows), *LEFT_OUT]) == all_op_names()
+    assert all(row["value"] >= row["value_min"] > 0 for row in rows)
+    assert {row["unit"] for row in rows if row["case"].startswith(("find", "adam"))} == {"ns an id"}
+    counts = {row["case"]: row["count"] for row in rows}
+    assert counts["find_or_insert_"] > 3000  # calls of small_shapes, larger than those of tests
+
+
 def test_a_table_is_printed_without_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +172,7 @@ def test_an_unknown_benchmark_is_named(
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, overhead, dlrm, lifecycle"
     expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
-    expected += ", checkpoint, delta, tiers, live_serving, serving, quantized_rows"
+    expected += ", checkpoint, delta, tiers, live_serving, serving, quantized_rows, ops"
     assert expected in capsys.readouterr().err
 
 

@@ -1,0 +1,1 @@
+"""What ops.py times: calls of single ops, and the ops that are left out."""
