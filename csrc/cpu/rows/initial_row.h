@@ -9,6 +9,7 @@
 #include "cpu/rows/quantized_rows.h"
 #include "cpu/rows/random_words.h"
 #include "cpu/rows/storage.h"
+#include "cpu/runtime/prefetch.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
@@ -119,15 +120,12 @@ DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, i
   return scratch;
 }
 
+// Starts loading what resolve_row reads.
 DYNEMB_INLINE void prefetch_row(const TableRows& table, int64_t handle) {
   if (handle < 0) return;
   const int64_t row = handle_row(handle);
-  __builtin_prefetch(table.generations + row);
-  const char* values = table.row(row);
-  const int64_t prefetched = table.row_bytes < 512 ? table.row_bytes : 512;  // the rest follows
-  for (int64_t byte = 0; byte < prefetched; byte += 64) __builtin_prefetch(values + byte);
-  // rows that are no whole cache lines may end in one more
-  if (prefetched % 64 != 0) __builtin_prefetch(values + prefetched - 1);
+  prefetch_line_of(table.generations + row);
+  prefetch_row_bytes(table.row(row), table.row_bytes);
 }
 
 }  // namespace dynemb::cpu

@@ -20,7 +20,7 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kPrefetchRows = 16;  // rows on their way ahead of the one in use
+constexpr int64_t kPrefetchRows = 64;  // rows on their way ahead of the one in use
 
 struct BagJob {
   const LookupArgs* lookup;
@@ -30,40 +30,45 @@ struct BagJob {
   float* scratch;  // kRowsAtOnce rows
 };
 
-DYNEMB_INLINE void pool_bags_body(const BagJob& job) {
+template <bool kWeighted>
+DYNEMB_INLINE void pool_tile(const BagJob& job) {
   const LookupArgs& lookup = *job.lookup;
-  const TableRows& table = *job.table;
+  const TableRows table = *job.table;  // a copy, which no store below can change
+  const int64_t* const handles = lookup.handles;
   const int64_t first_bag = job.tile.feature * lookup.batch;
   const int64_t feature_end = lookup.features.begin[job.tile.feature + 1];
   const int64_t first_id = lookup.offsets[first_bag + job.tile.begin];
   for (int64_t i = first_id; i < std::min(first_id + kPrefetchRows, feature_end); ++i) {
-    prefetch_row(table, lookup.handles[i]);
+    prefetch_row(table, handles[i]);
   }
   const float* row[kRowsAtOnce];
   float weight[kRowsAtOnce];
   for (int64_t b = job.tile.begin; b < job.tile.end; ++b) {
     const int64_t bag = first_bag + b;
+    const int64_t bag_end = lookup.offsets[bag + 1];
     float* out = job.output + b * lookup.columns + lookup.column[job.tile.feature];
     std::memset(out, 0, sizeof(float) * static_cast<size_t>(table.dim));
-    int64_t rows = 0;
-    for (int64_t i = lookup.offsets[bag]; i < lookup.offsets[bag + 1]; ++i) {
-      if (i + kPrefetchRows < feature_end) prefetch_row(table, lookup.handles[i + kPrefetchRows]);
-      row[rows] = resolve_row(table, lookup.handles[i], lookup.features.ids[i],
-                              job.scratch + rows * table.dim);
-      weight[rows] = lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[i];
-      rows += row[rows] != nullptr;
-      if (rows == kRowsAtOnce) {
-        add_rows(row, weight, rows, table.dim, out);
-        rows = 0;
+    for (int64_t i = lookup.offsets[bag]; i < bag_end;) {
+      const int64_t last = std::min(i + kRowsAtOnce, bag_end);
+      int64_t rows = 0;
+      for (; i < last; ++i) {
+        if (i + kPrefetchRows < feature_end) prefetch_row(table, handles[i + kPrefetchRows]);
+        row[rows] =
+            resolve_row(table, handles[i], lookup.features.ids[i], job.scratch + rows * table.dim);
+        if constexpr (kWeighted) weight[rows] = lookup.id_weights[i];
+        rows += row[rows] != nullptr;
       }
+      add_rows<kWeighted>(row, weight, rows, table.dim, out);
     }
-    add_rows(row, weight, rows, table.dim, out);
     if (lookup.pooling == kPoolMean) {
       float scale;
       bag_scale(lookup, bag, &scale);
       for (int64_t c = 0; c < table.dim; ++c) out[c] *= scale;
     }
   }
+}
+DYNEMB_INLINE void pool_bags_body(const BagJob& job) {
+  job.lookup->id_weights == nullptr ? pool_tile<false>(job) : pool_tile<true>(job);
 }
 DYNEMB_SIMD_VARIANTS(pool_bags, (const BagJob& job), (job))
 
