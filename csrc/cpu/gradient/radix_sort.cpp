@@ -8,7 +8,7 @@ namespace dynemb::cpu {
 namespace {
 
 constexpr int kMaxDigitBits = 11;  // 2048 counters of 8 bytes stay in the first-level cache
-constexpr int64_t kItemsPerChunk = 1 << 14;
+constexpr int64_t kItemsPerChunk = 1 << 13;
 constexpr int64_t kMaxChunks = 16;
 
 // Chunks of a sort, by which threads share it.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/gradient/radix_sort.h"
+#include "cpu/rows/row_sums.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
@@ -16,6 +17,12 @@ struct Occurrence {
   const float* gradient;
   float factor;
 };
+
+// Whether there may be factors other than 1.
+DYNEMB_INLINE bool has_factors(const GradientSource& source) {
+  return source.lookup->pooling != kPoolNone &&
+         (source.lookup->id_weights != nullptr || source.lookup->pooling == kPoolMean);
+}
 
 DYNEMB_INLINE Occurrence occurrence(const GradientSource& source, int64_t position) {
   const LookupArgs& lookup = *source.lookup;
@@ -32,14 +39,27 @@ DYNEMB_INLINE Occurrence occurrence(const GradientSource& source, int64_t positi
   return {source.gradient + row * lookup.columns + lookup.column[feature], factor};
 }
 
+// sum[c] = the first occurrence's + the second one's + ...
 DYNEMB_INLINE void sum_occurrences(const GradientSource& source, const GradientRuns& runs,
                                    int64_t begin, int64_t end, float* sum) {
   const int64_t dim = runs.dim;
   const Occurrence first = occurrence(source, runs.position(begin));
   for (int64_t c = 0; c < dim; ++c) sum[c] = first.factor * first.gradient[c];
-  for (int64_t i = begin + 1; i < end; ++i) {
-    const Occurrence next = occurrence(source, runs.position(i));
-    for (int64_t c = 0; c < dim; ++c) sum[c] += next.factor * next.gradient[c];
+  const bool weighted = has_factors(source);
+  const float* gradient[kRowsAtOnce];
+  float factor[kRowsAtOnce];
+  for (int64_t i = begin + 1; i < end;) {
+    const int64_t rows = std::min(kRowsAtOnce, end - i);
+    for (int64_t k = 0; k < rows; ++k, ++i) {
+      const Occurrence next = occurrence(source, runs.position(i));
+      gradient[k] = next.gradient;
+      factor[k] = next.factor;
+    }
+    if (weighted) {
+      add_rows<true>(gradient, factor, rows, dim, sum);
+    } else {
+      add_rows<false>(gradient, factor, rows, dim, sum);
+    }
   }
 }
 
@@ -162,6 +182,105 @@ SortOrder sort_order(const LookupArgs& lookup, const std::vector<TableRows>& tab
   return order;
 }
 
+// Handles with a row: the highest one, and whether all are of one generation.
+struct HandleRange {
+  int64_t highest = 0;
+  int64_t some = -1;  // any of them, -1: there are none
+  int64_t differ = 0;
+
+  void take(int64_t handle) {
+    if (some < 0) some = handle;
+    highest = std::max(highest, handle);
+    differ |= handle ^ some;
+  }
+  void take(const HandleRange& other) {
+    if (other.some < 0) return;
+    take(other.some);
+    differ |= other.differ;
+    highest = std::max(highest, other.highest);
+  }
+  bool one_generation() const { return some >= 0 && (differ & kGenerationMask) == 0; }
+};
+
+// Occurrences [begin, end) of a feature, whose keys one thread makes.
+struct KeyPiece {
+  int64_t begin;
+  int64_t end;
+  bool ends_part;  // the last piece of what is sorted by itself
+  HandleRange handles;
+  int64_t keys;
+  int64_t key;  // where its keys begin
+};
+
+std::vector<KeyPiece> key_pieces(const LookupArgs& lookup, const SortOrder& order) {
+  constexpr int64_t kOccurrences = 1 << 13;
+  std::vector<KeyPiece> pieces;
+  for (size_t t = 0; t + 1 < order.table.size(); ++t) {
+    for (size_t k = order.table[t]; k < order.table[t + 1]; ++k) {
+      const size_t f = order.feature[k];
+      const int64_t end = lookup.features.begin[f + 1];
+      for (int64_t i = lookup.features.begin[f]; i < end; i += kOccurrences) {
+        pieces.push_back({i, std::min(i + kOccurrences, end), false, {}, 0, 0});
+      }
+    }
+    if (!pieces.empty()) pieces.back().ends_part = true;
+  }
+  return pieces;
+}
+
+void count_keys(const LookupArgs& lookup, KeyPiece* piece) {
+  HandleRange handles;
+  int64_t keys = 0;
+  for (int64_t i = piece->begin; i < piece->end; ++i) {
+    if (lookup.handles[i] < 0) continue;
+    handles.take(lookup.handles[i]);
+    ++keys;
+  }
+  piece->handles = handles;
+  piece->keys = keys;
+}
+
+void write_keys(const LookupArgs& lookup, const KeyPiece& piece, int position_bits, uint64_t* key) {
+  for (int64_t i = piece.begin; i < piece.end; ++i) {
+    const int64_t handle = lookup.handles[i];
+    if (handle < 0) continue;
+    *key++ = static_cast<uint64_t>(handle_row(handle)) << position_bits | static_cast<uint64_t>(i);
+  }
+}
+
+// Where the row of sorted occurrences changes, a run begins.
+void find_runs(GradientRuns* runs) {
+  constexpr int64_t kOccurrences = 1 << 13;
+  const uint64_t* sorted = runs->sorted.data();
+  const int position_bits = runs->position_bits;
+  const auto count = static_cast<int64_t>(runs->sorted.size());
+  const int64_t pieces = (count + kOccurrences - 1) / kOccurrences;
+  const auto begins = [&](int64_t i) {
+    return i == 0 || (sorted[i] >> position_bits) != (sorted[i - 1] >> position_bits);
+  };
+  std::vector<int64_t> first_run(static_cast<size_t>(pieces) + 1, 0);
+  parallel_units(pieces, count, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t last = std::min((p + 1) * kOccurrences, count);
+      int64_t heads = 0;
+      for (int64_t i = p * kOccurrences; i < last; ++i) heads += begins(i);
+      first_run[p + 1] = heads;
+    }
+  });
+  for (int64_t p = 0; p < pieces; ++p) first_run[p + 1] += first_run[p];
+  runs->run.resize(first_run[pieces] + 1);
+  parallel_units(pieces, count, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t last = std::min((p + 1) * kOccurrences, count);
+      int64_t* run = runs->run.data() + first_run[p];
+      for (int64_t i = p * kOccurrences; i < last; ++i) {
+        if (begins(i)) *run++ = i;
+      }
+    }
+  });
+  runs->run[first_run[pieces]] = count;
+}
+
 }  // namespace
 
 GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
@@ -169,47 +288,37 @@ GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
   GradientRuns runs;
   runs.slab = slab;
   runs.dim = dim;
+  runs.handles = lookup.handles;
   runs.position_bits = bits_for(static_cast<uint64_t>(lookup.features.count));
-  runs.sorted.resize(lookup.features.count);
   const SortOrder order = sort_order(lookup, tables, slab);
-  uint64_t highest = 0;
-  size_t with_row = 0;
-  std::vector<size_t> part = {0};  // what is sorted by itself
-  for (size_t t = 0; t + 1 < order.table.size(); ++t) {
-    for (size_t k = order.table[t]; k < order.table[t + 1]; ++k) {
-      const size_t f = order.feature[k];
-      for (int64_t i = lookup.features.begin[f]; i < lookup.features.begin[f + 1]; ++i) {
-        const int64_t handle = lookup.handles[i];
-        const uint64_t row = static_cast<uint64_t>(handle_row(handle));
-        runs.sorted[with_row] = (row << runs.position_bits) | static_cast<uint64_t>(i);
-        with_row += handle >= 0;
-        highest = std::max(highest, handle >= 0 ? row : 0);
-      }
-    }
-    part.push_back(with_row);
-  }
-  runs.sorted.resize(with_row);
-  const int row_bits = bits_for(highest + 1);
-  STD_TORCH_CHECK(row_bits + runs.position_bits <= 64, "dynemb::", op, ": ", lookup.features.count,
-                  " ids into ", highest + 1,
-                  " rows are too many for one backward: split the batch");
-  radix_sort_parts(runs.sorted, part, runs.position_bits, runs.position_bits + row_bits);
-  const int64_t count = static_cast<int64_t>(runs.sorted.size());
-  const auto is_last = [&](int64_t i) {
-    return i + 1 == count ||
-           (runs.sorted[i] >> runs.position_bits) != (runs.sorted[i + 1] >> runs.position_bits);
+  std::vector<KeyPiece> pieces = key_pieces(lookup, order);
+  const auto piece_count = static_cast<int64_t>(pieces.size());
+  const auto piece_work = [&](auto work) {
+    parallel_units(piece_count, lookup.features.count, [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) work(&pieces[p]);
+    });
   };
-  int64_t heads = 0;
-  for (int64_t i = 0; i < count; ++i) heads += is_last(i);
-  runs.run.resize(heads + 1);
-  heads = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    runs.run[heads] = i;
-    heads += is_last(i);
+  piece_work([&](KeyPiece* piece) { count_keys(lookup, piece); });
+  int64_t with_row = 0;
+  HandleRange all;
+  std::vector<size_t> part = {0};  // what is sorted by itself
+  for (int64_t p = 0; p < piece_count; ++p) {
+    pieces[p].key = with_row;
+    with_row += pieces[p].keys;
+    all.take(pieces[p].handles);
+    if (pieces[p].ends_part) part.push_back(static_cast<size_t>(with_row));
   }
-  // run[r] is now the last occurrence of run r; the run after it begins one later.
-  for (int64_t r = heads; r > 0; --r) runs.run[r] = runs.run[r - 1] + 1;
-  runs.run[0] = 0;
+  runs.generation = all.one_generation() ? handle_generation(all.some) : -1;
+  const uint64_t row_count = static_cast<uint64_t>(handle_row(all.highest)) + 1;
+  const int row_bits = bits_for(row_count);
+  STD_TORCH_CHECK(row_bits + runs.position_bits <= 64, "dynemb::", op, ": ", lookup.features.count,
+                  " ids into ", row_count, " rows are too many for one backward: split the batch");
+  runs.sorted.resize(with_row);
+  piece_work([&](KeyPiece* piece) {
+    write_keys(lookup, *piece, runs.position_bits, runs.sorted.data() + piece->key);
+  });
+  radix_sort_parts(runs.sorted, part, runs.position_bits, runs.position_bits + row_bits);
+  find_runs(&runs);
   return runs;
 }
 
@@ -255,7 +364,7 @@ void reduce_runs(const GradientSource& source, const GradientRuns& runs,
       sum_runs({&source, &runs, &long_runs, first, last, entries.gradient + first * dim, sums});
       for (int64_t r = first; r < last; ++r) {
         const int64_t position = runs.position(runs.run[r]);
-        entries.handle[r] = lookup.handles[position];
+        entries.handle[r] = runs.handle(runs.run[r]);
         entries.id[r] = lookup.features.ids[position];
         entries.table[r] = lookup.features.table[source.feature_of(position)];
         float* gradient = entries.gradient + r * dim;

@@ -34,12 +34,21 @@ struct GradientRuns {
   Scratch<uint64_t> sorted;  // row << position_bits | position
   int position_bits;
   Scratch<int64_t> run;
+  const int64_t* handles;  // of the lookup
+  int64_t generation;      // of all handles here, or -1 where they differ
   int64_t slab;
   int64_t dim;
 
   int64_t count() const { return static_cast<int64_t>(run.size()) - 1; }
   int64_t position(int64_t sorted_index) const {
     return static_cast<int64_t>(sorted[sorted_index] & ((uint64_t{1} << position_bits) - 1));
+  }
+  // Where no row was ever given to a second id, as in tables that evict nobody, handles follow from
+  // rows and need not be looked up.
+  bool one_generation() const { return generation >= 0; }
+  int64_t handle(int64_t sorted_index) const {
+    if (!one_generation()) return handles[position(sorted_index)];
+    return make_handle(static_cast<int64_t>(sorted[sorted_index] >> position_bits), generation);
   }
 };
 

@@ -16,7 +16,7 @@ constexpr int64_t kRowsPerChunk = 32;  // rows summed and updated while as many 
 
 struct RowUpdate {
   int64_t handle;
-  int64_t id;
+  int64_t position;  // of its id
   int64_t table;
   const float* gradient;
 };
@@ -26,6 +26,7 @@ struct RowUpdateJob {
   int64_t count;          // at most kRowsPerChunk
   const RowUpdate* next;  // rows of the job after this one: loaded while these are updated
   int64_t next_count;
+  const int64_t* ids;  // by position: read only for rows to which the id matters
   const TableRows* tables;
   const OptimizerStep* steps;  // per table
   const SlabState* state;

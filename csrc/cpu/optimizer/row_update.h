@@ -8,6 +8,7 @@
 #include "cpu/rows/floats.h"
 #include "cpu/rows/initial_row.h"
 #include "cpu/rows/undo.h"
+#include "cpu/runtime/prefetch.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
@@ -172,30 +173,25 @@ DYNEMB_INLINE const float* prepared_gradient(const OptimizerStep& s, const float
   return scratch;
 }
 
-// Not a lambda: the compiler drops calls of one that does nothing else.
-DYNEMB_INLINE void prefetch_bytes(const char* from, int64_t bytes) {
-  for (int64_t byte = 0; byte < bytes && byte < 512; byte += 64) {
-    __builtin_prefetch(from + byte, 1);
-  }
-}
-
 // Starts loading what update_rows will touch for a row.
 template <class Optimizer>
 DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& update) {
   const TableRows& table = job.tables[update.table];
   const int64_t row = handle_row(update.handle);
-  __builtin_prefetch(table.generations + row, 1);
-  prefetch_bytes(table.row(row), table.row_bytes);
+  bool rounds = table.storage != Storage::kFloat32;
+  prefetch_line_of(table.generations + row);
+  prefetch_row_bytes(table.row(row), table.row_bytes);
   for (int k = 0; k < Optimizer::kElementStates; ++k) {
-    prefetch_bytes(job.state->element[k] + row * job.state->row_bytes[k], job.state->row_bytes[k]);
+    rounds |= job.state->storage[k] != Storage::kFloat32;
+    prefetch_row_bytes(job.state->element[k] + row * job.state->row_bytes[k],
+                       job.state->row_bytes[k]);
   }
-  for (int k = 0; k < Optimizer::kRowStates; ++k) {
-    __builtin_prefetch(job.state->of_row[k] + row, 1);
-  }
+  for (int k = 0; k < Optimizer::kRowStates; ++k) prefetch_line_of(job.state->of_row[k] + row);
   if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
-    if (job.state->steps != nullptr) __builtin_prefetch(job.state->steps + row, 1);
+    if (job.state->steps != nullptr) prefetch_line_of(job.state->steps + row);
   }
-  if (job.state->changes != nullptr) __builtin_prefetch(job.state->changes + row, 1);
+  if (job.state->changes != nullptr) prefetch_line_of(job.state->changes + row);
+  if (rounds) prefetch_line_of(job.ids + update.position);  // names the random bits
 }
 
 // What an optimizer works out once for a row; updates the row's own state.
@@ -217,7 +213,7 @@ DYNEMB_INLINE RowNumbers row_numbers(const SlabState& slab, const OptimizerStep&
 // The row must be live.
 template <class Optimizer>
 DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
-                              const OptimizerStep& table_step, int64_t row, int64_t id,
+                              const OptimizerStep& table_step, int64_t row, int64_t position,
                               const float* gradient, const RowNumbers* known, float* scratch) {
   const SlabState& slab = *job.state;
   const int64_t dim = table.dim;
@@ -261,8 +257,9 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
       known != nullptr ? *known
                        : row_numbers<Optimizer>(slab, *step, row, gradient, weight, state, dim);
   const auto rounding = [&](int tensor) {
-    return Rounding{step->stochastic,
-                    step->stochastic ? rounding_key(table.seed, id, step->step, tensor) : 0};
+    return Rounding{
+        step->stochastic,
+        step->stochastic ? rounding_key(table.seed, job.ids[position], step->step, tensor) : 0};
   };
   if (is_bfloat16) {
     const BFloat16Weights weights{reinterpret_cast<uint16_t*>(stored_weight), rounding(0)};
@@ -344,16 +341,17 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
     float* scratch = job.scratch + table.dim;
     if (status == RowStatus::kUnwritten) {
       if (table.storage == Storage::kFloat32) {
-        write_initial_row(table, table.init_begin, table.init_count, update.id,
+        write_initial_row(table, table.init_begin, table.init_count, job.ids[update.position],
                           reinterpret_cast<float*>(table.row(row)));
       } else {
-        write_initial_row(table, table.init_begin, table.init_count, update.id, scratch);
+        write_initial_row(table, table.init_begin, table.init_count, job.ids[update.position],
+                          scratch);
         store_row(table.storage, kToNearest, scratch, table.dim, table.row(row));
       }
       write_fresh_state(*job.state, row, table.dim, step.initial_state);
       table.generations[row] = handle_generation(update.handle);
     }
-    update_row<Optimizer>(job, table, step, row, update.id, gradient,
+    update_row<Optimizer>(job, table, step, row, update.position, gradient,
                           known[k] ? &numbers[k] : nullptr, scratch);
     if (job.state->changes != nullptr) job.state->changes[row] = kChangedForAll;
   }

@@ -7,6 +7,7 @@
 #include "core/policy/counts.h"
 #include "cpu/gradient/runs.h"
 #include "cpu/index/one_writer.h"
+#include "cpu/runtime/prefetch.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -70,15 +71,15 @@ struct UpdateCall {
     }
     return false;
   }
-  void check_finite(const RowUpdate& row) const {
+  void check_finite(const RowUpdate& row, const int64_t* ids) const {
     if (!raises(row.table)) return;
     STD_TORCH_CHECK(!has_non_finite(row.gradient, tables[row.table].dim), "dynemb::", op,
-                    ": the gradient of id ", row.id, " of table ", row.table,
+                    ": the gradient of id ", ids[row.position], " of table ", row.table,
                     " has NaN or infinity, and non_finite is 'raise': no row has been updated");
   }
 
-  RowUpdateJob job(int64_t slab, float* scratch) const {
-    return {nullptr, 0, nullptr, 0, tables.data(), steps.data(), &state[slab], scratch, 0, 0};
+  RowUpdateJob job(int64_t slab, const int64_t* ids, float* scratch) const {
+    return {nullptr, 0, nullptr, 0, ids, tables.data(), steps.data(), &state[slab], scratch, 0, 0};
   }
 
  private:
@@ -117,38 +118,38 @@ struct SlabRuns {
         long_runs(sum_long_runs(source, runs)),
         chunks((runs.count() + kRowsPerChunk - 1) / kRowsPerChunk) {}
 
-  void collect(int64_t chunk, std::vector<RowUpdate>* rows) const {
+  // Rows of a chunk without their sums; returns how many.
+  int64_t collect(int64_t chunk, RowUpdate* rows) const {
     const LookupArgs& lookup = *source.lookup;
-    rows->clear();
-    const int64_t last = std::min((chunk + 1) * kRowsPerChunk, runs.count());
-    for (int64_t r = chunk * kRowsPerChunk; r < last; ++r) {
-      if (r + kRowsPerChunk < runs.count()) {
-        const int64_t ahead = runs.position(runs.run[r + kRowsPerChunk]);
-        __builtin_prefetch(lookup.handles + ahead);
-        __builtin_prefetch(lookup.features.ids + ahead);
+    const int64_t first = chunk * kRowsPerChunk;
+    const int64_t last = std::min(first + kRowsPerChunk, runs.count());
+    for (int64_t r = first; r < last; ++r) {
+      if (!runs.one_generation() && r + kRowsPerChunk < runs.count()) {
+        prefetch_line_of(lookup.handles + runs.position(runs.run[r + kRowsPerChunk]));
       }
       const int64_t position = runs.position(runs.run[r]);
       const int64_t table = lookup.features.table[source.feature_of(position)];
-      rows->push_back({lookup.handles[position], lookup.features.ids[position], table, nullptr});
+      rows[r - first] = {runs.handle(runs.run[r]), position, table, nullptr};
     }
+    return last - first;
   }
   // `buffer`: a row for each of a chunk.
-  void sum(int64_t chunk, float* buffer, std::vector<RowUpdate>* rows) const {
+  void sum(int64_t chunk, float* buffer, int64_t count, RowUpdate* rows) const {
     const float* sums[kRowsPerChunk];
     const int64_t first = chunk * kRowsPerChunk;
-    sum_runs({&source, &runs, &long_runs, first, first + static_cast<int64_t>(rows->size()), buffer,
-              sums});
-    for (size_t k = 0; k < rows->size(); ++k) (*rows)[k].gradient = sums[k];
+    sum_runs({&source, &runs, &long_runs, first, first + count, buffer, sums});
+    for (int64_t k = 0; k < count; ++k) rows[k].gradient = sums[k];
   }
 };
 
 void check_runs(const UpdateCall& call, const SlabRuns& slab) {
   std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * slab.runs.dim));
-  std::vector<RowUpdate> rows;
+  RowUpdate rows[kRowsPerChunk];
   for (int64_t chunk = 0; chunk < slab.chunks; ++chunk) {
-    slab.collect(chunk, &rows);
-    slab.sum(chunk, buffer.data(), &rows);
-    for (const RowUpdate& row : rows) call.check_finite(row);
+    const int64_t count = slab.collect(chunk, rows);
+    slab.sum(chunk, buffer.data(), count, rows);
+    const int64_t* ids = slab.source.lookup->features.ids;
+    for (int64_t k = 0; k < count; ++k) call.check_finite(rows[k], ids);
   }
 }
 
@@ -159,22 +160,19 @@ void update_runs(const UpdateCall& call, const SlabRuns& slab) {
   parallel_units(slab.chunks, occurrences, [&](int64_t begin, int64_t end) {
     std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * dim));
     std::vector<float> scratch(static_cast<size_t>(kScratchRows * dim));
-    std::vector<RowUpdate> rows;
-    std::vector<RowUpdate> next;
-    RowUpdateJob job = call.job(slab.runs.slab, scratch.data());
-    slab.collect(begin, &next);
-    job.next = next.data();
-    job.next_count = static_cast<int64_t>(next.size());
+    RowUpdate two_chunks[2][kRowsPerChunk];  // of one chunk and of the next one, in turn
+    RowUpdateJob job = call.job(slab.runs.slab, slab.source.lookup->features.ids, scratch.data());
+    job.next = two_chunks[begin % 2];
+    job.next_count = slab.collect(begin, two_chunks[begin % 2]);
     call.kernels.prefetch_rows(job);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
-      rows.swap(next);
-      next.clear();
-      if (chunk + 1 < end) slab.collect(chunk + 1, &next);
-      slab.sum(chunk, buffer.data(), &rows);
-      job.rows = rows.data();
-      job.count = static_cast<int64_t>(rows.size());
-      job.next = next.data();
-      job.next_count = static_cast<int64_t>(next.size());
+      RowUpdate* rows = two_chunks[chunk % 2];
+      RowUpdate* next = two_chunks[(chunk + 1) % 2];
+      job.rows = rows;
+      job.count = job.next_count;
+      job.next = next;
+      job.next_count = chunk + 1 < end ? slab.collect(chunk + 1, next) : 0;
+      slab.sum(chunk, buffer.data(), job.count, rows);
       call.kernels.update_rows(job);
       dropped.take(chunk, &job);
     }
@@ -226,7 +224,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
   // not made for all entries at once: they may be millions
   const auto entry = [&](size_t s, int64_t u) -> RowUpdate {
     const ReducedTensors& of = reduced[s];
-    return {of.handles[u], of.ids[u], of.tables[u], of.gradients + u * weights[s].size(1)};
+    return {of.handles[u], u, of.tables[u], of.gradients + u * weights[s].size(1)};
   };
   for (size_t s = 0; s < reduced.size(); ++s) {
     const int64_t count = *reduced[s].count;
@@ -244,7 +242,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
                       " belongs to table ", table[u],
                       ", which updated_tables lacks: give all "
                       "tables of the lookup");
-      if (call.raises(table[u])) call.check_finite(entry(s, u));
+      if (call.raises(table[u])) call.check_finite(entry(s, u), reduced[s].ids);
     }
   }
   call.advance();
@@ -254,7 +252,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
     Dropped dropped(chunks);
     parallel_units(chunks, total, [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(static_cast<size_t>(kScratchRows * weights[s].size(1)));
-      RowUpdateJob job = call.job(static_cast<int64_t>(s), scratch.data());
+      RowUpdateJob job = call.job(static_cast<int64_t>(s), reduced[s].ids, scratch.data());
       std::vector<RowUpdate> rows;
       std::vector<RowUpdate> next;
       const auto collect = [&](int64_t chunk, std::vector<RowUpdate>* to) {
