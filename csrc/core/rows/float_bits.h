@@ -17,5 +17,12 @@ DYNEMB_HD float float_from_bits(uint32_t bits) {
   memcpy(&x, &bits, sizeof x);
   return x;
 }
+// The same of one number or of several: From and To have as many bits.
+template <class To, class From>
+DYNEMB_HD To bits_as(From from) {
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
 
 }  // namespace dynemb

@@ -50,44 +50,69 @@ DYNEMB_HD uint16_t bfloat16_stochastic(float value, uint32_t word) {
 // Without the processor's conversions, which not every instruction set has, and without float32
 // subnormals, which torch.set_flush_denormal would turn into zeros.
 
-DYNEMB_HD float float16_to_float(uint16_t value) {
-  const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16;
-  const uint32_t magnitude = value & 0x7fffu;
-  const float subnormal =
-      static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604644775390625e-8f;  // 2^-24
-  const uint32_t normal = (magnitude << 13) + (112u << 23);
-  const uint32_t special = (magnitude << 13) | 0x7f800000u;
-  const uint32_t finite = magnitude < 0x0400u ? float_bits(subnormal) : normal;
-  return float_from_bits(sign | (magnitude < 0x7c00u ? finite : special));
+// Values: float, or several floats; Words: their bits.
+
+// Whole numbers below 2^23 and back: the last bits of 2^23 + number are the number.
+template <class Values, class Words>
+DYNEMB_HD Values whole_to_float(Words number) {
+  return bits_as<Values>(number | 0x4b000000u) - 8388608.0f;
+}
+template <class Words, class Values>
+DYNEMB_HD Words float_to_whole(Values number) {
+  const Values nearest = (number + 8388608.0f) - 8388608.0f;
+  const Values below = nearest > number ? nearest - 1.0f : nearest;
+  return bits_as<Words>(below + 8388608.0f) & 0x7fffffu;
 }
 
+template <class Values, class Words>
+DYNEMB_HD Words float16_to_float_bits(Words value) {
+  const Words sign = (value & 0x8000u) << 16;
+  const Words magnitude = value & 0x7fffu;
+  const Values subnormal = whole_to_float<Values>(magnitude) * 5.9604644775390625e-8f;  // 2^-24
+  const Words normal = (magnitude << 13) + (112u << 23);
+  const Words special = (magnitude << 13) | 0x7f800000u;
+  const Words finite = magnitude < 0x0400u ? bits_as<Words>(subnormal) : normal;
+  return sign | (magnitude < 0x7c00u ? finite : special);
+}
+DYNEMB_HD float float16_to_float(uint16_t value) {
+  return float_from_bits(float16_to_float_bits<float>(static_cast<uint32_t>(value)));
+}
+
+// The magnitude in units of 2^-24, of what is below 2^-14, the least normal number; else 0.
+template <class Values, class Words>
+DYNEMB_HD Values float16_units(Words magnitude) {
+  return bits_as<Values>(magnitude < 0x38800000u ? magnitude : Words{}) * 16777216.0f;
+}
 // `halfway`: what is added below the last bit that is kept, of 13 bits.
-DYNEMB_HD uint16_t float16_rounded(float value, uint32_t halfway, float subnormal_part) {
-  const uint32_t bits = float_bits(value);
-  const uint32_t sign = (bits >> 16) & 0x8000u;
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t normal = (magnitude + halfway - (112u << 23)) >> 13;
-  const uint32_t finite = normal > 0x7c00u ? 0x7c00u : normal;
-  // 2^-14 = 1024 units of 2^-24
-  const float units = float_from_bits(magnitude < 0x38800000u ? magnitude : 0u) * 16777216.0f;
-  const uint32_t subnormal = static_cast<uint32_t>(static_cast<int32_t>(units + subnormal_part));
-  const uint32_t small = magnitude < 0x38800000u ? subnormal : finite;
-  const uint32_t nan = 0x7e00u;
-  const uint32_t special = magnitude > 0x7f800000u ? nan : 0x7c00u;
-  return static_cast<uint16_t>(sign | (magnitude >= 0x47800000u ? special : small));
+template <class Values, class Words>
+DYNEMB_HD Words float16_rounded(Words bits, Words halfway, Values subnormal_part) {
+  const Words sign = (bits >> 16) & 0x8000u;
+  const Words magnitude = bits & 0x7fffffffu;
+  const Words normal = (magnitude + halfway - (112u << 23)) >> 13;
+  const Words finite = normal > 0x7c00u ? Words{} + 0x7c00u : normal;
+  const Words subnormal = float_to_whole<Words>(float16_units<Values>(magnitude) + subnormal_part);
+  const Words small = magnitude < 0x38800000u ? subnormal : finite;
+  const Words special = magnitude > 0x7f800000u ? Words{} + 0x7e00u : Words{} + 0x7c00u;  // NaN
+  return sign | (magnitude >= 0x47800000u ? special : small);
+}
+template <class Values, class Words>
+DYNEMB_HD Words float16_nearest_bits(Words bits) {
+  const Values units = float16_units<Values>(bits & 0x7fffffffu);
+  // units are below 1024: adding and subtracting 2^23 rounds to nearest even
+  const Values rounded = (units + 8388608.0f) - 8388608.0f;
+  return float16_rounded<Values, Words>(bits, ((bits >> 13) & 1u) + 0xfffu, rounded - units);
+}
+// `words`: the upper halves are random.
+template <class Values, class Words>
+DYNEMB_HD Words float16_stochastic_bits(Words bits, Words words) {
+  const Words part = words >> 19;
+  return float16_rounded<Values, Words>(bits, part, whole_to_float<Values>(part) * 1.220703125e-4f);
 }
 DYNEMB_HD uint16_t float16_nearest(float value) {
-  const uint32_t bits = float_bits(value);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t halfway = 0xfffu + ((bits >> 13) & 1u);
-  // units of 2^-24 below 1024: adding and subtracting 2^23 rounds to nearest even
-  const float units = float_from_bits(magnitude < 0x38800000u ? magnitude : 0u) * 16777216.0f;
-  const float rounded = (units + 8388608.0f) - 8388608.0f;
-  return float16_rounded(value, halfway, rounded - units);
+  return static_cast<uint16_t>(float16_nearest_bits<float>(float_bits(value)));
 }
 DYNEMB_HD uint16_t float16_stochastic(float value, uint32_t word) {
-  const float unit = static_cast<float>(static_cast<int32_t>(word >> 19)) * 1.220703125e-4f;
-  return float16_rounded(value, word >> 19, unit);
+  return static_cast<uint16_t>(float16_stochastic_bits<float>(float_bits(value), word));
 }
 
 // -- random bits for rounding --------------------------------------------------------------------

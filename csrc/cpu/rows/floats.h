@@ -1,4 +1,4 @@
-// Loads and stores of eight floats as one value, also from and to bfloat16.
+// Loads and stores of eight floats as one value, also from and to bfloat16 and float16.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,7 @@ DYNEMB_INLINE float dot(const float* a, const float* b, int64_t count) {
 }
 
 typedef uint32_t Words8 __attribute__((vector_size(32)));
+typedef uint16_t Halves8 __attribute__((vector_size(16)));
 typedef uint16_t Halves16 __attribute__((vector_size(32)));
 
 // Sixteen values of bfloat16.
@@ -93,6 +94,39 @@ DYNEMB_INLINE void store_bfloat16(const Rounding& rounding, int64_t column, floa
       rounding.stochastic
           ? bfloat16_stochastic(value, rounding_word(rounding.key, static_cast<uint32_t>(column)))
           : bfloat16_nearest(value);
+}
+
+// Eight values of float16.
+DYNEMB_INLINE Floats8 load_float16(const uint16_t* from) {
+  Halves8 halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const Words8 words = __builtin_convertvector(halves, Words8);
+  return bits_as<Floats8>(float16_to_float_bits<Floats8>(words));
+}
+DYNEMB_INLINE void store_lower_halves(uint16_t* to, Words8 words) {
+  const Halves8 halves = __builtin_convertvector(words, Halves8);
+  std::memcpy(to, &halves, sizeof halves);
+}
+// Columns [column, column + 16) of a row; `column` is a multiple of 16.
+DYNEMB_INLINE void store_float16(const Rounding& rounding, int64_t column, Floats8 first,
+                                 Floats8 second, uint16_t* row) {
+  const Words8 low = bits_as<Words8>(first);
+  const Words8 high = bits_as<Words8>(second);
+  if (rounding.stochastic) {
+    const Words8 words = rounding.words(column);
+    store_lower_halves(row + column, float16_stochastic_bits<Floats8>(low, words));
+    store_lower_halves(row + column + kFloats, float16_stochastic_bits<Floats8>(high, words << 16));
+  } else {
+    store_lower_halves(row + column, float16_nearest_bits<Floats8>(low));
+    store_lower_halves(row + column + kFloats, float16_nearest_bits<Floats8>(high));
+  }
+}
+DYNEMB_INLINE void store_float16(const Rounding& rounding, int64_t column, float value,
+                                 uint16_t* row) {
+  row[column] =
+      rounding.stochastic
+          ? float16_stochastic(value, rounding_word(rounding.key, static_cast<uint32_t>(column)))
+          : float16_nearest(value);
 }
 
 }  // namespace dynemb::cpu

@@ -25,7 +25,9 @@ DYNEMB_INLINE void load_row(Storage storage, const char* from, int64_t dim, floa
     }
     for (; c < dim; ++c) values[c] = bfloat16_to_float(stored[c]);
   } else {
-    for (int64_t c = 0; c < dim; ++c) values[c] = float16_to_float(stored[c]);
+    int64_t c = 0;
+    for (; c + kFloats <= dim; c += kFloats) store_floats(values + c, load_float16(stored + c));
+    for (; c < dim; ++c) values[c] = float16_to_float(stored[c]);
   }
 }
 
@@ -43,13 +45,13 @@ DYNEMB_INLINE void store_row(Storage storage, const Rounding& rounding,
                      stored);
     }
     for (; c < dim; ++c) store_bfloat16(rounding, c, values[c], stored);
-  } else if (rounding.stochastic) {
-    for (int64_t c = 0; c < dim; ++c) {
-      const uint32_t word = rounding_word(rounding.key, static_cast<uint32_t>(c));
-      stored[c] = float16_stochastic(values[c], word);
-    }
   } else {
-    for (int64_t c = 0; c < dim; ++c) stored[c] = float16_nearest(values[c]);
+    int64_t c = 0;
+    for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
+      store_float16(rounding, c, load_floats(values + c), load_floats(values + c + kFloats),
+                    stored);
+    }
+    for (; c < dim; ++c) store_float16(rounding, c, values[c], stored);
   }
 }
 
