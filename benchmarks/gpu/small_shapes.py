@@ -335,7 +335,23 @@ class TableCalls(Calls):
             optimizer=group.config.optimizer_code,
         )
         output.backward(torch.linspace(-1, 1, 64).reshape(8, 8).to(self.device))
-        self.keep("sequence", read, output)
+        rows = group.rows
+        # what compiled code calls, and modules where nobody but autograd sees ops
+        forward = torch.ops.dynemb.embedding_forward(
+            rows.weights,
+            rows.generations,
+            rows.row_clock,
+            rows.meta,
+            rows.init_data,
+            ids,
+            handles,
+            offsets,
+            None,
+            tables,
+            [8, 8],
+            int(Pooling.NONE),
+        )
+        self.keep("sequence", read, output, *forward)
 
     def _quantized(self) -> None:
         """Rows as they are, and quantized, of 8 columns and of 3."""
