@@ -36,7 +36,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test test-long tsan test-torchrec-versions test-oldest-torch lint format bench bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
+.PHONY: help build train test test-long tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -84,6 +84,9 @@ format: $(STAMPS)/lint  ## rewrite the sources as lint wants them
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+docs: build $(STAMPS)/docs $(STAMPS)/torchrec  ## build/docs/index.html: the API reference from the docstrings
+	$(VENV)/bin/python tests/tools/api_reference.py $(ARGS)
 
 bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they compare with
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
@@ -145,7 +148,7 @@ $(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/tools | $(LIBRARY)
 	@touch $@
 
 # dependency groups of pyproject.toml; lint reads the sources and needs no compiled library
-$(STAMPS)/train $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/wheel: $(STAMPS)/%: pyproject.toml $(STAMPS)/tools
+$(STAMPS)/train $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/wheel $(STAMPS)/docs: $(STAMPS)/%: pyproject.toml $(STAMPS)/tools
 	$(PIP_INSTALL) --group $*
 	@touch $@
 
