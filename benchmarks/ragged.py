@@ -3,8 +3,9 @@
 Every feature has a table of its own with 100,000 ids, D=16, and bags of 1 to 200 ids (batch 2048)
 or of 1 to 3 (batch 64). An EmbeddingEngine makes one launch of them all; its peers are a
 DynamicEmbedding for each feature, and an nn.EmbeddingBag(mode="sum", sparse=True) for each with as
-many rows, over the ids modulo their number. A training step is forward, backward and optimizer
-step: SparseAdam against torch.optim.SparseAdam. One thread.
+many rows, over the ids modulo their number. The forward is also set against a kernel by hand that
+finds rows by ids and does nothing else (peers/ragged/forward.cpp). A training step is forward,
+backward and optimizer step: SparseAdam against torch.optim.SparseAdam. One thread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from common.command import is_selected, parser, positive
 from common.report import Report, Row, compare
 from common.timing import interleave
+from peers.ragged_tables import HandTable
 from torch import Tensor, nn
 
 import torch_dynemb as td
@@ -32,9 +34,13 @@ BENCH = "ragged"
 ENGINE = "EmbeddingEngine"
 ONE_BY_ONE = "DynamicEmbedding by feature"
 STATIC = "nn.EmbeddingBag by feature"
-MODES = ("training forward", "training step")
+BY_HAND = "hand kernel by feature"
+FORWARD = "training forward"
+MODES = (FORWARD, "training step")
 BATCHES = 4  # that calls go through in turn
 Features = dict[str, RaggedTensor]
+# a module, its optimizer unless it is only called forward, and its batches
+Candidate = tuple[nn.Module, torch.optim.Optimizer | None, list[Features]]
 
 
 class Case(NamedTuple):
@@ -103,6 +109,21 @@ class StaticTables(nn.Module):
         }
 
 
+class HandTables(nn.Module):
+    """A table by hand for each feature; it has no gradients."""
+
+    def __init__(self, sizes: Sizes, ids: Tensor) -> None:
+        super().__init__()
+        rows = {name: torch.rand(sizes.rows, sizes.dim) - 0.5 for name in names(sizes)}
+        self.tables = {name: HandTable(rows[name], ids) for name in names(sizes)}
+
+    def forward(self, features: Features) -> dict[str, Tensor]:
+        return {
+            name: table(features[name].values(), features[name].offsets()[0])
+            for name, table in self.tables.items()
+        }
+
+
 def names(sizes: Sizes) -> list[str]:
     return [f"feature{number}" for number in range(sizes.features)]
 
@@ -131,7 +152,7 @@ def mixed(numbers: Tensor, rows: int) -> Tensor:
 
 def call_of(
     module: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     batches: list[Features],
     mode: str,
 ) -> Callable[[int], object]:
@@ -140,7 +161,7 @@ def call_of(
     def forward(call: int) -> list[Tensor]:
         return list(module(batches[call % BATCHES]).values())
 
-    if mode == "training forward":
+    if optimizer is None or mode == FORWARD:
         return forward
 
     def step(call: int) -> None:
@@ -153,7 +174,7 @@ def call_of(
 
 def measure(sizes: Sizes, case: Case, only: list[str]) -> Iterator[Row | str]:
     """Yields the name of each case as it starts, then its rows."""
-    contests = {ENGINE: (ONE_BY_ONE, STATIC), ONE_BY_ONE: (STATIC,)}
+    contests = {ENGINE: (ONE_BY_ONE, STATIC, BY_HAND), ONE_BY_ONE: (STATIC,)}
     if sizes.quick:
         case = case._replace(batch=min(case.batch, 64), calls=1)
     wanted = {
@@ -162,6 +183,7 @@ def measure(sizes: Sizes, case: Case, only: list[str]) -> Iterator[Row | str]:
             for ours, peers in contests.items()
             for peer in peers
             if is_selected(only, f"{case.name}, {mode}, {ours}", peer)
+            and (mode == FORWARD or peer != BY_HAND)
         ]
         for mode in MODES
     }
@@ -195,9 +217,7 @@ def measure(sizes: Sizes, case: Case, only: list[str]) -> Iterator[Row | str]:
             )
 
 
-def _candidates(
-    sizes: Sizes, batches: list[tuple[Features, Features]]
-) -> dict[str, tuple[nn.Module, torch.optim.Optimizer, list[Features]]]:
+def _candidates(sizes: Sizes, batches: list[tuple[Features, Features]]) -> dict[str, Candidate]:
     """Modules with their optimizers and inputs; dynamic tables have all ids already."""
     options = {
         name: EmbeddingOption(
@@ -209,7 +229,7 @@ def _candidates(
         for name in names(sizes)
     }
     ids, rows = ([batch[which] for batch in batches] for which in range(2))
-    result: dict[str, tuple[nn.Module, torch.optim.Optimizer, list[Features]]] = {}
+    result: dict[str, Candidate] = {}
     known = mixed(torch.arange(sizes.rows), sizes.rows)
     everything = {name: RaggedTensor(known, torch.tensor([0, sizes.rows])) for name in options}
     for name, module in ((ENGINE, EmbeddingEngine(options)), (ONE_BY_ONE, OneByOne(options))):
@@ -219,6 +239,7 @@ def _candidates(
         result[name] = (module, optimizer, ids)
     static = StaticTables(sizes)
     result[STATIC] = (static, torch.optim.SparseAdam(list(static.parameters()), lr=0.001), rows)
+    result[BY_HAND] = (HandTables(sizes, known), None, ids)
     return result
 
 
@@ -236,7 +257,7 @@ def main() -> None:
         rounds=options.rounds,
         quick=options.quick,
     )
-    report = Report(as_json=options.json, cases=12)
+    report = Report(as_json=options.json, cases=14)
     for case in (LONG, SHORT):
         report.take(measure(sizes, case, options.only))
     report.close()

@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCES = sorted(HERE.glob("*.cpp"))
 ROCKSDB_SOURCES = [HERE / "rocksdb" / "rows.cpp"]
+RAGGED_SOURCES = [HERE / "ragged" / "forward.cpp"]
 ABSL = "absl_flat_hash_map"  # pkg-config's name for absl::flat_hash_map
 
 
@@ -111,6 +112,18 @@ def build_rocksdb() -> Path:
         ROCKSDB_SOURCES,
         lambda target: _command(ROCKSDB_SOURCES, target, [], ["-lrocksdb"]),
     )
+
+
+def build_ragged() -> Path:
+    """Compiles the lookup of bags by hand, which needs no package, unless that was done before.
+
+    Returns:
+        Path of the shared library.
+
+    Raises:
+        RuntimeError: the compiler failed.
+    """
+    return _build("ragged", RAGGED_SOURCES, lambda target: _command(RAGGED_SOURCES, target, [], []))
 
 
 def has_rocksdb() -> bool:
