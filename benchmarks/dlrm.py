@@ -62,6 +62,7 @@ class Job:
         rounds: that are timed.
         only: comparisons that are wanted.
         used: samples before the next case.
+        models: that have been made.
     """
 
     samples: Samples
@@ -117,6 +118,7 @@ def timed_rows(job: Job, batch: int, mode: str) -> Iterator[Row]:
     peers = [peer for peer in available_peers() if is_selected(job.only, case, peer)]
     if not peers:
         return
+    torch.compiler.reset()  # torch counts how often the loss is compiled, for whatever model
     steps = steps_of(job, [OURS, *peers], batch, mode)
     calls = max(1, job.round_samples // batch)
     begin = job.used
