@@ -177,6 +177,7 @@ def test_it_starts_its_processes(capsys: pytest.CaptureFixture[str], folders: li
     assert result["auc"] == pytest.approx(expected["auc"], abs=2e-3)
     assert result["ids"] == expected["ids"]
     assert (Path(folders[3]) / "training.png").exists()
+    assert "<h2>Evictions by feature</h2>" in (Path(folders[3]) / "report.html").read_text()
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:

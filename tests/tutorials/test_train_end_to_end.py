@@ -87,7 +87,7 @@ def test_files_from_the_command_line(tmp_path, text):
     for shown in ("samples/s", "loss=", "auc=", "ids=", "tables=", "peak=", "skipped=1"):
         assert shown in done.stderr
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert sorted(p.name for p in out.iterdir()) == ["checkpoint", "training.png"]
+    assert sorted(p.name for p in out.iterdir()) == ["checkpoint", "report.html", "training.png"]
     saved = checkpoint.read(out / "checkpoint")
     assert saved is not None
     assert saved["position"][3] == 4501

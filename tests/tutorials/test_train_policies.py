@@ -156,17 +156,17 @@ def test_turnover_is_that_of_all_tables():
     for part in ids.split(6, dim=1):
         evicting(part).sum().backward()
         evicting.optimizer().step()
-    turnover = evicting.turnover()
+    turnover = evicting.figures().turnover
     assert turnover.evicted > 26
     assert turnover.evicted + turnover.rejected == 26 * 2  # some find no victim in their buckets
     assert turnover.not_admitted == 0
     rejecting = rows(capacity=10, on_full="default")
     rejecting(ids)
-    assert rejecting.turnover() == (0, 26 * 2, 0)
+    assert rejecting.figures().turnover == (0, 26 * 2, 0)
     choosing = rows(admission=td.AdmitFrequent(2))
     choosing(ids)
     before = choosing.table_bytes()
-    assert choosing.turnover() == (0, 0, 26 * 12)
+    assert choosing.figures().turnover == (0, 0, 26 * 12)
     assert before >= sum(s.counter_bytes for s in choosing.tables.group.stats().values()) > 0
 
 

@@ -104,7 +104,7 @@ def test_results_are_those_of_a_run_in_memory(more, folder, tmp_path, capsys):
     assert all(f"{name}=" in bar for name in ("hits", "misses", "read", "written"))
     assert (tmp_path / "memory" / "checkpoint").is_dir()
     names = sorted(path.name for path in (tmp_path / "files").iterdir())
-    assert names == ["checkpoint", "rows", "training.png"]
+    assert names == ["checkpoint", "report.html", "rows", "training.png"]
 
 
 @pytest.mark.parametrize(("before", "after"), [(FILES, FILES), (FILES, []), ([], FILES)])

@@ -20,7 +20,7 @@ import torch
 import torch_dynemb as td
 from torch_dynemb.checkpoint.entries import MANIFEST
 from tutorials.dlrm.criteo import Position
-from tutorials.dlrm.loop import Pass
+from tutorials.dlrm.loop import Moment, Pass
 from tutorials.dlrm.options import Options
 
 
@@ -92,6 +92,8 @@ class Checkpoints:
             optimizer.load_state_dict(state)
         self._progress.load_state_dict(saved["progress"])
         self._progress.seconds = saved["seconds"]
+        moments = saved.get("moments", [])  # earlier versions kept none
+        self._progress.moments = [Moment(*values) for values in moments]
         torch.set_rng_state(saved["rng"])
         position = Position(*saved["position"])
         self._say(f"resuming after line {position.line} from {self.path}")
@@ -118,6 +120,7 @@ class Checkpoints:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "progress": self._progress.state_dict(),
             "seconds": self._progress.seconds,
+            "moments": [tuple(moment) for moment in self._progress.moments],
             "rng": torch.get_rng_state(),  # of the only generator that training uses
             "position": tuple(position),
         }

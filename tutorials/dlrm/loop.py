@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from tqdm import tqdm
 from tutorials.dlrm.criteo import Batch, CriteoReader, Position
 from tutorials.dlrm.metrics import RunningAUC, exact_auc
 from tutorials.dlrm.model import DLRM, dense_features
+from tutorials.dlrm.rows import Figures
 
 HALF_LIFE = 100_000
 """Samples, of the running AUC."""
@@ -26,6 +28,17 @@ class Point(NamedTuple):
     samples: int  # trained on so far
     loss: float  # mean since the point before
     auc: float  # running
+
+
+class Moment(NamedTuple):
+    """What is known about tables and process at some step, for the report."""
+
+    samples: int  # trained on so far
+    seconds: float  # of training
+    table_bytes: int  # of memory
+    resident_bytes: int  # of this process
+    ids: tuple[int, ...]  # in the tables, by feature
+    evicted: tuple[int, ...]  # ids that had to go so far, by feature
 
 
 class Pass:
@@ -68,6 +81,7 @@ class Pass:
         self.peak_bytes = 0
         """The most memory that the process has had by the end of :meth:`train`."""
         self.points: list[Point] = []
+        self.moments: list[Moment] = []
         self.auc = RunningAUC(HALF_LIFE)
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._loss_samples = 0
@@ -97,6 +111,7 @@ class Pass:
         for batch, following, position in _steps(reader, ahead=self.prefetch is not None):
             self._train_batch(batch, following)
             bar.update(batch.whole)
+            self.seconds = time.perf_counter() - began
             if self.step % self.log_every == 0:
                 self._add_point(bar, describe)
             self.seconds = time.perf_counter() - began
@@ -105,12 +120,32 @@ class Pass:
         if not self.points and self.step:  # fewer steps than log_every: the only point
             self._add_point(bar, describe)
 
-    def evaluate(self, reader: CriteoReader) -> float:
-        """Return the AUC on every sample of a reader, changing nothing; NaN if there are none."""
-        labels, scores = self._predict(reader)
+    def remember(self, figures: Figures) -> None:
+        """Keep what is known about tables and process at this step, unless that has been done."""
+        if self.moments and self.moments[-1].samples == self.samples:
+            return
+        self.moments.append(
+            Moment(
+                self.samples,
+                self.seconds,
+                figures.table_bytes,
+                resident_memory(),
+                figures.ids_by_feature,
+                figures.evicted_by_feature,
+            )
+        )
+
+    def evaluate(self, reader: CriteoReader, bar: tqdm[Any] | None = None) -> float:
+        """Return the AUC on every sample of a reader, changing nothing; NaN if there are none.
+
+        Args:
+            reader: Yields the batches.
+            bar: Advances by the samples.
+        """
+        labels, scores = self._predict(reader, bar)
         return exact_auc(labels.numpy(), scores.numpy())
 
-    def _predict(self, reader: CriteoReader) -> tuple[Tensor, Tensor]:
+    def _predict(self, reader: CriteoReader, bar: tqdm[Any] | None) -> tuple[Tensor, Tensor]:
         """Labels and scores, higher for more likely clicks, of every sample of a reader."""
         self.model.eval()
         labels, scores = [torch.empty(0)], [torch.empty(0)]
@@ -119,6 +154,8 @@ class Pass:
                 labels.append(torch.from_numpy(batch.labels))
                 dense, ids, _ = tensors(batch, self._device())
                 scores.append(self.model(dense, ids).cpu())
+                if bar is not None:
+                    bar.update(batch.whole)
         return torch.cat(labels), torch.cat(scores)
 
     def state_dict(self) -> dict[str, Any]:
@@ -210,6 +247,12 @@ def _steps(reader: CriteoReader, *, ahead: bool) -> Iterator[tuple[Batch, Batch 
 def peak_memory() -> int:
     """Return the most bytes this process has had in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def resident_memory() -> int:
+    """Return the bytes this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -335,7 +335,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         type=Path,
         default=Path("runs/dlrm"),
         metavar="FOLDER",
-        help="gets training.png and a folder named checkpoint",
+        help="gets report.html, training.png and a folder named checkpoint",
     )
     add(
         "--checkpoint-every",

@@ -17,12 +17,21 @@ from tutorials.dlrm.quantized import Served
 from tutorials.dlrm.rows import Figures
 
 
-def progress_bar(
+def training_bar(
     name: str, data: Data, opts: Options, *, done: int = 0, hidden: bool = False
 ) -> tqdm[Any]:
     """Return a bar over the lines to train on, of which some are done."""
+    return _bar(f"training {name}", data.train_lines, opts, done, hidden)
+
+
+def evaluation_bar(name: str, data: Data, opts: Options, *, hidden: bool = False) -> tqdm[Any]:
+    """Return a bar over the lines that are held out."""
+    return _bar(f"evaluating {name}", data.lines - data.train_lines, opts, 0, hidden)
+
+
+def _bar(name: str, lines: int, opts: Options, done: int, hidden: bool) -> tqdm[Any]:
     return tqdm(
-        total=data.train_lines,
+        total=lines,
         initial=done,
         desc=name,
         unit=" samples",

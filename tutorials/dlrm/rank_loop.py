@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from tutorials.dlrm.criteo import Batch, CriteoReader
 from tutorials.dlrm.loop import HALF_LIFE, Pass, tensors
@@ -35,9 +36,9 @@ class RankPass(Pass):
         super().__init__(model, optimizers, log_every=log_every)
         self._on = device
 
-    def evaluate(self, reader: CriteoReader) -> float:
+    def evaluate(self, reader: CriteoReader, bar: tqdm[Any] | None = None) -> float:
         """Return the AUC on every sample of all ranks' readers; NaN on ranks other than 0."""
-        mine = self._predict(reader)
+        mine = self._predict(reader, bar)
         first = dist.get_rank() == 0
         everyones: list[Any] | None = [None] * dist.get_world_size() if first else None
         dist.gather_object(mine, everyones)

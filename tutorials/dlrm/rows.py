@@ -48,6 +48,8 @@ class Figures(NamedTuple):
     table_bytes: int
     """Of memory: rows, optimizer state, index, scores, counts."""
     turnover: Turnover
+    ids_by_feature: tuple[int, ...]
+    evicted_by_feature: tuple[int, ...]
     storage: StorageStats | None = None
     """None: all rows are in memory."""
 
@@ -118,19 +120,18 @@ class DynamicRows(nn.Module):
         """Return the bytes of everything: rows, optimizer state, index, scores, counts."""
         return self.tables.memory()["total"]
 
-    def turnover(self) -> Turnover:
-        """Return what has happened to ids in all tables so far."""
+    def figures(self) -> Figures:
+        """Return what the job reports."""
         stats = self.tables.group.stats().values()
-        return Turnover(
-            evicted=sum(table.evicted for table in stats),
+        sizes = tuple(table.size for table in stats)
+        evicted = tuple(table.evicted for table in stats)
+        turnover = Turnover(
+            evicted=sum(evicted),
             rejected=sum(table.rejected for table in stats),
             not_admitted=sum(table.not_admitted for table in stats),
         )
-
-    def figures(self) -> Figures:
-        """Return what the job reports."""
         storage = self.tables.group.storage_stats()
-        return Figures(sum(self.sizes()), self.table_bytes(), self.turnover(), storage)
+        return Figures(sum(sizes), self.table_bytes(), turnover, sizes, evicted, storage)
 
 
 class HashedRows(nn.Module):

@@ -123,22 +123,28 @@ class ShardedModel:
     def figures(self) -> Figures:
         """Return what the job reports, of all ranks, which must call this together."""
         groups: dict[int, TableGroup] = {}
-        ids = 0
         turnover = [0] * len(Turnover._fields)
+        sizes, evicted = dict.fromkeys(FEATURE_NAMES, 0), dict.fromkeys(FEATURE_NAMES, 0)
         for local in local_shards(self.parallel):
             groups[id(local.group)] = local.group
             if local.shard.first_column > 0:
                 continue  # its ids are those of a shard that is counted
-            stats = local.group.stats()[local.group.names[local.number]]
-            ids += stats.size
+            name = local.group.names[local.number]
+            stats = local.group.stats()[name]
+            sizes[local.shard.table] += stats.size
+            evicted[local.shard.table] += stats.evicted
             here = [getattr(stats, field) for field in Turnover._fields]
             turnover = [a + b for a, b in zip(turnover, here, strict=True)]
         table_bytes = sum(group.memory()["total"] for group in groups.values())
         device = self.parallel.device
-        figures = torch.tensor([ids, table_bytes, *turnover], device=device)
+        counts = [*sizes.values(), *evicted.values(), table_bytes, *turnover]
+        figures = torch.tensor(counts, device=device)
         dist.all_reduce(figures)
-        ids, table_bytes, *turnover = figures.tolist()
-        return Figures(ids, table_bytes, Turnover(*turnover), _storage_of_all(groups.values()))
+        of_all = figures.tolist()
+        by_feature = tuple(of_all[:CATEGORY_COUNT]), tuple(of_all[CATEGORY_COUNT:][:CATEGORY_COUNT])
+        table_bytes, *turnover = of_all[2 * CATEGORY_COUNT :]
+        storage = _storage_of_all(groups.values())
+        return Figures(sum(by_feature[0]), table_bytes, Turnover(*turnover), *by_feature, storage)
 
     def sharding_types(self) -> dict[str, str]:
         """Return how every table is sharded."""

@@ -14,8 +14,13 @@ import torch.distributed as dist
 from tutorials.dlrm.checkpoint import Checkpoints
 from tutorials.dlrm.data import job_settings, make_reader, open_data, table_policies
 from tutorials.dlrm.options import Options
-from tutorials.dlrm.plot import plot
-from tutorials.dlrm.progress import check_trained, describe, progress_bar, report_skipped
+from tutorials.dlrm.progress import (
+    check_trained,
+    describe,
+    evaluation_bar,
+    report_skipped,
+    training_bar,
+)
 from tutorials.dlrm.publish import published
 from tutorials.dlrm.rank_loop import RankPass
 from tutorials.dlrm.summary import summarize
@@ -23,7 +28,7 @@ from tutorials.dlrm.torchrec_model import ShardedModel
 
 
 def run(opts: Options) -> dict[str, Any] | None:
-    """Train, evaluate, plot together with the other ranks, which are started with this one.
+    """Train, evaluate, plot and report together with the other ranks, which are started with this one.
 
     Returns:
         What the program prints at its end; None on ranks other than 0.
@@ -57,28 +62,38 @@ def train(opts: Options, device: torch.device) -> dict[str, Any] | None:
         reader = make_reader(opts, data, start, data.train_lines, **mine)
 
         def shown() -> dict[str, str]:
-            return describe(model.figures(), reader, progress)
+            figures = model.figures()
+            progress.remember(figures)
+            return describe(figures, reader, progress)
 
         with (
-            progress_bar("dynamic tables", data, opts, done=start.line, hidden=not first) as bar,
+            training_bar("dynamic tables", data, opts, done=start.line, hidden=not first) as bar,
             published(opts, progress.model, checkpoints.after_step) as after_step,
         ):
             progress.train(reader, bar, describe=shown, after_step=after_step)
         check_trained(progress, data, reader)
         figures = model.figures()  # before rows are looked up to evaluate
+        progress.remember(figures)
         checkpoints.save(reader.position)
         held_out = make_reader(opts, data, reader.position, data.lines, **mine)
-        auc = progress.evaluate(held_out)
+        with evaluation_bar("dynamic tables", data, opts, hidden=not first) as bar:
+            auc = progress.evaluate(held_out, bar)
     if not first:
         return None
     report_skipped(data, reader, held_out)
     curves = {"dynamic tables": (progress.points, auc)}
+    # here, since matplotlib takes half a second, and ranks that plot nothing do without
+    from tutorials.dlrm.plot import plot
+    from tutorials.dlrm.report import write_report
+
     plot(opts.out / "training.png", curves, best_auc=data.best_auc)
-    return {
+    summary = {
         **summarize(opts, data, progress, auc, None, figures),
         "world_size": dist.get_world_size(),
         "sharding": model.sharding_types(),
     }
+    write_report(opts, data, curves, progress.moments, summary)
+    return summary
 
 
 @contextmanager

@@ -21,14 +21,14 @@ from tutorials.dlrm.model import DLRM
 from tutorials.dlrm.optimizers import check_baseline
 from tutorials.dlrm.options import Options
 from tutorials.dlrm.packages import Exported, check_places, export_package
-from tutorials.dlrm.plot import plot
 from tutorials.dlrm.progress import (
     check_trained,
     describe,
-    progress_bar,
+    evaluation_bar,
     report_exported,
     report_served,
     report_skipped,
+    training_bar,
 )
 from tutorials.dlrm.publish import published
 from tutorials.dlrm.quantized import Served, evaluate_frozen, kinds_of_rows
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(opts: Options) -> dict[str, Any]:
-    """Train in this process, evaluate, plot.
+    """Train in this process, evaluate, plot, report.
 
     Returns:
         What the program prints at its end; see ``--help``.
@@ -91,12 +91,17 @@ def run(opts: Options) -> dict[str, Any]:
         baseline = _train_baseline(opts, data, counts)
         curves["hashed tables"] = (baseline.progress.points, baseline.auc)
         baseline_auc = baseline.auc
+    # here, since matplotlib takes half a second, and ranks that plot nothing do without
+    from tutorials.dlrm.plot import plot
+    from tutorials.dlrm.report import write_report
+
     plot(opts.out / "training.png", curves, best_auc=data.best_auc)
     summary = summarize(opts, data, dynamic.progress, dynamic.auc, baseline_auc, figures)
     if dynamic.served is not None:
         summary["quantized"] = {kind: of_kind._asdict() for kind, of_kind in dynamic.served.items()}
     if dynamic.exported is not None:
         summary["exported"] = {kind: of._asdict() for kind, of in dynamic.exported.items()}
+    write_report(opts, data, curves, dynamic.progress.moments, summary)
     return summary
 
 
@@ -151,18 +156,22 @@ def _train_dynamic(opts: Options, data: Data, rows: DynamicRows) -> tuple[Traine
         reader = make_reader(opts, data, start, data.train_lines)
 
         def shown() -> dict[str, str]:
-            return describe(rows.figures(), reader, progress)
+            figures = rows.figures()
+            progress.remember(figures)
+            return describe(figures, reader, progress)
 
         with (
-            progress_bar("dynamic tables", data, opts, done=start.line) as bar,
+            training_bar("dynamic tables", data, opts, done=start.line) as bar,
             published(opts, progress.model, checkpoints.after_step) as after_step,
         ):
             progress.train(reader, bar, describe=shown, after_step=after_step)
         check_trained(progress, data, reader)
         figures = rows.figures()  # before rows are looked up to evaluate
+        progress.remember(figures)
         checkpoints.save(reader.position)
         held_out = make_reader(opts, data, reader.position, data.lines)
-        auc = progress.evaluate(held_out)
+        with evaluation_bar("dynamic tables", data, opts) as bar:
+            auc = progress.evaluate(held_out, bar)
         served, exported = _freeze(opts, data, progress, reader.position)
     report_skipped(data, reader, held_out)
     return Trained(progress, auc, served, exported), figures
@@ -195,9 +204,10 @@ def _train_baseline(opts: Options, data: Data, row_counts: list[int]) -> Trained
     rows = HashedRows(row_counts, opts.embedding_dim, lr=opts.lr, bound=ROW_BOUND)
     progress = _make_pass(opts, rows, compiled=False)
     reader = make_reader(opts, data, Position(), data.train_lines)
-    with progress_bar("hashed tables", data, opts, done=0) as bar:
+    with training_bar("hashed tables", data, opts) as bar:
         progress.train(reader, bar, describe=dict, after_step=lambda _: None)
-    auc = progress.evaluate(make_reader(opts, data, reader.position, data.lines))
+    with evaluation_bar("hashed tables", data, opts) as bar:
+        auc = progress.evaluate(make_reader(opts, data, reader.position, data.lines), bar)
     return Trained(progress, auc)
 
 
