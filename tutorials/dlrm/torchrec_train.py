@@ -28,7 +28,7 @@ from tutorials.dlrm.torchrec_model import ShardedModel
 
 
 def run(opts: Options) -> dict[str, Any] | None:
-    """Train, evaluate, plot and report together with the other ranks, which are started with this one.
+    """Train, evaluate, plot and report together with the other ranks, started with this one.
 
     Returns:
         What the program prints at its end; None on ranks other than 0.
