@@ -109,7 +109,7 @@ def test_rows_take_the_dtype_of_the_table() -> None:
     items = table(dtype=torch.bfloat16)
     migrate.load(items, migrate.read_tensors(IDS, rows().double() / 3))
     expected = (rows().double() / 3).to(torch.bfloat16).float()
-    assert torch.equal(items(IDS.to(device_of(items))).float().cpu(), expected)
+    assert torch.equal(items(IDS.to(device_of(items))).float().cpu(), expected.cpu())
 
 
 def test_a_static_table_with_its_vocabulary() -> None:
@@ -258,7 +258,7 @@ def test_nan_is_loaded_where_that_is_asked_for() -> None:
     values[1, 2] = torch.nan
     migrate.load(items, migrate.read_tensors(IDS, values), non_finite="keep")
     there = items.group.read(0, IDS.to(device_of(items))).cpu()
-    assert torch.equal(there.isnan(), values.isnan())
+    assert torch.equal(there.isnan(), values.isnan().cpu())
 
 
 def test_a_source_that_changes_while_it_is_read_leaves_an_empty_table() -> None:

@@ -24,7 +24,12 @@ TEXT = (ROOT / "README.md").read_text()
 PACKAGE = ROOT / "torch_dynemb"
 PAGES = [
     page
-    for page in (ROOT / "README.md", *sorted(PACKAGE.rglob("*.md")), ROOT / "tutorials/concepts.md")
+    for page in (
+        ROOT / "README.md",
+        *sorted(PACKAGE.rglob("*.md")),
+        ROOT / "tutorials/concepts.md",
+        ROOT / "tutorials/migrate/README.md",
+    )
     if "```python" in page.read_text()
 ]
 NEEDS_GPU = 'device="cuda"'

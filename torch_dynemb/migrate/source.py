@@ -108,12 +108,13 @@ def checked(source: Source, batch: SourceRows, dim: int, *, finite: bool) -> Sou
         finite: refuse NaN and infinity.
 
     Returns:
-        ids int64 [n], rows [n, dim], state [n, columns], scores int64 [n].
+        ids int64 [n], rows [n, dim], state [n, columns], scores int64 [n], all of the CPU.
 
     Raises:
         TypeError: a tensor is none, or has another kind of dtype.
         ValueError: shapes do not go together, or a value is not finite.
     """
+    batch = _on_cpu(batch)
     where, count = batch.where, batch.ids.numel()
     if batch.ids.dtype != torch.int64 or batch.ids.dim() != 1:
         raise TypeError(f"{where}: ids are {described(batch.ids)}, expected int64 [n]")
@@ -144,6 +145,13 @@ def checked(source: Source, batch: SourceRows, dim: int, *, finite: bool) -> Sou
         for name, values in state.items():
             _check_finite(batch, f"state {name!r}", values)
     return batch._replace(rows=rows, state=state)
+
+
+def _on_cpu(batch: SourceRows) -> SourceRows:
+    state = {name: values.cpu() for name, values in batch.state.items()}
+    scores = {name: values.cpu() for name, values in batch.scores.items()}
+    ids, rows = batch.ids.cpu(), batch.rows.cpu()
+    return batch._replace(ids=ids, rows=rows, state=state, scores=scores)
 
 
 def _floats(what: str, values: Tensor) -> Tensor:

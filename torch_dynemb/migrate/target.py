@@ -207,6 +207,7 @@ class Target:
             if counted is not None:
                 self.left_out += ("counts of admission",)
             return None
+        counted = CountedIds(counted.ids.cpu(), counted.counts.cpu())
         check_waiting(self._source.name, counted.ids, counted.counts)
         own = self.part.ids.owned(counted.ids)
         own &= ~torch.isin(counted.ids, self.ids)  # who has a row waits no longer
