@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -434,3 +435,33 @@ def test_another_dump_takes_the_place_of_one(tmp_path: Path) -> None:
     assert len(dumped.ids) == len(items)
     assert not dumped.state
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_tables_and_ranks_without_ids(tmp_path: Path) -> None:
+    DynamicEmbDump(tmp_path / "none", table(), optim=True)
+    items = table()
+    DynamicEmbLoad(tmp_path / "none", items, optim=True)
+    assert len(items) == 0
+    rows = some_rows(2, DIM)  # of five ranks most have none
+    options = {**ADAGRAD, **LFU}
+    folder = tmp_path / "few"
+    write_dynamicemb(
+        folder, "u", rows, ranks=5, options=options, state=["sum"], scores=["frequency"]
+    )
+    migrate.load(items, migrate.read_dynamicemb(folder, "u"))
+    assert_holds(items, rows, scores=("frequency",))
+
+
+def test_a_full_disk_leaves_the_dump_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DynamicEmbDump(tmp_path, trained())
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+
+    def full(file: int, begin: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        DynamicEmbDump(tmp_path, trained(), optim=True, allow_overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before

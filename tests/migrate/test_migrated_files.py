@@ -356,3 +356,22 @@ for source in (
         assert rows == count
         assert more < 50_000  # KiB
     assert len(told.stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize("kind", ["raw", "npz", "parquet"])
+def test_files_without_rows_make_an_empty_table(tmp_path: Path, kind: str) -> None:
+    items, ids = table(), np.empty(0, np.int64)
+    if kind == "raw":
+        ids.tofile(tmp_path / "keys")
+        ids.tofile(tmp_path / "values")
+        source = migrate.read_raw(tmp_path / "keys", tmp_path / "values", embedding_dim=DIM)
+    elif kind == "npz":
+        np.savez(tmp_path / "t.npz", id=ids, row=np.empty((0, DIM), np.float32))
+        source = migrate.read_npz(tmp_path / "t.npz")
+    else:
+        lists = pyarrow.array([], pyarrow.list_(pyarrow.float32()))
+        pyarrow.parquet.write_table(
+            pyarrow.table({"id": ids, "row": lists}), tmp_path / "t.parquet"
+        )
+        source = migrate.read_parquet(tmp_path / "t.parquet")
+    assert migrate.load(items, source)["embedding"].ids == len(items) == 0

@@ -168,8 +168,9 @@ def _same_names(where: str, what: str, told: tuple[str, ...], given: Mapping[str
 def _check_finite(batch: SourceRows, what: str, values: Tensor) -> None:
     if not values.dtype.is_floating_point:
         return
-    good = values.isfinite().all(1)
+    good = values.isfinite()
     if not bool(good.all()):
+        good = good.all(1)
         row = int(good.logical_not().nonzero()[0, 0])
         wrong = values[row][~values[row].isfinite()][0]
         raise ValueError(

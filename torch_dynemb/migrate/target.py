@@ -255,7 +255,8 @@ class Target:
         columns = slice(self.part.columns.start, self.part.columns.stop)
         for read in self._source.batches(size):
             batch = checked(self._source, read, self.part.embedding_dim, finite=False)
-            own = self.part.ids.owned(batch.ids)
+            # what is of one rank alone is not copied
+            own = ... if self.part.ids.whole else self.part.ids.owned(batch.ids)
             state = {}
             for name in self._state:
                 values = batch.state[name][own]
