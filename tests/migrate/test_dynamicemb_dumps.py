@@ -16,7 +16,7 @@ from table_rows import assert_holds
 
 import torch_dynemb as td
 from torch_dynemb import migrate
-from torch_dynemb.compat.dynamicemb import DynamicEmbDump, DynamicEmbLoad
+from torch_dynemb.migrate.dynamicemb_calls import DynamicEmbDump, DynamicEmbLoad
 from torch_dynemb.table.content import optimizer_steps, read_content, read_counts
 
 pytestmark = pytest.mark.cpu_only("files, which are read on the CPU")
