@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.table import lookup as table_lookup
 
 pytestmark = pytest.mark.any_device
 
@@ -349,6 +351,69 @@ def test_26_tables_take_two_ops_and_others_before_and_after_them(dims: list[int]
     on_host = collection.group.device.type == "cpu"
     expected = ["find_and_read"] if on_host else ["find", "embedding_bag_inference"]
     assert reading.names == dict.fromkeys(["ids_concat", *expected], 1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("pooling", list(Pooling), ids=[pooling.name for pooling in Pooling])
+def test_lookup_is_the_same_whoever_sees_its_ops(pooling: Pooling, weighted: bool) -> None:
+    """Where nobody but autograd does, its formula is applied without a call of the op."""
+    outcomes = []
+    for watcher in (CountOps(), nullcontext()):
+        group = make_group((4, 4), padding_idx=PADDING)
+        call = random_call(group, [0, 1, 0], batch=5, longest=4)
+        weights = torch.linspace(-1, 1, call.ids.numel()).requires_grad_() if weighted else None
+        handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+        with watcher:
+            if pooling == Pooling.NONE:
+                output = ops.embedding(
+                    group.rows,
+                    call.ids,
+                    handles,
+                    call.offsets,
+                    torch.zeros(1, requires_grad=True),
+                    feature_tables=call.tables,
+                    dim=4,
+                    optimizer=group.config.optimizer_code,
+                )
+            else:
+                output = bag_lookup(group, call, handles=handles, pooling=pooling, weights=weights)
+            output.backward(torch.linspace(-2, 1, output.numel()).reshape(output.shape))
+        gradient = None if weights is None else weights.grad
+        outcomes.append((output.detach(), gradient, snapshot(group)))
+    (seen, seen_gradient, seen_state), (unseen, gradient, state) = outcomes
+    assert same_bits(seen, unseen)
+    assert differences(seen_state, state) == []
+    if weighted and pooling != Pooling.NONE:
+        assert seen_gradient is not None
+        assert gradient is not None
+        assert same_bits(seen_gradient, gradient)
+
+
+@pytest.mark.parametrize("pooling", list(Pooling), ids=[pooling.name for pooling in Pooling])
+def test_find_and_read_is_find_and_a_lookup(pooling: Pooling) -> None:
+    """Of ids that have been trained, that only have a row, that are missing, and of padding."""
+    group = make_group((4, 4), padding_idx=PADDING, eval_default="zeros")
+    train(group, 0, torch.arange(0, 60, 3), torch.ones(20, 4))
+    group.insert(1, torch.arange(0, 60, 2))
+    call = random_call(group, [1, 0], batch=6, longest=5)
+    features = {"feature_tables": call.tables, "feature_dims": call.dims, "pooling": pooling}
+    handles = group.find(call.ids, call.offsets, call.tables).handles
+    assert len({int(handle) for handle in handles if handle < 0}) == 2
+    if pooling == Pooling.NONE:
+        expected = ops.embedding_inference(
+            group.rows, call.ids, handles, call.offsets, feature_tables=call.tables, dim=4
+        )
+    else:
+        expected = read_bags(group, call, pooling=pooling)
+    if group.device.type == "cpu":
+        before = snapshot(group)
+        read = ops.find_and_read(group.index, group.rows, call.ids, call.offsets, None, **features)
+        assert same_bits(read, expected)
+        assert differences(before, snapshot(group)) == []
+    found = table_lookup.find_and_read(
+        group.tables, call.ids, call.offsets, None, call.tables, call.dims, pooling=pooling
+    )
+    assert same_bits(found, expected)
 
 
 def test_inference_ops_give_no_gradient() -> None:

@@ -13,6 +13,7 @@ import torch
 from group_calls import raises_in_step
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_dynemb as td
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
@@ -281,6 +282,26 @@ def test_closure() -> None:
         assert module.optimizer.step(closure) == pytest.approx(-0.1)
     assert value(module) == pytest.approx(-0.2)
     assert module.optimizer.updates_since_step() == 0
+
+
+def test_a_profile_names_the_step_and_global_hooks_are_called() -> None:
+    """step() goes through torch's wrapper then; without either it does not."""
+    module = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+    called: list[tuple[object, ...]] = []
+    handle = register_optimizer_step_pre_hook(lambda *arguments: called.append(arguments))
+    try:
+        module.optimizer.step()
+        module.optimizer.step(lambda: 0.5)
+    finally:
+        handle.remove()
+    module.optimizer.step()
+    optimizers = [arguments[0] for arguments in called]
+    assert optimizers == [module.optimizer, module.optimizer]
+    assert [len(arguments[1]) for arguments in called] == [1, 2]  # with the closure
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        module.optimizer.step()
+    names = {event.key for event in profile.key_averages()}
+    assert "Optimizer.step#FusedOptimizer.step" in names
 
 
 def test_step_hooks() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +120,12 @@ def test_no_circle_of_imports() -> None:
     }
     assert circle(graph) == []
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
+def test_what_takes_long_to_import_is_left_to_those_who_need_it() -> None:
+    slow = ("torch.distributed.tensor", "torch._inductor", "torch._dynamo", "torchrec")
+    code = f"import sys, torch_dynemb; print([name for name in {slow} if name in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
