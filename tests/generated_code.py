@@ -11,7 +11,7 @@ from torch._inductor.utils import run_and_get_code
 
 ROWS = 1_000_003  # of tables; nothing else has as many
 # Declares what an input looks like; moves no data.
-DECLARATION = re.compile(r"assert_size_stride\(|rand_strided\(|^\s*#")
+DECLARATION = re.compile(r"assert_size_stride(_grouped)?\(|rand_strided\(|^\s*#")
 WHOLE_COPY = re.compile(r"aten\.(copy_?|clone|new_empty|empty|add|index_put)\b")
 
 
