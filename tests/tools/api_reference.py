@@ -1,4 +1,4 @@
-"""Writes the API reference from the docstrings: ``make docs``, or ``python tests/tools/api_reference.py FOLDER``.
+"""Writes the API reference from the docstrings: ``make docs``, or this program with a folder.
 
 pdoc draws it: it imports the package and shows what ``__all__`` names, so ops of the compiled
 library appear by their typed wrappers. Its warnings are errors here, and so is a reference such as
