@@ -70,7 +70,8 @@ IdTensors id_tensors(const CallContext& call, const Tensor& ids, const Tensor& o
   const int64_t features = static_cast<int64_t>(feature_tables.size());
   const bool one_bag = is_one_bag(offsets, features);
   const int64_t bags = one_bag ? 1 : offsets.numel() - 1;
-  STD_TORCH_CHECK(features > 0, "dynemb::", call.op, ": feature_tables is empty");
+  STD_TORCH_CHECK(features > 0, "dynemb::", call.op,
+                  ": feature_tables is empty, expected the table of each feature");
   STD_TORCH_CHECK(offsets.dim() == 1 && bags >= 0 && bags % features == 0, "dynemb::", call.op,
                   ": offsets has ", offsets.numel(),
                   " elements, expected features * batch + 1 with ", features, " features");

@@ -34,8 +34,9 @@ SlabTensors slab_tensors(const CallContext& call, const Tensor& weights, const T
     check_tensor(call, "weights", weights, ScalarType::Byte);
   }
   if (generations != nullptr) check_tensor(call, "generations", *generations, ScalarType::Int);
-  STD_TORCH_CHECK(weights.dim() == 2 && weights.size(1) > 0, "dynemb::", call.op,
-                  ": weights must have shape (rows, dim)");
+  STD_TORCH_CHECK(weights.dim() == 2 && weights.size(1) > 0, "dynemb::", call.op, ": weights has ",
+                  weights.dim(),
+                  " dimensions, expected shape (rows, dim) with a dim of at least 1");
   const int64_t count = weights.size(0);
   const int64_t row_bytes = weights.size(1) * static_cast<int64_t>(weights.element_size());
   const int64_t dim = is_quantized(storage) ? quantized_dim(storage, row_bytes) : weights.size(1);

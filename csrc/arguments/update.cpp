@@ -59,8 +59,9 @@ std::vector<ReducedTensors> reduced_tensors(
   const size_t slabs = weights.size();
   STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
                       gradients.size() == slabs,
-                  "dynemb::", call.op, ": handles, ids, tables and gradients must have one tensor ",
-                  "for each of ", slabs, " slabs");
+                  "dynemb::", call.op, ": got ", handles.size(), " handles, ", ids.size(), " ids, ",
+                  tables.size(), " tables and ", gradients.size(),
+                  " gradients, expected one tensor of each for each of ", slabs, " slabs");
   check_tensor(call, "counts", counts, ScalarType::Long);
   check_length(call.op, "counts", counts, static_cast<int64_t>(slabs));
   std::vector<ReducedTensors> result;

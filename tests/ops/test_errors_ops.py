@@ -306,7 +306,7 @@ def test_export_arguments(position: int, value: int, message: str) -> None:
         (9, 256, r"reader is 256, expected bits of a byte"),
         (6, torch.zeros(1, 3, dtype=torch.int64), r"before has 1 rows of 3 columns, expected as"),
         (7, torch.zeros(9, 1, dtype=torch.int64), r"now has 1 columns, expected 2, or 3 with"),
-        (7, torch.zeros(9, dtype=torch.int64), r"before and now must have shape \(rows, columns\)"),
+        (7, torch.zeros(9, dtype=torch.int64), r"before has 2 dimensions and now 1, expected"),
         (5, torch.zeros(1, dtype=torch.uint8), r"changes has 1, expected at least those of now"),
     ],
 )

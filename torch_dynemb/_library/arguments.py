@@ -337,7 +337,7 @@ def check_arguments(op: str, arguments: Sequence[Any]) -> None:
                 )
     _check_sums(op, given)
     if "feature_tables" in given and not given["feature_tables"]:
-        _refuse(op, "feature_tables is empty")
+        _refuse(op, "feature_tables is empty, expected the table of each feature")
 
 
 def _check_sums(op: str, given: dict[str, Any]) -> None:

@@ -107,7 +107,8 @@ class OptimizedLater(TableModule):
         """
         if not self.trainable:
             raise ValueError(
-                f"{type(self).__name__} {self.name!r} is not trainable: it takes no optimizer"
+                f"{type(self).__name__} {self.name!r} is not trainable: it takes no "
+                "optimizer; make it with trainable=True"
             )
         if not isinstance(config, OptimizerConfig):
             raise TypeError(

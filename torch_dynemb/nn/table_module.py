@@ -134,7 +134,8 @@ class TableModule(nn.Module):
         """
         if self._optimizer is None:
             raise RuntimeError(
-                f"{type(self).__name__}: optimizer: the module has trainable=False and no optimizer"
+                f"{type(self).__name__}: optimizer: the module has trainable=False and no "
+                "optimizer: give it one by set_optimizer()"
             )
         return self._optimizer
 

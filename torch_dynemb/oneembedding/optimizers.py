@@ -155,7 +155,7 @@ def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimi
             "torch_dynemb, call embedding.set_optimizer(config) and embedding.optimizer.step()"
         )
     if group.get("maximize"):
-        raise ValueError(f"{owner}: maximize is True, which rows cannot follow")
+        raise ValueError(f"{owner}: maximize is True, which rows cannot follow: leave it False")
     return _CONFIGS[kind](owner, group)
 
 

@@ -106,7 +106,7 @@ class PersistentTableWriter:
             OSError: the disk is full, or fails.
         """
         if self._closed:
-            raise ValueError("write: the writer is closed")
+            raise ValueError("write: the writer is closed: make another one to write more")
         ids = ids_of("write: keys", _tensor(keys), self._key_type)
         values = _tensor(values)
         width = self._target.layout.width

@@ -52,7 +52,8 @@ class RowGradients(torch.nn.Parameter):
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
             raise TypeError(
-                "the gradients of rows can be changed in place or set to None, not replaced"
+                "grad: the gradients of rows cannot be replaced: change them in place, as "
+                "grad.mul_(0.5) does, or set them to None"
             )
         PendingGradients.of(self._rows.pending).counts[self._slab].zero_()
 

@@ -59,7 +59,10 @@ class RecisInitializer(Initializer):
         Args:
             rows: at least 1.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define of_table()")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define of_table(): a subclass says there "
+            "what rows of a table begin with"
+        )
 
     def record(self, dim: int) -> InitRecord:
         return self.of_table(dim).record(dim)
@@ -104,7 +107,10 @@ class RecisInitializer(Initializer):
             RuntimeError: :meth:`build` has not been called.
         """
         if self._record is None or self._shape is None:
-            raise RuntimeError(f"{type(self).__name__}.generate: build() has not been called")
+            raise RuntimeError(
+                f"{type(self).__name__}.generate: build() has not been called: call set_shape() "
+                "and build() first"
+            )
         device = None if self._generator is None else self._generator.device
         tensor = torch.empty(self._shape, dtype=self._dtype, device=device)
         kind, given = self._record.kind, self._record.parameters

@@ -57,7 +57,10 @@ class GroupConfig:
         names = self.names
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"TableGroup: {names.count(name)} tables are named {name!r}")
+                raise ValueError(
+                    f"TableGroup: {names.count(name)} tables are named {name!r}: give each a "
+                    "name of its own"
+                )
         slabs = sorted({table.slab for table in self.tables}, key=lambda slab: slab.order)
         object.__setattr__(self, "slabs", tuple(slabs))
         object.__setattr__(self, "storage", _common_storage(self.tables))

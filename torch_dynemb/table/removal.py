@@ -114,7 +114,10 @@ def reset_counts(tables: Tables, table: int) -> None:
         begin = tables.config.layout.rows[table][PolicyColumn.SKETCH_BEGIN]
         tables.index.sketch[begin : begin + SKETCH_ROWS * rule.width] = 0
     else:
-        raise ValueError(f"reset_counts: table {tables.config.names[table]!r} counts nothing")
+        raise ValueError(
+            f"reset_counts: table {tables.config.names[table]!r} counts nothing: its "
+            "admission is neither AdmitFrequent nor AdmitFrequentSketch"
+        )
 
 
 def condition_of(tables: Tables, table: int, conditions: dict[str, object]) -> Condition:

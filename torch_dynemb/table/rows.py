@@ -61,7 +61,8 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
         raise ValueError("insert_or_assign: ids has repeated ids, expected every id once")
     if config.padding_idx is not None and bool((ids == config.padding_idx).any()):
         raise ValueError(
-            f"insert_or_assign: ids has the padding id {config.padding_idx}, which has no row"
+            f"insert_or_assign: ids has the padding id {config.padding_idx}, which has no "
+            "row: leave it out"
         )
     rule = tables.config.layout.assign_rows[table : table + 1]
     # Handles tell later who was new, unless an id may get the row of another one that is evicted.
@@ -79,7 +80,8 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
                 tables.memory.end_step(tables.index, tables.rows)
                 raise RuntimeError(
                     f"insert_or_assign: table {config.name!r} has no room for all ids; none "
-                    "has been inserted or written"
+                    "has been inserted or written: give it a larger capacity or budget, or "
+                    "erase ids"
                 )
             next_row = before[Slab.NEXT_ROW]
             write_rows(tables, table, ids, handles, values, {}, next_row=next_row)

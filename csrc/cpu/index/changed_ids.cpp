@@ -92,8 +92,9 @@ Changes changes_of(const char* op, const Tensor& generations, const Tensor& chan
   check_tensor(op, "changes", changes, ScalarType::Byte);
   check_tensor(op, "before", before, ScalarType::Long);
   check_tensor(op, "now", now, ScalarType::Long);
-  STD_TORCH_CHECK(before.dim() == 2 && now.dim() == 2, "dynemb::", op,
-                  ": before and now must have shape (rows, columns)");
+  STD_TORCH_CHECK(before.dim() == 2 && now.dim() == 2, "dynemb::", op, ": before has ",
+                  before.dim(), " dimensions and now ", now.dim(),
+                  ", expected shape (rows, columns) of both");
   const int64_t rows = now.size(0);
   const int64_t columns = now.size(1);
   STD_TORCH_CHECK(columns == kOwnerScores || columns == kOwnerScores + score_words, "dynemb::", op,

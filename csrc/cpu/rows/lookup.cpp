@@ -230,7 +230,8 @@ Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
     return pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights, feature_tables,
                          feature_dims, pooling);
   }
-  STD_TORCH_CHECK(!feature_dims.empty(), "dynemb::", op, ": feature_dims is empty");
+  STD_TORCH_CHECK(!feature_dims.empty(), "dynemb::", op,
+                  ": feature_dims is empty, expected the dim of each feature");
   return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, feature_dims[0]);
 }
 

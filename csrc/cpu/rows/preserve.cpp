@@ -22,7 +22,8 @@ struct PreservedSlab {
 PreservedSlab slab_of(const char* op, const char* name, const Tensor& weights,
                       const std::vector<Tensor>& state) {
   storage_of(op, name, weights);
-  STD_TORCH_CHECK(weights.dim() == 2, "dynemb::", op, ": ", name, " must have shape (rows, dim)");
+  STD_TORCH_CHECK(weights.dim() == 2, "dynemb::", op, ": ", name, " has ", weights.dim(),
+                  " dimensions, expected shape (rows, dim)");
   const int64_t row_bytes = weights.size(1) * static_cast<int64_t>(weights.element_size());
   return {static_cast<char*>(weights.data_ptr()), weights.size(0), row_bytes,
           state_tensors(op, {weights}, state)[0]};
@@ -77,8 +78,8 @@ void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows
   const char* op = "take_preserved_rows_";
   const PreservedSlab slab = slab_of(op, "weights", weights, state);
   check_defined(op, "out_weights", out_weights);
-  STD_TORCH_CHECK(out_weights.dim() == 2, "dynemb::", op,
-                  ": out_weights must have shape (rows, dim)");
+  STD_TORCH_CHECK(out_weights.dim() == 2, "dynemb::", op, ": out_weights has ", out_weights.dim(),
+                  " dimensions, expected shape (rows, dim)");
   for (size_t k = 0; k < out_state.size() && k < state.size(); ++k) {
     check_defined(op, "out_state", out_state[k]);
     check_tensor(op, "out_state", out_state[k], state[k].scalar_type());

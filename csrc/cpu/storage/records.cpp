@@ -43,8 +43,9 @@ SlabParts slab_parts(const char* op, const std::vector<Tensor>& weights,
   }
   for (size_t s = 0; s < weights.size(); ++s) {
     storage_of(call, "weights", weights[s]);
-    STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", op,
-                    ": weights must have shape (rows, dim)");
+    STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", op, ": weights[",
+                    s, "] has ", weights[s].dim(),
+                    " dimensions, expected shape (rows, dim) with a dim of at least 1");
     check_tensor(call, "generations", generations[s], ScalarType::Int);
     check_length(op, "generations", generations[s], weights[s].size(0));
   }

@@ -36,7 +36,8 @@ void SizeSums::run(const Call& call) const {
 
 std::vector<int64_t> SizeSums::totals(const Call& call, const FeatureItems& items) const {
   STD_TORCH_CHECK(!call.capturing(), "dynemb::", call.op,
-                  ": the sizes of its results depend on values, so it cannot be captured");
+                  ": the sizes of its results depend on values, so it cannot be captured: call it "
+                  "before the graph");
   Scratch scratch;
   const auto part = scratch.add<int64_t>(items.features);
   scratch.allocate(call);

@@ -78,7 +78,7 @@ def plan_of(
     if saved.embedding_dim != part.embedding_dim:
         raise ValueError(
             f"{where} was saved with {saved.embedding_dim} columns, but the model's has "
-            f"{part.embedding_dim}"
+            f"{part.embedding_dim}: give it the embedding_dim it was saved with"
         )
     if saved.packed != part.packed:
         raise ValueError(

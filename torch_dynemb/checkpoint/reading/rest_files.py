@@ -88,7 +88,11 @@ def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool
         )
     for name in names & own.keys():
         if (name in saved.entries) != isinstance(own[name], Tensor):
-            raise ValueError(f"checkpoint.load: entry {name!r} is a tensor on one side only")
+            raise ValueError(
+                f"checkpoint.load: entry {name!r} is a tensor either in the model or in "
+                "the checkpoint, and something else in the other: load it into the model that "
+                "was saved"
+            )
     with _Files(folder, saved) as files:
         state: dict[str, Any] = {name: values[name] for name in values if name in own}
         shards: list[tuple[Tensor, Tensor]] = []

@@ -50,7 +50,9 @@ def parts_of_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not (nested.is_nested and nested.layout == torch.jagged) or nested._ragged_idx != 1:  # type: ignore[attr-defined]
         raise ValueError(
-            "from_nested: nested is no jagged NestedTensor whose second dimension is ragged"
+            "from_nested: nested is no jagged NestedTensor whose second dimension is ragged: "
+            "make it "
+            "with torch.nested.nested_tensor(..., layout=torch.jagged)"
         )
     if nested.lengths() is not None:  # type: ignore[attr-defined]
         nested = torch.nested.as_nested_tensor(list(nested.unbind()), layout=torch.jagged)
@@ -79,9 +81,12 @@ def keyed_jagged(
     rows = {name: of.shape[0] for name, of in zip(names, lengths, strict=True)}
     given = [weight for weight in weights if weight is not None]
     if len(set(rows.values())) > 1:
-        raise ValueError(f"to_keyed_jagged: features have {rows} rows, expected one number")
+        raise ValueError(f"to_keyed_jagged: features have {rows} rows, expected as many of each")
     if given and len(given) != len(names):
-        raise ValueError("to_keyed_jagged: some features have weights and others have none")
+        raise ValueError(
+            "to_keyed_jagged: some features have weights and others have none: give weights of "
+            "1 to the others"
+        )
     return KeyedJaggedTensor(
         list(names),
         torch.cat(list(values)),

@@ -444,7 +444,10 @@ class HashTable(OptimizedLater):
                 f"({flat.shape[0]}, {self.embedding_dim})"
             )
         if not self.trainable:
-            raise ValueError(f"HashTable {self.name!r} is not trainable: it takes no gradients")
+            raise ValueError(
+                f"HashTable {self.name!r} is not trainable: it takes no gradients; make it "
+                "with trainable=True"
+            )
         group, table = self._group, self._table(child)
         check_in_slice("HashTable.accept_grad", self.slice, flat)
         gradients = grad.detach().to(flat.device, torch.float32)
@@ -467,7 +470,10 @@ class HashTable(OptimizedLater):
             ValueError: no such child, or the table is not trainable.
         """
         if not self.trainable:
-            raise ValueError(f"HashTable {self.name!r} is not trainable: it has no gradients")
+            raise ValueError(
+                f"HashTable {self.name!r} is not trainable: it has no gradients; make it "
+                "with trainable=True"
+            )
         return read_pending(self._group.tables, self._table(child))
 
     def clear_grad(self) -> None:

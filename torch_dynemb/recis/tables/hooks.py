@@ -113,7 +113,10 @@ class RowFilter:
         Raises:
             NotImplementedError: the filter does not define it.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define remove()")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define remove(): a subclass takes ids out of a "
+            "table there"
+        )
 
 
 FilterFactory = Callable[..., RowFilter]

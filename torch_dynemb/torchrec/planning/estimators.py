@@ -225,7 +225,10 @@ class _Estimator(ShardEstimator):  # type: ignore[misc]
         return _fused_twin(option)
 
     def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
-        raise NotImplementedError(f"{type(self).__name__} does not define _price()")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define _price(): a subclass prices dynamic tables "
+            "there"
+        )
 
 
 class DynamicStorageEstimator(_Estimator):
