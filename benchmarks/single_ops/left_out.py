@@ -10,7 +10,10 @@ _STORE = "it works on the files of an open store: tiers.py times those"
 
 LEFT_OUT = {
     **dict.fromkeys(
-        ("simd_level", "set_simd_level", "store_io_paths", "advance_step_", "reported_counts"),
+        (
+            *("simd_level", "set_simd_level", "store_io_paths", "advance_step_"),
+            *("reported_counts", "compiled_with"),
+        ),
         _PROCESS,
     ),
     **dict.fromkeys(("available_memory", "reserve", "release_"), _MEMORY),
@@ -18,7 +21,7 @@ LEFT_OUT = {
     **dict.fromkeys(
         (
             *("available_cuda_memory", "bind_group", "end_step", "raise_device_errors"),
-            *("release_group", "reserve_cuda"),
+            *("release_group", "reserve_cuda", "cuda_architectures"),
         ),
         _GPU,
     ),

@@ -63,7 +63,7 @@ def parts_of_a_step(step: Step, batches: Sequence[Samples]) -> dict[str, float]:
     # between the ops: what is neither in one nor in autograd's engine
     python = {name: milliseconds(events[name].self_cpu_time_total) for name in _SPANS}
     find = milliseconds(events["dynemb::find_or_insert_"].cpu_time_total)
-    lookup = milliseconds(events["dynemb::embedding_bag"].cpu_time_total)
+    lookup = milliseconds(events["dynemb::embedding_forward"].cpu_time_total)
     update = milliseconds(
         sum(event.cpu_time_total for key, event in events.items() if _UPDATE.fullmatch(key))
     )

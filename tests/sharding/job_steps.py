@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from tutorials.dlrm import options, torchrec_train, train
+from tutorials.dlrm import options, plot, torchrec_train, train
 from tutorials.dlrm.checkpoint import Checkpoints
 from tutorials.dlrm.criteo import Position
 from tutorials.dlrm.loop import Point
@@ -21,9 +21,9 @@ Outcome = tuple[dict[str, Any], list[Point]]
 def job(rank: int, arguments: list[str]) -> Outcome | None:
     """The job on all ranks: what rank 0 prints, and losses and running AUCs from its plot."""
     opts = options.parse([*arguments, "--torchrec"])
-    with mock.patch.object(torchrec_train, "plot") as plot:
+    with mock.patch.object(plot, "plot") as drawn:
         result = torchrec_train.train(opts, torch.device("cpu"))
-    return None if result is None else (result, _points(plot))
+    return None if result is None else (result, _points(drawn))
 
 
 def interrupted_job(rank: int, arguments: list[str]) -> None:
@@ -44,13 +44,13 @@ def interrupted_job(rank: int, arguments: list[str]) -> None:
 
 def job_of_one_process(arguments: list[str]) -> Outcome:
     """The same of the job without ranks."""
-    with mock.patch.object(train, "plot") as plot:
+    with mock.patch.object(plot, "plot") as drawn:
         result = train.run(options.parse([*arguments, "--no-baseline"]))
-    return result, _points(plot)
+    return result, _points(drawn)
 
 
-def _points(plot: mock.Mock) -> list[Point]:
-    (curves,) = (call.args[1] for call in plot.call_args_list)
+def _points(drawn: mock.Mock) -> list[Point]:
+    (curves,) = (call.args[1] for call in drawn.call_args_list)
     points: list[Point] = curves["dynamic tables"][0]
     return points
 

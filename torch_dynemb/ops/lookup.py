@@ -458,7 +458,7 @@ def _update_rows(
             pooling=lookup.pooling,
         )
         return
-    backward_op = _BACKWARD_OPS[lookup.optimizer]
+    backward_op = _BACKWARD_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
     backward_op(*rows.updated, *call, lookup.tables, lookup.dims, lookup.pooling)
 
 
@@ -523,7 +523,9 @@ class _DifferentiableLookup(torch.autograd.Function):
 
 _FORWARD = torch.ops.dynemb.embedding_forward.default
 _FIND_AND_READ = torch.ops.dynemb.find_and_read.default
-_BACKWARD_OPS = [getattr(torch.ops.dynemb, f"{name}_backward_").default for name in OPTIMIZER_NAMES]
+_BACKWARD_OPS = {
+    name: getattr(torch.ops.dynemb, f"{name}_backward_").default for name in OPTIMIZER_NAMES
+}
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 
 

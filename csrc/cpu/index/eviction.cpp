@@ -40,8 +40,8 @@ struct Claims {
     if (table.bucket_count <= kWholeIndexBuckets) return;  // it is in the cache
     for (int k = 0; k < kVictimBuckets; ++k) {
       const int64_t at = bucket(evictor, k);
-      if (k == 0 || at % 2 == 0) prefetch_line(table.line(at));
-      if (k == 0 || at % 4 == 0) __builtin_prefetch(table.score(at, 0), 1);
+      prefetch_line(table.line(at));
+      __builtin_prefetch(table.score(at, 0), 1);
     }
   }
 };
@@ -69,19 +69,8 @@ struct SearchJob {
   int64_t** best;  // out
 };
 
-constexpr int64_t kMostBuckets =
-    kVictimBuckets > kWholeIndexBuckets ? kVictimBuckets : kWholeIndexBuckets;
-constexpr int64_t kMostVectors = kMostBuckets * kBucketWidth / 4;
-
-DYNEMB_INLINE Words4 lesser(Words4 a, Words4 b) { return a < b ? a : b; }
-DYNEMB_INLINE int64_t least_of(Words4 words) {
-  const Words4 pairs = lesser(words, __builtin_shuffle(words, Words4{2, 3, 0, 1}));
-  return std::min(pairs[0], pairs[1]);
-}
-
 // The best victim that no earlier order has claimed: its step word, or nullptr. Four slots at a
-// time: first the least score of all, then of those that have it the least step, then the least id.
-// Other threads may claim meanwhile, which whoever claims finds out.
+// time; other threads may claim meanwhile, which whoever claims finds out.
 DYNEMB_INLINE void search_victim_body(const SearchJob& job) {
   const Claims& claims = *job.claims;
   const Evictor& evictor = claims.evictors[job.order];
@@ -90,58 +79,52 @@ DYNEMB_INLINE void search_victim_body(const SearchJob& job) {
   const int64_t word = policy[kPolicyEvictionWord];
   const Words4 now = four(claims.step);
   const Words4 newest = four(claims.step - policy[kPolicyProtectedSteps]);
-  const Words4 first_later = four(make_eviction_claim(job.order, 0));
-  const Words4 most = four(INT64_MAX);
-  const int64_t buckets = victim_buckets(table.bucket_count);
-  constexpr int64_t kVectors = kBucketWidth / 4;  // of a bucket
-  Words4 candidate[kMostVectors], score[kMostVectors], step[kMostVectors];
-  Words4 least = most, any = four(0);
-  for (int64_t k = 0; k < buckets; ++k) {
+  const int buckets = victim_buckets(table.bucket_count);
+  Words4 best_score = four(0), best_step = four(0), best_id = four(0), best_at = four(-1);
+  for (int k = 0; k < buckets; ++k) {
     const int64_t bucket = claims.bucket(evictor, k);
     const int64_t* line = table.line(bucket);
     const int64_t* scores = table.score(bucket, 0);
-    for (int64_t j = 0; j < kVectors; ++j) {
-      const int64_t v = k * kVectors + j;
-      const Words4 seen = load_words(scores + 4 * j);
+    for (int j = 0; j < kBucketWidth; j += 4) {
+      const Words4 id = load_words(line + j);
+      const Words4 seen = load_words(scores + j);
+      const Words4 claimed = seen < 0;
+      const Words4 order = (seen ^ four(INT64_MIN)) >> 32;  // eviction_claim_order
       // step_of, of a claim only; unsigned, because claims are close to the least number
       const auto ages =
           reinterpret_cast<UnsignedWords4>(now) - reinterpret_cast<UnsignedWords4>(seen);
       const Words4 age = reinterpret_cast<Words4>(ages) & four(0xffffffff);
-      step[v] = pick(seen < 0, now - age, seen);
-      score[v] = word == kStepWord ? step[v] : load_words(scores + word * kBucketWidth + 4 * j);
-      candidate[v] = (load_words(line + kBucketWidth + 4 * j) != 0) & (step[v] <= newest) &
-                     (seen >= first_later);
-      least = lesser(least, pick(candidate[v], score[v], most));
-      any |= candidate[v];
+      const Words4 step = pick(claimed, now - age, seen);
+      const Words4 score = word == kStepWord ? step : load_words(scores + word * kBucketWidth + j);
+      const Words4 free = (load_words(line + kBucketWidth + j) != 0) & (step <= newest) &
+                          ~(claimed & (order < four(job.order)));
+      // goes_before
+      const Words4 before =
+          (best_at < 0) | (score < best_score) |
+          ((score == best_score) & ((step < best_step) | ((step == best_step) & (id < best_id))));
+      const Words4 take = free & before;
+      const int64_t at = k * kBucketWidth + j;
+      best_score = pick(take, score, best_score);
+      best_step = pick(take, step, best_step);
+      best_id = pick(take, id, best_id);
+      best_at = pick(take, Words4{at, at + 1, at + 2, at + 3}, best_at);
+    }
+  }
+  int64_t best = -1;
+  VictimRank best_rank{};
+  for (int j = 0; j < 4; ++j) {
+    if (best_at[j] < 0) continue;
+    const VictimRank rank{best_score[j], best_step[j], best_id[j]};
+    if (best < 0 || goes_before(rank, best_rank)) {
+      best = best_at[j];
+      best_rank = rank;
     }
   }
   *job.best = nullptr;
-  if (or_words(any) == 0) return;
-  const int64_t vectors = buckets * kVectors;
-  const Words4 best_score = four(least_of(least));
-  if (word != kStepWord) {
-    least = most;
-    for (int64_t v = 0; v < vectors; ++v) {
-      candidate[v] &= score[v] == best_score;
-      least = lesser(least, pick(candidate[v], step[v], most));
-    }
+  if (best >= 0) {
+    const int64_t bucket = claims.bucket(evictor, best / kBucketWidth);
+    *job.best = table.score(bucket, best % kBucketWidth);
   }
-  const Words4 best_step = four(least_of(least));
-  Words4 best_id = most, best_at = four(-1);
-  for (int64_t v = 0; v < vectors; ++v) {
-    const Words4 id =
-        load_words(table.line(claims.bucket(evictor, v / kVectors)) + v % kVectors * 4);
-    const Words4 take = candidate[v] & (step[v] == best_step) & ((id < best_id) | (best_at < 0));
-    best_id = pick(take, id, best_id);
-    best_at = pick(take, Words4{4 * v, 4 * v + 1, 4 * v + 2, 4 * v + 3}, best_at);
-  }
-  int64_t best = -1;
-  for (int j = 0; j < 4; ++j) {
-    if (best_at[j] < 0) continue;
-    if (best < 0 || best_id[j] < best_id[best % 4]) best = best_at[j];
-  }
-  const int64_t bucket = claims.bucket(evictor, best / kBucketWidth);
-  *job.best = table.score(bucket, best % kBucketWidth);
 }
 DYNEMB_SIMD_VARIANTS(search_victim, (const SearchJob& job), (job))
 
