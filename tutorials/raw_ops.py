@@ -4,6 +4,8 @@ The modules of the package hold their tables in a `TableGroup`, which grows, sav
 Who writes another module, or another framework's layer, needs none of it: ops take plain tensors.
 `IndexTensors` and `RowTensors` (torch_dynemb/ops/tensors.py) say which, and this program makes them
 with `torch.zeros`, as buffers of an ordinary `nn.Module` with room for a fixed number of ids.
+torch_dynemb/ops/README.md lists the ops and how they are called, and has a module with two slabs;
+`help(torch_dynemb.ops.find)` documents `torch.ops.dynemb.find`, and so on.
 
 The task is a small one: every id has a hidden number, and the model has to learn it.
 
@@ -28,7 +30,6 @@ from torch_dynemb.ops.columns import (
     BUCKET_WORDS,
     CLOCK_HEAD,
     EVICTED_COLUMNS,
-    MAX_LOAD_PERCENT,
     META_COLUMNS,
     MIN_BUCKETS,
     POLICY_COLUMNS,
@@ -37,6 +38,7 @@ from torch_dynemb.ops.columns import (
     TABLE_COLUMNS,
     Meta,
     Table,
+    buckets_for,
 )
 
 # One feature, which reads table 0; an op may read any number of them.
@@ -126,8 +128,7 @@ def _empty_table(
     ids: int, dim: int, optimizer: td.Adam, seed: int
 ) -> tuple[IndexTensors, RowTensors]:
     """The tensors of one table without ids."""
-    # An index is full at 70 %, and grows within its region of buckets.
-    buckets = max(MIN_BUCKETS, -(-ids * 100 // MAX_LOAD_PERCENT // BUCKET_WIDTH))
+    buckets = buckets_for(ids)  # the index begins with few, and grows in a region of so many
 
     def words(*size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int64)

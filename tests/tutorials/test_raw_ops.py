@@ -55,9 +55,18 @@ def test_the_initial_values_are_those_of_the_package() -> None:
     assert torch.equal(model.eval()(ids, offsets), bag.eval()(ids, offsets[:-1]))
 
 
+@pytest.mark.parametrize("ids", [1, 45, 100, 180, 1_000])
+def test_there_is_room_for_as_many_ids_as_were_asked_for(ids: int) -> None:
+    model = HashedSum(ids=ids, dim=8, optimizer=td.Adam(lr=0.03))
+    for begin in range(0, ids, 7):
+        some = torch.arange(begin, min(begin + 7, ids)) * 2_654_435_761
+        model(some, torch.tensor([0, len(some)]))
+    assert len(model) == ids
+
+
 def test_a_table_without_room_refuses_the_whole_batch() -> None:
     model = HashedSum(ids=100, dim=8, optimizer=td.Adam(lr=0.03))
     ids, offsets, _ = batches(1, seed=0)[0]
-    with pytest.raises(RuntimeError, match="needs 64 buckets for its ids but has room for 36"):
+    with pytest.raises(RuntimeError, match="needs 64 buckets for its ids but has room for 48"):
         model(ids, offsets)
     assert len(model) == 0

@@ -8,6 +8,7 @@ BUCKET_WIDTH = 4
 BUCKET_WORDS = 2 * BUCKET_WIDTH
 MIN_BUCKETS = 64 // BUCKET_WIDTH  # of a table's index
 MAX_LOAD_PERCENT = 70
+PARTITIONS = 64  # indexes of more buckets have a multiple of so many
 GENERATION_BITS = 28
 MAX_ROWS = (1 << 35) - 1
 NO_HANDLE = -1
@@ -18,8 +19,37 @@ COMMIT_STEP_BYTES = 64 << 20
 MAX_COUNT = 1 << 62  # of what is counted: far from overflow
 
 
+def buckets_for(ids: int) -> int:
+    """The least number of buckets that an index of so many ids has (core/index/bucket.h).
+
+    Args:
+        ids: of a table.
+    """
+    buckets = -(-ids * 100 // (MAX_LOAD_PERCENT * BUCKET_WIDTH))
+    unit = MIN_BUCKETS if buckets <= PARTITIONS else PARTITIONS
+    return max(MIN_BUCKETS, -(-buckets // unit) * unit)
+
+
 class Meta(IntEnum):
-    """Columns of ``meta``, int64 [tables, 16]: constants of a table."""
+    """Columns of ``meta``, int64 [tables, 16]: constants of a table.
+
+    An initializer is a range of the records in ``init_data``: the number of its first element, and
+    how many records there are (:meth:`torch_dynemb.initializers.InitData.add` gives both).
+
+    Attributes:
+        SEED: of the initial values, which are a function of seed, id and column.
+        SLAB: which of ``weights``, ``generations`` and so on has the rows.
+        DIM: columns of a row, as of the slab's weights.
+        HAS_PADDING, PADDING_ID: 1 where lookups of an id give zeros and no gradient; that id.
+        INIT_BEGIN, INIT_COUNT: initializer of new ids.
+        DEFAULT_BEGIN, DEFAULT_COUNT: of ids that are read, and have no row.
+        REGION_BEGIN, REGION_BUCKETS: the part of ``buckets`` in which the table's index grows:
+            first row, and the most buckets that it may have (:func:`buckets_for`).
+        REFUSED_BEGIN, REFUSED_COUNT: initializer of ids that training refused a row.
+        UNSCORED: 1 for a table that counts ids which wait for admission: it has no rows.
+        FIRST_COLUMN: where the rows begin in those of a wider table, of which this is a part.
+        TIERED: 1 where the slab is a cache of rows in a store.
+    """
 
     SEED = 0
     SLAB = 1
@@ -69,7 +99,18 @@ class UndoMark(IntEnum):
 
 
 class Table(IntEnum):
-    """Columns of ``tables``, int64 [tables, 16]: the index state of a table."""
+    """Columns of ``tables``, int64 [tables, 16]: the index state of a table.
+
+    Attributes:
+        BUCKET_COUNT: buckets in use; of a new table ``MIN_BUCKETS``.
+        SIZE: ids.
+        TOMBSTONES: slots of erased ids that are not free yet.
+        INSERTED, ERASED, EVICTED: ids, counted since the beginning.
+        GROWTHS: how often the index was made anew.
+        REJECTED, NOT_ADMITTED: new ids for which there was no room; which admission turned away.
+        FOUND, MISSED: occurrences in lookups that train, of ids that had a row; that had none.
+        DEFAULT_SERVED: occurrences that read the value of ids without a row.
+    """
 
     BUCKET_COUNT = 0
     SIZE = 1
@@ -89,7 +130,15 @@ TABLE_COLUMNS = 16
 
 
 class Slab(IntEnum):
-    """Columns of ``slabs``, int64 [slabs, 8]: allocation of the rows of one dim."""
+    """Columns of ``slabs``, int64 [slabs, 8]: allocation of the rows of one dim.
+
+    Attributes:
+        NEXT_ROW: the first row that has never had an owner.
+        FREE_COUNT: rows that have had one, and wait in ``free_rows`` for another.
+        COMMITTED_ROWS: rows for which it has been checked that there is memory.
+        ROW_BYTES: of weights, generation and optimizer state; 0: memory is not checked.
+        GENERATION: of rows that are given out for the first time, less 1.
+    """
 
     NEXT_ROW = 0
     FREE_COUNT = 1
@@ -185,7 +234,14 @@ LIVE_HEADER_WORDS = 2  # of a row, before its codes
 
 
 class RowClock(IntEnum):
-    """Columns of ``row_clock``, int64 [tables + 4], after the optimizer step of every table."""
+    """Columns of ``row_clock``, int64 [tables + 4], after the optimizer step of every table.
+
+    Attributes:
+        UPDATES: calls that have updated rows.
+        SINCE_STEP: those since the last end of a step.
+        STALE: gradients that were dropped because their row has another owner.
+        NON_FINITE: gradients with NaN or infinity, where these are looked for.
+    """
 
     UPDATES = 0
     SINCE_STEP = 1
@@ -198,7 +254,7 @@ TABLES_REPLACED = -1  # of UPDATES: other tables have taken the place of these
 
 
 class Hyper(IntEnum):
-    """Columns of ``hyper``, float64 [tables, 24]."""
+    """Columns of ``hyper``, float64 [tables, 24]; ``hyper_row()`` of an optimizer gives a row."""
 
     LR = 0
     WEIGHT_DECAY = 1

@@ -10,24 +10,21 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.ops.columns import (
-    BUCKET_WIDTH,
     BUCKET_WORDS,
     LIVE_HEADER_WORDS,
     LIVE_SLAB_COLUMNS,
     LIVE_TABLE_COLUMNS,
-    MAX_LOAD_PERCENT,
     MAX_ROWS,
-    MIN_BUCKETS,
     LiveTable,
     Meta,
     Pooling,
+    buckets_for,
 )
 from torch_dynemb.ops.serving import LIVE_FORMATS
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_state import ROW_DTYPES, LiveState, LiveUpdate, LiveVersion
 from torch_dynemb.serving.missing import CountedTables, note_missing
 
-_PARTITIONS = 64  # larger indexes have a multiple of so many buckets
 _IDS_AT_ONCE = 1 << 16  # that are copied
 _ROW_ALIGNMENT = 128  # bits
 _CODE_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "fp8": 8}
@@ -84,7 +81,7 @@ class LiveTables(CountedTables):
             self._copy(source, table)
 
     def _reserve(self, source: FrozenTables, meta: Tensor, capacity: list[int]) -> None:
-        ranges = [_buckets_for(ids) for ids in capacity]
+        ranges = [buckets_for(ids) for ids in capacity]
         meta[:, Meta.REGION_BUCKETS] = torch.tensor(ranges)
         both = 2 * meta[:, Meta.REGION_BUCKETS]
         meta[:, Meta.REGION_BEGIN] = both.cumsum(0) - both
@@ -353,13 +350,6 @@ def _formats(source: FrozenTables, rows: str | None) -> list[str]:
 def _row_words(code: int, dim: int) -> int:
     bits = _CODE_BITS[_FORMAT_NAMES[code]]
     return LIVE_HEADER_WORDS + 2 * -(-dim * bits // _ROW_ALIGNMENT)
-
-
-def _buckets_for(ids: int) -> int:
-    """The least number of buckets that hold so many ids (core/index/bucket.h)."""
-    buckets = -(-ids * 100 // (MAX_LOAD_PERCENT * BUCKET_WIDTH))
-    unit = MIN_BUCKETS if buckets <= _PARTITIONS else _PARTITIONS
-    return max(MIN_BUCKETS, -(-buckets // unit) * unit)
 
 
 __all__ = ["LiveTables"]
