@@ -14,6 +14,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -282,8 +283,11 @@ class Model {
 
   void check(std::vector<at::Tensor>& given) const {
     if (given.size() != inputs_.size()) {
-      throw std::invalid_argument("run: got " + std::to_string(given.size()) +
-                                  " inputs, expected " + std::to_string(inputs_.size()));
+      std::ostringstream says;
+      says << "run: got " << given.size() << " inputs, expected " << inputs_.size();
+      for (size_t number = 0; number < inputs_.size(); ++number)
+        says << (number == 0 ? ": '" : ", '") << inputs_[number].name << '\'';
+      throw std::invalid_argument(says.str());
     }
     std::map<std::string, int64_t> symbols;
     for (size_t number = 0; number < given.size(); ++number) {
@@ -291,18 +295,47 @@ class Model {
       at::Tensor& tensor = given[number];
       std::ostringstream says;
       says << "run: the input '" << wanted.name << "' ";
-      if (!tensor.defined() || tensor.scalar_type() != wanted.dtype || !tensor.is_cpu() ||
-          tensor.layout() != at::kStrided) {
-        says << "should be a dense tensor of the CPU of dtype " << wanted.dtype;
+      if (!tensor.defined()) {
+        says << "is an undefined tensor, expected one of dtype " << wanted.dtype;
+        throw std::invalid_argument(says.str());
+      }
+      if (tensor.scalar_type() != wanted.dtype) {
+        says << "has dtype " << tensor.scalar_type() << ", expected " << wanted.dtype;
+        throw std::invalid_argument(says.str());
+      }
+      if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
+        says << "is a tensor of " << tensor.device() << " and of layout " << tensor.layout()
+             << ", expected a dense one of the CPU";
         throw std::invalid_argument(says.str());
       }
       if (!fits(tensor.sizes(), wanted, symbols)) {
-        says << "has shape " << tensor.sizes() << ", which is not as the model was exported";
-        for (const auto& [name, size] : symbols) says << ", where " << name << " is " << size;
+        says << "has shape " << tensor.sizes() << ", expected " << shape_text(wanted);
+        for (const auto& [name, size] : symbols)
+          says << ", where " << name << " is " << size << " by now";
         throw std::invalid_argument(says.str());
       }
       tensor = tensor.contiguous();
     }
+  }
+
+  // Such as "[s0, 3]"; a size that is not checked is "any".
+  static std::string shape_text(const Input& wanted) {
+    std::ostringstream text;
+    for (const auto& size : wanted.sizes) {
+      text << (text.tellp() == 0 ? "" : ", ");
+      if (!size) {
+        text << "any";
+      } else if (size->symbol.empty()) {
+        text << size->plus;
+      } else {
+        if (size->times != 1) text << size->times << " * ";
+        text << size->symbol;
+        if (size->plus != 0) text << (size->plus > 0 ? " + " : " - ") << std::abs(size->plus);
+        if (size->least > 0) text << " [>= " << size->least << ']';
+        if (size->most) text << " [<= " << *size->most << ']';
+      }
+    }
+    return '[' + text.str() + ']';
   }
 
   static bool fits(at::IntArrayRef shape, const Input& wanted,

@@ -1,6 +1,7 @@
-"""Prints the command that compiles server.cpp against the torch that is installed here.
+"""Prints the command that compiles a C++ program against the torch that is installed here.
 
-python -m tutorials.serving.compile_command [OUTPUT] | sh
+python -m tutorials.serving.compile_command server | sh
+python -m tutorials.serving.compile_command main --source main.cpp | sh
 """
 
 from __future__ import annotations
@@ -34,23 +35,40 @@ def link_flags() -> list[str]:
     return [*flags, "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-pthread"]
 
 
-def compile_command(output: str | os.PathLike[str]) -> list[str]:
+def compile_command(
+    output: str | os.PathLike[str], source: str | os.PathLike[str] = SOURCE
+) -> list[str]:
     """The command, word by word.
 
     Args:
         output: the program that it makes.
+        source: a C++ file that includes ``serving/model.h``.
     """
     compiler = os.environ.get("CXX", "c++")
     return [
-        *(compiler, "-O2", *compile_flags(), str(SOURCE)),
+        *(compiler, "-O2", *compile_flags(), os.fspath(source)),
         *(*link_flags(), "-o", os.fspath(output)),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", nargs="?", default="server", help="the program (default: server)")
-    print(shlex.join(compile_command(parser.parse_args().output)))
+    parser.add_argument(
+        "--source",
+        default=str(SOURCE),
+        metavar="FILE",
+        help="a C++ file of yours (default: server.cpp of this folder)",
+    )
+    options = parser.parse_args()
+    if Path(options.output).suffix in (".cpp", ".cc", ".cxx", ".h"):
+        parser.error(
+            f"the output is {options.output}, which the compiler would write over: name the "
+            f"program, and give the file as --source {options.output}"
+        )
+    print(shlex.join(compile_command(options.output, options.source)))
 
 
 if __name__ == "__main__":
