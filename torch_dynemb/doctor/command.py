@@ -24,8 +24,9 @@ def add_command(commands: Any) -> None:
         "doctor",
         help="versions, devices, memory and files of this machine, and what could be better",
         description="Says for each fact of this machine whether it is ok, worth a note, or a "
-        "problem, and what to do. The exit status is 1 where something keeps the library from "
-        "working.",
+        "problem, and what to do. A note works, and something could be better; a problem keeps the "
+        "library from working, and makes the exit status 1. What each line is for is said in "
+        "torch_dynemb/doctor/README.md.",
     )
     parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
     parser.set_defaults(run=run)
