@@ -40,7 +40,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
-	@awk -F ':.*##  *' '/^[a-z-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*##  *' '/^[a-z-]+:.*## / { gsub(/\$$\(OLDEST_TORCH\)/, "$(OLDEST_TORCH)"); \
+		printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12 for a new .venv; CONSTRAINTS=file for other versions than'
 	@echo 'constraints.txt; PIP_INDEX_URL for a package index with, say, CPU builds of torch;'
 	@echo 'DYNEMB_CUDA=1 to compile the CUDA kernels also where torch has no CUDA; DYNEMB_URING=0 to'

@@ -82,7 +82,8 @@ def parts(plan: Mapping[str, Any]) -> Iterator[Part]:
 def _sample(plan: Mapping[str, Any]) -> Part:
     notes = [f"{_count(plan['lines'])} lines with {_count(plan['lookups'])} ids"]
     if plan["missing"]:
-        notes[0] += f"; {_count(plan['missing'])} fields are empty"
+        some = "1 field is" if plan["missing"] == 1 else f"{_count(plan['missing'])} fields are"
+        notes[0] += f"; {some} empty"
     sampled = [name for name, column in plan["columns"].items() if column["sampled"]]
     if sampled:
         notes.append(

@@ -156,9 +156,10 @@ def _column(source: str, done: int, fields: Sequence[bytes], kind: _Kind, name: 
         for number, field in enumerate(fields, start=done + 1):
             if _values([field] if field else [], kind) is None:
                 shown = ascii(field[:40].decode("ascii", errors="backslashreplace"))
+                where = " in each line, the first one included" if name == ID_COLUMN else ""
                 raise ValueError(
-                    f"{source}, line {number}: {name} is {shown}, expected {kind.word}: ids are "
-                    "integers; hash strings first, for example with torch_dynemb.ops.farmhash"
+                    f"{source}, line {number}: {name} is {shown}, expected {kind.word}{where}: ids "
+                    "are integers; hash strings first, for example with torch_dynemb.ops.farmhash"
                 )
     ids = torch.frombuffer(values, dtype=torch.int64) if values else torch.empty(0).long()
     lines = torch.arange(len(fields))

@@ -61,8 +61,9 @@ def run(
 def _parser(more: Sequence[Callable[[Any], None]]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m torch_dynemb",
-        description="Commands for tables: before they are there, and for saved ones on any CPU "
-        "machine.",
+        description="Looks into saved tables and checkpoints, plans tables before they are there, "
+        "and checks this machine. None of it needs the model or a GPU.",
+        epilog="python -m torch_dynemb COMMAND --help says what a command takes.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = commands.add_parser(
