@@ -51,6 +51,23 @@ def cpp_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
+def test_the_command_compiles_programs_of_users(tmp_path: Path) -> None:
+    own = tmp_path / "main.cpp"
+    own.write_text("int main() {}")
+    printer = [sys.executable, "-m", "tutorials.serving.compile_command"]
+    arguments = ["main", "--source", own]
+    printed = subprocess.run(
+        [*printer, *arguments], env=environment(), capture_output=True, text=True, check=True
+    ).stdout
+    assert shlex.split(printed) == compile_command("main", own)
+    assert str(own) in shlex.split(printed)
+    overwrites = subprocess.run(
+        [*printer, own], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert overwrites.returncode == 2
+    assert f"give the file as --source {own}" in " ".join(overwrites.stderr.split())
+
+
 @pytest.fixture(params=["python", "c++"])
 def command(request: pytest.FixtureRequest, live_package: Package) -> list[str | Path]:
     """Starts a server of the live package, at a port that the system chooses."""
