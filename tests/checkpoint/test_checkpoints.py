@@ -48,6 +48,15 @@ def as_saved(model: Net) -> dict[str, Any]:
 # -- the same model ------------------------------------------------------------------------------
 
 
+def test_a_printed_report_is_short(path: Path) -> None:
+    model = Net()
+    checkpoint.save(path, model, state={"sums": torch.arange(12345)})
+    report = checkpoint.load(path, model)
+    assert "features.scored" in repr(report)
+    assert "state of ['sums']" in repr(report)
+    assert "12344" not in repr(report)
+
+
 @pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.name}-{len(o.state)}")
 def test_training_goes_on_bit_for_bit(

@@ -66,6 +66,14 @@ class LoadReport(NamedTuple):
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """All of it but the values in ``state``, which may be large tensors."""
+        state = list(self.state) if isinstance(self.state, dict) else type(self.state).__name__
+        return (
+            f"LoadReport(uuid={self.uuid!r}, tables={self.tables}, state of {state}, "
+            f"missing={self.missing}, unexpected={self.unexpected})"
+        )
+
 
 @plain_torch()
 def load(
