@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from planner_cases import bags
 from ranks import Ranks
 from record_dict import RecordDict
 from refused_models import batch_refusals, refusal, refusals, sharder_refusals
 from sharded_models import Table
+from torch import nn
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
 import torch_dynemb as td
 from torch_dynemb.torchrec import (
@@ -60,8 +64,9 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         replace(TABLE, dynamic=False),
         {"options": {"users": OPTIONS}},
         "ValueError: EmbeddingBagCollection: options has tables ['users'], which the plan makes "
-        "static: plan them with compute_kernel='customized_kernel', for a planner by "
-        "DynamicTableConstraints",
+        "static: plan them with compute_kernel='customized_kernel', for a "
+        "DynamicEmbeddingShardingPlanner by DynamicTableConstraints(options), and give the plan to "
+        "DistributedModelParallel",
     ),
     "unknown_fused_params": (
         TABLE,
@@ -357,6 +362,20 @@ def test_sharder_refuses_what_is_no_config(sharder: Any) -> None:
         sharder(qcomm_codecs_registry={"all": None})
     with pytest.raises(TypeError, match=r"\['POOLED_EMBEDDINGS_ALL_TO_ALL'\] is a int, expected Q"):
         sharder(qcomm_codecs_registry={"POOLED_EMBEDDINGS_ALL_TO_ALL": 3})
+
+
+def test_sharders_warn_of_plans_without_dynamic_tables() -> None:
+    class Planned(DynamicEmbeddingBagCollectionSharder):
+        sharded_module_type: Any = lambda *given, **options: nn.Identity()
+
+    env = ShardingEnv(world_size=2, rank=0)
+    params = {"users": ParameterSharding("table_wise", "fused", [0])}
+    with pytest.warns(UserWarning, match=r"'bags' dynamic, so \['users'\] have num_embeddings"):
+        Planned().shard(bags(users=8), params, env, module_fqn="bags")
+    params["ads"] = ParameterSharding("table_wise", "customized_kernel", [0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Planned().shard(bags(users=8, ads=8), params, env)
 
 
 def test_options_refuse_what_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from torchrec.distributed.types import (
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
 from torch_dynemb.torchrec.collections.sequence import ShardedDynamicEmbeddingCollection
-from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions
+from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, is_dynamic
 
 _ENTRIES = {
     "options": "TableOptions(...) by table name",
@@ -49,6 +50,18 @@ def _check_codecs(owner: str, registry: object) -> None:
                 f"{owner}: qcomm_codecs_registry[{name!r}] is a {type(codecs).__name__}, expected "
                 "QuantizedCommCodecs"
             )
+
+
+def _warn_of_static_tables(owner: str, tables: list[str], module: str | None) -> None:
+    where = f" of {module!r}" if module else ""
+    example = f"{tables[0]!r}: " if tables else ""
+    warnings.warn(
+        f"{owner}: the plan makes no table{where} dynamic, so {tables} have num_embeddings rows "
+        "and take no other ids. To make tables dynamic, plan with DynamicEmbeddingShardingPlanner("
+        f"constraints={{{example}DynamicTableConstraints(TableOptions()), ...}}).collective_plan("
+        "model, [sharder]), and give that plan to DistributedModelParallel",
+        stacklevel=3,
+    )
 
 
 class _DynamicSharder:
@@ -111,6 +124,8 @@ class _DynamicSharder:
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             module_fqn=module_fqn,
         )
+        if not any(map(is_dynamic, params.values())) and env.rank == 0:
+            _warn_of_static_tables(type(self).__name__, list(params), module_fqn)
         return sharded
 
     @property
@@ -138,9 +153,14 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
         use_index_dedup: send every id of a batch once to its dynamic table, get its row back, and
             pool bags here: less to send where ids repeat within a rank's batch. Tables must be
             row_wise or table_wise.
-        options: how tables are dynamic, by name, where the plan does not say it.
+        options: how tables are dynamic, by name, where the plan does not say it. They do not make
+            a table dynamic: the plan does, by its kernel ``"customized_kernel"``. Plans of a
+            :class:`DynamicEmbeddingShardingPlanner` say both.
         optimizer: config of the dynamic tables in place of fused_params, such as
-            ``torch_dynemb.Ftrl(lr=0.1)``.
+            ``torch_dynemb.Ftrl(lr=0.1)``. A table that has one of apply_optimizer_in_backward keeps
+            that.
+
+    A module whose plan makes none of its tables dynamic is sharded by TorchRec, with a warning.
 
     Raises:
         TypeError: ``options``, ``optimizer`` or ``qcomm_codecs_registry`` is something else.

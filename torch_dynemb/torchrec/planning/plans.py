@@ -117,7 +117,8 @@ def options_by_table(
     if unplanned:
         raise ValueError(
             f"{owner}: options has tables {unplanned}, which the plan makes static: plan them with "
-            "compute_kernel='customized_kernel', for a planner by DynamicTableConstraints"
+            "compute_kernel='customized_kernel', for a DynamicEmbeddingShardingPlanner by "
+            "DynamicTableConstraints(options), and give the plan to DistributedModelParallel"
         )
     options = {}
     for name in tables:
