@@ -7,6 +7,7 @@ import itertools
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,6 +108,12 @@ WRONG = [
         "weight is on meta, but values on cpu",
     ),
     (([1, 2], torch.tensor([0, 2])), TypeError, "values is a list"),
+    (
+        (np.array([1, 2]), torch.tensor([0, 2])),
+        TypeError,
+        "values is a ndarray, expected a Tensor: torch.from_numpy makes one",
+    ),
+    ((torch.tensor([1, 2]), np.array([0, 2])), TypeError, "a list of them: torch.from_numpy makes"),
     ((torch.tensor(1), torch.tensor([0, 1])), ValueError, "values has 0 dimensions"),
     ((torch.arange(3), torch.tensor([0, 3]), None, (1,)), ValueError, "expected 2 sizes"),
 ]

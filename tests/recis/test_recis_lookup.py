@@ -323,7 +323,9 @@ def test_engines_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="emb_options is empty"):
         EmbeddingEngine({})
     with pytest.raises(
-        ValueError, match="'a' and 'b' share 'item', but are not those of one table"
+        ValueError,
+        match="'a' and 'b' share 'item', but are not those of one table: dim is 4 and 8: make them "
+        "equal, or give 'b' another shared_name",
     ):
         EmbeddingEngine({"a": option(), "b": option(embedding_dim=8)})
     with pytest.raises(ValueError, match=r"has children \['x', 'y'\], expected none"):

@@ -57,7 +57,11 @@ def bags_of(owner: str, ids: Ids, weights: Tensor | None, *, use_weight: bool) -
     if isinstance(ids, RaggedTensor):
         return _ragged_bags(owner, ids, weights, use_weight)
     if not isinstance(ids, Tensor):
-        raise TypeError(f"{owner} is a {type(ids).__name__}, expected a Tensor or a RaggedTensor")
+        raise TypeError(
+            f"{owner} is a {type(ids).__name__}, expected a Tensor or a RaggedTensor: "
+            "RaggedTensor(values, row_splits) makes one of two tensors, torch.from_numpy a tensor "
+            "of an array"
+        )
     if ids.dim() == 0 or ids.layout != torch.strided:
         raise ValueError(
             f"{owner} has shape {tuple(ids.shape)} and layout {ids.layout}, expected a dense "

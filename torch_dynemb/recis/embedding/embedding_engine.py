@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,14 @@ from torch_dynemb.recis.embedding.physical_table import hash_table_of, table_nam
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
 
 _Feature = Feature  # its name in pickles of earlier versions
+
+
+def _differences(one: EmbeddingOption, other: EmbeddingOption) -> str:
+    """What two options of one table disagree about, by name."""
+    first, second = json.loads(one.coalesced_info()), json.loads(other.coalesced_info())
+    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    said = [f"{name} is {first.get(name)} and {second.get(name)}" for name in names]
+    return ", ".join(said) or "pg differs"
 
 
 class EmbeddingEngine(FeatureLookups):
@@ -87,7 +96,8 @@ class EmbeddingEngine(FeatureLookups):
                 raise ValueError(
                     f"EmbeddingEngine: options {other!r} and {name!r} share "
                     f"{option.shared_name!r}, but are not those of one table: "
-                    f"{emb_options[other].coalesced_info()} and {option.coalesced_info()}"
+                    f"{_differences(emb_options[other], option)}: make them equal, or give "
+                    f"{name!r} another shared_name"
                 )
             by_table.setdefault(table, {})[name] = option
             process_groups[table] = own

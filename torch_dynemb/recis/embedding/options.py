@@ -52,6 +52,9 @@ class EmbeddingOption:
             of w_i e_i divided by the sum of w_i; without weights, over the count; an empty sample
             gives 0), or ``"tile"``: the first ``combiner_kwargs["tile_len"]`` rows side by side,
             each times its weight, then zeros.
+            Where every id is to keep its row, whatever the length, give each a bag of its own:
+            ``RaggedTensor(ids, [row_splits, torch.arange(len(ids) + 1)])`` becomes
+            [samples, longest, dim].
         combiner_kwargs: of the combiner.
         grad_reduce_by: over the ranks that looked up an id, its gradient is ``"worker"``: the sum
             divided by the number of ranks, or ``"id"``: divided by the number of ranks that sent
@@ -175,7 +178,8 @@ class EmbeddingOption:
     def _check_combiner(self) -> None:
         if self.combiner not in COMBINERS:
             raise ValueError(
-                f"EmbeddingOption: combiner is {self.combiner!r}, expected one of {COMBINERS}"
+                f"EmbeddingOption: combiner is {self.combiner!r}, expected one of {COMBINERS}: "
+                "'tile' keeps the rows of a sample apart"
             )
         given = dict(self.combiner_kwargs or {})
         if self.combiner != "tile":

@@ -27,7 +27,9 @@ def check_parts(
     if not offsets:
         raise ValueError("RaggedTensor: offsets is empty, expected one per ragged dimension")
     if not isinstance(values, Tensor):
-        raise TypeError(f"RaggedTensor: values is a {type(values).__name__}, expected a Tensor")
+        raise TypeError(
+            f"RaggedTensor: values is a {type(values).__name__}, expected a Tensor{remedy(values)}"
+        )
     for name, given in (("values", values), ("weight", weight)):
         if isinstance(given, Tensor) and given.layout != torch.strided:
             raise TypeError(
@@ -53,9 +55,15 @@ def check_parts(
             _check_numbers(name, of_dimension, values.shape[0], "values")
 
 
+def remedy(value: object) -> str:
+    """How a tensor is made of what is none, if it is an array of NumPy."""
+    array = hasattr(value, "__array_interface__")
+    return ": torch.from_numpy makes one of an array" if array else ""
+
+
 def _check_kind(name: str, offsets: Tensor, device: torch.device) -> None:
     if not isinstance(offsets, Tensor):
-        raise TypeError(f"{name} is a {type(offsets).__name__}, expected a Tensor")
+        raise TypeError(f"{name} is a {type(offsets).__name__}, expected a Tensor{remedy(offsets)}")
     if offsets.layout != torch.strided:
         raise TypeError(f"{name} is a tensor of layout {offsets.layout}, expected a dense one")
     if offsets.dtype not in _INDEX_DTYPES:
@@ -68,7 +76,9 @@ def _check_kind(name: str, offsets: Tensor, device: torch.device) -> None:
 
 def _check_weight(weight: Tensor, values: Tensor) -> None:
     if not isinstance(weight, Tensor):
-        raise TypeError(f"RaggedTensor: weight is a {type(weight).__name__}, expected a Tensor")
+        raise TypeError(
+            f"RaggedTensor: weight is a {type(weight).__name__}, expected a Tensor{remedy(weight)}"
+        )
     if not weight.is_floating_point():
         raise TypeError(f"RaggedTensor: weight has dtype {weight.dtype}, expected floats")
     if weight.shape != values.shape[:1]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
-from torch_dynemb.recis.ragged.checks import check_parts
+from torch_dynemb.recis.ragged.checks import check_parts, remedy
 from torch_dynemb.recis.ragged.offsets import words
 from torch_dynemb.recis.ragged.other_forms import keyed_jagged, parts_of_nested, parts_of_sparse
 from torch_dynemb.recis.ragged.padding import check_room, padded_sizes
@@ -60,10 +60,11 @@ class RaggedTensor:
         dense_shape: Sequence[int] | None = None,
     ) -> None:
         self._values = values
-        if isinstance(offsets, str) or not isinstance(offsets, Tensor | Iterable):
+        array = hasattr(offsets, "__array_interface__")
+        if isinstance(offsets, str) or array or not isinstance(offsets, Tensor | Iterable):
             raise TypeError(
                 f"RaggedTensor: offsets is {described(offsets)}, expected a Tensor or a list of "
-                "them"
+                f"them{remedy(offsets)}"
             )
         self._offsets = [offsets] if isinstance(offsets, Tensor) else list(offsets)
         self._weight = weight
