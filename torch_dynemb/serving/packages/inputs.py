@@ -146,8 +146,14 @@ def tensors_of(
                 )
             continue
         if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
+            form = (
+                ", as in the example of the export: export with a new KeyedJaggedTensor, because "
+                "one that a model has read may have both lengths and offsets, and give each run a "
+                "new one"
+            )
             raise TypeError(
                 f"run: the input {wanted.name!r} is {described(leaf)}, expected a dense tensor"
+                + (form if leaf is None else "")
             )
         if leaf.dtype != wanted.dtype:
             raise TypeError(
