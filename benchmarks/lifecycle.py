@@ -30,7 +30,7 @@ DIM, BAG = 64, 16
 NEW_SHARE = 0.3
 KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
 KNOWN, MCH = "our known ids", "TorchRec MCH"
-STEADY_TARGET = 2.5
+STEADY_TARGETS = {"find_or_insert": 2.5, "training step": 1.6}
 MCH_TARGETS = {1: 1 / 8, 10: 1 / 3}  # by steps from eviction to eviction
 MCH_POLICIES = {"LRU": "LRU", "LFU": "LFU", "DistanceLFU": "LFU"}  # theirs: ours
 
@@ -146,6 +146,7 @@ def steady_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
                 known,
                 batches,
                 sizes,
+                STEADY_TARGETS[operation],
             )
             torch.set_num_threads(all_threads)
 
@@ -157,6 +158,7 @@ def steady_row(
     known: FullTable,
     batches: Batches,
     sizes: Sizes,
+    target: float,
 ) -> Row:
     """Times one operation on a table that evicts and on one that does not."""
     calls = (sizes.rounds + 1) * sizes.calls
@@ -177,7 +179,7 @@ def steady_row(
         timings["ours"],
         KNOWN,
         timings["peer"],
-        target=STEADY_TARGET,
+        target=target,
         threads=torch.get_num_threads(),
         capacity=sizes.capacity,
         batch=sizes.batch,
