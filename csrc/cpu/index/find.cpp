@@ -75,7 +75,8 @@ DYNEMB_INLINE void match_first_buckets(const FindJob& job, Block& block) {
   int64_t i = 0;
   for (; i + 4 <= block.count; i += 4) {
     const Words4 stored = match_four(lines, block.bucket + i, ids + i);
-    const Words4 handle = stored - 1;
+    // decode_handle of four; unsigned, because a damaged word may be the least number
+    const auto handle = reinterpret_cast<UnsignedWords4>(stored) - 1;
     std::memcpy(handles + i, &handle, sizeof handle);
     const Words4 missing = (stored == 0) & Words4{1, 2, 4, 8};
     absent |= static_cast<uint64_t>(or_words(missing)) << i;
