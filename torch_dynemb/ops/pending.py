@@ -35,7 +35,15 @@ class PendingGradients(NamedTuple):
         Args:
             tensors: those of :meth:`flat`, such as ``pending`` of
                 :class:`torch_dynemb.ops.RowTensors`.
+
+        Raises:
+            ValueError: they are not four for each slab, and one.
         """
+        if len(tensors) < 5 or len(tensors) % 4 != 1:
+            raise ValueError(
+                f"dynemb::accumulate_grad_: pending has {len(tensors)} tensors, expected 4 for "
+                "each slab and their counts, as PendingGradients.flat() gives them"
+            )
         *entries, counts = tensors
         slabs = len(entries) // 4
         handles, ids, tables, gradients = (
