@@ -266,6 +266,20 @@ def pair_of(kind: str, new_storage: NewStorage) -> Pair:
     return Pair(tables(**of_tables), optimizer, new_storage(), **arguments)
 
 
+@pytest.mark.parametrize(("calls", "stale"), [(["erase", "assign"], 1), (["assign"], 0)])
+def test_gradients_of_rows_that_got_another_id(
+    calls: list[str], stale: int, new_storage: NewStorage
+) -> None:
+    pair = pair_of("split", new_storage)
+    run(pair, ("train, no step", Batch(122, 1, 1)))
+    for call in calls:
+        run(pair, (call, Batch(122 if call == "erase" else 0, 1, 1)))
+    pair.step()
+    assert pair.plain.group.stale_gradients() == stale
+    assert pair.tiered.group.stale_gradients() == stale
+    pair.check()
+
+
 @every_store
 @pytest.mark.parametrize("kind", KINDS)
 @given(calls=st.lists(CALLS, min_size=4, max_size=12))

@@ -179,6 +179,7 @@ class Tiers(ABC):
         if not bool(there.all()):
             rest = ~there
             self._write_store(slab, table, ids[rest], handles[rest], records[rest])
+            self._make_stale(slab, at[rest & (places >= 0)])
             ops.forget_rows_(self.tensors, slab, handles[rest])
         if bool(there.any()):
             at, records = at[there], records[there]
@@ -186,6 +187,14 @@ class Tiers(ABC):
             records.view(torch.int32)[:, 0] = (marks & _GENERATIONS).to(torch.int32)
             ops.scatter_records_(self._rows, slab, at, records)
             slots[at, Slot.MARKS] = marks | _DIRTY
+
+    def _make_stale(self, slab: int, at: Tensor) -> None:
+        """Has gradients that name slots be dropped, as those of rows with a new owner are."""
+        slots = self.tensors.slots[slab]
+        marks = slots[at, Slot.MARKS]
+        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 is of no row
+        slots[at, Slot.MARKS] = (marks & ~_GENERATIONS) | following
+        self._rows.generations[slab][at] = following.to(torch.int32)
 
     @abstractmethod
     def _read_store(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records: ...
