@@ -37,6 +37,7 @@ from typing import NamedTuple
 
 import torch
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).resolve().parent
@@ -382,6 +383,33 @@ def kernel_library(
     )
 
 
+def headers_of_programs(first: Sequence[str] = ("model.h", "versioned_model.h")) -> list[Path]:
+    """What C++ programs include that run packages: ``first`` of csrc/serving, and all in them."""
+    found: list[Path] = []
+    wanted = [SOURCES / "serving" / name for name in first]
+    while wanted:
+        header = wanted.pop()
+        if header in found:
+            continue
+        found.append(header)
+        names = re.findall(r'^#include "([^"]+)"', header.read_text(), re.MULTILINE)
+        wanted += [SOURCES / name for name in names]
+    return sorted(found)
+
+
+class BuildPackage(build_py):
+    """setuptools' build command for Python files; wheels get headers besides."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return  # they are read where they lie
+        for header in headers_of_programs():
+            copy = Path(self.build_lib, "torch_dynemb", "include", header.relative_to(SOURCES))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(header, copy)
+
+
 class BuildKernels(cpp_extension.BuildExtension):
     """torch's build command; it minds the headers of CUDA files.
 
@@ -484,7 +512,7 @@ def main() -> None:
     setup(
         version=version(os.environ),
         ext_modules=[kernel_library(cuda_root, architectures, uring=uring)],
-        cmdclass={"build_ext": BuildKernels},
+        cmdclass={"build_ext": BuildKernels, "build_py": BuildPackage},
         options={
             "bdist_wheel": {"py_limited_api": "cp310"},
         },

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import io
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-import torch_dynemb as td
+from torch_dynemb import serving
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parents[1]))
-from tutorials.serving.compile_command import compile_flags, link_flags  # noqa: E402
-
-OPS = Path(td.__file__).with_name("_C.abi3.so")
 
 
 class Programs:
@@ -44,14 +39,14 @@ class Programs:
         Raises:
             CalledProcessError: it does not compile, or has failed.
         """
-        program = self._folder / name
+        program, flags = self._folder / name, serving.cpp_flags()
         if not program.is_file():
-            compiler = ["c++", "-O2", *compile_flags(), str(HERE / f"{name}.cpp")]
-            subprocess.run([*compiler, *link_flags(), "-o", str(program)], check=True)
+            compiler = ["c++", "-O2", *flags.compile, str(HERE / f"{name}.cpp")]
+            subprocess.run([*compiler, *flags.link, "-o", str(program)], check=True)
         saved = io.BytesIO()
         torch.save(tuple(inputs), saved)
         file = self._folder / "inputs.pt"
         file.write_bytes(saved.getvalue())
-        command = [program, *packages, OPS, file, *map(str, words)]
+        command = [program, *packages, flags.library, file, *map(str, words)]
         printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         return printed.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from setuptools import Distribution
 
 import torch_dynemb
 
@@ -62,6 +64,25 @@ def test_the_label_of_cuda_is_that_of_nvcc(wheels: ModuleType, tmp_path: Path) -
     nvcc.write_text("#!/bin/sh\necho nothing\n")
     with pytest.raises(SystemExit, match="names no release: nothing"):
         wheels.cuda_release(nvcc)
+
+
+def test_wheels_have_the_headers_of_programs(
+    build_script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    command = build_script.BuildPackage(
+        Distribution({"packages": ["torch_dynemb"], "script_name": "setup.py"})
+    )
+    command.build_lib = str(tmp_path)
+    command.ensure_finalized()
+    command.run()
+    include = tmp_path / "torch_dynemb" / "include"
+    copied = {str(path.relative_to(include)) for path in include.rglob("*.h")}
+    assert {"serving/model.h", "serving/versioned_model.h", "core/columns.h"} <= copied
+    for name in copied:
+        assert (include / name).read_bytes() == (ROOT / "csrc" / name).read_bytes()
+        named = re.findall(r'#include "([^"]+)"', (include / name).read_text())
+        assert copied.issuperset(named)
 
 
 def test_a_wheel_without_a_tag_is_refused(wheels: ModuleType, tmp_path: Path) -> None:

@@ -11,12 +11,10 @@ from typing import Any
 
 from emulator.build import ROOT, compile_source, one_build_at_a_time, run_compiler
 
-import torch_dynemb
-from tutorials.serving.compile_command import compile_flags, link_flags
+from torch_dynemb import serving
 
 OUTPUT = ROOT / "build" / "versions_check"
 DRIVER = ROOT / "tests" / "serving" / "versions_check.cpp"
-OPS = Path(torch_dynemb.__file__).with_name("_C.abi3.so")
 
 
 def build() -> Path:
@@ -26,11 +24,11 @@ def build() -> Path:
         RuntimeError: what the compiler printed.
     """
     program = OUTPUT / "versions_check"
-    flags = [*compile_flags(), "-O0", "-g1", "-Wall", "-Wextra"]
+    flags = [*serving.cpp_flags().compile, "-O0", "-g1", "-Wall", "-Wextra"]
     with one_build_at_a_time(OUTPUT):
         object_file = compile_source(DRIVER, flags, output=OUTPUT)
         if not program.is_file() or program.stat().st_mtime < object_file.stat().st_mtime:
-            run_compiler([str(object_file), *link_flags(), "-o", str(program)])
+            run_compiler([str(object_file), *serving.cpp_flags().link, "-o", str(program)])
     return program
 
 
@@ -45,7 +43,7 @@ def run(program: Path, package: Path, *, versions: int) -> dict[str, Any]:
     Raises:
         RuntimeError: it failed.
     """
-    command = [program, package, OPS, str(versions)]
+    command = [program, package, serving.cpp_flags().library, str(versions)]
     reply = subprocess.run(command, capture_output=True, text=True, check=False)
     if reply.returncode != 0:
         raise RuntimeError(f"versions_check ended with {reply.returncode}: {reply.stderr}")
@@ -64,7 +62,7 @@ class Following:
 
     def __init__(self, program: Path, package: Path, log: Path) -> None:
         self.process = subprocess.Popen(
-            [program, package, OPS, "follow", log],
+            [program, package, serving.cpp_flags().library, "follow", log],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

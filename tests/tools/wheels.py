@@ -5,12 +5,14 @@
   wheels.py check dist/*.whl --torch 2.11.0 --cache DIRECTORY
 
 ``check`` makes an environment with that torch and nothing else for each wheel, installs it there,
-and runs the README's first example in a directory without the sources.
+runs the README's first example in a directory without the sources, and has a compiler read the C++
+headers of a CPU wheel.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -30,6 +32,16 @@ import torch_dynemb
 from torch_dynemb import ops
 print(torch_dynemb.__file__)
 print("CUDA kernels" if ops.has_cuda_kernels() else "no CUDA kernels")
+"""
+
+FLAGS = """
+import json
+from torch_dynemb import serving
+print(json.dumps(serving.cpp_flags().compile))
+"""
+CPP_PROGRAM = """
+#include "serving/model.h"
+#include "serving/versioned_model.h"
 """
 
 
@@ -107,6 +119,18 @@ def first_example() -> str:
     return text.split("```python\n", 1)[1].split("```\n", 1)[0]
 
 
+def check_headers(flags: list[str], directory: Path) -> None:
+    """Has a compiler read what C++ programs include.
+
+    Raises:
+        SystemExit: it lacks something.
+    """
+    command = ["c++", "-fsyntax-only", *flags, "-x", "c++", "-"]
+    reply = subprocess.run(command, input=CPP_PROGRAM, capture_output=True, text=True, check=False)
+    if not any(str(directory) in flag for flag in flags) or reply.returncode != 0:
+        raise SystemExit(f"headers of the wheel, {flags}: {reply.stderr}")
+
+
 def check(wheel: Path, torch: Path) -> None:
     """Installs the wheel beside a torch, and runs it.
 
@@ -125,6 +149,8 @@ def check(wheel: Path, torch: Path) -> None:
         wanted = "no CUDA kernels" if "+cpu" in wheel.name else "CUDA kernels"
         if kernels != wanted:
             raise SystemExit(f"{wheel.name} has {kernels}, expected {wanted}")
+        if "+cpu" in wheel.name:
+            check_headers(json.loads(said(python, directory, "-c", FLAGS)), directory)
         example = said(python, directory, "-c", first_example()).strip()
         print(f"{wheel.name}: {kernels}; the example: {example}", flush=True)
 

@@ -11,7 +11,7 @@ import torch
 
 from torch_dynemb._library.arguments import check_arguments, refuse_size, refuse_sparse
 
-_FILE = "_C.abi3.so"
+LIBRARY = Path(__file__).parents[1] / "_C.abi3.so"
 _OUT_OF_MEMORY = "out of GPU memory"  # in cuda/runtime/launch.cu and cuda/memory
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -23,13 +23,12 @@ def load_library() -> None:
     Raises:
         ImportError: the library has not been built.
     """
-    path = Path(__file__).parents[1] / _FILE
-    if not path.exists():
+    if not LIBRARY.exists():
         raise ImportError(
-            f"torch_dynemb: {_FILE} is missing from {path.parent.name}/: build it with `make "
-            "build` or `pip install --no-build-isolation -e .`"
+            f"torch_dynemb: {LIBRARY.name} is missing from {LIBRARY.parent.name}/: build it with "
+            "`make build` or `pip install --no-build-isolation -e .`"
         )
-    torch.ops.load_library(str(path))
+    torch.ops.load_library(str(LIBRARY))
     _refuse_sparse_tensors()
 
 

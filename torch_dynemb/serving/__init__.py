@@ -17,6 +17,7 @@ from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.live_state import LiveUpdate, LiveVersion, NoHeadroomError
 from torch_dynemb.serving.missing import CountsMissing
+from torch_dynemb.serving.packages.cpp import CppFlags, cpp_flags
 from torch_dynemb.serving.packages.export import export
 from torch_dynemb.serving.packages.inputs import Input, Size
 from torch_dynemb.serving.packages.live_package import LiveStats
@@ -27,6 +28,7 @@ from torch_dynemb.serving.packages.served_model import ServedModel
 __all__ = [
     "Choices",
     "CountsMissing",
+    "CppFlags",
     "FrozenBagCollection",
     "FrozenCollection",
     "FrozenEmbedding",
@@ -44,6 +46,7 @@ __all__ = [
     "ServedTable",
     "Size",
     "converted_dtype",
+    "cpp_flags",
     "export",
     "freeze",
     "freezes",

@@ -11,28 +11,9 @@ import os
 import shlex
 from pathlib import Path
 
-import torch
-from torch.utils import cpp_extension
+from torch_dynemb import serving
 
 SOURCE = Path(__file__).with_name("server.cpp")
-HEADERS = Path(__file__).resolve().parents[2] / "csrc"
-
-
-def compile_flags() -> list[str]:
-    """Flags with which programs are compiled that include ``serving/model.h``."""
-    flags = ["-std=c++20", f"-I{HEADERS}"]
-    for folder in cpp_extension.include_paths():
-        flags += ["-isystem", folder]
-    return [*flags, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-
-
-def link_flags() -> list[str]:
-    """Flags with which they are linked."""
-    flags = []
-    for folder in cpp_extension.library_paths():
-        flags += [f"-L{folder}", f"-Wl,-rpath,{folder}"]
-    # the op library needs libtorch, of which these programs themselves call little
-    return [*flags, "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-pthread"]
 
 
 def compile_command(
@@ -44,10 +25,10 @@ def compile_command(
         output: the program that it makes.
         source: a C++ file that includes ``serving/model.h``.
     """
-    compiler = os.environ.get("CXX", "c++")
+    compiler, flags = os.environ.get("CXX", "c++"), serving.cpp_flags()
     return [
-        *(compiler, "-O2", *compile_flags(), os.fspath(source)),
-        *(*link_flags(), "-o", os.fspath(output)),
+        *(compiler, "-O2", *flags.compile, os.fspath(source)),
+        *(*flags.link, "-o", os.fspath(output)),
     ]
 
 
