@@ -139,6 +139,26 @@ def test_export(path: Path, tmp_path: Path) -> None:
     assert summary["tables"]["tables.ads"]["state"] == ["exp_avg", "exp_avg_sq", "step"]
 
 
+def test_without_a_command_the_list_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for command in ("inspect", "checkpoint", "plan", "doctor"):
+        assert f"\n    {command}" in shown.err
+
+
+def test_output_that_nobody_reads_is_no_error(path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch_dynemb", "checkpoint", "inspect", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate()
+    assert (process.returncode, said) == (141, b"")
+
+
 def test_wrong_arguments_are_one_line(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,7 +167,6 @@ def test_wrong_arguments_are_one_line(
     def usage(*arguments: object) -> str:
         return refused(capsys, *arguments, status=2)
 
-    assert "required: COMMAND" in usage()
     assert "invalid choice: 'check'" in usage("check")
     assert "required: COMMAND" in usage("checkpoint")
     assert "required: PATH" in usage("checkpoint", "verify")

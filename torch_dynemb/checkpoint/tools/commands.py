@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch_dynemb.checkpoint.tools.export import export
 from torch_dynemb.checkpoint.tools.merge import merge
 from torch_dynemb.checkpoint.tools.reshard import reshard
 
-_FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
+_FAILED, _USAGE, _INTERRUPTED, _NOT_READ = 1, 2, 130, 141
 _EXPECTED = (OSError, ValueError, TypeError, RuntimeError, ImportError)
 
 Command = Callable[[argparse.Namespace], int | None]  # an exit status; None: it is done
@@ -40,15 +41,25 @@ def run(
 
     Returns:
         The exit status: 0 or what the command says, 1 where it has failed, 130 where it was
-        interrupted.
+        interrupted, 141 where nobody reads what it prints any more, as ``head`` does not.
 
     Raises:
         SystemExit: the arguments are wrong (2), or ask for help (0).
     """
-    chosen = _parser(more).parse_args(arguments)
+    parser = _parser(more)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given:
+        parser.print_help(sys.stderr)
+        return _USAGE
+    chosen = parser.parse_args(given)
     command: Command = chosen.run
     try:
         status = command(chosen)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes it once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOT_READ
     except _EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         return _FAILED
