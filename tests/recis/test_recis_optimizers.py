@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from lookups import embedding, hash_table, option, rows_of
 
 import torch_dynemb as td
 from torch_dynemb.initializers import Constant
+from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
 from torch_dynemb.recis import (
     AdmitHook,
     DynamicEmbedding,
@@ -178,6 +180,21 @@ def test_what_is_no_table_is_refused() -> None:
         table.set_optimizer(3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="has no optimizer yet"):
         _ = table.optimizer
+
+
+def test_training_without_an_optimizer_is_reported_once() -> None:
+    module = embedding()
+    for _ in range(FORGOTTEN_STEPS):
+        module(IDS).sum().backward()
+    with pytest.warns(RuntimeWarning, match=r"because it has no optimizer yet: give it to one"):
+        module(IDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module(IDS).sum().backward()
+        SparseAdam(filter_out_sparse_param(module)).step()  # applies what has been gathered
+        for _ in range(FORGOTTEN_STEPS):
+            module(IDS).sum().backward()  # micro-batches
+        module(IDS)
 
 
 def test_a_closure_and_clipping() -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.nn.table_module import FORGOTTEN_STEPS, TableModule
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.allocation import allocate
@@ -135,6 +135,14 @@ class OptimizedLater(TableModule):
         super()._take_optimizer(changed, optimizer)
         self._has_optimizer = True
         self._storage_to_come = None
+
+    def _most_backwards(self) -> int:
+        return super()._most_backwards() if self._has_optimizer else FORGOTTEN_STEPS
+
+    def _missing_step(self) -> str:
+        if self._has_optimizer:
+            return super()._missing_step()
+        return f"that nothing applies, because it has no optimizer yet: {self.how_to_optimize}"
 
     def _check_stored(self, call: str) -> None:
         """Raises RuntimeError if ids would come before the store that their rows go to."""
