@@ -252,12 +252,14 @@ DYNEMB_DEFINE_OPS(m) {
       "int dim) -> Tensor");
 
   // find and a lookup for inference in one call, on the CPU, where all tables of the index have
-  // rows.
+  // rows. Without feature_tables and feature_dims there is one table and one feature. Arguments
+  // that are left out take less of a small call than those that are given: rows of one table need
+  // none.
   m.def(
       "find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, "
       "Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, "
-      "Tensor? per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> "
-      "Tensor");
+      "Tensor? per_sample_weights=None, int[] feature_tables=[], int[] feature_dims=[], "
+      "int pooling=2) -> Tensor");
 
   // Frozen tables on the CPU: ids are found and their rows read in one pass. weights and formats
   // have an entry for each slab (core/rows/quantized.h).

@@ -114,6 +114,19 @@ def find_and_read_arguments(kind: str, pooling: Pooling, *, stored: str = "adam"
     return (*found_in, *read, call.ids, call.offsets, weights, call.tables, call.dims, int(pooling))
 
 
+def one_table_arguments() -> OpArguments:
+    """Its rows are read without a word about features."""
+    group = td.TableGroup(
+        [td.TableConfig("a", 4)], optimizer=OPTIMIZERS["adam"], max_rows=64, seed=2
+    )
+    group.insert_or_assign(0, torch.arange(10), torch.linspace(-1, 1, 40).reshape(10, 4))
+    index, rows = group.index, group.rows
+    found_in = (index.buckets, index.tables, index.meta)
+    read = (rows.weights, rows.generations, rows.init_data)
+    what_is_left_out = (None, [], [], int(Pooling.NONE))
+    return (*found_in, *read, torch.tensor([1, 70, 1]), group.tables.one_bag, *what_is_left_out)
+
+
 QUANTIZED = {"int8": [1, 1], "int4": [0, 2], "fp8": [3, 3], "floats": [0, 0], "mixed": [1, 3]}
 
 
@@ -283,10 +296,11 @@ CASES: dict[str, dict[str, Case]] = {
                 for kind, pooling in (*pooled_kinds(), ("plain", Pooling.NONE))
             },
             **{name: partial(arguments, "plain", Pooling.SUM, stored=name) for name in STORED},
+            **more,
         }
-        for op, arguments in (
-            ("embedding_forward", forward_arguments),
-            ("find_and_read", find_and_read_arguments),
+        for op, arguments, more in (
+            ("embedding_forward", forward_arguments, {}),
+            ("find_and_read", find_and_read_arguments, {"one table": one_table_arguments}),
         )
     },
     "quantize_rows": {

@@ -416,6 +416,27 @@ def test_find_and_read_is_find_and_a_lookup(pooling: Pooling) -> None:
     assert same_bits(found, expected)
 
 
+def test_rows_of_one_table_are_found_and_read_without_a_word_about_features() -> None:
+    group = make_group((4,), padding_idx=PADDING, eval_default="zeros")
+    train(group, 0, torch.arange(0, 60, 3), torch.ones(20, 4))
+    ids = torch.tensor([6, 4, PADDING, 6, 9])
+    if group.device.type != "cpu":
+        pytest.skip("find_and_read is an op of the CPU")
+    none = group.tables.one_bag
+    features = {"feature_tables": [0], "feature_dims": [4], "pooling": Pooling.NONE}
+    expected = ops.find_and_read(group.index, group.rows, ids, none, None, **features)
+    assert expected[0].any()
+    assert same_bits(ops.find_and_read_rows(group.index, group.rows, ids, none), expected)
+
+
+def test_features_of_several_tables_are_not_left_out() -> None:
+    group = make_group((4, 4))
+    if group.device.type != "cpu":
+        pytest.skip("find_and_read is an op of the CPU")
+    with pytest.raises(RuntimeError, match=r"feature_tables is empty, .* where there is one table"):
+        ops.find_and_read_rows(group.index, group.rows, torch.arange(3), group.tables.one_bag)
+
+
 def test_inference_ops_give_no_gradient() -> None:
     group = make_group((4,))
     call = flat_call(group, 0, torch.arange(3))

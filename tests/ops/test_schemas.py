@@ -223,7 +223,8 @@ dynemb::embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta,
     -> Tensor
 dynemb::find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights,
     Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, Tensor?
-    per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor""",
+    per_sample_weights=None, int[] feature_tables=[], int[] feature_dims=[], int
+    pooling=2) -> Tensor""",
         )
 
     def test_quantized_rows(self) -> None:

@@ -232,8 +232,18 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "serve_rows": (("rows", "formats"),),
     "serve_apply_": (("rows", "formats"),),
 }
+# ops whose only feature need not be described, where there is one table
+_ONE_FEATURE = ("find_and_read",)
 # lists that may have no entry
-_MAY_BE_EMPTY = ("weights", "x_weights", "y_weights", "offsets", "multipliers", "hashes")
+_MAY_BE_EMPTY = (
+    "feature_tables",
+    "weights",
+    "x_weights",
+    "y_weights",
+    "offsets",
+    "multipliers",
+    "hashes",
+)
 
 
 def _refuse(op: str, text: str) -> NoReturn:
@@ -299,6 +309,13 @@ def _argument_types(op: str) -> tuple[tuple[str, bool, bool], ...]:
     )
 
 
+@functools.cache
+def _default_values(op: str) -> dict[str, Any]:
+    """Of arguments that a call may leave out."""
+    schema = getattr(torch.ops.dynemb, op).default._schema
+    return {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+
+
 def check_arguments(op: str, arguments: Sequence[Any]) -> None:
     """Checks what can be known of a call without values of tensors.
 
@@ -310,6 +327,7 @@ def check_arguments(op: str, arguments: Sequence[Any]) -> None:
         RuntimeError: names the op, the argument, what is wrong and what was expected.
     """
     given = dict(zip((name for name, _, _ in _argument_types(op)), arguments, strict=False))
+    given = _default_values(op) | given
     tensors: list[tuple[str, Tensor]] = []
     for name, has_tensors, optional in _argument_types(op)[: len(arguments)]:
         for entry, value in _entries(name, given[name]):
@@ -336,7 +354,7 @@ def check_arguments(op: str, arguments: Sequence[Any]) -> None:
                     f"{name} has {length} entries, expected as many as {names[0]}, {lengths[0]}",
                 )
     _check_sums(op, given)
-    if "feature_tables" in given and not given["feature_tables"]:
+    if "feature_tables" in given and not given["feature_tables"] and op not in _ONE_FEATURE:
         _refuse(op, "feature_tables is empty, expected the table of each feature")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.nn.forwards import RowsOfIds
-from torch_dynemb.nn.inputs import flat_ids, flat_scores
+from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
 from torch_dynemb.nn.table_module import TableModule, default_name
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
@@ -226,6 +227,12 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
             RuntimeError: the table is full, or memory is short; in training, this process is a fork
                 of the one that made the table. No id has been inserted then.
         """
+        if scores is None and are_ready(input):
+            tables = self._tables_to_read()
+            if tables is not None:  # nothing but the op: for few ids, more would take longer
+                return self._as_output(
+                    ops.find_and_read_rows(tables.index, tables.rows, input, tables.one_bag)
+                )
         return self._rows(
             flat_ids("DynamicEmbedding", input),
             input.shape,

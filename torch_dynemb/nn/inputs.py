@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 
 from torch_dynemb.storage.device import check_device
 from torch_dynemb.table.config import ROW_DTYPES
+
+# A small lookup takes little longer than finding names: these are found at once.
+_INT64, _STRIDED = torch.int64, torch.strided
 
 
 def _check_dense(owner: str, given: Tensor) -> None:
@@ -17,22 +21,22 @@ def _check_dense(owner: str, given: Tensor) -> None:
         )
 
 
-def _are_ready(numbers: Tensor) -> bool:
-    """Whether ids or offsets are what ops take: most are, and are spared the longer way."""
+def are_ready(numbers: Tensor) -> bool:
+    """Whether ids or offsets are what ops of the CPU take, so that they need no other look."""
     return (
         isinstance(numbers, Tensor)
-        and numbers.dtype == torch.int64
-        and numbers.layout == torch.strided
+        and numbers.dtype is _INT64
+        and numbers.layout is _STRIDED
         and numbers.dim() == 1
         and numbers.is_cpu
         and numbers.is_contiguous()
-        and not torch.compiler.is_exporting()
+        and not is_exporting()
     )
 
 
 def integer_ids(owner: str, ids: Tensor) -> Tensor:
     """ids, contiguous, of any shape; raises TypeError unless they are int64 or int32."""
-    if _are_ready(ids):
+    if are_ready(ids):
         return ids
     if not isinstance(ids, Tensor):
         raise TypeError(f"{owner}: input is a {type(ids).__name__}, expected a Tensor of ids")
@@ -47,7 +51,7 @@ def integer_ids(owner: str, ids: Tensor) -> Tensor:
 
 def flat_ids(owner: str, ids: Tensor) -> Tensor:
     """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
-    if _are_ready(ids):
+    if are_ready(ids):
         return ids
     ids = integer_ids(owner, ids).to(torch.int64)
     return ids if ids.dim() == 1 else ids.reshape(-1)
@@ -55,7 +59,7 @@ def flat_ids(owner: str, ids: Tensor) -> Tensor:
 
 def integer_offsets(owner: str, offsets: Tensor) -> Tensor:
     """offsets, contiguous; raises TypeError or ValueError unless they are a 1-D integer tensor."""
-    if _are_ready(offsets):
+    if are_ready(offsets):
         return offsets
     if not isinstance(offsets, Tensor):
         raise TypeError(f"{owner}: offsets is a {type(offsets).__name__}, expected a Tensor")
@@ -112,6 +116,7 @@ def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
 
 
 __all__ = [
+    "are_ready",
     "as_ops_take_them",
     "flat_ids",
     "flat_scores",

@@ -11,16 +11,22 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 
-def check_not_replicated(module: nn.Module, anchor: nn.Parameter, own: nn.Parameter) -> None:
-    """Raises RuntimeError for a table inside DistributedDataParallel, FSDP, or the like.
+def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
+    """Whether a table is inside DistributedDataParallel, FSDP, or the like.
 
     Args:
-        module: whose ``grad_anchor`` a wrapper would replace.
-        anchor: the ``grad_anchor`` that it has now.
+        anchor: the ``grad_anchor`` that the module has now; a wrapper would replace it.
         own: that the module has made itself.
     """
-    if DistributedDataParallel._active_ddp_module is None and anchor is own:
-        return
+    return anchor is not own or DistributedDataParallel._active_ddp_module is not None
+
+
+def refuse_replicated(module: nn.Module) -> None:
+    """Raises RuntimeError, which names the wrapper that the table is inside.
+
+    Args:
+        module: with the table.
+    """
     owner, replicated_by = type(module).__name__, ""
     if DistributedDataParallel._active_ddp_module is not None:
         replicated_by = "DistributedDataParallel"
@@ -53,4 +59,4 @@ def _in_functional_call() -> bool:
     return False
 
 
-__all__ = ["check_not_replicated"]
+__all__ = ["is_replicated", "refuse_replicated"]

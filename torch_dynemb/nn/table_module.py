@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.nn.recomputation import repeats_a_forward
-from torch_dynemb.nn.replication import check_not_replicated
+from torch_dynemb.nn.replication import is_replicated, refuse_replicated
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
@@ -231,6 +231,22 @@ class TableModule(nn.Module):
     def _learns_by(self, anchor: nn.Parameter) -> bool:
         return self.training and self.trainable and anchor.requires_grad and torch.is_grad_enabled()
 
+    def _anchor(self) -> nn.Parameter:
+        anchor = self._parameters.get("grad_anchor")  # nn.Module takes longer to find it
+        return self.grad_anchor if anchor is None else anchor  # None: FSDP has replaced it
+
+    def _tables_to_read(self) -> Tables | None:
+        """The tables, where a lookup now is one op that changes nothing; None: there is more to do.
+
+        Weights of ids, which may get a gradient, are not thought of.
+        """
+        anchor = self._anchor()
+        if self._learns_by(anchor):
+            return None
+        self._check_call(anchor)
+        tables = self._group.tables
+        return tables if tables.read_by_one_op else None
+
     def _lookup(
         self,
         ids: Tensor,
@@ -252,9 +268,7 @@ class TableModule(nn.Module):
             inserts: False: training gives no rows to new ids, which read what refused ones read.
             trains: False: as in evaluation, but per_sample_weights may get a gradient.
         """
-        anchor = self._parameters.get("grad_anchor")  # nn.Module takes longer to find it
-        if anchor is None:  # FSDP has replaced it
-            anchor = self.grad_anchor
+        anchor = self._anchor()
         learning = trains and self._learns_by(anchor)
         self._check_call(anchor)
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
@@ -356,7 +370,8 @@ class TableModule(nn.Module):
         self._check_not_replicated(anchor)
 
     def _check_not_replicated(self, anchor: nn.Parameter) -> None:
-        check_not_replicated(self, anchor, self._own_anchor[0])
+        if is_replicated(anchor, self._own_anchor[0]):
+            refuse_replicated(self)
 
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
@@ -382,9 +397,8 @@ class TableModule(nn.Module):
             names = ", ".join(self._group.config.names[:3])
             names += ", ..." if len(self._group.config.names) > 3 else ""
             warnings.warn(
-                f"{type(self).__name__} ({names}): {backwards} backwards {done} since the last "
-                "optimizer.step() of the module: call it once per training step; torch_dynemb."
-                "table_optimizers(model) has the optimizers of all tables",
+                f"{type(self).__name__} ({names}): {backwards} backwards {done} "
+                f"{self._missing_step()}",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -396,6 +410,12 @@ class TableModule(nn.Module):
             self._report_forgotten_step()
         super().train(mode)
         return self
+
+    def _missing_step(self) -> str:
+        return (
+            "since the last optimizer.step() of the module: call it once per training step; "
+            "torch_dynemb.table_optimizers(model) has the optimizers of all tables"
+        )
 
     # -- state, copies, devices ----------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from torch_dynemb.ops.lookup import (  # noqa: E402
     embedding_bag_inference,
     embedding_inference,
     find_and_read,
+    find_and_read_rows,
 )
 from torch_dynemb.ops.memory import (  # noqa: E402
     advance_step_,
@@ -188,6 +189,7 @@ __all__ = [
     "feature_cross_ragged",
     "find",
     "find_and_read",
+    "find_and_read_rows",
     "find_or_insert_",
     "forget_rows_",
     "frozen_bag",

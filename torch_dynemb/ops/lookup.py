@@ -262,6 +262,37 @@ def find_and_read(
     return output
 
 
+def find_and_read_rows(
+    index: IndexTensors, rows: RowTensors, ids: Tensor, no_offsets: Tensor
+) -> Tensor:
+    """:func:`find_and_read` of the rows of the one table that there is, with as little as possible
+    around its op: for calls of few ids, whose arguments the caller has checked.
+
+    Args:
+        index, rows: of the table, which counts no ids without rows; nothing changes.
+        ids: int64 [N], contiguous, on the CPU.
+        no_offsets: int64 [0].
+
+    Returns:
+        float32 [N, dim].
+
+    Raises:
+        RuntimeError: an argument does not fit the table, or there are several, or it is not on the
+            CPU.
+    """
+    output: Tensor = _FIND_AND_READ(
+        index.buckets,
+        index.tables,
+        index.meta,
+        rows.weights,
+        rows.generations,
+        rows.init_data,
+        ids,
+        no_offsets,
+    )
+    return output
+
+
 def lookup_output(ids: Tensor, rows: int, columns: int) -> Tensor:
     """What a lookup returns, without values: for fake implementations."""
     return ids.new_empty((rows, columns), dtype=torch.float32)
@@ -341,11 +372,18 @@ def _find_and_read_fake(
     init_data: Tensor,
     ids: Tensor,
     offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
+    per_sample_weights: Tensor | None = None,
+    feature_tables: Sequence[int] = (),
+    feature_dims: Sequence[int] = (),
+    pooling: int = Pooling.NONE,
 ) -> Tensor:
+    if not feature_tables and not feature_dims:
+        if tables.shape[0] != 1 or len(weights) != 1:
+            raise RuntimeError(
+                "dynemb::find_and_read: feature_tables is empty, expected the table of each "
+                "feature: it may be left out where there is one table"
+            )
+        feature_tables, feature_dims = [0], [weights[0].shape[1]]
     return _read_output("find_and_read", ids, offsets, feature_tables, feature_dims, pooling)
 
 

@@ -150,12 +150,7 @@ def find_and_read(
     Returns:
         As :func:`read`.
     """
-    if (
-        tables.one_bag.is_cpu
-        and tables.index.meta is tables.rows.meta  # no counters
-        and tables.tiers is None
-        and "expiry" not in tables.config.layout.score_words
-    ):
+    if tables.read_by_one_op:
         return ops.find_and_read(
             tables.index,
             tables.rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class Tables:
         evictions: what is done about evicted ids.
         one_bag: int64 [0], the offsets of a call of one feature whose ids are not pooled.
         tiers: the cache and the store of the rows that need not be in memory; None: all are.
+        read_by_one_op: whether ``find_and_read`` does all that a lookup for inference has to do.
     """
 
     config: GroupConfig
@@ -56,6 +57,16 @@ class Tables:
     evictions: EvictionRecords
     one_bag: Tensor
     tiers: Tiers | None = None
+    read_by_one_op: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        one_op = (
+            self.one_bag.is_cpu
+            and self.index.meta is self.rows.meta  # no counters
+            and self.tiers is None
+            and "expiry" not in self.config.layout.score_words
+        )
+        object.__setattr__(self, "read_by_one_op", one_op)
 
     @property
     def device(self) -> torch.device:

@@ -27,10 +27,11 @@ struct BagJob {
   const TableRows* table;
   BagTile tile;
   float* output;   // [batch, columns] for pooling, [ids, dim] without
-  float* scratch;  // kRowsAtOnce rows
+  float* scratch;  // kRowsAtOnce rows and one more
 };
 
-template <bool kWeighted>
+// kStorage: that of the rows if it is of 16 bits, and otherwise float32, which rows are made.
+template <bool kWeighted, class Level, Storage kStorage>
 DYNEMB_INLINE void pool_tile(const BagJob& job) {
   const LookupArgs& lookup = *job.lookup;
   const TableRows table = *job.table;  // a copy, which no store below can change
@@ -41,7 +42,7 @@ DYNEMB_INLINE void pool_tile(const BagJob& job) {
   for (int64_t i = first_id; i < std::min(first_id + kPrefetchRows, feature_end); ++i) {
     prefetch_row(table, handles[i]);
   }
-  const float* row[kRowsAtOnce];
+  const Stored<kStorage>* row[kRowsAtOnce];
   float weight[kRowsAtOnce];
   for (int64_t b = job.tile.begin; b < job.tile.end; ++b) {
     const int64_t bag = first_bag + b;
@@ -53,12 +54,18 @@ DYNEMB_INLINE void pool_tile(const BagJob& job) {
       int64_t rows = 0;
       for (; i < last; ++i) {
         if (i + kPrefetchRows < feature_end) prefetch_row(table, handles[i + kPrefetchRows]);
-        row[rows] =
-            resolve_row(table, handles[i], lookup.features.ids[i], job.scratch + rows * table.dim);
+        float* scratch = job.scratch + rows * table.dim;
+        const int64_t id = lookup.features.ids[i];
+        if constexpr (kStorage == Storage::kFloat32) {
+          row[rows] = resolve_row<Level>(table, handles[i], id, scratch);
+        } else {
+          row[rows] = resolve_halves<Level>(table, handles[i], id, scratch + table.dim,
+                                            reinterpret_cast<uint16_t*>(scratch));
+        }
         if constexpr (kWeighted) weight[rows] = lookup.id_weights[i];
         rows += row[rows] != nullptr;
       }
-      add_rows<kWeighted>(row, weight, rows, table.dim, out);
+      add_rows<kWeighted, Level, kStorage>(row, weight, rows, table.dim, out);
     }
     if (lookup.pooling == kPoolMean) {
       float scale;
@@ -67,11 +74,25 @@ DYNEMB_INLINE void pool_tile(const BagJob& job) {
     }
   }
 }
-DYNEMB_INLINE void pool_bags_body(const BagJob& job) {
-  job.lookup->id_weights == nullptr ? pool_tile<false>(job) : pool_tile<true>(job);
+template <bool kWeighted, class Level>
+DYNEMB_INLINE void pool_stored(const BagJob& job) {
+  switch (job.table->storage) {
+    case Storage::kBFloat16:
+      return pool_tile<kWeighted, Level, Storage::kBFloat16>(job);
+    case Storage::kFloat16:
+      return pool_tile<kWeighted, Level, Storage::kFloat16>(job);
+    default:
+      return pool_tile<kWeighted, Level, Storage::kFloat32>(job);
+  }
 }
-DYNEMB_SIMD_VARIANTS(pool_bags, (const BagJob& job), (job))
+template <class Level>
+DYNEMB_INLINE void pool_bags_body(const BagJob& job) {
+  job.lookup->id_weights == nullptr ? pool_stored<false, Level>(job)
+                                    : pool_stored<true, Level>(job);
+}
+DYNEMB_SIMD_TYPED_VARIANTS(pool_bags, (const BagJob& job), (job))
 
+template <class Level>
 DYNEMB_INLINE void gather_rows_body(const BagJob& job) {
   const LookupArgs& lookup = *job.lookup;
   const TableRows& table = *job.table;
@@ -79,7 +100,7 @@ DYNEMB_INLINE void gather_rows_body(const BagJob& job) {
   for (int64_t i = job.tile.begin; i < job.tile.end; ++i) {
     if (i + kPrefetchRows < job.tile.end) prefetch_row(table, lookup.handles[i + kPrefetchRows]);
     float* out = job.output + i * table.dim;
-    const float* row = resolve_row(table, lookup.handles[i], lookup.features.ids[i], out);
+    const float* row = resolve_row<Level>(table, lookup.handles[i], lookup.features.ids[i], out);
     if (row == nullptr) {
       std::memset(out, 0, bytes);
     } else if (row != out) {
@@ -87,7 +108,7 @@ DYNEMB_INLINE void gather_rows_body(const BagJob& job) {
     }
   }
 }
-DYNEMB_SIMD_VARIANTS(gather_rows, (const BagJob& job), (job))
+DYNEMB_SIMD_TYPED_VARIANTS(gather_rows, (const BagJob& job), (job))
 
 Tensor run_lookup(const LookupArgs& lookup, const std::vector<TableRows>& tables) {
   const bool pooled = lookup.pooling != kPoolNone;
@@ -105,15 +126,16 @@ Tensor run_lookup(const LookupArgs& lookup, const std::vector<TableRows>& tables
       }
     }
   }
-  parallel_units(
-      static_cast<int64_t>(tiles.size()), lookup.features.count, [&](int64_t begin, int64_t end) {
-        std::vector<float> scratch(static_cast<size_t>(pooled ? kRowsAtOnce * lookup.columns : 0));
-        for (int64_t i = begin; i < end; ++i) {
-          const TableRows& table = tables[lookup.features.table[tiles[i].feature]];
-          const BagJob job{&lookup, &table, tiles[i], out, scratch.data()};
-          pooled ? pool_bags(job) : gather_rows(job);
-        }
-      });
+  parallel_units(static_cast<int64_t>(tiles.size()), lookup.features.count,
+                 [&](int64_t begin, int64_t end) {
+                   std::vector<float> scratch(
+                       static_cast<size_t>(pooled ? (kRowsAtOnce + 1) * lookup.columns : 0));
+                   for (int64_t i = begin; i < end; ++i) {
+                     const TableRows& table = tables[lookup.features.table[tiles[i].feature]];
+                     const BagJob job{&lookup, &table, tiles[i], out, scratch.data()};
+                     pooled ? pool_bags(job) : gather_rows(job);
+                   }
+                 });
   return output;
 }
 
@@ -255,6 +277,15 @@ Tensor find_and_read(Tensor buckets, Tensor tables, Tensor meta, std::vector<Ten
                      std::optional<Tensor> per_sample_weights, std::vector<int64_t> feature_tables,
                      std::vector<int64_t> feature_dims, int64_t pooling) {
   const char* op = "find_and_read";
+  if (feature_tables.empty() && feature_dims.empty()) {
+    STD_TORCH_CHECK(tables.dim() == 2 && tables.size(0) == 1, "dynemb::", op,
+                    ": feature_tables is empty, expected the table of each feature: it may be left "
+                    "out where there is one table");
+    STD_TORCH_CHECK(weights.size() == 1 && weights[0].dim() == 2, "dynemb::", op, ": weights has ",
+                    weights.size(), " entries, expected one of shape (rows, dim) for one table");
+    feature_tables = {0};
+    feature_dims = {weights[0].size(1)};
+  }
   const Tensor handles = find_handles(op, buckets, tables, meta, ids, offsets, feature_tables);
   return read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
                    per_sample_weights, feature_tables, feature_dims, pooling);
