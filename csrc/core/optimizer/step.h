@@ -18,6 +18,13 @@ DYNEMB_HD Floats8 square_root(Floats8 values) {
   for (int i = 0; i < 8; ++i) roots[i] = sqrtf(values[i]);
   return roots;
 }
+// Sixteen, where the instruction set has registers for as many.
+typedef float Floats16 __attribute__((vector_size(64)));
+DYNEMB_HD Floats16 square_root(Floats16 values) {
+  Floats16 roots;
+  for (int i = 0; i < 16; ++i) roots[i] = sqrtf(values[i]);
+  return roots;
+}
 #endif
 DYNEMB_HD float square_root(float value) { return sqrtf(value); }
 

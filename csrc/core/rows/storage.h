@@ -48,7 +48,8 @@ DYNEMB_HD uint16_t bfloat16_stochastic(float value, uint32_t word) {
 
 // -- float16 -------------------------------------------------------------------------------------
 // Without the processor's conversions, which not every instruction set has, and without float32
-// subnormals, which torch.set_flush_denormal would turn into zeros.
+// subnormals, which torch.set_flush_denormal would turn into zeros. A NaN becomes a quiet one, as
+// the processor's conversion to float32 has it, which cpu/rows/floats.h takes where there is one.
 
 // Values: float, or several floats; Words: their bits.
 
@@ -70,7 +71,8 @@ DYNEMB_HD Words float16_to_float_bits(Words value) {
   const Words magnitude = value & 0x7fffu;
   const Values subnormal = whole_to_float<Values>(magnitude) * 5.9604644775390625e-8f;  // 2^-24
   const Words normal = (magnitude << 13) + (112u << 23);
-  const Words special = (magnitude << 13) | 0x7f800000u;
+  const Words nan = (magnitude << 13) | 0x7fc00000u;
+  const Words special = magnitude > 0x7c00u ? nan : Words{} + 0x7f800000u;
   const Words finite = magnitude < 0x0400u ? bits_as<Words>(subnormal) : normal;
   return sign | (magnitude < 0x7c00u ? finite : special);
 }

@@ -18,41 +18,50 @@ namespace dynemb::cpu {
 constexpr int64_t kLanes = 2 * kFloats;
 
 // Lanes 0 .. 7 and 8 .. 15. In registers: through memory it would cost more than the row.
-DYNEMB_INLINE float sum_lanes(Floats8 low, Floats8 high) {
-  Floats8 sum = low + high;
+DYNEMB_INLINE float sum_lanes(Block<BaseLevel> lanes) {
+  Floats8 sum = lanes.part[0] + lanes.part[1];
   sum += __builtin_shuffle(sum, Words8{4, 5, 6, 7, 0, 1, 2, 3});
   sum += __builtin_shuffle(sum, Words8{2, 3, 0, 1, 6, 7, 4, 5});
   return sum[0] + sum[1];
 }
-
-// Adds the columns that are left after the last kLanes to the first lanes.
-DYNEMB_INLINE void add_rest(const float* rest, int64_t count, Floats8* low, Floats8* high) {
-  float lane[kLanes] = {};
-  std::memcpy(lane, rest, sizeof(float) * static_cast<size_t>(count));
-  *low += load_floats(lane);
-  *high += load_floats(lane + kFloats);
+template <class Level>
+DYNEMB_INLINE Block<BaseLevel> in_halves(const Block<Level>& lanes) {
+  Block<BaseLevel> halves;
+  std::memcpy(&halves, &lanes, sizeof halves);
+  return halves;
 }
 
-template <class Optimizer>
+// Adds the columns that are left after the last kLanes to the first lanes.
+template <class Level>
+DYNEMB_INLINE void add_rest(const float* rest, int64_t count, Block<Level>* lanes) {
+  float lane[kLanes] = {};
+  std::memcpy(lane, rest, sizeof(float) * static_cast<size_t>(count));
+  const Block<Level> more = load_block<Level>(lane);
+  for (int64_t p = 0; p < kLanes / kWidth<Level>; ++p) lanes->part[p] += more.part[p];
+}
+
+template <class Level, class Optimizer>
 DYNEMB_INLINE void row_sums(const OptimizerStep& step, const float* __restrict gradient,
                             const float* __restrict weight, float* const* state, int64_t dim,
                             float* sums) {
   constexpr int kSums = Optimizer::kSums;
   constexpr int kStates = Optimizer::kSumsWeights ? Optimizer::kElementStates : 0;
   const OptimizerStep s = step;
-  Floats8 low[kSums] = {};
-  Floats8 high[kSums] = {};
+  constexpr int64_t kParts = kLanes / kWidth<Level>;
+  FloatsOf<Level> part_sums[kParts][kSums] = {};
   int64_t c = 0;
   for (; c + kLanes <= dim; c += kLanes) {
-    Floats8 first[kMaxStates] = {};
-    Floats8 second[kMaxStates] = {};
-    for (int k = 0; k < kStates; ++k) {
-      first[k] = load_floats(state[k] + c);
-      second[k] = load_floats(state[k] + c + kFloats);
+    for (int64_t p = 0; p < kParts; ++p) {
+      const int64_t first = c + p * kWidth<Level>;
+      FloatsOf<Level> values[kMaxStates] = {};
+      for (int k = 0; k < kStates; ++k) values[k] = load_vector<Level>(state[k] + first);
+      Optimizer::add_terms(s, load_vector<Level>(gradient + first),
+                           load_vector<Level>(weight + first), values, part_sums[p]);
     }
-    Optimizer::add_terms(s, load_floats(gradient + c), load_floats(weight + c), first, low);
-    Optimizer::add_terms(s, load_floats(gradient + c + kFloats), load_floats(weight + c + kFloats),
-                         second, high);
+  }
+  Block<Level> lanes[kSums];
+  for (int k = 0; k < kSums; ++k) {
+    for (int64_t p = 0; p < kParts; ++p) lanes[k].part[p] = part_sums[p][k];
   }
   if (c < dim) {
     float rest[kSums][kLanes] = {};
@@ -63,23 +72,23 @@ DYNEMB_INLINE void row_sums(const OptimizerStep& step, const float* __restrict g
       Optimizer::add_terms(s, gradient[j], weight[j], values, terms);
       for (int k = 0; k < kSums; ++k) rest[k][j - c] = terms[k];
     }
-    for (int k = 0; k < kSums; ++k) add_rest(rest[k], dim - c, &low[k], &high[k]);
+    for (int k = 0; k < kSums; ++k) add_rest(rest[k], dim - c, &lanes[k]);
   }
-  for (int k = 0; k < kSums; ++k) sums[k] = sum_lanes(low[k], high[k]);
+  for (int k = 0; k < kSums; ++k) sums[k] = sum_lanes(in_halves(lanes[k]));
 }
 
 // The weights of a row as floats in memory, or as bfloat16.
 struct FloatWeights {
   float* weight;
 
-  DYNEMB_INLINE void load(int64_t c, Floats8* first, Floats8* second) const {
-    *first = load_floats(weight + c);
-    *second = load_floats(weight + c + kFloats);
+  template <class Level>
+  DYNEMB_INLINE Block<Level> load_block(int64_t c) const {
+    return cpu::load_block<Level>(weight + c);
   }
   DYNEMB_INLINE float load(int64_t c) const { return weight[c]; }
-  DYNEMB_INLINE void store(int64_t c, Floats8 first, Floats8 second) const {
-    store_floats(weight + c, first);
-    store_floats(weight + c + kFloats, second);
+  template <class Level>
+  DYNEMB_INLINE void store(int64_t c, const Block<Level>& block) const {
+    store_block<Level>(weight + c, block);
   }
   DYNEMB_INLINE void store(int64_t c, float value) const { weight[c] = value; }
 };
@@ -87,30 +96,50 @@ struct BFloat16Weights {
   uint16_t* weight;
   Rounding rounding;
 
-  DYNEMB_INLINE void load(int64_t c, Floats8* first, Floats8* second) const {
-    load_bfloat16(weight + c, first, second);
+  template <class Level>
+  DYNEMB_INLINE Block<Level> load_block(int64_t c) const {
+    return load_bfloat16<Level>(weight + c);
   }
   DYNEMB_INLINE float load(int64_t c) const { return bfloat16_to_float(weight[c]); }
-  DYNEMB_INLINE void store(int64_t c, Floats8 first, Floats8 second) const {
-    store_bfloat16(rounding, c, first, second, weight);
+  template <class Level>
+  DYNEMB_INLINE void store(int64_t c, const Block<Level>& block) const {
+    store_bfloat16<Level>(rounding, c, block, weight);
   }
   DYNEMB_INLINE void store(int64_t c, float value) const {
     store_bfloat16(rounding, c, value, weight);
   }
 };
+struct Float16Weights {
+  uint16_t* weight;
+  Rounding rounding;
 
-template <class Optimizer>
-DYNEMB_INLINE void update_8(const OptimizerStep& s, const RowNumbers& row,
-                            const float* __restrict gradient, float* const* state, int64_t c,
-                            Floats8* weight) {
-  Floats8 values[kMaxStates] = {};
-  for (int k = 0; k < Optimizer::kElementStates; ++k) values[k] = load_floats(state[k] + c);
-  Optimizer::element(s, row, load_floats(gradient + c), *weight, values);
+  template <class Level>
+  DYNEMB_INLINE Block<Level> load_block(int64_t c) const {
+    return load_float16_block<Level>(weight + c);
+  }
+  DYNEMB_INLINE float load(int64_t c) const { return float16_to_float(weight[c]); }
+  template <class Level>
+  DYNEMB_INLINE void store(int64_t c, const Block<Level>& block) const {
+    store_float16<Level>(rounding, c, block, weight);
+  }
+  DYNEMB_INLINE void store(int64_t c, float value) const {
+    store_float16(rounding, c, value, weight);
+  }
+};
+
+// One vector of columns.
+template <class Level, class Optimizer>
+DYNEMB_INLINE void update_vector(const OptimizerStep& s, const RowNumbers& row,
+                                 const float* __restrict gradient, float* const* state, int64_t c,
+                                 FloatsOf<Level>* weight) {
+  FloatsOf<Level> values[kMaxStates] = {};
+  for (int k = 0; k < Optimizer::kElementStates; ++k) values[k] = load_vector<Level>(state[k] + c);
+  Optimizer::element(s, row, load_vector<Level>(gradient + c), *weight, values);
   for (int k = 0; k < Optimizer::kElementStates; ++k) store_floats(state[k] + c, values[k]);
 }
 
 // Written with vectors: the compiler does not find them in loops over bfloat16.
-template <class Optimizer, class Weights>
+template <class Level, class Optimizer, class Weights>
 DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& numbers,
                                    const float* __restrict gradient, const Weights& all_weights,
                                    float* const* states, int64_t dim) {
@@ -119,17 +148,18 @@ DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& 
   const Weights weights = all_weights;
   float* const state[kMaxStates] = {states[0], states[1], states[2]};
   int64_t c = 0;
-  for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
-    Floats8 first, second;
-    weights.load(c, &first, &second);
-    update_8<Optimizer>(s, row, gradient, state, c, &first);
-    update_8<Optimizer>(s, row, gradient, state, c + kFloats, &second);
-    weights.store(c, first, second);
+  for (; c + kBlockFloats <= dim; c += kBlockFloats) {
+    Block<Level> block = weights.template load_block<Level>(c);
+    for (int64_t j = 0; j < kBlockFloats; j += kWidth<Level>) {
+      update_vector<Level, Optimizer>(s, row, gradient, state, c + j,
+                                      &block.part[j / kWidth<Level>]);
+    }
+    weights.template store<Level>(c, block);
   }
   if constexpr (std::is_same_v<Weights, FloatWeights>) {
     if (c + kFloats <= dim) {
       Floats8 weight = load_floats(weights.weight + c);
-      update_8<Optimizer>(s, row, gradient, state, c, &weight);
+      update_vector<BaseLevel, Optimizer>(s, row, gradient, state, c, &weight);
       store_floats(weights.weight + c, weight);
       c += kFloats;
     }
@@ -146,29 +176,30 @@ DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& 
 
 // The gradient as the optimizer shall see it, in `scratch` where it differs; nullptr where the row
 // must not be updated with it.
+template <class Level>
 DYNEMB_INLINE const float* prepared_gradient(const OptimizerStep& s, const float* gradient,
                                              int64_t dim, float* __restrict scratch,
                                              int64_t* non_finite) {
   for (int64_t c = 0; c < dim; ++c) scratch[c] = scaled_gradient(s, gradient[c]);
   if (!s.measures) return scratch;
-  Floats8 low = {}, high = {};
+  Block<Level> lanes = {};
   int64_t c = 0;
   for (; c + kLanes <= dim; c += kLanes) {
-    const Floats8 first = load_floats(scratch + c);
-    const Floats8 second = load_floats(scratch + c + kFloats);
-    low += first * first;
-    high += second * second;
+    const Block<Level> values = load_block<Level>(scratch + c);
+    for (int64_t p = 0; p < kLanes / kWidth<Level>; ++p) {
+      lanes.part[p] += values.part[p] * values.part[p];
+    }
   }
   if (c < dim) {
     float rest[kLanes];
     for (int64_t j = c; j < dim; ++j) rest[j - c] = scratch[j] * scratch[j];
-    add_rest(rest, dim - c, &low, &high);
+    add_rest(rest, dim - c, &lanes);
   }
   if (s.non_finite != NonFinite::kPropagate && has_non_finite(gradient, dim)) {
     ++*non_finite;
     return nullptr;
   }
-  const float factor = norm_factor(s, sum_lanes(low, high));
+  const float factor = norm_factor(s, sum_lanes(in_halves(lanes)));
   for (c = 0; c < dim; ++c) scratch[c] *= factor;
   return scratch;
 }
@@ -195,13 +226,13 @@ DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& upd
 }
 
 // What an optimizer works out once for a row; updates the row's own state.
-template <class Optimizer>
+template <class Level, class Optimizer>
 DYNEMB_INLINE RowNumbers row_numbers(const SlabState& slab, const OptimizerStep& step, int64_t row,
                                      const float* gradient, const float* weight,
                                      float* const* state, int64_t dim) {
   float sums[Optimizer::kSums + 1] = {};
   if constexpr (Optimizer::kSums > 0) {
-    row_sums<Optimizer>(step, gradient, weight, state, dim, sums);
+    row_sums<Level, Optimizer>(step, gradient, weight, state, dim, sums);
   }
   float row_state[kMaxStates] = {};
   for (int k = 0; k < Optimizer::kRowStates; ++k) row_state[k] = slab.of_row[k][row];
@@ -211,7 +242,7 @@ DYNEMB_INLINE RowNumbers row_numbers(const SlabState& slab, const OptimizerStep&
 }
 
 // The row must be live.
-template <class Optimizer>
+template <class Level, class Optimizer>
 DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
                               const OptimizerStep& table_step, int64_t row, int64_t position,
                               const float* gradient, const RowNumbers* known, float* scratch) {
@@ -231,7 +262,7 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
     if (slab.storage[k] == Storage::kBlockFloat8) {
       load_block_row(stored, dim, (Optimizer::kUnsignedStates >> k & 1u) != 0, state[k]);
     } else {
-      load_row(slab.storage[k], stored, dim, state[k]);
+      load_row<Level>(slab.storage[k], stored, dim, state[k]);
     }
   }
   const OptimizerStep* step = &table_step;
@@ -249,24 +280,26 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
       step = &own;
     }
   }
-  const bool is_bfloat16 = table.storage == Storage::kBFloat16;
-  if (!direct && (!is_bfloat16 || (Optimizer::kSums > 0 && known == nullptr))) {
-    load_row(table.storage, stored_weight, dim, weight);
+  if (!direct && Optimizer::kSums > 0 && known == nullptr) {
+    load_row<Level>(table.storage, stored_weight, dim, weight);
   }
-  const RowNumbers numbers =
-      known != nullptr ? *known
-                       : row_numbers<Optimizer>(slab, *step, row, gradient, weight, state, dim);
+  const RowNumbers numbers = known != nullptr ? *known
+                                              : row_numbers<Level, Optimizer>(
+                                                    slab, *step, row, gradient, weight, state, dim);
   const auto rounding = [&](int tensor) {
     return Rounding{
         step->stochastic,
         step->stochastic ? rounding_key(table.seed, job.ids[position], step->step, tensor) : 0};
   };
-  if (is_bfloat16) {
-    const BFloat16Weights weights{reinterpret_cast<uint16_t*>(stored_weight), rounding(0)};
-    update_elements<Optimizer>(*step, numbers, gradient, weights, state, dim);
+  auto* halves = reinterpret_cast<uint16_t*>(stored_weight);
+  if (direct) {
+    update_elements<Level, Optimizer>(*step, numbers, gradient, FloatWeights{weight}, state, dim);
+  } else if (table.storage == Storage::kBFloat16) {
+    update_elements<Level, Optimizer>(*step, numbers, gradient,
+                                      BFloat16Weights{halves, rounding(0)}, state, dim);
   } else {
-    update_elements<Optimizer>(*step, numbers, gradient, FloatWeights{weight}, state, dim);
-    if (!direct) store_row(table.storage, rounding(0), weight, dim, stored_weight);
+    update_elements<Level, Optimizer>(*step, numbers, gradient, Float16Weights{halves, rounding(0)},
+                                      state, dim);
   }
   for (int k = 0; k < Optimizer::kElementStates; ++k) {
     if (slab.storage[k] == Storage::kFloat32) continue;
@@ -275,7 +308,7 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
       store_block_row(state[k], dim, (Optimizer::kUnsignedStates >> k & 1u) != 0,
                       rounding(1 + k).key, stored);
     } else {
-      store_row(slab.storage[k], rounding(1 + k), state[k], dim, stored);
+      store_row<Level>(slab.storage[k], rounding(1 + k), state[k], dim, stored);
     }
   }
 }
@@ -298,7 +331,7 @@ inline void preserve_rows(const RowUpdateJob& job) {
   }
 }
 
-template <class Optimizer>
+template <class Level, class Optimizer>
 DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
   if (preserves_rows(*job.state)) preserve_rows(job);
   // These come first, for all rows: inside of the loop below each row would wait for its own.
@@ -318,8 +351,8 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
       zeros = true;
       known[k] = true;
       float* const no_state[kMaxStates] = {};
-      numbers[k] = row_numbers<Optimizer>(*job.state, step, row, update.gradient, job.scratch,
-                                          no_state, table.dim);
+      numbers[k] = row_numbers<Level, Optimizer>(*job.state, step, row, update.gradient,
+                                                 job.scratch, no_state, table.dim);
     }
   }
   for (int64_t k = 0; k < job.count; ++k) {
@@ -335,7 +368,7 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
     }
     const float* gradient = update.gradient;
     if (step.scales || step.measures) {
-      gradient = prepared_gradient(step, gradient, table.dim, job.scratch, &job.non_finite);
+      gradient = prepared_gradient<Level>(step, gradient, table.dim, job.scratch, &job.non_finite);
     }
     if (gradient == nullptr || step.skip) continue;
     float* scratch = job.scratch + table.dim;
@@ -351,13 +384,13 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
       write_fresh_state(*job.state, row, table.dim, step.initial_state);
       table.generations[row] = handle_generation(update.handle);
     }
-    update_row<Optimizer>(job, table, step, row, update.position, gradient,
-                          known[k] ? &numbers[k] : nullptr, scratch);
+    update_row<Level, Optimizer>(job, table, step, row, update.position, gradient,
+                                 known[k] ? &numbers[k] : nullptr, scratch);
     if (job.state->changes != nullptr) job.state->changes[row] = kChangedForAll;
   }
 }
-DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows_simd,
-                              (RowUpdateJob & job, Optimizer optimizer), (job, optimizer))
+DYNEMB_SIMD_TYPED_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows_simd,
+                                    (RowUpdateJob & job, Optimizer optimizer), (job, optimizer))
 
 template <class Optimizer>
 void update_rows(RowUpdateJob& job) {

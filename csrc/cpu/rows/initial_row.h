@@ -93,6 +93,7 @@ DYNEMB_INLINE void write_initial_row(const TableRows& table, int64_t records_beg
 
 // The values a lookup sees for an id: the row itself, or a copy of it or an initial or default
 // value in `scratch` (dim floats), or nullptr for zeros (padding, or a row that was given away).
+template <class Level = BaseLevel>
 DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, int64_t id,
                                        float* scratch) {
   if (handle >= 0) {
@@ -103,7 +104,7 @@ DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, i
       if (is_quantized(table.storage)) {
         load_quantized_row(table.storage, table.row(row), table.dim, scratch);
       } else {
-        load_row(table.storage, table.row(row), table.dim, scratch);
+        load_row<Level>(table.storage, table.row(row), table.dim, scratch);
       }
       return scratch;
     }
@@ -118,6 +119,22 @@ DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, i
     write_initial_row(table, table.default_begin, table.default_count, id, scratch);
   }
   return scratch;
+}
+
+// The same as the row stores it, of rows of 16 bits: initial values are those of such rows.
+template <class Level>
+DYNEMB_INLINE const uint16_t* resolve_halves(const TableRows& table, int64_t handle, int64_t id,
+                                             float* scratch, uint16_t* halves) {
+  if (handle >= 0) {
+    const int64_t row = handle_row(handle);
+    if (row_status(handle, table.generations[row]) == RowStatus::kLive) {
+      return reinterpret_cast<const uint16_t*>(table.row(row));
+    }
+  }
+  const float* values = resolve_row<Level>(table, handle, id, scratch);
+  if (values == nullptr) return nullptr;
+  store_row<Level>(table.storage, kToNearest, values, table.dim, reinterpret_cast<char*>(halves));
+  return halves;
 }
 
 // Starts loading what resolve_row reads.

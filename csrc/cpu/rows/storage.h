@@ -9,6 +9,7 @@
 
 namespace dynemb::cpu {
 
+template <class Level = BaseLevel>
 DYNEMB_INLINE void load_row(Storage storage, const char* from, int64_t dim, float* values) {
   if (storage == Storage::kFloat32) {
     std::memcpy(values, from, sizeof(float) * static_cast<size_t>(dim));
@@ -17,20 +18,20 @@ DYNEMB_INLINE void load_row(Storage storage, const char* from, int64_t dim, floa
   const auto* stored = reinterpret_cast<const uint16_t*>(from);
   if (storage == Storage::kBFloat16) {
     int64_t c = 0;
-    for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
-      Floats8 first, second;
-      load_bfloat16(stored + c, &first, &second);
-      store_floats(values + c, first);
-      store_floats(values + c + kFloats, second);
+    for (; c + kBlockFloats <= dim; c += kBlockFloats) {
+      store_block<Level>(values + c, load_bfloat16<Level>(stored + c));
     }
     for (; c < dim; ++c) values[c] = bfloat16_to_float(stored[c]);
   } else {
     int64_t c = 0;
-    for (; c + kFloats <= dim; c += kFloats) store_floats(values + c, load_float16(stored + c));
+    for (; c + kWidth<Level> <= dim; c += kWidth<Level>) {
+      store_floats(values + c, load_float16<Level>(stored + c));
+    }
     for (; c < dim; ++c) values[c] = float16_to_float(stored[c]);
   }
 }
 
+template <class Level = BaseLevel>
 DYNEMB_INLINE void store_row(Storage storage, const Rounding& rounding,
                              const float* __restrict values, int64_t dim, char* __restrict to) {
   if (storage == Storage::kFloat32) {
@@ -40,16 +41,14 @@ DYNEMB_INLINE void store_row(Storage storage, const Rounding& rounding,
   auto* stored = reinterpret_cast<uint16_t*>(to);
   if (storage == Storage::kBFloat16) {
     int64_t c = 0;
-    for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
-      store_bfloat16(rounding, c, load_floats(values + c), load_floats(values + c + kFloats),
-                     stored);
+    for (; c + kBlockFloats <= dim; c += kBlockFloats) {
+      store_bfloat16<Level>(rounding, c, load_block<Level>(values + c), stored);
     }
     for (; c < dim; ++c) store_bfloat16(rounding, c, values[c], stored);
   } else {
     int64_t c = 0;
-    for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
-      store_float16(rounding, c, load_floats(values + c), load_floats(values + c + kFloats),
-                    stored);
+    for (; c + kBlockFloats <= dim; c += kBlockFloats) {
+      store_float16<Level>(rounding, c, load_block<Level>(values + c), stored);
     }
     for (; c < dim; ++c) store_float16(rounding, c, values[c], stored);
   }

@@ -33,23 +33,54 @@ extern std::atomic<int> active_simd_level;
 // returns nothing. DYNEMB_SIMD_TEMPLATE_VARIANTS takes a template head first; the template
 // arguments are deduced from the function's arguments.
 #if DYNEMB_X86
+#define DYNEMB_SIMD_DISPATCH(head, name, parameters, arguments)                 \
+  head static inline void name parameters {                                     \
+    switch (::dynemb::cpu::active_simd_level.load(std::memory_order_relaxed)) { \
+      case 2:                                                                   \
+        return name##_v4 arguments;                                             \
+      case 1:                                                                   \
+        return name##_v3 arguments;                                             \
+      default:                                                                  \
+        return name##_base arguments;                                           \
+    }                                                                           \
+  }
 #define DYNEMB_SIMD_TEMPLATE_VARIANTS(head, name, parameters, arguments)            \
   head static void name##_base parameters { name##_body arguments; }                \
   head DYNEMB_TARGET_V3 static void name##_v3 parameters { name##_body arguments; } \
   head DYNEMB_TARGET_V4 static void name##_v4 parameters { name##_body arguments; } \
-  head static inline void name parameters {                                         \
-    switch (::dynemb::cpu::active_simd_level.load(std::memory_order_relaxed)) {     \
-      case 2:                                                                       \
-        return name##_v4 arguments;                                                 \
-      case 1:                                                                       \
-        return name##_v3 arguments;                                                 \
-      default:                                                                      \
-        return name##_base arguments;                                               \
-    }                                                                               \
-  }
+  DYNEMB_SIMD_DISPATCH(head, name, parameters, arguments)
 #else
 #define DYNEMB_SIMD_TEMPLATE_VARIANTS(head, name, parameters, arguments) \
   head static inline void name parameters { name##_body arguments; }
 #endif
 #define DYNEMB_SIMD_VARIANTS(name, parameters, arguments) \
   DYNEMB_SIMD_TEMPLATE_VARIANTS(, name, parameters, arguments)
+
+// Instruction sets as types, for kernels that differ between them in the width of their vectors or
+// in an instruction. DYNEMB_SIMD_TYPED_VARIANTS(find_block, (const Job& job), (job)) calls
+// find_block_body<BaseLevel>(job), or that of the active level; a template head may come first, as
+// above.
+namespace dynemb::cpu {
+
+struct BaseLevel {};
+struct V3Level {};
+struct V4Level {};
+
+}  // namespace dynemb::cpu
+
+#if DYNEMB_X86
+#define DYNEMB_SIMD_TYPED_TEMPLATE_VARIANTS(head, name, parameters, arguments)                 \
+  head static void name##_base parameters { name##_body<::dynemb::cpu::BaseLevel> arguments; } \
+  head DYNEMB_TARGET_V3 static void name##_v3 parameters {                                     \
+    name##_body<::dynemb::cpu::V3Level> arguments;                                             \
+  }                                                                                            \
+  head DYNEMB_TARGET_V4 static void name##_v4 parameters {                                     \
+    name##_body<::dynemb::cpu::V4Level> arguments;                                             \
+  }                                                                                            \
+  DYNEMB_SIMD_DISPATCH(head, name, parameters, arguments)
+#else
+#define DYNEMB_SIMD_TYPED_TEMPLATE_VARIANTS(head, name, parameters, arguments) \
+  head static inline void name parameters { name##_body<::dynemb::cpu::BaseLevel> arguments; }
+#endif
+#define DYNEMB_SIMD_TYPED_VARIANTS(name, parameters, arguments) \
+  DYNEMB_SIMD_TYPED_TEMPLATE_VARIANTS(, name, parameters, arguments)
