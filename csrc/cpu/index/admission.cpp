@@ -68,38 +68,85 @@ void decide(const IndexArgs& index, const PolicyArgs& policies, const int32_t* s
                        : verdict_without_room(policy, entry->has_counter(), entry->occurrences);
 }
 
+void raise_to(uint64_t* word, uint64_t least) {
+  uint64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (seen < least && !__atomic_compare_exchange_n(word, &seen, least, true, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED)) {
+  }
+}
+
 }  // namespace
 
-std::vector<NewId> collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features,
-                                   const bool* admit, Misses* found) {
-  std::vector<NewId> new_ids;
+void collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features, const bool* admit,
+                     Misses* found, std::vector<NewId>* new_ids) {
   const Misses& misses = *found;
   std::vector<int32_t>& number = found->new_id;
   number.resize(static_cast<size_t>(misses.count()));
-  for (size_t i = 0; i < misses.tiles.size(); ++i) {
-    const Tile& tile = misses.tiles[i];
+  const auto tile_count = static_cast<int64_t>(misses.tiles.size());
+  // By tile: the number of its first new id; in the end how many there are.
+  std::vector<int64_t> begin(tile_count + 1, 0);
+  const auto for_each_tile = [&](const auto& visit) {
+    parallel_units(tile_count, misses.count(), [&](int64_t first_tile, int64_t last_tile) {
+      for (int64_t i = first_tile; i < last_tile; ++i) visit(i, misses.tiles[i]);
+    });
+  };
+  for_each_tile([&](int64_t i, const Tile&) {
+    for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
+      begin[i + 1] += misses.first[m] == m;
+    }
+  });
+  for (int64_t i = 0; i < tile_count; ++i) begin[i + 1] += begin[i];
+  new_ids->resize(static_cast<size_t>(begin[tile_count]));
+  const auto position = [&](int64_t i, const Tile& tile, int64_t m) {
+    return tile.begin + misses.in_tile[tile.begin + m - misses.tile_begin[i]];
+  };
+  for_each_tile([&](int64_t i, const Tile& tile) {
     const int64_t policy = policies.of_feature[tile.feature];
     const int64_t* row = policies.row(policy);
+    NewId entry{};
+    entry.table = static_cast<int32_t>(tile.table);
+    entry.policy = static_cast<int32_t>(policy);
+    entry.expiry_rank = expiry_rank(row, policies.clock);
+    entry.threshold_rank = threshold_rank(row);
+    entry.occurrences = row[kPolicyUpdatesScores] != 0;
+    entry.handle = kNoHandle;
+    entry.counter_bucket = -1;
+    int64_t next = begin[i];
+    for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
+      if (misses.first[m] != m) continue;
+      const int64_t at = position(i, tile, m);
+      entry.id = features.ids[at];
+      entry.order = static_cast<int32_t>(m);
+      entry.verdict = admit == nullptr || admit[at] ? kVerdictInsert : kVerdictRefuse;
+      number[m] = static_cast<int32_t>(next);
+      (*new_ids)[next++] = entry;
+    }
+  });
+  if (begin[tile_count] == misses.count()) return;
+  // What the other occurrences add does not depend on their order.
+  for_each_tile([&](int64_t i, const Tile& tile) {
+    const int64_t* row = policies.row(policies.of_feature[tile.feature]);
     const bool counts = row[kPolicyUpdatesScores] != 0;
     const uint64_t expiry = expiry_rank(row, policies.clock);
     const uint64_t threshold = threshold_rank(row);
     for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
-      const int64_t position = tile.begin + misses.in_tile[tile.begin + m - misses.tile_begin[i]];
-      const int32_t first = misses.first[m];
-      if (first == m) {
-        number[m] = static_cast<int32_t>(new_ids.size());
-        new_ids.push_back({features.ids[position], first, static_cast<int32_t>(tile.table),
-                           static_cast<int32_t>(policy), kVerdictRefuse, 0, 0, 0, 0, kNoHandle, -1,
-                           0});
+      if (misses.first[m] == m) continue;
+      NewId& entry = (*new_ids)[number[misses.first[m]]];
+      raise_to(&entry.expiry_rank, expiry);
+      raise_to(&entry.threshold_rank, threshold);
+      if (counts) __atomic_fetch_add(&entry.occurrences, 1, __ATOMIC_RELAXED);
+      if (admit == nullptr || admit[position(i, tile, m)]) {
+        __atomic_store_n(&entry.verdict, int32_t{kVerdictInsert}, __ATOMIC_RELAXED);
       }
-      NewId& entry = new_ids[number[first]];
-      entry.expiry_rank = std::max(entry.expiry_rank, expiry);
-      entry.threshold_rank = std::max(entry.threshold_rank, threshold);
-      entry.occurrences += counts;
-      if (admit == nullptr || admit[position]) entry.verdict = kVerdictInsert;
     }
-  }
-  return new_ids;
+  });
+}
+
+bool admits_all(const PolicyArgs& policies, const bool* admit) {
+  return admit == nullptr &&
+         std::all_of(policies.of_feature.begin(), policies.of_feature.end(), [&](int64_t policy) {
+           return policies.row(policy)[kPolicyAdmission] == kAdmitAll;
+         });
 }
 
 void decide_admission(const IndexArgs& index, const PolicyArgs& policies, const int32_t* sketch,

@@ -29,8 +29,11 @@ struct NewId {
 
 // New ids in order of first occurrence; sets misses->new_id. `admit` bool per id of the call, or
 // nullptr: an id is refused if it is false at all its occurrences.
-std::vector<NewId> collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features,
-                                   const bool* admit, Misses* misses);
+void collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features, const bool* admit,
+                     Misses* misses, std::vector<NewId>* new_ids);
+
+// Whether nothing that could refuse or count a new id of the call is asked for.
+bool admits_all(const PolicyArgs& policies, const bool* admit);
 
 // Sets the verdicts. Changes nothing else.
 void decide_admission(const IndexArgs& index, const PolicyArgs& policies, const int32_t* sketch,

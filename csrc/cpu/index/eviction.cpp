@@ -1,31 +1,41 @@
 #include "cpu/index/eviction.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/policy/counts.h"
+#include "cpu/index/eviction.h"
 #include "cpu/index/probe.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kLookahead = 8;
-constexpr int kWalkBits = 12;
-constexpr int64_t kPart = 256;  // new ids that one thread deals with at a time
+constexpr int64_t kLookahead = 16;
+constexpr int64_t kSearched = 16;  // new ids that search before they claim
+constexpr int kPlaceBits = 7;
 
+// Whoever may take any victim of a small index goes first, in order of occurrence: the other way
+// round each would displace many. Then come the partitions of the misses.
+constexpr int64_t kWalks = 1 + kPartitions;
+
+// A new id that needs a victim.
 struct Evictor {
-  int64_t bucket;  // the first of those that it looks into
+  int64_t bucket;   // the first of those that it looks into
+  int64_t* victim;  // the step word that it claimed last, or nearly
   int32_t table;
-  int32_t new_id;
+  int32_t order;  // of its claim: its number among the new ids
+  bool failed;    // nobody is left for it
 };
 
 struct Claims {
   std::vector<TableView> tables;
   std::vector<const int64_t*> policies;  // by table
-  std::vector<Evictor> evictors;         // by order
-  std::vector<int32_t> walk;             // orders as their buckets lie in the index, roughly
-  std::vector<char> failed;              // by order; each is set by one thread, once
-  std::vector<int64_t*> victims;         // by order: the step word that it claimed last, or nearly
+  // As their buckets lie in the index, roughly: neighbours share lines and pages.
+  std::vector<Evictor> evictors;
+  std::vector<int64_t> begin;  // of each walk in `evictors`
+  std::vector<int64_t> end;
+  std::vector<int32_t> place;  // by order: in `evictors`; -1: needs no victim
   // By table whose whole index is looked at: an order that found nothing; nor does any later one.
   std::vector<int64_t> exhausted;
   int64_t step;
@@ -38,123 +48,228 @@ struct Claims {
   void prefetch(const Evictor& evictor) const {
     const TableView& table = tables[evictor.table];
     if (table.bucket_count <= kWholeIndexBuckets) return;  // it is in the cache
-    for (int k = 0; k < kVictimBuckets; ++k) {
-      const int64_t at = bucket(evictor, k);
-      prefetch_line(table.line(at));
-      __builtin_prefetch(table.score(at, 0), 1);
+    constexpr int64_t kLine = 8;                           // words of a line of the cache
+    // past the end of an index there is other memory, or none: nothing happens then
+    const int64_t* line = table.line(evictor.bucket);
+    for (int64_t word = 0; word < kVictimBuckets * kBucketWords; word += kLine) {
+      __builtin_prefetch(line + word);
     }
+    const int64_t* score = table.score(evictor.bucket, 0);
+    const int64_t words = kVictimBuckets * kBucketWidth * table.score_words;
+    for (int64_t word = 0; word < words; word += kLine) __builtin_prefetch(score + word, 1);
+    __builtin_prefetch(score + words - 1, 1);
   }
 };
 
-// Orders of new ids by the place of their first bucket: neighbours share lines and pages.
-std::vector<int32_t> by_place(const std::vector<uint64_t>& hashes) {
-  const size_t count = hashes.size();
-  int bits = 0;
-  while (bits < kWalkBits && (size_t{1} << bits) < count) ++bits;
-  std::vector<int32_t> walk(count);
-  std::vector<int32_t> next((size_t{1} << bits) + 1, 0);
-  const auto part = [&](uint64_t hash) { return (hash >> 1) >> (63 - bits); };
-  for (const uint64_t hash : hashes) ++next[part(hash) + 1];
-  for (size_t p = 1; p < next.size(); ++p) next[p] += next[p - 1];
-  for (size_t i = 0; i < count; ++i) walk[next[part(hashes[i])]++] = static_cast<int32_t>(i);
-  return walk;
+// Writes down the evictors of one partition by the place of their first buckets.
+void walk_partition(const Misses& misses, const std::vector<char>& needs_victim, int64_t partition,
+                    Claims* claims) {
+  const bool all = misses.begin[1] == misses.count();  // then the first partition has all hashes
+  const int hash_bits = all ? 0 : 6;
+  const int64_t first = misses.begin[partition];
+  const int64_t last = misses.begin[partition + 1];
+  std::vector<uint8_t> place(static_cast<size_t>(last - first));
+  int32_t next[(1 << kPlaceBits) + 1] = {};
+  const auto for_each_evictor = [&](const auto& visit) {
+    for (int64_t i = first; i < last; ++i) {
+      const Miss& miss = misses.items[i];
+      if (miss.table < 0) continue;
+      const int32_t order = misses.new_id[miss.order];
+      const TableView& table = claims->tables[miss.table];
+      if (needs_victim[order] != 0 && table.bucket_count > kWholeIndexBuckets) {
+        visit(i - first, order, miss, table);
+      }
+    }
+  };
+  for_each_evictor([&](int64_t i, int32_t, const Miss& miss, const TableView& table) {
+    const uint64_t hash = first_hash(miss.id, table.salt);
+    place[i] = static_cast<uint8_t>(hash << hash_bits >> (64 - kPlaceBits));
+    ++next[place[i] + 1];
+  });
+  next[0] = static_cast<int32_t>(first + claims->end[0]);
+  claims->begin[1 + partition] = next[0];
+  for (int p = 0; p < 1 << kPlaceBits; ++p) next[p + 1] += next[p];
+  claims->end[1 + partition] = next[1 << kPlaceBits];
+  for_each_evictor([&](int64_t i, int32_t order, const Miss& miss, const TableView& table) {
+    const int32_t at = next[place[i]]++;
+    const int64_t bucket = bucket_of(first_hash(miss.id, table.salt), table.bucket_count);
+    claims->evictors[at] = {bucket, nullptr, miss.table, order, false};
+    claims->place[order] = at;
+  });
 }
+
+void walk_small_indexes(const std::vector<NewId>& new_ids, const std::vector<char>& needs_victim,
+                        Claims* claims) {
+  const auto is_small = [](const TableView& table) {
+    return table.bucket_count <= kWholeIndexBuckets;
+  };
+  if (std::none_of(claims->tables.begin(), claims->tables.end(), is_small)) return;
+  for (size_t i = 0; i < new_ids.size(); ++i) {
+    const TableView& table = claims->tables[new_ids[i].table];
+    if (needs_victim[i] == 0 || !is_small(table)) continue;
+    const uint64_t hash = first_hash(new_ids[i].id, table.salt);
+    const int64_t at = claims->end[0]++;
+    const int64_t bucket = bucket_of(hash, table.bucket_count);
+    claims->evictors[at] = {bucket, nullptr, new_ids[i].table, static_cast<int32_t>(i), false};
+    claims->place[i] = static_cast<int32_t>(at);
+  }
+}
+
+struct SearchJob {
+  const Claims* claims;
+  const Evictor* evictors;
+  int64_t count;
+  int64_t ahead;   // of those after the evictors, how many are there to fetch buckets for
+  int64_t** best;  // out
+};
 
 DYNEMB_INLINE Words4 four(int64_t word) { return Words4{word, word, word, word}; }
 DYNEMB_INLINE Words4 pick(Words4 mask, Words4 a, Words4 b) { return (mask & a) | (~mask & b); }
 
-struct SearchJob {
-  const Claims* claims;
-  int64_t order;
-  int64_t** best;  // out
+// The best of the slots looked at in each of four lanes; `at` counts slots, -1: none.
+struct BestFour {
+  Words4 score = four(0);
+  Words4 step = four(0);
+  Words4 id = four(0);
+  Words4 at = four(-1);
+
+  // Where `free` is set, and the slot goes before the one kept.
+  template <bool kByStep>
+  DYNEMB_INLINE void take(Words4 free, const BestFour& slots) {
+    Words4 before = (slots.step < step) | ((slots.step == step) & (slots.id < id));
+    if (!kByStep) before = (slots.score < score) | ((slots.score == score) & before);
+    const Words4 taken = free & ((at < 0) | before);
+    if (!kByStep) score = pick(taken, slots.score, score);
+    step = pick(taken, slots.step, step);
+    id = pick(taken, slots.id, id);
+    at = pick(taken, slots.at, at);
+  }
+
+  template <bool kByStep>
+  DYNEMB_INLINE void take_shuffled(const BestFour& other, Words4 lanes) {
+    const BestFour shuffled{__builtin_shuffle(other.score, lanes),
+                            __builtin_shuffle(other.step, lanes),
+                            __builtin_shuffle(other.id, lanes), __builtin_shuffle(other.at, lanes)};
+    take<kByStep>(shuffled.at >= 0, shuffled);
+  }
 };
 
-// The best victim that no earlier order has claimed: its step word, or nullptr. Four slots at a
-// time; other threads may claim meanwhile, which whoever claims finds out.
-DYNEMB_INLINE void search_victim_body(const SearchJob& job) {
-  const Claims& claims = *job.claims;
-  const Evictor& evictor = claims.evictors[job.order];
+// The best victim that no earlier order has claimed: its step word, or nullptr. Other threads may
+// claim meanwhile, which whoever claims finds out. kByStep: the step is what decides.
+template <bool kByStep>
+DYNEMB_INLINE int64_t* search_victim(const Claims& claims, const Evictor& evictor) {
   const TableView& table = claims.tables[evictor.table];
   const int64_t* policy = claims.policies[evictor.table];
-  const int64_t word = policy[kPolicyEvictionWord];
+  const int64_t word = policy[kPolicyEvictionWord] * kBucketWidth;
   const Words4 now = four(claims.step);
+  const Words4 order = four(evictor.order);
   const Words4 newest = four(claims.step - policy[kPolicyProtectedSteps]);
   const int buckets = victim_buckets(table.bucket_count);
-  Words4 best_score = four(0), best_step = four(0), best_id = four(0), best_at = four(-1);
+  BestFour best[2];  // of every second bucket: neither waits for the other
   for (int k = 0; k < buckets; ++k) {
     const int64_t bucket = claims.bucket(evictor, k);
     const int64_t* line = table.line(bucket);
     const int64_t* scores = table.score(bucket, 0);
     for (int j = 0; j < kBucketWidth; j += 4) {
-      const Words4 id = load_words(line + j);
       const Words4 seen = load_words(scores + j);
       const Words4 claimed = seen < 0;
-      const Words4 order = (seen ^ four(INT64_MIN)) >> 32;  // eviction_claim_order
+      const Words4 claim = (seen ^ four(INT64_MIN)) >> 32;  // eviction_claim_order
       // step_of, of a claim only; unsigned, because claims are close to the least number
       const auto ages =
           reinterpret_cast<UnsignedWords4>(now) - reinterpret_cast<UnsignedWords4>(seen);
       const Words4 age = reinterpret_cast<Words4>(ages) & four(0xffffffff);
       const Words4 step = pick(claimed, now - age, seen);
-      const Words4 score = word == kStepWord ? step : load_words(scores + word * kBucketWidth + j);
-      const Words4 free = (load_words(line + kBucketWidth + j) != 0) & (step <= newest) &
-                          ~(claimed & (order < four(job.order)));
-      // goes_before
-      const Words4 before =
-          (best_at < 0) | (score < best_score) |
-          ((score == best_score) & ((step < best_step) | ((step == best_step) & (id < best_id))));
-      const Words4 take = free & before;
+      const Words4 score = kByStep ? step : load_words(scores + word + j);
       const int64_t at = k * kBucketWidth + j;
-      best_score = pick(take, score, best_score);
-      best_step = pick(take, step, best_step);
-      best_id = pick(take, id, best_id);
-      best_at = pick(take, Words4{at, at + 1, at + 2, at + 3}, best_at);
+      const BestFour slots{score, step, load_words(line + j), Words4{at, at + 1, at + 2, at + 3}};
+      const Words4 free = (load_words(line + kBucketWidth + j) != 0) & (step <= newest) &
+                          ~(claimed & (claim < order));
+      best[k % 2].take<kByStep>(free, slots);
     }
   }
-  int64_t best = -1;
-  VictimRank best_rank{};
-  for (int j = 0; j < 4; ++j) {
-    if (best_at[j] < 0) continue;
-    const VictimRank rank{best_score[j], best_step[j], best_id[j]};
-    if (best < 0 || goes_before(rank, best_rank)) {
-      best = best_at[j];
-      best_rank = rank;
-    }
-  }
-  *job.best = nullptr;
-  if (best >= 0) {
-    const int64_t bucket = claims.bucket(evictor, best / kBucketWidth);
-    *job.best = table.score(bucket, best % kBucketWidth);
+  best[0].take<kByStep>(best[1].at >= 0, best[1]);
+  best[0].take_shuffled<kByStep>(best[0], Words4{2, 3, 0, 1});
+  best[0].take_shuffled<kByStep>(best[0], Words4{1, 0, 3, 2});
+  const int64_t at = best[0].at[0];
+  if (at < 0) return nullptr;
+  return table.score(claims.bucket(evictor, at / kBucketWidth), at % kBucketWidth);
+}
+
+DYNEMB_INLINE void search_victims_body(const SearchJob& job) {
+  const Claims& claims = *job.claims;
+  for (int64_t i = 0; i < job.count; ++i) {
+    if (i < job.ahead) claims.prefetch(job.evictors[job.count + i]);
+    const Evictor& evictor = job.evictors[i];
+    const int64_t* policy = claims.policies[evictor.table];
+    job.best[i] = policy[kPolicyEvictionWord] == kStepWord ? search_victim<true>(claims, evictor)
+                                                           : search_victim<false>(claims, evictor);
   }
 }
-DYNEMB_SIMD_VARIANTS(search_victim, (const SearchJob& job), (job))
+DYNEMB_SIMD_VARIANTS(search_victims, (const SearchJob& job), (job))
 
-// Claims a victim for the new id of this order, and others for those that it displaces.
-void claim_victim(Claims* claims, int64_t order) {
+int64_t* next_victim(const Claims& claims, const Evictor& evictor) {
+  const int64_t exhausted = __atomic_load_n(&claims.exhausted[evictor.table], __ATOMIC_RELAXED);
+  if (evictor.order > exhausted) return nullptr;
+  int64_t* best;
+  search_victims({&claims, &evictor, 1, 0, &best});
+  return best;
+}
+
+// The new id whose claim a step word has been, or nullptr: the word was negative before the call.
+Evictor* displaced_evictor(Claims* claims, int64_t word) {
+  const int64_t order = eviction_claim_order(word);
+  if (order >= static_cast<int64_t>(claims->place.size())) return nullptr;
+  const int32_t place = claims->place[order];
+  return place < 0 ? nullptr : &claims->evictors[place];
+}
+
+// Claims a victim for a new id, and others for those that it displaces. `word` is the best victim
+// of a search that has been made, or nullptr.
+void claim_victim(Claims* claims, Evictor* evictor, int64_t* word) {
   for (;;) {
-    const int32_t t = claims->evictors[order].table;
-    int64_t* word = nullptr;
-    if (order <= __atomic_load_n(&claims->exhausted[t], __ATOMIC_RELAXED)) {
-      search_victim({claims, order, &word});
-    }
     if (word == nullptr) {
-      claims->failed[order] = 1;
-      if (claims->tables[t].bucket_count <= kWholeIndexBuckets) {
-        __atomic_store_n(&claims->exhausted[t], order, __ATOMIC_RELAXED);
+      evictor->failed = true;
+      if (claims->tables[evictor->table].bucket_count <= kWholeIndexBuckets) {
+        __atomic_store_n(&claims->exhausted[evictor->table], int64_t{evictor->order},
+                         __ATOMIC_RELAXED);
       }
       return;
     }
     int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
-    int64_t claim = make_eviction_claim(order, step_of(seen, claims->step));
+    int64_t claim = make_eviction_claim(evictor->order, step_of(seen, claims->step));
     while (seen > claim && !__atomic_compare_exchange_n(word, &seen, claim, true, __ATOMIC_RELAXED,
                                                         __ATOMIC_RELAXED)) {
-      claim = make_eviction_claim(order, step_of(seen, claims->step));
+      claim = make_eviction_claim(evictor->order, step_of(seen, claims->step));
     }
-    if (seen <= claim) continue;  // an earlier order came first: look again
-    __atomic_store_n(&claims->victims[order], word, __ATOMIC_RELAXED);
-    if (!is_eviction_claim(seen)) return;
-    order = eviction_claim_order(seen);  // displaced
-    // no claim of this call, but a step word that was negative before it
-    if (order >= static_cast<int64_t>(claims->evictors.size())) return;
+    if (seen > claim) {
+      __atomic_store_n(&evictor->victim, word, __ATOMIC_RELAXED);
+      if (!is_eviction_claim(seen)) return;
+      evictor = displaced_evictor(claims, seen);
+      if (evictor == nullptr) return;
+    }  // otherwise an earlier order came first
+    word = next_victim(*claims, *evictor);
+  }
+}
+
+// Claims victims for the new ids of small indexes, one after another: they want the same ones.
+void claim_in_order(Claims* claims, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    Evictor* evictor = &claims->evictors[i];
+    claim_victim(claims, evictor, next_victim(*claims, *evictor));
+  }
+}
+
+// Claims victims for the new ids of a partition.
+void claim_victims(Claims* claims, int64_t begin, int64_t end) {
+  Evictor* evictors = claims->evictors.data();
+  int64_t* best[kSearched];
+  for (int64_t i = begin; i < std::min(begin + kSearched, end); ++i) {
+    claims->prefetch(evictors[i]);
+  }
+  for (int64_t block = begin; block < end; block += kSearched) {
+    const int64_t count = std::min(kSearched, end - block);
+    search_victims({claims, evictors + block, count, end - block - count, best});
+    for (int64_t i = 0; i < count; ++i) claim_victim(claims, evictors + block + i, best[i]);
   }
 }
 
@@ -164,11 +279,10 @@ bool holds(const int64_t* word, int64_t order) {
 
 // Where the claim of an order was kept. Two threads may have claimed for it one after another and
 // noted it the other way round; then it is searched for.
-SlotPosition claimed_victim(const Claims& claims, int64_t order) {
-  const Evictor& evictor = claims.evictors[order];
+SlotPosition claimed_victim(const Claims& claims, const Evictor& evictor) {
   const TableView& table = claims.tables[evictor.table];
-  const int64_t* word = claims.victims[order];
-  for (int i = 0; word == nullptr || !holds(word, order); ++i) {
+  const int64_t* word = evictor.victim;
+  for (int i = 0; word == nullptr || !holds(word, evictor.order); ++i) {
     if (i == kVictimBuckets * kBucketWidth) return {-1, -1};  // step words were negative before
     word = table.score(claims.bucket(evictor, i / kBucketWidth), i % kBucketWidth);
   }
@@ -177,110 +291,133 @@ SlotPosition claimed_victim(const Claims& claims, int64_t order) {
   return {place / stride, place % stride};
 }
 
-// Takes the rows of victims for new ids of some orders; returns tombstones by table.
-void take_victims(const Claims& claims, const EvictionLog& log, const int64_t* records,
-                  int64_t begin, int64_t end, std::vector<NewId>* new_ids, int64_t* tombstones) {
+// What becomes of the new ids of a walk, by table.
+struct Outcome {
+  int64_t refused;
+  int64_t evicted;
+  int64_t inserted;
+  int64_t tombstones;
+};
+
+// Takes the rows of victims for the new ids of one walk. `records` by order, or empty: none has a
+// place in the log.
+void take_victims(const Claims& claims, const PolicyArgs& policies, const EvictionLog& log,
+                  const std::vector<int64_t>& records, int64_t begin, int64_t end,
+                  std::vector<NewId>* new_ids, Outcome* outcomes) {
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t e = claims.walk[i];
-    const int64_t ahead = i + kLookahead < end ? claims.walk[i + kLookahead] : -1;
-    if (ahead >= 0 && claims.failed[ahead] == 0) {
-      const TableView& table = claims.tables[claims.evictors[ahead].table];
-      const int64_t* word = claims.victims[ahead];
-      __builtin_prefetch(word, 1);
-      __builtin_prefetch(&(*new_ids)[claims.evictors[ahead].new_id].handle, 1);
-      prefetch_line(table.line((word - table.scores) / (kBucketWidth * table.score_words)));
+    if (i + kLookahead < end) {
+      const Evictor& ahead = claims.evictors[i + kLookahead];
+      __builtin_prefetch(&(*new_ids)[ahead.order].handle, 1);
+      if (ahead.victim != nullptr) {
+        const TableView& table = claims.tables[ahead.table];
+        const int64_t place = ahead.victim - table.scores;
+        __builtin_prefetch(ahead.victim, 1);
+        prefetch_line(table.line(place / (kBucketWidth * table.score_words)));
+      }
     }
-    if (claims.failed[e] != 0) continue;
-    const Evictor& evictor = claims.evictors[e];
+    const Evictor& evictor = claims.evictors[i];
+    const int32_t order = evictor.order;
+    NewId& entry = (*new_ids)[order];
+    Outcome* outcome = &outcomes[evictor.table];
+    if (evictor.failed) {
+      refuse_without_room(policies, &entry);
+      ++outcome->refused;
+      continue;
+    }
+    ++outcome->evicted;
     const TableView& table = claims.tables[evictor.table];
-    const SlotPosition at = claimed_victim(claims, e);
+    const SlotPosition at = claimed_victim(claims, evictor);
     if (at.bucket < 0) {
-      (*new_ids)[evictor.new_id].verdict = kVerdictRefuse;
+      entry.verdict = kVerdictRefuse;
       continue;
     }
     const int64_t* line = table.line(at.bucket);
     const int64_t handle = decode_handle(line[kBucketWidth + at.slot]);
-    if (records[e] < log.records) {
+    if (!records.empty() && records[order] < log.records) {
       const int64_t word = claims.policies[evictor.table][kPolicyEvictionWord];
       const int64_t* score = table.score(at.bucket, at.slot);
-      int64_t* record = log.words + (1 + records[e]) * kEvictedColumns;
+      int64_t* record = log.words + (1 + records[order]) * kEvictedColumns;
       record[kEvictedTable] = evictor.table;
       record[kEvictedId] = line[at.slot];
       record[kEvictedHandle] = handle;
       record[kEvictedScore] =
           word == kStepWord ? step_of(*score, claims.step) : score[word * kBucketWidth];
     }
-    (*new_ids)[evictor.new_id].handle = next_owner(handle);
-    tombstones[evictor.table] += clear_slot(table, at.bucket, at.slot);
+    entry.handle = next_owner(handle);
+    ++outcome->inserted;
+    outcome->tombstones += clear_slot(table, at.bucket, at.slot);
   }
+}
+
+// By order, where in the log the victim of a new id is noted; empty: nowhere.
+std::vector<int64_t> number_records(const Claims& claims, const EvictionLog& log) {
+  int64_t next = log.words[kEvictedRecords];
+  if (next >= log.records) return {};
+  std::vector<int64_t> records(claims.place.size());
+  for (size_t order = 0; order < records.size(); ++order) {
+    records[order] = next;
+    next += claims.place[order] >= 0 && !claims.evictors[claims.place[order]].failed;
+  }
+  return records;
 }
 
 }  // namespace
 
 void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog& log,
-           const std::vector<int32_t>& positions, std::vector<NewId>* new_ids) {
-  Claims claims;
+           const Misses& misses, const std::vector<char>& needs_victim, std::vector<NewId>* new_ids,
+           std::vector<int64_t>* inserted) {
+  // Kept between calls, unless large, as `misses` are.
+  static thread_local Claims kept;
+  Claims& claims = kept;
+  claims.tables.clear();
+  claims.policies.clear();
   for (int64_t t = 0; t < index.table_count; ++t) {
     claims.tables.push_back(index.table(t));
     claims.policies.push_back(policies.row(t));
   }
   claims.exhausted.assign(index.table_count, INT64_MAX);
   claims.step = policies.clock[kClockStep];
-  std::vector<uint64_t> hashes;
-  hashes.reserve(positions.size());
-  for (const int32_t position : positions) {
-    const NewId& entry = (*new_ids)[position];
-    const TableView& table = claims.tables[entry.table];
-    const uint64_t hash = first_hash(entry.id, table.salt);
-    // who may take any victim goes in order: the other way round each would displace many
-    hashes.push_back(table.bucket_count <= kWholeIndexBuckets ? 0 : hash);
-    const int64_t bucket = bucket_of(hash, table.bucket_count);
-    claims.evictors.push_back({bucket, entry.table, position});
-  }
-  const int64_t count = static_cast<int64_t>(positions.size());
-  claims.walk = by_place(hashes);
-  const int64_t parts = (count + kPart - 1) / kPart;
-  claims.failed.assign(count, 0);
-  claims.victims.assign(count, nullptr);
-  parallel_units(parts, count, [&](int64_t begin, int64_t end) {
-    for (int64_t e = begin * kPart; e < std::min(end * kPart, count); ++e) {
-      if (e + kLookahead < count) {
-        claims.prefetch(claims.evictors[claims.walk[e + kLookahead]]);
-      }
-      claim_victim(&claims, claims.walk[e]);
-    }
+  const int64_t count = misses.count();
+  claims.evictors.resize(static_cast<size_t>(count) + new_ids->size());
+  claims.place.assign(new_ids->size(), -1);
+  claims.begin.assign(kWalks, 0);
+  claims.end.assign(kWalks, 0);
+  walk_small_indexes(*new_ids, needs_victim, &claims);
+  parallel_units(kPartitions, count, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) walk_partition(misses, needs_victim, p, &claims);
   });
-  std::vector<int64_t> records(count);
-  int64_t next = log.words[kEvictedRecords];
-  for (int64_t e = 0; e < count; ++e) {
-    NewId& entry = (*new_ids)[positions[e]];
-    int64_t* row = index.table_row(entry.table);
-    records[e] = next;
-    if (claims.failed[e] != 0) {
-      refuse_without_room(policies, &entry);
-      ++row[kTableRejected];
-    } else {
-      ++next;
-      --row[kTableSize];
-      row[kTableEvicted] = next_count(row[kTableEvicted]);
-    }
-  }
+  const auto for_each_walk = [&](const auto& visit) {
+    parallel_units(kWalks, count, [&](int64_t begin, int64_t end) {
+      for (int64_t w = begin; w < end; ++w) visit(w, claims.begin[w], claims.end[w]);
+    });
+  };
+  for_each_walk([&](int64_t w, int64_t begin, int64_t end) {
+    w == 0 ? claim_in_order(&claims, begin, end) : claim_victims(&claims, begin, end);
+  });
+  const std::vector<int64_t> records = number_records(claims, log);
   // Slots are cleared side by side: what clear_slot asks of a bucket does not change meanwhile.
-  std::vector<int64_t> tombstones(parts * index.table_count, 0);
-  parallel_units(parts, count, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      take_victims(claims, log, records.data(), p * kPart, std::min((p + 1) * kPart, count),
-                   new_ids, tombstones.data() + p * index.table_count);
-    }
+  std::vector<Outcome> outcomes(kWalks * index.table_count, Outcome{});
+  for_each_walk([&](int64_t w, int64_t begin, int64_t end) {
+    take_victims(claims, policies, log, records, begin, end, new_ids,
+                 outcomes.data() + w * index.table_count);
   });
-  for (int64_t p = 0; p < parts; ++p) {
+  int64_t evicted = 0;
+  for (int64_t w = 0; w < kWalks; ++w) {
     for (int64_t t = 0; t < index.table_count; ++t) {
-      index.table_row(t)[kTableTombstones] += tombstones[p * index.table_count + t];
+      const Outcome& outcome = outcomes[w * index.table_count + t];
+      int64_t* row = index.table_row(t);
+      row[kTableSize] -= outcome.evicted;
+      row[kTableEvicted] = add_count(row[kTableEvicted], outcome.evicted);
+      row[kTableRejected] += outcome.refused;
+      row[kTableTombstones] += outcome.tombstones;
+      (*inserted)[t] += outcome.inserted;
+      evicted += outcome.evicted;
     }
   }
-  const int64_t kept = std::min(next, log.records);
-  log.words[kEvictedLost] += next - kept;
-  log.words[kEvictedRecords] = kept;
+  const int64_t noted = std::min(evicted, log.records - log.words[kEvictedRecords]);
+  log.words[kEvictedRecords] += noted;
+  log.words[kEvictedLost] += evicted - noted;
+  if (claims.evictors.capacity() > ReleaseLarge::kKeptIds / 4) claims = Claims{};
 }
 
 }  // namespace dynemb::cpu

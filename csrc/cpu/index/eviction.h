@@ -15,9 +15,11 @@ struct EvictionLog {
   int64_t records;  // that have a place
 };
 
-// Finds a victim for each of the new ids at `positions`, ascending, and sets the new id's handle to
-// the victim's row with its next generation. A new id that finds none is refused.
+// Finds a victim for each of the new ids of which `needs_victim` says so, and sets the new id's
+// handle to the victim's row with its next generation. A new id that finds none is refused. Adds
+// to `inserted`, by table, those that have found one.
 void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog& log,
-           const std::vector<int32_t>& positions, std::vector<NewId>* new_ids);
+           const Misses& misses, const std::vector<char>& needs_victim, std::vector<NewId>* new_ids,
+           std::vector<int64_t>* inserted);
 
 }  // namespace dynemb::cpu

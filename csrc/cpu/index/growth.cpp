@@ -10,6 +10,8 @@
 #include "cpu/index/one_writer.h"
 #include "cpu/index/placement.h"
 #include "cpu/memory/reserve.h"
+#include "cpu/runtime/simd.h"
+
 namespace dynemb::cpu {
 namespace {
 
@@ -18,16 +20,67 @@ constexpr int64_t kHugePageBytes = int64_t{4} << 20;
 
 constexpr int64_t kSpreadBuckets = 16;  // taken out of the index together
 
-// One in so many slots holds, at the maximum load, an id that a growth by a quarter finds no place
-// for in its first bucket, or a few more.
-constexpr int64_t kRestShare = 8;
+// What one range of old buckets leaves over when its other entries have been moved: those that did
+// not lie in their first bucket, or find the new one full. A record is key, stored handle, number
+// in the order of moving within the range, and the score words.
+class Leftovers {
+ public:
+  explicit Leftovers(int64_t score_words) : record_words_(kRecordWords + score_words) {}
+
+  int64_t count() const { return static_cast<int64_t>(words_.size()) / record_words_; }
+  const int64_t* record(int64_t i) const { return words_.data() + i * record_words_; }
+  static uint64_t hash(const TableView& table, const int64_t* record) {
+    return first_hash(record[0], table.salt);
+  }
+
+  int64_t* add() {
+    words_.resize(words_.size() + static_cast<size_t>(record_words_));
+    return words_.data() + words_.size() - record_words_;
+  }
+  void clear() { words_.clear(); }
+
+  // Takes the records of `from`, sorted by `parts` equal ranges of their first hashes, those of a
+  // range in the order in which they were.
+  void take_sorted(const Leftovers& from, const TableView& table, int64_t parts) {
+    range_begin_.assign(static_cast<size_t>(parts + 1), 0);
+    const auto range_of = [&](int64_t i) { return bucket_of(hash(table, from.record(i)), parts); };
+    for (int64_t i = 0; i < from.count(); ++i) ++range_begin_[range_of(i) + 1];
+    for (int64_t q = 0; q < parts; ++q) range_begin_[q + 1] += range_begin_[q];
+    std::vector<int64_t> next(range_begin_.begin(), range_begin_.end() - 1);
+    words_.resize(from.words_.size());
+    for (int64_t i = 0; i < from.count(); ++i) {
+      int64_t* record = words_.data() + next[range_of(i)]++ * record_words_;
+      std::copy_n(from.record(i), record_words_, record);
+      record[2] = i;
+    }
+  }
+  // How many records of other ranges were moved before these.
+  void set_first_order(int64_t order) { first_order_ = order; }
+  int64_t order(const int64_t* record) const { return first_order_ + record[2]; }
+  int64_t range_begin(int64_t q) const { return range_begin_[q]; }
+
+  static constexpr int64_t kRecordWords = 3;  // before the scores
+
+ private:
+  int64_t record_words_;
+  std::vector<int64_t> words_;
+  std::vector<int64_t> range_begin_;
+  int64_t first_order_ = 0;
+};
+
+// The first slot that is free, or kBucketWidth: a growth fills a bucket from its first slot on.
+DYNEMB_INLINE int first_free(const int64_t* line) {
+  int free = 0;
+  for (int j = 0; j < kBucketWidth; ++j) free += line[kBucketWidth + j] != 0;
+  return free;
+}
 
 // Moves the entries of buckets [begin, end) to their first buckets among `bucket_count`. The
 // address of a first bucket grows with the hash and with the number of buckets, so targets lie at
 // or above `begin`: taken from the last buckets down, they have been emptied already. What was
 // displaced before, or finds its bucket full, goes to `rest`.
-void spread_buckets(const TableView& table, int64_t table_number, int64_t begin, int64_t end,
-                    int64_t bucket_count, std::vector<Entry>* rest) {
+void spread_buckets(const TableView& table, int64_t begin, int64_t end, int64_t bucket_count,
+                    Leftovers* rest) {
   int64_t lines[kSpreadBuckets * kBucketWords];
   int64_t scores[kSpreadBuckets * kBucketWidth * kMaxScoreWords];
   const int64_t words = table.score_words;
@@ -55,8 +108,7 @@ void spread_buckets(const TableView& table, int64_t table_number, int64_t begin,
     if (bucket_of(hash, table.bucket_count) == begin + bucket) {
       const int64_t target = bucket_of(hash, bucket_count);
       int64_t* new_line = table.line(target);
-      int free = 0;  // a bucket is filled from its first slot on
-      for (int j = 0; j < kBucketWidth; ++j) free += new_line[kBucketWidth + j] != 0;
+      const int free = first_free(new_line);
       if (free < kBucketWidth) {
         new_line[free] = line[slot];
         new_line[kBucketWidth + free] = line[kBucketWidth + slot];
@@ -67,13 +119,58 @@ void spread_buckets(const TableView& table, int64_t table_number, int64_t begin,
         continue;
       }
     }
-    Entry entry{hash, line[slot], line[kBucketWidth + slot], static_cast<int32_t>(table_number),
-                0,    {}};
+    int64_t* record = rest->add();
+    record[0] = line[slot];
+    record[1] = line[kBucketWidth + slot];
     for (int64_t w = 0; w < words; ++w) {
-      entry.score[w] = scores[(bucket * words + w) * kBucketWidth + slot];
+      record[Leftovers::kRecordWords + w] = scores[(bucket * words + w) * kBucketWidth + slot];
     }
-    rest->push_back(entry);
   }
+}
+
+// Puts what is left over into first buckets, each range of buckets on one thread, in the order of
+// moving. Returns what finds its first bucket full, by range of buckets.
+std::vector<std::vector<Entry>> place_leftovers(const TableView& table, int64_t table_number,
+                                                const std::vector<Leftovers>& left, int64_t count) {
+  constexpr int64_t kLookahead = 16;
+  const auto parts = static_cast<int64_t>(left.size());
+  std::vector<std::vector<Entry>> displaced(left.size());
+  parallel_units(parts, count, [&](int64_t part_begin, int64_t part_end) {
+    for (int64_t q = part_begin; q < part_end; ++q) {
+      for (int64_t p = parts - 1; p >= 0; --p) {
+        const int64_t end = left[p].range_begin(q + 1);
+        for (int64_t i = left[p].range_begin(q); i < end; ++i) {
+          if (i + kLookahead < end) {
+            const uint64_t ahead = Leftovers::hash(table, left[p].record(i + kLookahead));
+            __builtin_prefetch(table.line(bucket_of(ahead, table.bucket_count)), 1);
+          }
+          const int64_t* record = left[p].record(i);
+          const uint64_t hash = Leftovers::hash(table, record);
+          const int64_t bucket = bucket_of(hash, table.bucket_count);
+          int64_t* line = table.line(bucket);
+          const int free = first_free(line);
+          const int64_t* scores = record + Leftovers::kRecordWords;
+          if (free < kBucketWidth) {
+            line[free] = record[0];
+            line[kBucketWidth + free] = record[1];
+            for (int64_t w = 0; w < table.score_words; ++w) {
+              table.score(bucket, free)[w * kBucketWidth] = scores[w];
+            }
+            continue;
+          }
+          Entry entry{hash,
+                      record[0],
+                      record[1],
+                      static_cast<int32_t>(table_number),
+                      static_cast<int32_t>(left[p].order(record)),
+                      {}};
+          std::copy_n(scores, table.score_words, entry.score);
+          displaced[q].push_back(entry);
+        }
+      }
+    }
+  });
+  return displaced;
 }
 
 // Grows the index of one table so that it takes `ids` ids without another growth.
@@ -161,38 +258,37 @@ void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
   // the last; so they go in waves from the top, each wave on all threads.
   const bool ranges = view.bucket_count % kPartitions == 0 && bucket_count % kPartitions == 0;
   const int64_t parts = ranges ? kPartitions : 1;
-  std::vector<std::vector<Entry>> rest(parts);
+  std::vector<Leftovers> left(static_cast<size_t>(parts), Leftovers(view.score_words));
   for (int64_t last = parts; last > 0;) {
     const int64_t above = (last * view.bucket_count + bucket_count - 1) / bucket_count;
     // nobody leaves his range where the count stays: tombstones only
     const int64_t first = bucket_count == view.bucket_count ? 0 : std::min(above, last - 1);
     const auto spread_parts = [&](int64_t part_begin, int64_t part_end) {
+      Leftovers in_order(view.score_words);
       for (int64_t p = first + part_begin; p < first + part_end; ++p) {
         const int64_t begin = view.bucket_count * p / parts;
         int64_t end = view.bucket_count * (p + 1) / parts;
-        rest[p].reserve(static_cast<size_t>((end - begin) * kBucketWidth / kRestShare));
+        in_order.clear();
         for (; end > begin; end -= kSpreadBuckets) {
-          spread_buckets(view, table, std::max(end - kSpreadBuckets, begin), end, bucket_count,
-                         &rest[p]);
+          spread_buckets(view, std::max(end - kSpreadBuckets, begin), end, bucket_count, &in_order);
         }
+        left[p].take_sorted(in_order, view, parts);
       }
     };
     parallel_units(last - first, view.bucket_count / parts * (last - first) * kBucketWidth,
                    spread_parts);
     last = first;
   }
-  EntryList entries;
-  size_t count = 0;
-  for (const auto& part : rest) count += part.size();
-  entries.reserve(count);
-  // in the order of moving: from the last bucket down
-  for (auto part = rest.rbegin(); part != rest.rend(); ++part) {
-    for (const Entry& entry : *part) entries.push_back(&entry);
-  }
   row[kTableBucketCount] = bucket_count;
   row[kTableTombstones] = 0;
   row[kTableGrowths] = next_count(row[kTableGrowths]);
-  place_entries(index, entries);
+  int64_t count = 0;
+  for (auto part = left.rbegin(); part != left.rend(); ++part) {
+    part->set_first_order(count);
+    count += part->count();
+  }
+  const auto displaced = place_leftovers(index.table(table), table, left, count);
+  place_displaced(index, merge_by_order(displaced, count));
 }
 
 }  // namespace dynemb::cpu

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "cpu/index/eviction.h"
 #include "cpu/index/growth.h"
 #include "cpu/index/misses.h"
+#include "cpu/index/one_pass.h"
 #include "cpu/index/one_writer.h"
 #include "cpu/index/placement.h"
 #include "cpu/index/probe.h"
@@ -178,25 +180,13 @@ Entry counter_of(const IndexArgs& index, const PolicyArgs& policies, const NewId
 }
 
 // Decides who of the new ids gets a row, and checks that there is room for all of it. Changes
-// nothing but the verdicts.
+// nothing but the verdicts. `admitted`: of those of each table, how many the policies let in.
 Plan plan_by_policy(const IndexArgs& index, const PolicyArgs& policies,
                     const RowAllocator& allocator, int64_t slabs,
-                    const std::vector<NewId>& new_ids) {
+                    const std::vector<int64_t>& admitted, const std::vector<int64_t>& uncounted,
+                    const std::vector<int64_t>& counted) {
   Plan plan;
-  std::vector<int64_t> admitted(index.table_count, 0);
-  std::vector<int64_t> uncounted(index.table_count, 0);
-  plan.counted.assign(index.table_count, 0);
-  for (const NewId& entry : new_ids) {
-    const int64_t* policy = policies.row(entry.policy);
-    if (entry.verdict == kVerdictInsert) {
-      ++admitted[entry.table];
-      if (may_need_counter(policy, entry.has_counter(), entry.occurrences)) {
-        ++uncounted[policy[kPolicyCounterTable]];
-      }
-    } else if (entry.verdict == kVerdictCount) {
-      ++plan.counted[policy[kPolicyCounterTable]];
-    }
-  }
+  plan.counted = counted;
   plan_room(index, policies, admitted, &plan);
   // Of those for whom there is no room, who has a counter is known only when rows are given out.
   int64_t without_room = 0;
@@ -208,13 +198,34 @@ Plan plan_by_policy(const IndexArgs& index, const PolicyArgs& policies,
   return plan;
 }
 
-// Rows for the new ids for which there is room; counts of the others. Returns the positions of
-// those that need a victim.
-std::vector<int32_t> give_rows(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
-                               const Plan& plan, RowAllocator* allocator,
-                               std::vector<NewId>* new_ids) {
+// The plan where some new ids may be refused or counted.
+Plan plan_by_admission(const IndexArgs& index, const PolicyArgs& policies,
+                       const RowAllocator& allocator, int64_t slabs,
+                       const std::vector<NewId>& new_ids) {
+  std::vector<int64_t> admitted(index.table_count, 0);
+  std::vector<int64_t> uncounted(index.table_count, 0);
+  std::vector<int64_t> counted(index.table_count, 0);
+  for (const NewId& entry : new_ids) {
+    const int64_t* policy = policies.row(entry.policy);
+    if (entry.verdict == kVerdictInsert) {
+      ++admitted[entry.table];
+      if (may_need_counter(policy, entry.has_counter(), entry.occurrences)) {
+        ++uncounted[policy[kPolicyCounterTable]];
+      }
+    } else if (entry.verdict == kVerdictCount) {
+      ++counted[policy[kPolicyCounterTable]];
+    }
+  }
+  return plan_by_policy(index, policies, allocator, slabs, admitted, uncounted, counted);
+}
+
+// Rows for the new ids for which there is room; counts of the others. Returns by number who needs a
+// victim.
+std::vector<char> give_rows(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
+                            const Plan& plan, RowAllocator* allocator,
+                            std::vector<NewId>* new_ids) {
   std::vector<int64_t> given(index.table_count, 0);
-  std::vector<int32_t> evictors;
+  std::vector<char> needs_victim(new_ids->size(), 0);
   for (size_t i = 0; i < new_ids->size(); ++i) {
     NewId& entry = (*new_ids)[i];
     int64_t* row = index.table_row(entry.table);
@@ -224,7 +235,7 @@ std::vector<int32_t> give_rows(const IndexArgs& index, const PolicyArgs& policie
     } else if (given[entry.table]++ < plan.added[entry.table]) {
       entry.handle = allocator->take(index.meta_row(entry.table)[kMetaSlab]);
     } else if (plan.evicted[entry.table] > 0) {
-      evictors.push_back(static_cast<int32_t>(i));
+      needs_victim[i] = 1;
       continue;  // whether it is counted or not is known later
     } else {
       refuse_without_room(policies, &entry);
@@ -232,52 +243,83 @@ std::vector<int32_t> give_rows(const IndexArgs& index, const PolicyArgs& policie
     }
     note_admission(index, policies, sketch, entry);
   }
-  return evictors;
+  return needs_victim;
+}
+
+// Notes who of those that needed a victim is admitted, and takes the counts of the others. Returns
+// those that are counted for the first time.
+std::vector<Entry> count_new_ids(const IndexArgs& index, const PolicyArgs& policies,
+                                 int32_t* sketch, const Plan& plan,
+                                 const std::vector<char>& needs_victim,
+                                 std::vector<NewId>* new_ids) {
+  std::vector<Entry> counters;
+  for (size_t i = 0; i < new_ids->size(); ++i) {
+    NewId& entry = (*new_ids)[i];
+    if (needs_victim[i] != 0) {
+      if (entry.has_counter() &&
+          plan.growth[policies.row(entry.policy)[kPolicyCounterTable]].rehash) {
+        find_counter_again(index, policies, &entry);
+      }
+      note_admission(index, policies, sketch, entry);
+    }
+    if (entry.verdict != kVerdictCount) continue;
+    counters.push_back(counter_of(index, policies, entry));
+    ++index.table_row(counters.back().table)[kTableSize];
+    ++index.table_row(counters.back().table)[kTableInserted];
+  }
+  return counters;
 }
 
 // Rows and places for the new ids that the policies let in.
 void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
                       const EvictionLog& log, const FeatureArgs& features, const bool* admit,
                       RowAllocator* allocator, int64_t slabs, Misses* misses) {
-  dedupe_misses(index.table_count, misses);
-  std::vector<NewId> new_ids = collect_new_ids(policies, features, admit, misses);
-  decide_admission(index, policies, sketch, &new_ids);
-  const Plan plan = plan_by_policy(index, policies, *allocator, slabs, new_ids);
+  const std::vector<int64_t> by_table = dedupe_misses(index.table_count, misses);
+  // Kept between calls, unless large, as `misses` are.
+  static thread_local std::vector<NewId> kept;
+  std::vector<NewId>& new_ids = kept;
+  collect_new_ids(policies, features, admit, misses, &new_ids);
+  const bool all = admits_all(policies, admit);
+  Plan plan;
+  if (all) {
+    const std::vector<int64_t> none(index.table_count, 0);
+    plan = plan_by_policy(index, policies, *allocator, slabs, by_table, none, none);
+  } else {
+    decide_admission(index, policies, sketch, &new_ids);
+    plan = plan_by_admission(index, policies, *allocator, slabs, new_ids);
+  }
   // Up to here nothing has been changed but the scores of the ids found.
-  const std::vector<int32_t> evictors =
-      give_rows(index, policies, sketch, plan, allocator, &new_ids);
+  const auto evictors = std::accumulate(plan.evicted.begin(), plan.evicted.end(), int64_t{0});
+  const bool only_evictors = all && evictors == static_cast<int64_t>(new_ids.size());
+  const std::vector<char> needs_victim =
+      only_evictors ? std::vector<char>(new_ids.size(), 1)
+                    : give_rows(index, policies, sketch, plan, allocator, &new_ids);
   rehash_tables(index, plan);
-  evict(index, policies, log, evictors, &new_ids);
-  for (const int32_t i : evictors) {
-    NewId& entry = new_ids[i];
-    if (entry.has_counter() &&
-        plan.growth[policies.row(entry.policy)[kPolicyCounterTable]].rehash) {
-      find_counter_again(index, policies, &entry);
-    }
-    note_admission(index, policies, sketch, entry);
+  std::vector<int64_t> inserted = plan.added;
+  if (evictors > 0) evict(index, policies, log, *misses, needs_victim, &new_ids, &inserted);
+  if (!all) {
+    place_entries(index,
+                  entry_list(count_new_ids(index, policies, sketch, plan, needs_victim, &new_ids)));
   }
-  std::vector<Entry> counters;
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    index.table_row(t)[kTableSize] += inserted[t];
+    index.table_row(t)[kTableInserted] += inserted[t];
+  }
   misses->handle.resize(misses->count());
-  for (const NewId& entry : new_ids) {
-    misses->handle[entry.order] = entry.handle;
-    if (entry.verdict != kVerdictInsert && entry.verdict != kVerdictCount) continue;
-    int64_t table = entry.table;
-    if (entry.verdict == kVerdictCount) {
-      counters.push_back(counter_of(index, policies, entry));
-      table = counters.back().table;
-    }
-    ++index.table_row(table)[kTableSize];
-    ++index.table_row(table)[kTableInserted];
-  }
-  place_entries(index, entry_list(counters));
+  constexpr int64_t kLookahead = 8;
+  const Miss* const items_end = misses->items.data() + misses->items.size();
   place_misses(index, *misses, [&](const Miss& miss, Entry* entry) {
+    const Miss* ahead = &miss + kLookahead;
+    if (ahead < items_end) __builtin_prefetch(new_ids.data() + misses->new_id[ahead->order]);
     const NewId& id = new_ids[misses->new_id[miss.order]];
+    misses->handle[miss.order] = id.handle;
     if (id.verdict != kVerdictInsert) return false;
     entry->stored = encode_handle(id.handle);
     set_scores(policy_update(policies.row(id.policy), policies.clock, id.table), index.score_words,
                id, entry->score);
     return true;
   });
+  if (new_ids.capacity() > ReleaseLarge::kKeptIds / 8) std::vector<NewId>().swap(new_ids);
 }
 
 // Handles of the ids that were not found, and how often ids were found, missed and refused.
@@ -325,6 +367,11 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());
   const OneWriter writer(op, index.tables);
+  const bool one_thread = features.count < kParallelWork || torch::stable::get_num_threads() == 1;
+  if (one_thread && fits_one_pass(index, features, policies, allocator)) {
+    insert_in_one_pass(index, features, policies, &allocator, handle);
+    return handles;
+  }
   // Kept between calls, unless large: fresh memory would cost page faults in every call.
   static thread_local Misses kept;
   Misses& misses = kept;  // a lambda that named `kept` would see that of the thread it runs on

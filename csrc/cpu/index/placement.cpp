@@ -9,6 +9,13 @@ namespace {
 
 constexpr int64_t kLookahead = 16;
 
+std::vector<TableView> table_views(const IndexArgs& index) {
+  std::vector<TableView> tables;
+  tables.reserve(index.table_count);
+  for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
+  return tables;
+}
+
 // Runs one round over the entries and returns those that found no place, in order. `hash_of` gives
 // the hash whose high bits address the round's bucket.
 template <class HashOf>
@@ -19,10 +26,15 @@ EntryList place_round(const std::vector<TableView>& tables, int64_t* reused,
     return bucket_of(hash_of(entry), tables[entry.table].bucket_count);
   };
   EntryList rest;
-  if (count < kParallelWork) {
-    for (const Entry* entry : entries) {
-      if (!put_entry(tables[entry->table], bucket_for(*entry), *entry, &reused[entry->table])) {
-        rest.push_back(entry);
+  if (count < kParallelWork || torch::stable::get_num_threads() == 1) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + kLookahead < count) {
+        const Entry& ahead = *entries[i + kLookahead];
+        prefetch_line(tables[ahead.table].line(bucket_for(ahead)));
+      }
+      const Entry& entry = *entries[i];
+      if (!put_entry(tables[entry.table], bucket_for(entry), entry, &reused[entry.table])) {
+        rest.push_back(&entry);
       }
     }
     return rest;
@@ -108,14 +120,21 @@ bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
 }
 
 void place_entries(const IndexArgs& index, const EntryList& entries) {
-  std::vector<TableView> tables;
-  tables.reserve(index.table_count);
-  for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
   std::vector<int64_t> reused(index.table_count, 0);
-  EntryList rest =
-      place_round(tables, reused.data(), entries, [](const Entry& e) { return e.hash; });
-  rest =
-      place_round(tables, reused.data(), rest, [](const Entry& e) { return second_hash(e.hash); });
+  const EntryList rest = place_round(table_views(index), reused.data(), entries,
+                                     [](const Entry& e) { return e.hash; });
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    index.table_row(t)[kTableTombstones] -= reused[t];
+  }
+  place_displaced(index, rest);
+}
+
+void place_displaced(const IndexArgs& index, const EntryList& entries) {
+  if (entries.empty()) return;
+  const std::vector<TableView> tables = table_views(index);
+  std::vector<int64_t> reused(index.table_count, 0);
+  const EntryList rest = place_round(tables, reused.data(), entries,
+                                     [](const Entry& e) { return second_hash(e.hash); });
   for (size_t i = 0; i < rest.size(); ++i) {
     if (i + kLookahead < rest.size()) {
       const Entry& ahead = *rest[i + kLookahead];

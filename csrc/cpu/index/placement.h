@@ -39,4 +39,8 @@ bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
 // few enough to fit. Orders are not read.
 void place_entries(const IndexArgs& index, const EntryList& entries);
 
+// The same for entries whose first candidate buckets are known to be full: the rounds after the
+// first.
+void place_displaced(const IndexArgs& index, const EntryList& entries);
+
 }  // namespace dynemb::cpu

@@ -148,11 +148,15 @@ int64_t available_memory() {
   return std::min(available, control_group_left());
 }
 
-void check_available_memory(const char* op, int64_t bytes) {
+bool has_available_memory(int64_t bytes) {
   constexpr int64_t kCheckedBytes = int64_t{16} << 20;
-  if (bytes < kCheckedBytes) return;
+  return bytes < kCheckedBytes || bytes <= available_memory();
+}
+
+void check_available_memory(const char* op, int64_t bytes) {
+  if (has_available_memory(bytes)) return;
   const int64_t available = available_memory();
-  STD_TORCH_CHECK(bytes <= available, "dynemb::", op, ": the table must grow by ", bytes >> 20,
+  STD_TORCH_CHECK(false, "dynemb::", op, ": the table must grow by ", bytes >> 20,
                   " MiB, but only ", available >> 20,
                   " MiB of memory are available; no id was inserted. Erase ids, or use a machine "
                   "with more memory");

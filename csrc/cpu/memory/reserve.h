@@ -11,8 +11,12 @@ namespace dynemb::cpu {
 // and what the control group has left.
 int64_t available_memory();
 
+// Whether `bytes` more bytes can be had. Sizes below 16 MiB are not checked, because asking the
+// system takes microseconds.
+bool has_available_memory(int64_t bytes);
+
 // Raises if `bytes` more bytes cannot be had: with overcommit, running out would end the process
-// instead. Sizes below 16 MiB are not checked, because asking the system takes microseconds.
+// instead. Sizes below 16 MiB are not checked.
 void check_available_memory(const char* op, int64_t bytes);
 
 // The same for the result of an op, one of whose sizes argument `name` has set to `value`. `bytes`

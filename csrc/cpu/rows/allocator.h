@@ -8,6 +8,7 @@
 #include "arguments/table_constants.h"
 #include "core/index/row_allocation.h"
 #include "cpu/index/args.h"
+#include "cpu/memory/reserve.h"
 
 namespace dynemb::cpu {
 
@@ -27,30 +28,32 @@ class RowAllocator {
   RowAllocator(const IndexArgs& index, const Tensor& slabs, const Tensor& free_rows)
       : index_(index), given_(slab_rows(index, slabs, free_rows)) {}
 
+  int64_t slab_count() const { return given_.slab_count; }
   int64_t* slab(int64_t s) const { return given_.slabs + s * kSlabColumns; }
 
   // Bytes of memory to be had before `rows[s]` more rows of each slab s are given out, 0 while
   // enough has been checked before. Raises if there is no room for that many rows. Changes nothing.
   int64_t check(const std::vector<int64_t>& rows) const {
-    int64_t bytes = 0;
     for (int64_t s = 0; s < given_.slab_count; ++s) {
-      const int64_t fresh = std::max<int64_t>(rows[s] - slab(s)[kSlabFreeCount], 0);
-      const int64_t needed = slab(s)[kSlabNextRow] + fresh;
+      const int64_t needed = next_row_after(s, rows[s]);
       STD_TORCH_CHECK(needed <= given_.max_rows, "dynemb::", index_.op, ": row slab ", s, " needs ",
                       needed, " rows but has room for ", given_.max_rows,
                       ": create the table with a larger max_rows, or erase ids");
-      if (needed > slab(s)[kSlabCommittedRows]) {
-        const int64_t added = commit_target(needed, slab(s)[kSlabRowBytes], given_.max_rows) -
-                              slab(s)[kSlabCommittedRows];
-        int64_t added_bytes = 0;
-        if (__builtin_mul_overflow(added, slab(s)[kSlabRowBytes], &added_bytes) ||
-            __builtin_add_overflow(bytes, added_bytes, &bytes)) {
-          return INT64_MAX;  // more than any machine has
-        }
-      }
     }
-    return bytes;
+    return bytes_for(rows);
   }
+
+  // Whether that many rows could be given out, all of them for the first time.
+  bool fits_fresh(const std::vector<int64_t>& rows) const {
+    for (int64_t s = 0; s < given_.slab_count; ++s) {
+      if (rows[s] == 0) continue;
+      if (slab(s)[kSlabFreeCount] > 0 || next_row_after(s, rows[s]) > given_.max_rows) return false;
+    }
+    return has_available_memory(bytes_for(rows));
+  }
+
+  // No handle of a row that was given out for the first time is as large.
+  int64_t first_fresh(int64_t s) const { return make_handle(slab(s)[kSlabNextRow], 0); }
 
   // The next row's handle: freed rows first, last freed first.
   int64_t take(int64_t s) {
@@ -65,6 +68,26 @@ class RowAllocator {
   }
 
  private:
+  int64_t next_row_after(int64_t s, int64_t rows) const {
+    return slab(s)[kSlabNextRow] + std::max<int64_t>(rows - slab(s)[kSlabFreeCount], 0);
+  }
+
+  int64_t bytes_for(const std::vector<int64_t>& rows) const {
+    int64_t bytes = 0;
+    for (int64_t s = 0; s < given_.slab_count; ++s) {
+      const int64_t needed = next_row_after(s, rows[s]);
+      if (needed <= slab(s)[kSlabCommittedRows]) continue;
+      const int64_t added = commit_target(needed, slab(s)[kSlabRowBytes], given_.max_rows) -
+                            slab(s)[kSlabCommittedRows];
+      int64_t added_bytes = 0;
+      if (__builtin_mul_overflow(added, slab(s)[kSlabRowBytes], &added_bytes) ||
+          __builtin_add_overflow(bytes, added_bytes, &bytes)) {
+        return INT64_MAX;  // more than any machine has
+      }
+    }
+    return bytes;
+  }
+
   const IndexArgs& index_;
   AllocationTensors given_;
 };

@@ -1,0 +1,109 @@
+// The first stages of a lookup, block by block: shared by find and by the insertion in one pass.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/index/find.h"
+#include "cpu/index/probe_block.h"
+#include "cpu/runtime/simd.h"
+
+namespace dynemb::cpu {
+
+// A block goes through three stages, each while lines of the others are on their way: its first
+// buckets are fetched; they are compared, and second buckets fetched for the ids that may be there;
+// these are compared.
+struct Block {
+  uint64_t hash[kProbeBlock];
+  int64_t bucket[kProbeBlock];
+  int64_t begin;
+  int64_t count;
+  uint64_t absent;  // a bit for each id that has not been found
+  int64_t second_count;
+  int32_t second[kProbeBlock];         // ids that may be in their second buckets
+  int64_t second_bucket[kProbeBlock];  // and those
+};
+static_assert(kProbeBlock == 64, "a bit of a word for each id of a block");
+
+DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, Block& block) {
+  block.begin = begin;
+  block.count = std::min(kProbeBlock, job.count - begin);
+  fetch_lines(job.table, job.ids + begin, block.count, block.hash, block.bucket);
+  if (job.table.scores == nullptr) return;
+  for (int64_t i = 0; i < block.count; ++i) {
+    __builtin_prefetch(job.table.score(block.bucket[i], 0), 1);
+  }
+}
+
+// Several threads may find one id: what they do to its words does not depend on their order.
+inline void refresh_scores(const ScoreUpdate& update, int64_t* score) {
+  const auto store = [&](int word, int64_t value) {
+    if (word != 0) __atomic_store_n(score + word * kBucketWidth, value, __ATOMIC_RELAXED);
+  };
+  store(update.timestamp_word, update.now);
+  store(update.custom_word, update.custom);
+  if (update.frequency_word != 0) {
+    int64_t* word = score + update.frequency_word * kBucketWidth;
+    // beyond the limit every thread comes back to it, the last one too
+    if (__atomic_add_fetch(word, 1, __ATOMIC_RELAXED) > kMaxFrequency) {
+      __atomic_store_n(word, kMaxFrequency, __ATOMIC_RELAXED);
+    }
+  }
+  if (update.expiry_word != 0) {
+    int64_t* word = score + update.expiry_word * kBucketWidth;
+    int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (seen < update.expires &&
+           !__atomic_compare_exchange_n(word, &seen, update.expires, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
+    }
+  }
+}
+
+DYNEMB_INLINE void update_scores(const FindJob& job, int64_t bucket, int64_t slot) {
+  int64_t* score = job.table.score(bucket, slot);
+  __atomic_store_n(score, job.update.step, __ATOMIC_RELAXED);
+  if (job.update.refresh) refresh_scores(job.update, score);
+}
+
+DYNEMB_INLINE void match_first_buckets(const FindJob& job, Block& block) {
+  int64_t* const lines = job.table.lines;
+  const int64_t* ids = job.ids + block.begin;
+  int64_t* handles = job.handles + block.begin;
+  uint64_t absent = 0;
+  int64_t i = 0;
+  for (; i + 4 <= block.count; i += 4) {
+    const Words4 stored = match_four(lines, block.bucket + i, ids + i);
+    // decode_handle of four; unsigned, because a damaged word may be the least number
+    const auto handle = reinterpret_cast<UnsignedWords4>(stored) - 1;
+    std::memcpy(handles + i, &handle, sizeof handle);
+    const Words4 missing = (stored == 0) & Words4{1, 2, 4, 8};
+    absent |= static_cast<uint64_t>(or_words(missing)) << i;
+  }
+  for (; i < block.count; ++i) {
+    const int64_t stored = match_stored(job.table.line(block.bucket[i]), ids[i]);
+    handles[i] = decode_handle(stored);
+    absent |= static_cast<uint64_t>(stored == 0) << i;
+  }
+  if (job.table.scores != nullptr) {
+    for (i = 0; i < block.count; ++i) {
+      if (((absent >> i) & 1) != 0) continue;
+      update_scores(job, block.bucket[i], match_slot(job.table.line(block.bucket[i]), ids[i]));
+    }
+  }
+  block.absent = absent;
+  // An id is past its first bucket only if that was full once.
+  int64_t second_count = 0;
+  for (; absent != 0; absent &= absent - 1) {
+    const int id = __builtin_ctzll(absent);
+    block.second[second_count] = id;
+    second_count += !has_empty_slot(job.table.line(block.bucket[id]));
+  }
+  block.second_count = second_count;
+  for (int64_t r = 0; r < second_count; ++r) {
+    const uint64_t hash = second_hash(block.hash[block.second[r]]);
+    block.second_bucket[r] = bucket_of(hash, job.table.bucket_count);
+    prefetch_line(job.table.line(block.second_bucket[r]));
+  }
+}
+
+}  // namespace dynemb::cpu

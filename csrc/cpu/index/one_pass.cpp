@@ -1,0 +1,241 @@
+#include "cpu/index/one_pass.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/index/find_block.h"
+#include "cpu/index/placement.h"
+
+namespace dynemb::cpu {
+namespace {
+
+// New ids whose first buckets are full, in order of occurrence. They are placed when all others
+// have been, so until then they are looked up here.
+class Displaced {
+ public:
+  // The stored handle of an id, or 0.
+  int64_t find(uint64_t hash, int64_t id, int32_t table) const {
+    if (entries_.empty()) return 0;
+    const int32_t at = slots_[slot_of(hash, id, table)];
+    return at < 0 ? 0 : entries_[at].stored;
+  }
+
+  // Adds an id that `find` has not found.
+  void add(const Entry& entry) {
+    if (2 * (entries_.size() + 1) > slots_.size()) enlarge();
+    slots_[slot_of(entry.hash, entry.key, entry.table)] = static_cast<int32_t>(entries_.size());
+    entries_.push_back(entry);
+  }
+
+  // Fetches what `find` will look at first.
+  void prefetch(uint64_t hash) const {
+    if (!slots_.empty())
+      __builtin_prefetch(&slots_[static_cast<size_t>(hash) & (slots_.size() - 1)]);
+  }
+
+  const std::vector<Entry>& entries() const { return entries_; }
+
+  // Forgets all ids. The memory stays, unless it is large.
+  void clear() {
+    constexpr size_t kKeptEntries = size_t{1} << 19;
+    if (entries_.capacity() > kKeptEntries) *this = Displaced{};
+    entries_.clear();
+    std::fill(slots_.begin(), slots_.end(), -1);
+  }
+
+ private:
+  // Where the id is, or would be. The high bits of hashes are alike where many share a bucket.
+  size_t slot_of(uint64_t hash, int64_t id, int32_t table) const {
+    const size_t mask = slots_.size() - 1;
+    size_t slot = static_cast<size_t>(hash) & mask;
+    while (slots_[slot] >= 0 &&
+           (entries_[slots_[slot]].key != id || entries_[slots_[slot]].table != table)) {
+      slot = (slot + 1) & mask;
+    }
+    return slot;
+  }
+
+  void enlarge() {
+    slots_.assign(std::max<size_t>(64, 2 * slots_.size()), -1);
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      const Entry& entry = entries_[i];
+      slots_[slot_of(entry.hash, entry.key, entry.table)] = static_cast<int32_t>(i);
+    }
+  }
+
+  std::vector<Entry> entries_;
+  std::vector<int32_t> slots_;  // numbers of entries; as many as a power of two
+};
+
+struct TileInsertion {
+  FindJob find;
+  int32_t table;
+  int64_t slab;
+  int64_t first_new;  // handles from here on were given out in this call
+  RowAllocator* allocator;
+  Displaced* displaced;
+  int64_t added;   // out: ids
+  int64_t reused;  // out: tombstones that ids have taken
+  int64_t missed;  // out: occurrences of ids that were not there before the call
+};
+
+// A bit for each slot of a bucket.
+struct SlotMasks {
+  int64_t empty;
+  int64_t free;  // empty ones and tombstones
+};
+DYNEMB_INLINE SlotMasks free_slots(const int64_t* line) {
+  SlotMasks masks{0, 0};
+#pragma GCC unroll 8
+  for (int j = 0; j < kBucketWidth; j += 4) {
+    const Words4 stored = load_words(line + kBucketWidth + j);
+    const Words4 bits = Words4{1, 2, 4, 8} << j;
+    masks.empty |= or_words(((load_words(line + j) | stored) == 0) & bits);
+    masks.free |= or_words((stored == 0) & bits);
+  }
+  return masks;
+}
+
+// Puts a new id into the first of the slots `free`, which are some.
+DYNEMB_INLINE void put_new(TileInsertion& job, int64_t id, int64_t stored, int64_t bucket,
+                           int64_t free) {
+  const TableView& table = job.find.table;
+  int64_t* line = table.line(bucket);
+  const int slot = __builtin_ctzll(static_cast<uint64_t>(free));
+  job.reused += line[slot] != 0;
+  line[slot] = id;
+  line[kBucketWidth + slot] = stored;
+  if (table.scores == nullptr) return;
+  int64_t* score = table.score(bucket, slot);
+  score[kStepWord] = job.find.update.step;
+  for (int64_t w = 1; w < table.score_words; ++w) score[w * kBucketWidth] = 0;
+}
+
+// The stored handle of an id that is not in its first bucket as that was when the block was
+// matched: that of the slot where it was found after all, or of the row that it gets.
+DYNEMB_INLINE int64_t stored_of_absent(TileInsertion& job, int64_t id, uint64_t hash,
+                                       int64_t bucket) {
+  const FindJob& find = job.find;
+  const int64_t* line = find.table.line(bucket);
+  const int64_t repeated = match_stored(line, id);  // an earlier id of the block is the same
+  if (repeated != 0) return repeated;
+  const SlotMasks slots = free_slots(line);
+  if (slots.empty == 0) {
+    const SlotPosition position = probe(find.table, id, hash, 1);
+    if (position.bucket >= 0) {
+      if (find.table.scores != nullptr) update_scores(find, position.bucket, position.slot);
+      return find.table.line(position.bucket)[kBucketWidth + position.slot];
+    }
+    const int64_t waiting = job.displaced->find(hash, id, job.table);
+    if (waiting != 0) return waiting;
+  }
+  ++job.added;
+  const int64_t stored = encode_handle(job.allocator->take(job.slab));
+  if (slots.free != 0) {
+    put_new(job, id, stored, bucket, slots.free);
+  } else {
+    Entry entry{hash, id, stored, job.table, 0, {}};
+    entry.score[kStepWord] = find.update.step;
+    job.displaced->add(entry);
+  }
+  return stored;
+}
+
+DYNEMB_INLINE void insert_absent(TileInsertion& job, const Block& block) {
+  const FindJob& find = job.find;
+  const int64_t* ids = find.ids + block.begin;
+  int64_t* handles = find.handles + block.begin;
+  for (uint64_t absent = block.absent; absent != 0; absent &= absent - 1) {
+    const int i = __builtin_ctzll(absent);
+    if (find.table.has_padding && ids[i] == find.table.padding_id) {
+      handles[i] = kPaddingHandle;
+      ++*find.padding_count;
+      continue;
+    }
+    handles[i] = decode_handle(stored_of_absent(job, ids[i], block.hash[i], block.bucket[i]));
+  }
+  int64_t missed = 0;
+  for (int64_t i = 0; i < block.count; ++i) missed += handles[i] >= job.first_new;
+  job.missed += missed;
+}
+
+// Rows are given out in the last stage, which blocks reach in order. A block is matched after those
+// before it have reached the last stage, so it misses only what its own ids have changed since.
+DYNEMB_INLINE void insert_tile_body(TileInsertion& job) {
+  const int64_t block_count = (job.find.count + kProbeBlock - 1) / kProbeBlock;
+  Block blocks[3];
+  for (int64_t b = 0; b < block_count + 2; ++b) {
+    if (b >= 2) insert_absent(job, blocks[(b - 2) % 3]);
+    if (b >= 1 && b <= block_count) {
+      Block& block = blocks[(b - 1) % 3];
+      match_first_buckets(job.find, block);
+      for (int64_t r = 0; r < block.second_count; ++r) {
+        job.displaced->prefetch(block.hash[block.second[r]]);
+      }
+    }
+    if (b < block_count) start_block(job.find, b * kProbeBlock, blocks[b % 3]);
+  }
+}
+DYNEMB_SIMD_VARIANTS(insert_tile, (TileInsertion & job), (job))
+
+}  // namespace
+
+bool fits_one_pass(const IndexArgs& index, const FeatureArgs& features, const PolicyArgs& policies,
+                   const RowAllocator& allocator) {
+  if (!policies.empty()) return false;
+  std::vector<int64_t> ids(static_cast<size_t>(index.table_count), 0);
+  for (size_t f = 0; f < features.table.size(); ++f) {
+    ids[features.table[f]] += features.begin[f + 1] - features.begin[f];
+  }
+  std::vector<int64_t> rows(static_cast<size_t>(allocator.slab_count()), 0);
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    if (ids[t] == 0) continue;
+    const int64_t* row = index.table_row(t);
+    const int64_t* meta = index.meta_row(t);
+    if (decide_growth(row[kTableBucketCount], meta[kMetaRegionBuckets], row[kTableSize],
+                      row[kTableTombstones], ids[t])
+            .rehash) {
+      return false;
+    }
+    rows[meta[kMetaSlab]] += ids[t];
+  }
+  return allocator.fits_fresh(rows);
+}
+
+void insert_in_one_pass(const IndexArgs& index, const FeatureArgs& features,
+                        const PolicyArgs& policies, RowAllocator* allocator, int64_t* handles) {
+  std::vector<int64_t> first_new(static_cast<size_t>(allocator->slab_count()));
+  for (size_t s = 0; s < first_new.size(); ++s) {
+    first_new[s] = allocator->first_fresh(static_cast<int64_t>(s));
+  }
+  // Kept between calls: fresh memory would cost page faults in every call.
+  static thread_local Displaced displaced;
+  displaced.clear();
+  for (size_t f = 0; f < features.table.size(); ++f) {
+    const int64_t table = features.table[f];
+    const int64_t begin = features.begin[f];
+    const int64_t count = features.begin[f + 1] - begin;
+    const int64_t slab = index.meta_row(table)[kMetaSlab];
+    int64_t padding = 0;
+    TileInsertion job{{index.table(table), features.ids + begin, count, handles + begin, nullptr,
+                       nullptr, &padding, policies.update(static_cast<int64_t>(f), table)},
+                      static_cast<int32_t>(table),
+                      slab,
+                      first_new[slab],
+                      allocator,
+                      &displaced,
+                      0,
+                      0,
+                      0};
+    insert_tile(job);
+    int64_t* row = index.table_row(table);
+    row[kTableSize] += job.added;
+    row[kTableInserted] += job.added;
+    row[kTableTombstones] -= job.reused;
+    row[kTableFound] += count - padding - job.missed;
+    row[kTableMissed] += job.missed;
+  }
+  place_displaced(index, entry_list(displaced.entries()));
+}
+
+}  // namespace dynemb::cpu

@@ -1,0 +1,24 @@
+// Insertion in one pass: ids are found and given rows and places while their lines are in the
+// cache.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/index/args.h"
+#include "cpu/index/policy_args.h"
+#include "cpu/rows/allocator.h"
+
+namespace dynemb::cpu {
+
+// Whether one pass may do what the rounds do, with the same integers: no table has a policy, and
+// even if every id of the call were new, no index would grow, and all rows would be given out for
+// the first time.
+bool fits_one_pass(const IndexArgs& index, const FeatureArgs& features, const PolicyArgs& policies,
+                   const RowAllocator& allocator);
+
+// Finds all ids of a call, on one thread, and gives rows and places to new ones. fits_one_pass must
+// have been true.
+void insert_in_one_pass(const IndexArgs& index, const FeatureArgs& features,
+                        const PolicyArgs& policies, RowAllocator* allocator, int64_t* handles);
+
+}  // namespace dynemb::cpu
