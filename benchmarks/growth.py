@@ -7,11 +7,9 @@ of its ids once: how much the resident set of the process has grown.
 from __future__ import annotations
 
 import gc
-import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from common.command import is_selected, parser, positive
@@ -19,7 +17,9 @@ from common.dynamic_index import DynamicIndex
 from common.id_streams import distinct_ids
 from common.progress import progress
 from common.report import Report, Row, compare, quantity
+from common.resident import resident_bytes
 from common.timing import elapsed_ms, interleave_rounds
+from peers.index_limits import NAME, SLOTS, HandIndex
 from torch import Tensor
 
 import torch_dynemb as td
@@ -27,12 +27,15 @@ import torch_dynemb as td
 BENCH = "growth"
 BATCH = 1 << 20
 STALL_BATCHES = 8  # growths of smaller tables drown in the batch's own time
-INSERT, STALL, FAULTS, MEMORY = (
+INSERT, STALL, FAULTS, MEMORY, LIMIT = (
     "insert from empty",
     "stall of a growth step",
     "stall of a growth step, page faults apart",
     "resident memory",
+    "a growth by hand, page faults apart",
 )
+LIMIT_IDS = 10_000_000  # at most
+LOAD, GROWTH = 0.7, 1.45  # of our index when it grows, and by how much
 RESERVED = "reserved table of ours"
 INSERT_TARGET = 1.5
 STALL_TARGET_NS = 10.0
@@ -140,10 +143,23 @@ def insert_rows(ids: int, batch_size: int, rounds: int) -> Iterator[Row]:
     yield from stall_rows(runs, ids, batch_size)
 
 
-def resident_bytes() -> int:
-    """The process's resident set."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def limit_row(ids: int, rounds: int) -> Row:
+    """What reading an index in order and writing the larger one takes at the least."""
+    lines = int(ids / LOAD / SLOTS)
+    small, large = HandIndex(lines), HandIndex(int(lines * GROWTH))
+    for first in range(0, ids, BATCH):
+        batch = distinct_ids(first, min(BATCH, ids - first))
+        small.insert(batch, first_value=first + 1, threads=torch.get_num_threads())
+    times_ms = []
+    for _ in range(rounds):
+        large.clear()
+        times_ms.append(elapsed_ms(lambda: small.grow_into(large, threads=torch.get_num_threads())))
+    return quantity(
+        *(BENCH, LIMIT, min(times_ms) / ids * 1e6, "ns an id"),
+        ids=ids,
+        rounds=rounds,
+        threads=torch.get_num_threads(),
+    )
 
 
 def memory_row(ids: int) -> Row:
@@ -201,10 +217,13 @@ def main() -> None:
     ids = options.ids or (10_000_000 if options.quick else 100_000_000)
     batch = options.batch or (1 << 17 if options.quick else BATCH)
     memory_ids = options.memory_ids or (500_000 if options.quick else 4_000_000)
-    report = Report(as_json=options.json, cases=4)
+    report = Report(as_json=options.json, cases=5)
     if is_selected(options.only, MEMORY, "target"):  # first: a clean resident set
         report.start(MEMORY)
         report.add(memory_row(memory_ids))
+    if is_selected(options.only, LIMIT, NAME):
+        report.start(LIMIT)
+        report.add(limit_row(min(ids, LIMIT_IDS), options.rounds))
     if any(is_selected(options.only, case, RESERVED) for case in (INSERT, STALL, FAULTS)):
         report.start(INSERT)
         report.take(insert_rows(ids, batch, options.rounds))

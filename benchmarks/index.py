@@ -15,6 +15,7 @@ from common.dynamic_index import DynamicIndex
 from common.id_streams import UniformNumbers, distinct_ids, spread
 from common.report import Report, Row, compare, quantity
 from common.timing import Timing, interleave
+from peers import index_limits
 from peers.hash_maps import NOTED_FIND_RATES, NOTED_LINE_RATE, HashMap, random_line_rate
 from torch import Tensor
 
@@ -87,6 +88,8 @@ class IndexBenchmark:
             yield from self._find_rows(peer)
             for threads in THREADS:
                 yield from self._insert_rows(peer, threads)
+        for threads in THREADS:
+            yield from self._insert_limit_rows(threads)
 
     def _selected(self, operation: str, threads: int, peer: str) -> bool:
         return is_selected(self._only, case_name(operation, threads), peer)
@@ -217,13 +220,34 @@ class IndexBenchmark:
         if not self._selected(INSERT, threads, peer):
             return
         yield f"{case_name(INSERT, threads)}: {peer}"
-        torch.set_num_threads(threads)
         other = HashMap(peer, shards=threads)
-        index = fill(self._keys, scores=False).index
         for first in range(0, self._keys, INSERTIONS):
             other.insert(
                 distinct_ids(first, min(INSERTIONS, self._keys - first)), first_value=first
             )
+        yield self._insert_row(
+            peer, threads, lambda ids, first: other.insert(ids, first_value=first)
+        )
+        other.close()
+
+    def _insert_limit_rows(self, threads: int) -> Iterator[Row | str]:
+        if not self._selected(INSERT, threads, index_limits.NAME):
+            return
+        yield f"{case_name(INSERT, threads)}: {index_limits.NAME}"
+        hand = index_limits.HandIndex(self._keys // 2)  # as many slots to a key as a table of ours
+        for first in range(0, self._keys, INSERTIONS):
+            ids = distinct_ids(first, min(INSERTIONS, self._keys - first))
+            hand.insert(ids, first_value=first + 1, threads=threads)
+        yield self._insert_row(
+            index_limits.NAME,
+            threads,
+            lambda ids, first: hand.insert(ids, first_value=first, threads=threads),
+        )
+
+    def _insert_row(self, peer: str, threads: int, insert: Callable[[Tensor, int], object]) -> Row:
+        """``insert`` is given ids and the number of the first."""
+        torch.set_num_threads(threads)
+        index = fill(self._keys, scores=False).index
         growths = index.growths
         calls = self._rounds + 1
         new = [
@@ -232,18 +256,14 @@ class IndexBenchmark:
         timings = interleave(
             {
                 "ours": lambda call: index.find_or_insert(new[call]),
-                "peer": lambda call: other.insert(
-                    new[call], first_value=self._keys + call * self._insertions
-                ),
+                "peer": lambda call: insert(new[call], self._keys + call * self._insertions),
             },
             rounds=self._rounds,
             calls=1,
         )
-        other.close()
-        row = self._compare(
-            INSERT, threads, peer, timings, target=TARGETS[INSERT], ids=self._insertions
-        )
-        yield row | {"growths_in_rounds": index.growths - growths}
+        target = TARGETS[INSERT] if peer != index_limits.NAME else None
+        row = self._compare(INSERT, threads, peer, timings, target=target, ids=self._insertions)
+        return row | {"growths_in_rounds": index.growths - growths}
 
 
 def main() -> None:
@@ -263,7 +283,7 @@ def main() -> None:
         peers=options.peers,
         only=options.only,
     )
-    report = Report(as_json=options.json, cases=4 + len(THREADS) + 8 * len(options.peers))
+    report = Report(as_json=options.json, cases=4 + 2 * len(THREADS) + 8 * len(options.peers))
     report.take(benchmark.rows())
     report.close()
 

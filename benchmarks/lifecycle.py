@@ -1,8 +1,10 @@
 """Life of ids: what eviction costs and whom it takes, and which new ids admission lets in.
 
 Steady state: a full table (D=64) and batches of which 30 % are new ids, each for another one,
-against as many lookups of known ids in an equal table. TorchRec's MCH gets the same ids and as many
-rows. Whom eviction takes is compared with an exact simulation: see eviction/quality.py.
+against as many lookups of known ids in an equal table. A kernel by hand that only touches the
+memory that eviction has to touch says how much of that any index pays. TorchRec's MCH gets the
+same ids and as many rows. Whom eviction takes is compared with an exact simulation: see
+eviction/quality.py.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from common.report import Report, Row, compare, quantity
 from common.timing import interleave
 from eviction import quality
 from eviction.quality import SCORES
+from peers.evicting_index import EvictingIndex
 from peers.managed_collisions import ManagedCollisions
 from torch import Tensor
 from training.variants import train_all
@@ -29,7 +32,8 @@ BENCH = "lifecycle"
 DIM, BAG = 64, 16
 NEW_SHARE = 0.3
 KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
-KNOWN, MCH = "our known ids", "TorchRec MCH"
+KNOWN, HAND, MCH = "our known ids", "new ids by hand", "TorchRec MCH"
+STEADY_PEERS = {"find_or_insert": (KNOWN, HAND), "training step": (KNOWN,)}
 STEADY_TARGETS = {"find_or_insert": 2.5, "training step": 1.6}
 MCH_TARGETS = {1: 1 / 8, 10: 1 / 3}  # by steps from eviction to eviction
 MCH_POLICIES = {"LRU": "LRU", "LFU": "LFU", "DistanceLFU": "LFU"}  # theirs: ours
@@ -127,67 +131,87 @@ def steady_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
             (operation, threads)
             for operation in operations
             for threads in sorted({1, torch.get_num_threads()})
-            if is_selected(only, steady_case(operation, score, threads), KNOWN)
+            if any(
+                is_selected(only, steady_case(operation, score, threads), peer)
+                for peer in STEADY_PEERS[operation]
+            )
         ]
         if not wanted:
             continue
         yield f"filling, {score}"
         evicting, known, batches = FullTable(score, sizes), FullTable(score, sizes), Batches(sizes)
+        hand = EvictingIndex(
+            distinct_ids(0, sizes.capacity), batch=sizes.batch, frequent=score == "LFU"
+        )
         for call in range(sizes.capacity // sizes.new):  # until all that can go has gone
-            evicting.look_up(batches.mixed(call))
+            mixed = batches.mixed(call)
+            evicting.look_up(mixed)
+            hand.look_up(mixed)
         all_threads = torch.get_num_threads()
         for operation, threads in wanted:
             yield steady_case(operation, score, threads)
             torch.set_num_threads(threads)
-            yield steady_row(
+            rows = steady_comparisons(
                 steady_case(operation, score, threads),
                 operations[operation],
                 evicting,
                 known,
+                hand if HAND in STEADY_PEERS[operation] else None,
                 batches,
                 sizes,
                 STEADY_TARGETS[operation],
             )
+            yield from (row for row in rows if is_selected(only, row["case"], row["peer"]))
             torch.set_num_threads(all_threads)
 
 
-def steady_row(
+def steady_comparisons(
     case: str,
     operation: Callable[[FullTable, Tensor], object],
     evicting: FullTable,
     known: FullTable,
+    hand: EvictingIndex | None,
     batches: Batches,
     sizes: Sizes,
     target: float,
-) -> Row:
-    """Times one operation on a table that evicts and on one that does not."""
+) -> list[Row]:
+    """Times one operation on a table that evicts and on one that does not, and by hand."""
     calls = (sizes.rounds + 1) * sizes.calls
     mixed = [batches.mixed(call) for call in range(calls)]
     before = evicting.stats
-    timings = interleave(
-        {
-            "ours": lambda call: operation(evicting, mixed[call]),
-            "peer": lambda call: operation(known, batches.known(call)),
-        },
-        rounds=sizes.rounds,
-        calls=sizes.calls,
-    )
+    candidates: dict[str, Callable[[int], object]] = {
+        "ours": lambda call: operation(evicting, mixed[call]),
+        KNOWN: lambda call: operation(known, batches.known(call)),
+    }
+    if hand is not None:
+        candidates[HAND] = lambda call: hand.look_up(mixed[call])
+    timings = interleave(candidates, rounds=sizes.rounds, calls=sizes.calls)
     after = evicting.stats
-    return compare(
-        BENCH,
-        case,
-        timings["ours"],
-        KNOWN,
-        timings["peer"],
-        target=target,
-        threads=torch.get_num_threads(),
-        capacity=sizes.capacity,
-        batch=sizes.batch,
-        evicted_a_call=(after.evicted - before.evicted) / calls,
-        rejected_a_call=(after.rejected - before.rejected) / calls,
-        rehashes=after.growths - before.growths,
-        ns_an_eviction=(timings["ours"].median_ms - timings["peer"].median_ms) / sizes.new * 1e6,
-    )
+    ours, of_known = timings["ours"], timings[KNOWN]
+    facts = {
+        "threads": torch.get_num_threads(),
+        "capacity": sizes.capacity,
+        "batch": sizes.batch,
+    }
+    rows = [
+        compare(
+            BENCH,
+            case,
+            ours,
+            KNOWN,
+            of_known,
+            target=target,
+            **facts,
+            evicted_a_call=(after.evicted - before.evicted) / calls,
+            rejected_a_call=(after.rejected - before.rejected) / calls,
+            rehashes=after.growths - before.growths,
+            ns_an_eviction=(ours.median_ms - of_known.median_ms) / sizes.new * 1e6,
+        )
+    ]
+    if hand is not None:
+        limit = timings[HAND].median_ms / of_known.median_ms
+        rows.append(compare(BENCH, case, ours, HAND, timings[HAND], **facts, hand_by_known=limit))
+    return rows
 
 
 def sharing_ids(ids: Tensor, rows: Tensor) -> int:
@@ -282,7 +306,7 @@ def main() -> None:
             f"{KNOWN_BATCHES * 1.5:g} of the capacity, {sizes.capacity}"
         )
     stream = options.stream or (102_400 if options.quick else 2_048_000)
-    report = Report(as_json=options.json, cases=44)
+    report = Report(as_json=options.json, cases=48)
     for rows in (
         steady_rows(sizes, options.only),
         mch_rows(sizes, options.only),

@@ -34,6 +34,7 @@ BENCHMARKS = (
     "index",
     "train_step",
     "growth",
+    "scale",
     "overhead",
     "dlrm",
     "lifecycle",

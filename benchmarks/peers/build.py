@@ -21,7 +21,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCES = sorted(HERE.glob("*.cpp"))
 ROCKSDB_SOURCES = [HERE / "rocksdb" / "rows.cpp"]
+INDEX_SOURCES = [HERE / "index" / "limits.cpp"]
 RAGGED_SOURCES = [HERE / "ragged" / "forward.cpp"]
+EVICTING_SOURCES = [HERE / "evicting" / "index.cpp"]
 ABSL = "absl_flat_hash_map"  # pkg-config's name for absl::flat_hash_map
 
 
@@ -124,6 +126,32 @@ def build_ragged() -> Path:
         RuntimeError: the compiler failed.
     """
     return _build("ragged", RAGGED_SOURCES, lambda target: _command(RAGGED_SOURCES, target, [], []))
+
+
+def build_index() -> Path:
+    """Compiles the index by hand, which needs no package, unless that was done before.
+
+    Returns:
+        Path of the shared library.
+
+    Raises:
+        RuntimeError: the compiler failed.
+    """
+    return _build("index", INDEX_SOURCES, lambda target: _command(INDEX_SOURCES, target, [], []))
+
+
+def build_evicting() -> Path:
+    """Compiles the index with eviction by hand, which needs no package, unless done before.
+
+    Returns:
+        Path of the shared library.
+
+    Raises:
+        RuntimeError: the compiler failed.
+    """
+    return _build(
+        "evicting", EVICTING_SOURCES, lambda target: _command(EVICTING_SOURCES, target, [], [])
+    )
 
 
 def has_rocksdb() -> bool:

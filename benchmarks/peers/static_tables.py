@@ -1,4 +1,4 @@
-"""Training steps of static tables: FBGEMM's CPU TBE, nn.EmbeddingBag + torch.optim, by hand."""
+"""Training steps of other tables: FBGEMM's CPU TBE, nn.EmbeddingBag + torch.optim, by hand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from common.id_streams import distinct_ids
 from peers.build import MissingPackageError, build
 from torch import Tensor
 
@@ -94,6 +95,82 @@ def torch_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
         updater.step()
 
     return step
+
+
+class HashedTable:
+    """The table of hashed_step.cpp, with ids of its own.
+
+    Args:
+        ids: int64 [rows], distinct.
+        dim: columns: 16, 64 or 128.
+        squares: whether rows have the state of row-wise Adagrad; without, the update is SGD's.
+    """
+
+    def __init__(self, ids: Tensor, dim: int, *, squares: bool) -> None:
+        self._library = ctypes.CDLL(str(build()))
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        self._library.dynemb_peer_hashed_create.restype = pointer
+        self._library.dynemb_peer_hashed_create.argtypes = [pointer, count, count, ctypes.c_int]
+        self._library.dynemb_peer_hashed_destroy.argtypes = [pointer]
+        self._library.dynemb_peer_hashed_weights.restype = pointer
+        self._library.dynemb_peer_hashed_weights.argtypes = [pointer]
+        self._step = self._library.dynemb_peer_hashed_step
+        self._step.argtypes = [pointer, pointer, count, count, pointer, pointer]
+        self._step.argtypes += [ctypes.c_float, ctypes.c_int]
+        self._table = self._library.dynemb_peer_hashed_create(
+            ids.data_ptr(), len(ids), dim, int(squares)
+        )
+        self._shape = (len(ids), dim)
+
+    def __del__(self) -> None:
+        self._library.dynemb_peer_hashed_destroy(self._table)
+
+    def weights(self) -> Tensor:
+        """A copy of the rows, in the order of the ids: float32 [rows, dim]."""
+        count = self._shape[0] * self._shape[1]
+        address = self._library.dynemb_peer_hashed_weights(self._table)
+        floats = (ctypes.c_float * count).from_address(address)
+        return torch.frombuffer(floats, dtype=torch.float32).view(self._shape).clone()
+
+    def step(self, ids: Tensor, grad: Tensor) -> Tensor:
+        """One training step.
+
+        Args:
+            ids: int64 [batch, bag size], of the table.
+            grad: float32 [batch, dim], the gradient of the output.
+
+        Returns:
+            The sums of bags, float32 [batch, dim].
+        """
+        out = torch.empty_like(grad)
+        compiled = self._step(
+            self._table,
+            ids.data_ptr(),
+            *ids.shape,
+            out.data_ptr(),
+            grad.data_ptr(),
+            LEARNING_RATE,
+            torch.get_num_threads(),
+        )
+        if not compiled:
+            raise ValueError(f"dim={grad.shape[1]}: expected 16, 64 or 128, as in hashed_step.cpp")
+        return out
+
+
+def hashed_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
+    """A step of the kernel in hashed_step.cpp: one probe, one sort, one update of each row.
+
+    Args:
+        optimizer: ``SGD`` or ``RowWiseAdagrad``.
+        rows: rows of the table, of the ids of numbers 0 to ``rows - 1``.
+        dim: columns of the table: 16, 64 or 128.
+        grad: float32 [batch, dim], the gradient of the output.
+
+    Returns:
+        The step, of ids.
+    """
+    table = HashedTable(distinct_ids(0, rows), dim, squares=optimizer == "RowWiseAdagrad")
+    return lambda ids: table.step(ids, grad)
 
 
 def hand_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:

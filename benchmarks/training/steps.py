@@ -74,12 +74,14 @@ class StaticPeer:
         optimizer: its name there.
         noted_ms: (dim, draw) -> ms of a step where targets were set.
         build: makes a step, see peers/static_tables.py.
+        takes_ids: whether the step takes ids, as ours do, and not row numbers.
     """
 
     name: str
     optimizer: str
     noted_ms: Mapping[tuple[int, str], float]
     build: Callable[[str, int, int, Tensor], Step]
+    takes_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Steps:
             step, batches = dynamic_step(table, sizes, dim, grad), self._ids
         else:
             step = table.build(table.optimizer, sizes.rows, dim, grad)
-            batches = self._numbers
+            batches = self._ids if table.takes_ids else self._numbers
         return lambda draw, call: step(batches[draw][call % BATCHES])
 
 

@@ -31,6 +31,7 @@ SMALL = {
     "index": ["--keys", "20000", "--peers", "absl::flat_hash_map", "--only", "1 thread"],
     "train_step": ["--rows", "500", "--batch", "16", "--dims", "16", "--only", "nn.EmbeddingBag"],
     "growth": ["--ids", "200000", "--batch", "10000", "--memory-ids", "65536"],
+    "scale": ["--ids", "20000", "--batch", "1000"],
     "overhead": ["--calls", "2", "--only", "eager: nn.Embedding"],
     "lifecycle": ["--capacity", "5000", "--batch", "400", "--stream", "20000"],
     "dlrm": [
@@ -183,8 +184,8 @@ def test_an_unknown_benchmark_is_named(
 ) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
-    expected = "NAME='speed': expected one of index, train_step, growth, overhead, dlrm, lifecycle"
-    expected += ", assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
+    expected = "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm"
+    expected += ", lifecycle, assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
     expected += ", checkpoint, delta, tiers, live_serving, serving, quantized_rows, ops"
     assert expected in capsys.readouterr().err
 
@@ -248,3 +249,28 @@ def test_the_exact_cache_evicts_by_its_definition(monkeypatch: pytest.MonkeyPatc
             hits -= cache.look_up(batch)
             assert hits == 0
         assert len(cache) == 20
+
+
+@pytest.mark.skipif(not HAS_ABSL, reason="the peers are compiled together, and need abseil")
+@pytest.mark.parametrize("squares", [False, True], ids=["SGD", "RowWiseAdagrad"])
+def test_hash_table_by_hand_trains(monkeypatch: pytest.MonkeyPatch, squares: bool) -> None:
+    """The kernel that our step is measured against does what a step is."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from common.id_streams import distinct_ids
+    from peers.static_tables import LEARNING_RATE, HashedTable
+
+    torch.set_num_threads(2)
+    ids = distinct_ids(0, 500)
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(500, (64, 20), generator=generator)
+    numbers[:, :3] = 7  # an id of many occurrences
+    gradient = torch.randn(64, 16, generator=generator)
+    table = HashedTable(ids, 16, squares=squares)
+    before = table.weights()
+    output = table.step(ids[numbers], gradient)
+    torch.testing.assert_close(output, before[numbers].sum(1))
+    of_rows = torch.zeros_like(before)
+    of_rows.index_add_(0, numbers.flatten(), gradient.repeat_interleave(20, 0))
+    root = of_rows.square().mean(1, keepdim=True).sqrt() + 1e-8
+    expected = before - LEARNING_RATE * (of_rows / root if squares else of_rows)
+    torch.testing.assert_close(table.weights(), expected, rtol=1e-4, atol=1e-5)

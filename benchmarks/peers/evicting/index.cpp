@@ -1,0 +1,251 @@
+// The least that an index in full does for a batch with new ids, by hand: it finds ids, and gives
+// each new one the row of the id with the least score of eight buckets. Nothing is deduplicated,
+// counted, logged or kept from being evicted in its own step; threads race for slots and rows, and
+// slots in full buckets are freed without tombstones. So it is no substitute for an index; it says
+// what the memory traffic of eviction costs on this machine.
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kSlots = 4;       // of a bucket: four ids, and four rows with generations
+constexpr int64_t kVictims = 8;     // buckets in which a victim is looked for
+constexpr int64_t kIdsAhead = 32;   // whose lines are on their way
+constexpr int64_t kNewAhead = 12;   // new ids, likewise
+constexpr int64_t kTakenAhead = 8;  // victims, likewise
+constexpr int64_t kGeneration = 1;
+constexpr int kRowShift = 28;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+int64_t* zeroed_words(int64_t count) {
+  const size_t pages = (static_cast<size_t>(count) * sizeof(int64_t) + kHugePage - 1) / kHugePage;
+  void* memory = std::aligned_alloc(kHugePage, pages * kHugePage);
+  if (memory == nullptr) throw std::bad_alloc();
+  madvise(memory, pages * kHugePage, MADV_HUGEPAGE);
+  std::fill_n(static_cast<char*>(memory), pages * kHugePage, 0);
+  return static_cast<int64_t*>(memory);
+}
+
+struct Index {
+  int64_t* lines;   // [buckets + kVictims, 2 * kSlots]: nothing is put into the last kVictims
+  int64_t* scores;  // [buckets + kVictims, kSlots]; 0: an empty slot
+  int64_t buckets;
+  int64_t step;
+  bool frequent;  // scores count lookups; otherwise they are the step of the last one
+
+  uint64_t hash(int64_t id) const {
+    uint64_t x = static_cast<uint64_t>(id);
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdULL;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ULL;
+    return x ^ (x >> 33);
+  }
+  int64_t first_bucket(uint64_t hash) const {
+    return static_cast<int64_t>(
+        (static_cast<unsigned __int128>(hash) * static_cast<uint64_t>(buckets)) >> 64);
+  }
+  int64_t second_bucket(uint64_t hash) const { return first_bucket(hash * 0x9e3779b97f4a7c15ULL); }
+  int64_t next(int64_t bucket) const { return bucket + 1 == buckets ? 0 : bucket + 1; }
+  int64_t* line(int64_t bucket) const { return lines + bucket * 2 * kSlots; }
+  int64_t* score(int64_t bucket) const { return scores + bucket * kSlots; }
+};
+
+int find_in(const Index& index, int64_t bucket, int64_t id) {
+  const int64_t* line = index.line(bucket);
+  int slot = -1;
+  for (int s = 0; s < kSlots; ++s) slot = line[s] == id && line[kSlots + s] != 0 ? s : slot;
+  return slot;
+}
+
+bool is_full(const Index& index, int64_t bucket) {
+  const int64_t* line = index.line(bucket);
+  bool full = true;
+  for (int s = 0; s < kSlots; ++s) full &= line[kSlots + s] != 0;
+  return full;
+}
+
+int64_t see(const Index& index, int64_t bucket, int slot) {
+  int64_t* score = index.score(bucket) + slot;
+  *score = index.frequent ? *score + 1 : index.step;
+  return index.line(bucket)[kSlots + slot];
+}
+
+bool put(const Index& index, int64_t bucket, int64_t id, int64_t row) {
+  int64_t* line = index.line(bucket);
+  for (int s = 0; s < kSlots; ++s) {
+    if (line[kSlots + s] != 0) continue;
+    line[s] = id;
+    line[kSlots + s] = row;
+    index.score(bucket)[s] = index.frequent ? 1 : index.step;
+    return true;
+  }
+  return false;
+}
+
+struct Missing {
+  int64_t bucket;
+  int64_t second;
+  int64_t victim;  // slot
+  int32_t position;
+};
+
+void insert(const Index& index, const Missing& missing, int64_t id, int64_t row) {
+  if (put(index, missing.bucket, id, row)) return;
+  int64_t bucket = missing.second;
+  while (!put(index, bucket, id, row)) bucket = index.next(bucket);
+}
+
+// The slot with the least score in sight.
+int64_t find_victim(const Index& index, int64_t bucket) {
+  const auto* scores = reinterpret_cast<const uint64_t*>(index.score(bucket));
+  uint64_t best[kSlots];
+  int64_t place[kSlots];
+  std::fill_n(best, kSlots, UINT64_MAX);
+  std::fill_n(place, kSlots, 0);
+  for (int64_t k = 0; k < kVictims; ++k) {
+    for (int64_t s = 0; s < kSlots; ++s) {
+      const uint64_t score = scores[k * kSlots + s] - 1;  // empty slots come last
+      place[s] = score < best[s] ? k : place[s];
+      best[s] = score < best[s] ? score : best[s];
+    }
+  }
+  int64_t least = 0;
+  for (int64_t s = 1; s < kSlots; ++s) least = best[s] < best[least] ? s : least;
+  return (bucket + place[least]) * kSlots + least;
+}
+
+// Frees the slot of a victim; its row, with the next generation.
+int64_t take(const Index& index, int64_t victim) {
+  int64_t* word = index.line(victim / kSlots) + victim % kSlots;
+  const int64_t row = word[kSlots] + kGeneration;
+  word[0] = word[kSlots] = 0;
+  index.scores[victim] = 0;
+  return row;
+}
+
+void find_in_first_buckets(const Index& index, const int64_t* ids, int64_t count, int64_t* rows,
+                           std::vector<Missing>* missing) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kIdsAhead < count) {
+      const int64_t ahead = index.first_bucket(index.hash(ids[i + kIdsAhead]));
+      __builtin_prefetch(index.line(ahead));
+      __builtin_prefetch(index.score(ahead), 1);
+    }
+    const uint64_t hash = index.hash(ids[i]);
+    const int64_t bucket = index.first_bucket(hash);
+    const int slot = find_in(index, bucket, ids[i]);
+    if (slot >= 0) {
+      rows[i] = see(index, bucket, slot);
+    } else {
+      missing->push_back({bucket, index.second_bucket(hash), 0, static_cast<int32_t>(i)});
+      __builtin_prefetch(index.line(missing->back().second));
+    }
+  }
+}
+
+void find_in_other_buckets(const Index& index, const int64_t* ids, int64_t* rows,
+                           std::vector<Missing>* missing) {
+  size_t absent = 0;
+  for (const Missing& entry : *missing) {
+    const int64_t id = ids[entry.position];
+    int64_t bucket = entry.second;
+    int slot = -1;
+    if (is_full(index, entry.bucket)) {
+      while ((slot = find_in(index, bucket, id)) < 0 && is_full(index, bucket)) {
+        bucket = index.next(bucket);
+      }
+    }
+    if (slot >= 0) {
+      rows[entry.position] = see(index, bucket, slot);
+    } else {
+      (*missing)[absent++] = entry;
+    }
+  }
+  missing->resize(absent);
+}
+
+void replace_victims(const Index& index, const int64_t* ids, int64_t* rows,
+                     std::vector<Missing>* missing) {
+  const auto count = static_cast<int64_t>(missing->size());
+  for (int64_t m = 0; m < count + kTakenAhead; ++m) {
+    if (m + kNewAhead < count) {
+      const int64_t ahead = (*missing)[m + kNewAhead].bucket;
+      __builtin_prefetch(index.line(ahead));
+      for (int64_t k = 0; k < kVictims; k += 2) __builtin_prefetch(index.score(ahead + k), 1);
+    }
+    if (m < count) {
+      Missing& entry = (*missing)[m];
+      entry.victim = find_victim(index, entry.bucket);
+      __builtin_prefetch(index.line(entry.victim / kSlots), 1);
+    }
+    if (m < kTakenAhead) continue;
+    const Missing& entry = (*missing)[m - kTakenAhead];
+    rows[entry.position] = take(index, entry.victim);
+    insert(index, entry, ids[entry.position], rows[entry.position]);
+  }
+}
+
+void look_up(const Index& index, const int64_t* ids, int64_t count, int64_t* rows) {
+  static thread_local std::vector<Missing> missing;
+  missing.clear();
+  find_in_first_buckets(index, ids, count, rows, &missing);
+  find_in_other_buckets(index, ids, rows, &missing);
+  replace_victims(index, ids, rows, &missing);
+}
+
+}  // namespace
+
+extern "C" {
+
+// An index of `capacity` ids, each with a row; ids of a step count as seen `batch` by `batch`.
+__attribute__((visibility("default"))) void* dynemb_peer_evicting_index(const int64_t* ids,
+                                                                        int64_t capacity,
+                                                                        int64_t batch,
+                                                                        int frequent) {
+  auto* index = new Index;
+  index->buckets = capacity * 10 / 7 / kSlots + 1;  // 70 % of the slots
+  index->lines = zeroed_words((index->buckets + kVictims) * 2 * kSlots);
+  index->scores = zeroed_words((index->buckets + kVictims) * kSlots);
+  index->frequent = frequent != 0;
+  for (int64_t i = 0; i < capacity; ++i) {
+    index->step = 1 + i / batch;
+    const uint64_t hash = index->hash(ids[i]);
+    const Missing entry{index->first_bucket(hash), index->second_bucket(hash), 0, 0};
+    insert(*index, entry, ids[i], (i << kRowShift) + kGeneration);
+  }
+  return index;
+}
+
+__attribute__((visibility("default"))) void dynemb_peer_evicting_index_delete(void* pointer) {
+  auto* index = static_cast<Index*>(pointer);
+  std::free(index->lines);
+  std::free(index->scores);
+  delete index;
+}
+
+__attribute__((visibility("default"))) void dynemb_peer_evicting_index_look_up(
+    void* pointer, const int64_t* ids, int64_t count, int64_t* rows, int threads) {
+  auto* index = static_cast<Index*>(pointer);
+  ++index->step;
+  std::vector<std::thread> others;
+  for (int thread = 1; thread < threads; ++thread) {
+    const int64_t begin = count * thread / threads;
+    others.emplace_back(look_up, std::cref(*index), ids + begin,
+                        count * (thread + 1) / threads - begin, rows + begin);
+  }
+  look_up(*index, ids, count / threads, rows);
+  for (auto& other : others) {
+    other.join();
+  }
+}
+
+}  // extern "C"

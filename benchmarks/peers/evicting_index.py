@@ -1,0 +1,46 @@
+"""An index with eviction by hand: the least that one does for a batch."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from peers.build import build_evicting
+from torch import Tensor
+
+
+class EvictingIndex:
+    """The index in evicting/index.cpp: full, with no policy, no order of new ids and no counts.
+
+    It gives each new id the row of the one with the least score in eight buckets. Every id of a
+    batch has to occur once in it.
+
+    Args:
+        ids: int64 [capacity], distinct: what it holds at first.
+        batch: how many of them count as seen in one step.
+        frequent: whether scores count lookups (LFU); otherwise they are steps (LRU).
+    """
+
+    def __init__(self, ids: Tensor, *, batch: int, frequent: bool) -> None:
+        library = ctypes.CDLL(str(build_evicting()))
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        make = library.dynemb_peer_evicting_index
+        make.restype = pointer
+        make.argtypes = [pointer, count, count, ctypes.c_int]
+        self._look_up = library.dynemb_peer_evicting_index_look_up
+        self._look_up.argtypes = [pointer, pointer, count, pointer, ctypes.c_int]
+        self._look_up.restype = None
+        self._delete = library.dynemb_peer_evicting_index_delete
+        self._delete.argtypes = [pointer]
+        self._delete.restype = None
+        self._index = make(ids.data_ptr(), len(ids), batch, frequent)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Rows and generations of ids, int64 [N], of one step, on torch's number of threads."""
+        rows = torch.empty_like(ids)
+        threads = torch.get_num_threads()
+        self._look_up(self._index, ids.data_ptr(), len(ids), rows.data_ptr(), threads)
+        return rows
+
+    def __del__(self) -> None:
+        self._delete(self._index)

@@ -1,0 +1,77 @@
+"""An index by hand, which does only what any design must: how far insertion and growth could go."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from peers.build import build_index
+from torch import Tensor
+
+import torch_dynemb as td
+
+NAME = "hand kernel"
+SLOTS = 4  # of a line: that many keys, then their values
+_LINE_WORDS = 2 * SLOTS
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build_index()))
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    signatures = {
+        "insert_limit": [pointer, count, pointer, pointer, count, count, ctypes.c_int],
+        "growth_limit": [pointer, count, pointer, count, ctypes.c_int],
+    }
+    for name, arguments in signatures.items():
+        function = getattr(library, f"dynemb_peer_{name}")
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+class HandIndex:
+    """Lines of four keys and values in memory of huge pages, as our index has.
+
+    Ids whose line is full overwrite others: it takes the time of an index and is none.
+
+    Args:
+        lines: their number.
+    """
+
+    def __init__(self, lines: int) -> None:
+        self.lines = lines
+        self._block = td.ops.reserve((lines, _LINE_WORDS), torch.int64, huge_pages=True)
+
+    def insert(self, ids: Tensor, *, first_value: int, threads: int) -> Tensor:
+        """Inserts ids, all of them taken to be new.
+
+        Args:
+            ids: int64 [N], contiguous.
+            first_value: of the first id, at least 1.
+            threads: number of threads, each with a range of lines.
+
+        Returns:
+            Values of the ids, int64 [N].
+        """
+        values = torch.empty_like(ids)
+        _library().dynemb_peer_insert_limit(
+            *(self._block.data_ptr(), self.lines, ids.data_ptr(), values.data_ptr()),
+            *(len(ids), first_value, threads),
+        )
+        return values
+
+    def clear(self) -> None:
+        """Empties all lines; their memory stays."""
+        self._block.zero_()
+
+    def grow_into(self, larger: HandIndex, *, threads: int) -> None:
+        """Moves everything to ``larger``, which is empty, in the order of the lines.
+
+        Args:
+            larger: has more lines.
+            threads: number of threads, each with a range of lines.
+        """
+        _library().dynemb_peer_growth_limit(
+            *(self._block.data_ptr(), self.lines, larger._block.data_ptr(), larger.lines), threads
+        )
