@@ -91,6 +91,10 @@ bool put(const Index& index, int64_t bucket, int64_t id, int64_t row) {
   return false;
 }
 
+// Into the second cache: what is fetched into the first one occupies one of its few buffers until
+// it has come.
+void fetch(const int64_t* words) { __builtin_prefetch(words, 0, 2); }
+
 struct Missing {
   int64_t bucket;
   int64_t second;
@@ -137,8 +141,8 @@ void find_in_first_buckets(const Index& index, const int64_t* ids, int64_t count
   for (int64_t i = 0; i < count; ++i) {
     if (i + kIdsAhead < count) {
       const int64_t ahead = index.first_bucket(index.hash(ids[i + kIdsAhead]));
-      __builtin_prefetch(index.line(ahead));
-      __builtin_prefetch(index.score(ahead), 1);
+      fetch(index.line(ahead));
+      fetch(index.score(ahead));
     }
     const uint64_t hash = index.hash(ids[i]);
     const int64_t bucket = index.first_bucket(hash);
@@ -147,7 +151,7 @@ void find_in_first_buckets(const Index& index, const int64_t* ids, int64_t count
       rows[i] = see(index, bucket, slot);
     } else {
       missing->push_back({bucket, index.second_bucket(hash), 0, static_cast<int32_t>(i)});
-      __builtin_prefetch(index.line(missing->back().second));
+      fetch(index.line(missing->back().second));
     }
   }
 }
@@ -179,13 +183,13 @@ void replace_victims(const Index& index, const int64_t* ids, int64_t* rows,
   for (int64_t m = 0; m < count + kTakenAhead; ++m) {
     if (m + kNewAhead < count) {
       const int64_t ahead = (*missing)[m + kNewAhead].bucket;
-      __builtin_prefetch(index.line(ahead));
-      for (int64_t k = 0; k < kVictims; k += 2) __builtin_prefetch(index.score(ahead + k), 1);
+      fetch(index.line(ahead));
+      for (int64_t k = 0; k < kVictims; k += 2) fetch(index.score(ahead + k));
     }
     if (m < count) {
       Missing& entry = (*missing)[m];
       entry.victim = find_victim(index, entry.bucket);
-      __builtin_prefetch(index.line(entry.victim / kSlots), 1);
+      fetch(index.line(entry.victim / kSlots));
     }
     if (m < kTakenAhead) continue;
     const Missing& entry = (*missing)[m - kTakenAhead];

@@ -52,12 +52,12 @@ struct Claims {
     // past the end of an index there is other memory, or none: nothing happens then
     const int64_t* line = table.line(evictor.bucket);
     for (int64_t word = 0; word < kVictimBuckets * kBucketWords; word += kLine) {
-      __builtin_prefetch(line + word);
+      prefetch_line_of(line + word);
     }
     const int64_t* score = table.score(evictor.bucket, 0);
     const int64_t words = kVictimBuckets * kBucketWidth * table.score_words;
-    for (int64_t word = 0; word < words; word += kLine) __builtin_prefetch(score + word, 1);
-    __builtin_prefetch(score + words - 1, 1);
+    for (int64_t word = 0; word < words; word += kLine) prefetch_line_of(score + word);
+    prefetch_line_of(score + words - 1);
   }
 };
 
@@ -311,7 +311,7 @@ void take_victims(const Claims& claims, const PolicyArgs& policies, const Evicti
       if (ahead.victim != nullptr) {
         const TableView& table = claims.tables[ahead.table];
         const int64_t place = ahead.victim - table.scores;
-        __builtin_prefetch(ahead.victim, 1);
+        prefetch_line_of(ahead.victim);
         prefetch_line(table.line(place / (kBucketWidth * table.score_words)));
       }
     }

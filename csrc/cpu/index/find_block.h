@@ -31,7 +31,7 @@ DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, Block& block) 
   fetch_lines(job.table, job.ids + begin, block.count, block.hash, block.bucket);
   if (job.table.scores == nullptr) return;
   for (int64_t i = 0; i < block.count; ++i) {
-    __builtin_prefetch(job.table.score(block.bucket[i], 0), 1);
+    prefetch_line_of(job.table.score(block.bucket[i], 0));
   }
 }
 

@@ -44,7 +44,7 @@ void place_misses(const IndexArgs& index, const Misses& misses, const Fill& fill
           __builtin_prefetch(&misses.handle[ahead.order]);
           const int64_t bucket = bucket_of(first_hash(ahead.id, table.salt), table.bucket_count);
           prefetch_line(table.line(bucket));
-          if (table.scores != nullptr) __builtin_prefetch(table.score(bucket, 0), 1);
+          if (table.scores != nullptr) prefetch_line_of(table.score(bucket, 0));
         }
         const Miss& miss = items[i];
         if (miss.table < 0) continue;
@@ -310,7 +310,11 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
   const Miss* const items_end = misses->items.data() + misses->items.size();
   place_misses(index, *misses, [&](const Miss& miss, Entry* entry) {
     const Miss* ahead = &miss + kLookahead;
-    if (ahead < items_end) __builtin_prefetch(new_ids.data() + misses->new_id[ahead->order]);
+    if (ahead < items_end) {
+      const NewId* new_id = new_ids.data() + misses->new_id[ahead->order];
+      __builtin_prefetch(new_id);
+      __builtin_prefetch(&new_id->handle);  // most lie in two lines
+    }
     const NewId& id = new_ids[misses->new_id[miss.order]];
     misses->handle[miss.order] = id.handle;
     if (id.verdict != kVerdictInsert) return false;

@@ -5,6 +5,7 @@
 
 #include "core/index/bucket.h"
 #include "cpu/index/args.h"
+#include "cpu/runtime/prefetch.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
@@ -61,7 +62,7 @@ DYNEMB_INLINE bool has_empty_slot(const int64_t* line) {
 }
 
 DYNEMB_INLINE void prefetch_line(const int64_t* line) {
-  for (int word = 0; word < kBucketWords; word += 8) __builtin_prefetch(line + word);
+  for (int word = 0; word < kBucketWords; word += 8) prefetch_line_of(line + word);
 }
 
 // Position of an id found by walking its probe sequence: bucket and slot, or bucket -1.
