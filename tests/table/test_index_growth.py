@@ -142,6 +142,47 @@ def test_growth_drops_tombstones() -> None:
     assert group.contains(0, torch.arange(44)).tolist() == [False] * 40 + [True] * 4
 
 
+@pytest.mark.parametrize("score", ["none", "step"])
+@pytest.mark.parametrize("ids", [40, 20_000])
+def test_rehash_for_tombstones_keeps_ids(ids: int, score: str) -> None:
+    """Where tombstones are too many, ids are placed again in as many buckets."""
+    group = make_group(max_rows=2 * ids, score=score)
+    group.reserve(0, ids)
+    buckets = bucket_count(group)
+    index = group.index
+    handles = dict(zip(range(ids), group.insert(0, torch.arange(ids)).tolist(), strict=True))
+    steps = dict.fromkeys(handles, 0)
+    growths = int(index.tables[0, Table.GROWTHS])
+    new = torch.arange(ids)
+    rehashes = 0
+    for step in range(1, 40):
+        index.clock[0].fill_(step)
+        gone = torch.tensor(sorted(handles)[: ids // 4])
+        group.erase(0, gone)
+        for id in gone.tolist():
+            del handles[id], steps[id]
+        new = new[-1] + 1 + torch.arange(ids // 4)
+        tombstones = int(index.tables[0, Table.TOMBSTONES])
+        handles.update(zip(new.tolist(), group.insert(0, new).tolist(), strict=True))
+        steps.update(dict.fromkeys(new.tolist(), step))
+        if int(index.tables[0, Table.GROWTHS]) == growths + rehashes:
+            continue
+        rehashes += 1
+        assert tombstones > 0
+        assert index.tables[0, Table.TOMBSTONES] == 0
+        known = torch.tensor(sorted(handles))
+        found = group.find(known, torch.tensor([0, ids]), [0]).handles
+        assert found.tolist() == [handles[id] for id in known.tolist()]
+        assert not group.contains(0, gone).any()
+        stored = index.buckets[:, BUCKET_WIDTH:]
+        assert int((stored[:buckets] != 0).sum()) == ids
+        for batch in group.export(0):
+            expected = [steps[id] if score == "step" else 0 for id in batch.ids.tolist()]
+            assert batch.scores.tolist() == expected
+    assert rehashes > 0
+    assert bucket_count(group) == buckets
+
+
 def test_bucket_counts_do_not_depend_on_the_order_of_ids() -> None:
     groups = [make_group(max_rows=50_000) for _ in range(2)]
     ids = torch.arange(20_000)

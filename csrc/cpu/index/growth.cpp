@@ -9,6 +9,7 @@
 #include "core/policy/counts.h"
 #include "cpu/index/one_writer.h"
 #include "cpu/index/placement.h"
+#include "cpu/index/probe_block.h"
 #include "cpu/memory/reserve.h"
 #include "cpu/runtime/simd.h"
 
@@ -128,6 +129,63 @@ void spread_buckets(const TableView& table, int64_t begin, int64_t end, int64_t 
   }
 }
 
+struct TidyJob {
+  const TableView& table;
+  int64_t begin;  // buckets
+  int64_t end;
+  Leftovers* rest;
+};
+
+// The same where the number of buckets stays: entries that lie in their first bucket stay there,
+// moved to its first slots. A bucket of such entries alone, without a tombstone, is only read.
+DYNEMB_INLINE void tidy_buckets_body(const TidyJob& job) {
+  const TableView table = job.table;
+  const auto bucket_count = static_cast<uint64_t>(table.bucket_count);
+  const int64_t words = table.score_words;
+  for (int64_t bucket = job.end - 1; bucket >= job.begin; --bucket) {
+    int64_t* line = table.line(bucket);
+    uint32_t used = 0;      // a bit for each slot
+    uint32_t occupied = 0;  // not a tombstone
+    uint32_t kept = 0;
+#pragma GCC unroll 8
+    for (int j = 0; j < kBucketWidth; j += 4) {
+      const Words4 keys = load_words(line + j);
+      const Words4 stored = load_words(line + kBucketWidth + j);
+      const UnsignedWords4 hash = fmix64_words(reinterpret_cast<UnsignedWords4>(keys) ^ table.salt);
+      const Words4 own = reinterpret_cast<Words4>(buckets_of_words(hash, bucket_count)) == bucket;
+      const Words4 bit{1, 2, 4, 8};
+      used |= static_cast<uint32_t>(or_words(((keys | stored) != 0) & bit)) << j;
+      occupied |= static_cast<uint32_t>(or_words((stored != 0) & bit)) << j;
+      kept |= static_cast<uint32_t>(or_words((stored != 0) & own & bit)) << j;
+    }
+    // all that is used is kept, in the first slots
+    if (used == kept && (kept & (kept + 1)) == 0) continue;
+    for (uint32_t left = occupied & ~kept; left != 0; left &= left - 1) {
+      const int slot = __builtin_ctz(left);
+      int64_t* record = job.rest->add();
+      record[0] = line[slot];
+      record[1] = line[kBucketWidth + slot];
+      for (int64_t w = 0; w < words; ++w) {
+        record[Leftovers::kRecordWords + w] = table.score(bucket, slot)[w * kBucketWidth];
+      }
+    }
+    int free = 0;
+    for (; kept != 0; kept &= kept - 1, ++free) {
+      const int slot = __builtin_ctz(kept);
+      line[free] = line[slot];
+      line[kBucketWidth + free] = line[kBucketWidth + slot];
+      for (int64_t w = 0; w < words; ++w) {
+        table.score(bucket, free)[w * kBucketWidth] = table.score(bucket, slot)[w * kBucketWidth];
+      }
+    }
+    for (; free < kBucketWidth; ++free) {
+      line[free] = line[kBucketWidth + free] = 0;
+      for (int64_t w = 0; w < words; ++w) table.score(bucket, free)[w * kBucketWidth] = 0;
+    }
+  }
+}
+DYNEMB_SIMD_VARIANTS(tidy_buckets, (const TidyJob& job), (job))
+
 // Puts what is left over into first buckets, each range of buckets on one thread, in the order of
 // moving. Returns what finds its first bucket full, by range of buckets.
 std::vector<std::vector<Entry>> place_leftovers(const TableView& table, int64_t table_number,
@@ -142,7 +200,9 @@ std::vector<std::vector<Entry>> place_leftovers(const TableView& table, int64_t 
         for (int64_t i = left[p].range_begin(q); i < end; ++i) {
           if (i + kLookahead < end) {
             const uint64_t ahead = Leftovers::hash(table, left[p].record(i + kLookahead));
-            __builtin_prefetch(table.line(bucket_of(ahead, table.bucket_count)), 1);
+            const int64_t bucket = bucket_of(ahead, table.bucket_count);
+            prefetch_line(table.line(bucket));
+            if (table.scores != nullptr) prefetch_line_of(table.score(bucket, 0));
           }
           const int64_t* record = left[p].record(i);
           const uint64_t hash = Leftovers::hash(table, record);
@@ -259,16 +319,22 @@ void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
   const bool ranges = view.bucket_count % kPartitions == 0 && bucket_count % kPartitions == 0;
   const int64_t parts = ranges ? kPartitions : 1;
   std::vector<Leftovers> left(static_cast<size_t>(parts), Leftovers(view.score_words));
+  const bool stays = bucket_count == view.bucket_count;
+  const bool in_place = stays && bucket_count < int64_t{1} << 32;  // so buckets_of_words asks
   for (int64_t last = parts; last > 0;) {
     const int64_t above = (last * view.bucket_count + bucket_count - 1) / bucket_count;
     // nobody leaves his range where the count stays: tombstones only
-    const int64_t first = bucket_count == view.bucket_count ? 0 : std::min(above, last - 1);
+    const int64_t first = stays ? 0 : std::min(above, last - 1);
     const auto spread_parts = [&](int64_t part_begin, int64_t part_end) {
       Leftovers in_order(view.score_words);
       for (int64_t p = first + part_begin; p < first + part_end; ++p) {
         const int64_t begin = view.bucket_count * p / parts;
         int64_t end = view.bucket_count * (p + 1) / parts;
         in_order.clear();
+        if (in_place) {
+          tidy_buckets({view, begin, end, &in_order});
+          end = begin;
+        }
         for (; end > begin; end -= kSpreadBuckets) {
           spread_buckets(view, std::max(end - kSpreadBuckets, begin), end, bucket_count, &in_order);
         }
