@@ -33,8 +33,10 @@ DIM, BAG = 64, 16
 NEW_SHARE = 0.3
 KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
 KNOWN, HAND, MCH = "our known ids", "new ids by hand", "TorchRec MCH"
+CONSTANT = "our Constant rows"
 STEADY_PEERS = {"find_or_insert": (KNOWN, HAND), "training step": (KNOWN,)}
 STEADY_TARGETS = {"find_or_insert": 2.5, "training step": 1.6}
+INITIAL_TARGET = 1.2  # Normal against Constant
 MCH_TARGETS = {1: 1 / 8, 10: 1 / 3}  # by steps from eviction to eviction
 MCH_POLICIES = {"LRU": "LRU", "LFU": "LFU", "DistanceLFU": "LFU"}  # theirs: ours
 
@@ -84,12 +86,14 @@ class FullTable:
     Args:
         score: a key of SCORES.
         sizes: of the table and its batches.
+        initializer: of its rows.
     """
 
-    def __init__(self, score: str, sizes: Sizes) -> None:
+    def __init__(self, score: str, sizes: Sizes, initializer: td.Initializer | None = None) -> None:
         self.bag = td.DynamicEmbeddingBag(
             DIM,
             name="bench",
+            initializer=initializer,
             optimizer=td.RowWiseAdagrad(lr=0.01),
             policy=td.Policy(score=SCORES[score], capacity=sizes.capacity),
         )
@@ -214,6 +218,41 @@ def steady_comparisons(
     return rows
 
 
+def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
+    """Training steps with 30 % new ids whose rows begin with random values, or with one value."""
+    for threads in sorted({1, torch.get_num_threads()}):
+        case = steady_case("training step, Normal rows,", "LRU", threads)
+        if not is_selected(only, case, CONSTANT):
+            continue
+        yield case
+        normal = FullTable("LRU", sizes, td.Normal())
+        constant = FullTable("LRU", sizes, td.Constant(0.01))
+        batches = Batches(sizes)
+        mixed = [batches.mixed(call) for call in range((sizes.rounds + 1) * sizes.calls)]
+        all_threads = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        timings = interleave(
+            {
+                "ours": lambda call, table=normal, mixed=mixed: table.train(mixed[call]),
+                "peer": lambda call, table=constant, mixed=mixed: table.train(mixed[call]),
+            },
+            rounds=sizes.rounds,
+            calls=sizes.calls,
+        )
+        torch.set_num_threads(all_threads)
+        yield compare(
+            BENCH,
+            case,
+            timings["ours"],
+            CONSTANT,
+            timings["peer"],
+            target=INITIAL_TARGET,
+            threads=threads,
+            capacity=sizes.capacity,
+            batch=sizes.batch,
+        )
+
+
 def sharing_ids(ids: Tensor, rows: Tensor) -> int:
     """Ids that do not have a row of their own.
 
@@ -306,9 +345,10 @@ def main() -> None:
             f"{KNOWN_BATCHES * 1.5:g} of the capacity, {sizes.capacity}"
         )
     stream = options.stream or (102_400 if options.quick else 2_048_000)
-    report = Report(as_json=options.json, cases=48)
+    report = Report(as_json=options.json, cases=50)
     for rows in (
         steady_rows(sizes, options.only),
+        initial_value_rows(sizes, options.only),
         mch_rows(sizes, options.only),
         quality.hit_rate_rows(BENCH, stream, options.only),
         quality.first_eviction_rows(BENCH, sizes.capacity, options.only, options.plot),

@@ -65,12 +65,13 @@ DYNEMB_TARGET_V4 void put_outer(const QuantilesJob& job, const float* outer) {
 }
 
 DYNEMB_TARGET_V4 void region_by_region(const QuantilesJob& job) {
-  for (int64_t c = 0; c < job.count; ++c) job.value[c] = central_quantile(job.q[c]);
   float outer[kInitChunk + kVector];
   const int64_t collected = collect_tails(job, outer);
   for (int64_t begin = 0; begin < collected; begin += kVector) {
     for (int64_t i = begin; i < begin + kVector; ++i) outer[i] = outer_quantile(outer[i]);
   }
+  // The tails are one long chain of operations, which these are computed beside.
+  for (int64_t c = 0; c < job.count; ++c) job.value[c] = central_quantile(job.q[c]);
   put_outer(job, outer);
 }
 
