@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import uuid
 import warnings
@@ -15,13 +16,18 @@ def started_by_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def run_on_ranks(nproc: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def run_on_ranks(
+    nproc: int, function: Callable[..., Any], *arguments: Any, forked_from: str | None = None
+) -> Any:
     """Start processes with torchrun's launcher and wait for them.
 
     Args:
         nproc: How many.
         function: Of a module; its process group is for it to make, from the environment.
         arguments: Of the function, picklable.
+        forked_from: A module to import in one process, of which the ranks are forks: its import
+            starts no threads that they would need, and touches no GPU. None: every rank starts
+            from nothing.
 
     Returns:
         What the function returned on rank 0.
@@ -32,6 +38,10 @@ def run_on_ranks(nproc: int, function: Callable[..., Any], *arguments: Any) -> A
     # here, since it takes half a second and programs of one process do without
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    start = {}
+    if forked_from is not None:
+        multiprocessing.set_forkserver_preload([forked_from])
+        start["start_method"] = "forkserver"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -41,6 +51,7 @@ def run_on_ranks(nproc: int, function: Callable[..., Any], *arguments: Any) -> A
         rdzv_endpoint="localhost:0",
         local_addr="localhost",  # asks no name server
         max_restarts=0,
+        **start,
     )
     return elastic_launch(config, function)(*arguments)[0]
 

@@ -9,6 +9,8 @@ from unittest import mock
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
+from torch_dynemb.torchrec.sharding.dedup import DEDUPED
 from tutorials.dlrm import options, plot, torchrec_train, train
 from tutorials.dlrm.checkpoint import Checkpoints
 from tutorials.dlrm.criteo import Position
@@ -68,3 +70,14 @@ def schedule(rank: int, arguments: list[str]) -> tuple[list[float], dict[str, li
             groups = kernel.tables.optimizer.param_groups
             of_tables[kernel.tables.group.names[0]] = [float(group["lr"]) for group in groups]
     return rates, of_tables
+
+
+def sends_once(rank: int, arguments: list[str]) -> list[bool]:
+    """By sharding of the tables: whether it sends an id that a batch has often once."""
+    model = ShardedModel(options.parse([*arguments, "--torchrec"]), None, torch.device("cpu"))
+    return [
+        isinstance(sharding, tuple(DEDUPED.values()))
+        for module in model.parallel.modules()
+        if isinstance(module, ShardedDynamicEmbeddingBagCollection)
+        for sharding in module._embedding_shardings
+    ]

@@ -13,10 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from job_steps import Outcome, interrupted_job, job, job_of_one_process, schedule
+from job_steps import (
+    Outcome,
+    interrupted_job,
+    job,
+    job_of_one_process,
+    schedule,
+    sends_once,
+)
 from ranks import Ranks
 
-from tutorials.dlrm import checkpoint, train
+from tutorials.dlrm import checkpoint, launch, options, train
 from tutorials.dlrm.rows import FEATURE_NAMES
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
@@ -68,6 +75,13 @@ def test_same_steps_as_one_process(two_ranks: Ranks, folders: list[str], shardin
     assert list(result[0]) == [*expected[0], "world_size", "sharding"]
     assert result[0]["world_size"] == 2
     assert result[0]["sharding"] == dict.fromkeys(FEATURE_NAMES, sharding)
+
+
+def test_an_id_is_sent_once_where_its_table_allows_it(two_ranks: Ranks, folders: list[str]) -> None:
+    for sharding, once in (("row_wise", True), ("table_wise", True), ("column_wise", False)):
+        for of_rank in two_ranks.run(sends_once, [*SMALL, *folders, "--sharding", sharding]):
+            assert of_rank
+            assert set(of_rank) == {once}, sharding
 
 
 def test_rows_in_files_are_those_in_memory(
@@ -178,6 +192,20 @@ def test_it_starts_its_processes(capsys: pytest.CaptureFixture[str], folders: li
     assert result["ids"] == expected["ids"]
     assert (Path(folders[3]) / "training.png").exists()
     assert "<h2>Evictions by feature</h2>" in (Path(folders[3]) / "report.html").read_text()
+
+
+def test_ranks_on_cpus_are_forks_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked_from = []
+
+    def run_on_ranks(*arguments: Any, **how: Any) -> dict[str, Any]:
+        forked_from.append(how["forked_from"])
+        return {}
+
+    monkeypatch.setattr(launch, "run_on_ranks", run_on_ranks)
+    monkeypatch.setattr(launch, "_check", lambda opts: None)  # there may be no GPU
+    for device in ("cpu", "cuda"):
+        launch.run(options.parse(["--torchrec", "--nproc", "2", "--device", device]))
+    assert forked_from == ["tutorials.dlrm.rank_imports", None]
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -173,7 +173,10 @@ class RowsUnderWay(NamedTuple):
 def start_rows(
     local: Tensor, sent: list[int], received: list[int], process_group: dist.ProcessGroup
 ) -> RowsUnderWay:
-    """Sends ``sent[r]`` rows to rank r by :func:`start_exchange`; no gradient comes back.
+    """Sends ``sent[r]`` rows to rank r by gloo's all-to-all; no gradient comes back.
+
+    Where rows are few, :func:`start_exchange` takes twice as long: gloo's thread polls while
+    sender and receiver tell each other that they are ready.
 
     Args:
         local: [sum of sent, ...], those for one rank after those for another.
@@ -181,10 +184,17 @@ def start_rows(
     """
     local = local.detach().contiguous()
     rows = room_for(local, (sum(received), *local.shape[1:]))
-    parts, places = local.split(sent), rows.split(received)
-    works = start_exchange(parts, places, process_group)
-    places[process_group.rank()].copy_(parts[process_group.rank()])
-    return RowsUnderWay(rows, works)
+    work = dist.all_to_all_single(
+        _carried(rows), _carried(local), received, sent, group=process_group, async_op=True
+    )
+    return RowsUnderWay(rows, [] if work is None else [work])
+
+
+def _carried(rows: Tensor) -> Tensor:
+    """The same memory as gloo carries it: not all dtypes."""
+    if rows.dtype == torch.float32:
+        return rows
+    return rows.view(rows.shape[0], math.prod(rows.shape[1:])).view(torch.uint8)
 
 
 __all__ = [

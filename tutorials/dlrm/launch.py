@@ -49,7 +49,9 @@ def run(opts: Options) -> dict[str, Any] | None:
     # the launcher takes the handlers of these, and keeps them
     handlers = {signum: signal.getsignal(signum) for signum in _TAKEN_SIGNALS}
     try:
-        result: dict[str, Any] = run_on_ranks(opts.nproc or _default_nproc(opts), work, opts)
+        result: dict[str, Any] = run_on_ranks(
+            opts.nproc or _default_nproc(opts), work, opts, forked_from=_forked_from(opts)
+        )
     except ChildFailedError as failed:
         _reraise(failed)
     except SignalException as signalled:
@@ -85,6 +87,14 @@ def check_alone() -> None:
             f"torchrun has started {os.environ['WORLD_SIZE']} processes, each of which would train "
             "a model of its own: add --torchrec"
         )
+
+
+def _forked_from(opts: Options) -> str | None:
+    """Return the module to import before ranks are forked, which those of GPUs cannot be.
+
+    What imports it may ask the driver how many GPUs there are, and forks cannot use one then.
+    """
+    return "tutorials.dlrm.rank_imports" if opts.device == "cpu" else None
 
 
 def _default_nproc(opts: Options) -> int:

@@ -1,0 +1,11 @@
+"""What every rank needs, to be imported once by the process that ranks on CPUs are forks of."""
+
+import gc
+
+# Modules stay as long as the process does, so there is nothing to collect among their objects:
+# neither while they come, nor, frozen, in the ranks, which would copy their pages to look at them.
+gc.disable()
+import tutorials.dlrm.torchrec_train  # noqa: E402, F401
+
+gc.freeze()
+gc.enable()
