@@ -1,7 +1,9 @@
 """Cost of a call: lookups so small that only the calls themselves take time, eager and compiled.
 
 One id in one table, and one id in each of 26 tables, against nn.Embedding and nn.EmbeddingBag of
-the same shape. A training step is forward, backward and optimizer step.
+the same shape. A training step is forward, backward and optimizer step. With --no-kernels our ops
+do nothing (peers/calls/nothing.cpp): what is left is torch's and Python's part of the same calls,
+below which no kernel brings them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from common.command import is_selected, parser, positive
 from common.report import Report, Row, compare
 from common.timing import interleave
+from peers.build import build_calls
 from torch import Tensor, nn
 
 import torch_dynemb as td
@@ -114,12 +117,13 @@ def call_of(
     return step
 
 
-def measure(*, rounds: int, calls: int, only: list[str]) -> Iterator[Row | str]:
+def measure(*, rounds: int, calls: int, only: list[str], no_kernels: bool) -> Iterator[Row | str]:
     """Yields the name of each case as it starts, then its row."""
     for name, peer_name, build in contests():
         for compiled in (False, True):
             for mode in MODES:
                 case = f"{name}, {mode}, {'compiled' if compiled else 'eager'}"
+                case += ", no kernels" if no_kernels else ""
                 if not is_selected(only, case, peer_name):
                     continue
                 yield case
@@ -158,11 +162,18 @@ def measure(*, rounds: int, calls: int, only: list[str]) -> Iterator[Row | str]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--calls", type=positive, help="calls a round (default 300)")
+    arguments.add_argument("--no-kernels", action="store_true", help="our ops do nothing: a limit")
     options = arguments.parse_args()
+    if options.no_kernels:
+        torch.ops.load_library(str(build_calls()))
     torch.set_num_threads(1)  # a thread more costs more than these calls
     calls = options.calls or (50 if options.quick else 300)
     report = Report(as_json=options.json, cases=18)
-    report.take(measure(rounds=options.rounds, calls=calls, only=options.only))
+    report.take(
+        measure(
+            rounds=options.rounds, calls=calls, only=options.only, no_kernels=options.no_kernels
+        )
+    )
     report.close()
 
 

@@ -24,6 +24,7 @@ ROCKSDB_SOURCES = [HERE / "rocksdb" / "rows.cpp"]
 INDEX_SOURCES = [HERE / "index" / "limits.cpp"]
 RAGGED_SOURCES = [HERE / "ragged" / "forward.cpp"]
 EVICTING_SOURCES = [HERE / "evicting" / "index.cpp"]
+CALLS_SOURCES = [HERE / "calls" / "nothing.cpp"]
 ABSL = "absl_flat_hash_map"  # pkg-config's name for absl::flat_hash_map
 
 
@@ -151,6 +152,22 @@ def build_evicting() -> Path:
     """
     return _build(
         "evicting", EVICTING_SOURCES, lambda target: _command(EVICTING_SOURCES, target, [], [])
+    )
+
+
+def build_calls() -> Path:
+    """Compiles kernels that do nothing, which needs no package, unless that was done before.
+
+    Returns:
+        Path of the shared library.
+
+    Raises:
+        RuntimeError: the compiler failed.
+    """
+    abi = f"-DTORCH_TARGET_VERSION={_setup_module().STABLE_ABI_TORCH}"
+    torch = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-ltorch_cpu"]
+    return _build(
+        "calls", CALLS_SOURCES, lambda target: _command(CALLS_SOURCES, target, [abi], torch)
     )
 
 

@@ -111,6 +111,23 @@ def test_prints_one_json_line_per_case(
 
 
 @pytest.mark.long
+def test_calls_of_kernels_that_do_nothing() -> None:
+    # a process of its own, whose kernels are gone for good
+    options = ["--json", "--quick", "--rounds", "1", "--calls", "2", "--only", "1 bag, training"]
+    done = subprocess.run(
+        [sys.executable, "overhead.py", "--no-kernels", *options, "--only", "1 id, inference"],
+        cwd=BENCHMARKS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    cases = [json.loads(line)["case"] for line in done.stdout.splitlines()]
+    assert len(cases) == 6
+    assert all(case.endswith(", no kernels") for case in cases)
+
+
+@pytest.mark.long
 def test_snapshots_and_memory_of_tables_in_files(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
