@@ -271,6 +271,29 @@ def test_stale_handles_give_zeros_and_change_nothing() -> None:
     assert group.stale_gradients() == 2
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_id_without_a_live_row_changes_no_other(weighted: bool) -> None:
+    """Blocks of rows are summed where they lie only if all of them are live."""
+    group = make_group((16,), padding_idx=PADDING)
+    known = torch.arange(10, 210)
+    train(group, 0, known, torch.ones(200, 16))
+    group.insert(0, torch.tensor([500]))  # has a row that nobody has written
+    rows = {int(id): group.read(0, id.reshape(1))[0].cpu() for id in known}
+    for special in (PADDING, 500, 999):
+        for place in (0, 15, 16, 70):
+            ids = known[:100].clone()
+            ids[place] = special
+            call = flat_call(group, 0, ids)._replace(offsets=torch.tensor([0, 90, 100]))
+            weights = torch.rand(100, generator=seeded(place)) if weighted else None
+            alone = call._replace(ids=ids[place : place + 1], offsets=torch.tensor([0, 1]))
+            at_place = bag_lookup(group, alone)[0].detach().cpu()
+            of_ids = [at_place if i == place else rows[int(id)] for i, id in enumerate(ids)]
+            terms = torch.stack(of_ids) * (1 if weights is None else weights[:, None])
+            expected = torch.stack([terms[:90].sum(0), terms[90:].sum(0)])
+            output = bag_lookup(group, call, weights=weights).detach().cpu()
+            assert torch.allclose(output, expected, atol=1e-5), (special, place)
+
+
 def test_handle_of_an_erased_id_works_until_the_row_has_a_new_owner() -> None:
     """Erasing between a forward and its backward: the row's old owner still trains it."""
     group = make_group((4,))

@@ -4,8 +4,20 @@
 #include <utility>
 
 #include "arguments/table_constants.h"
+#include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
+namespace {
+
+DYNEMB_INLINE void raise_to_highest_body(const int64_t* handles, int64_t count, int64_t* highest) {
+  int64_t most = *highest;
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, handles[i]);
+  *highest = most;
+}
+DYNEMB_SIMD_VARIANTS(raise_to_highest, (const int64_t* handles, int64_t count, int64_t* highest),
+                     (handles, count, highest))
+
+}  // namespace
 
 std::vector<TableRows> group_rows(const char* op, const RowTensors& rows) {
   std::vector<TableRows> tables;
@@ -42,9 +54,8 @@ LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, con
     STD_TORCH_CHECK(feature_dims[f] == table.dim, "dynemb::", op, ": feature_dims[", f, "] is ",
                     feature_dims[f], ", but its table has dim ", table.dim);
     int64_t highest = -1;
-    for (int64_t i = features.begin[f]; i < features.begin[f + 1]; ++i) {
-      highest = std::max(highest, given.handles[i]);
-    }
+    raise_to_highest(given.handles + features.begin[f], features.begin[f + 1] - features.begin[f],
+                     &highest);
     STD_TORCH_CHECK(highest < 0 || handle_row(highest) < table.rows, "dynemb::", op,
                     ": a handle names row ", handle_row(highest), ", but the table has ",
                     table.rows, " rows: handles must come from find or find_or_insert_");

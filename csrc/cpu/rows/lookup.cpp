@@ -30,6 +30,30 @@ struct BagJob {
   float* scratch;  // kRowsAtOnce rows and one more
 };
 
+// Addresses of the rows of `count` handles; true: all of them are live. Without a branch, so that
+// the processor reads on while generations are on their way.
+template <Storage kStorage>
+DYNEMB_INLINE bool live_rows(const TableRows& table, const int64_t* handles, int64_t count,
+                             const Stored<kStorage>** row) {
+  int64_t dead = 0;
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t handle = handles[r];
+    const int64_t number = handle_row(handle & ~(handle >> 63));
+    dead |= handle | -static_cast<int64_t>(handle_generation(handle) != table.generations[number]);
+    row[r] = reinterpret_cast<const Stored<kStorage>*>(table.row(number));
+  }
+  return dead >= 0;
+}
+
+// Starts loading rows and generations of `count` handles, of a table that has rows.
+DYNEMB_INLINE void prefetch_rows(const TableRows& table, const int64_t* handles, int64_t count) {
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t number = handle_row(handles[r] & ~(handles[r] >> 63));
+    prefetch_line_of(table.generations + number);
+    prefetch_row_bytes(table.row(number), table.row_bytes);
+  }
+}
+
 // kStorage: that of the rows if it is of 16 bits, and otherwise float32, which rows are made.
 template <bool kWeighted, class Level, Storage kStorage>
 DYNEMB_INLINE void pool_tile(const BagJob& job) {
@@ -44,6 +68,8 @@ DYNEMB_INLINE void pool_tile(const BagJob& job) {
   }
   const Stored<kStorage>* row[kRowsAtOnce];
   float weight[kRowsAtOnce];
+  // Rows may be summed where they lie.
+  const bool direct = table.storage == kStorage && table.rows > 0;
   for (int64_t b = job.tile.begin; b < job.tile.end; ++b) {
     const int64_t bag = first_bag + b;
     const int64_t bag_end = lookup.offsets[bag + 1];
@@ -51,9 +77,21 @@ DYNEMB_INLINE void pool_tile(const BagJob& job) {
     std::memset(out, 0, sizeof(float) * static_cast<size_t>(table.dim));
     for (int64_t i = lookup.offsets[bag]; i < bag_end;) {
       const int64_t last = std::min(i + kRowsAtOnce, bag_end);
+      if (direct) {
+        prefetch_rows(table, handles + i + kPrefetchRows,
+                      std::min(last, feature_end - kPrefetchRows) - i);
+        if (live_rows<kStorage>(table, handles + i, last - i, row)) {
+          const float* weights = kWeighted ? lookup.id_weights + i : nullptr;
+          add_rows<kWeighted, Level, kStorage>(row, weights, last - i, table.dim, out);
+          i = last;
+          continue;
+        }
+      }
       int64_t rows = 0;
       for (; i < last; ++i) {
-        if (i + kPrefetchRows < feature_end) prefetch_row(table, handles[i + kPrefetchRows]);
+        if (!direct && i + kPrefetchRows < feature_end) {
+          prefetch_row(table, handles[i + kPrefetchRows]);
+        }
         float* scratch = job.scratch + rows * table.dim;
         const int64_t id = lookup.features.ids[i];
         if constexpr (kStorage == Storage::kFloat32) {
