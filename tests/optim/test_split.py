@@ -100,6 +100,23 @@ def test_one_backward_equals_fused_bit_for_bit() -> None:
     assert differences(rows_and_state(split), rows_and_state(fused)) == []
 
 
+def test_large_sums_equal_fused_bit_for_bit() -> None:
+    # from 8 MiB on they are written past the caches
+    ids = torch.arange(33_000).view(-1, 2)
+    ids[0] = ids[1]
+    gradient = torch.randn(len(ids), 64, generator=seeded(0))
+    split, fused = (
+        td.DynamicEmbeddingBag(
+            64, optimizer=td.SGD(lr=0.1), name="large", max_rows=40_000, split=mode
+        )
+        for mode in (True, False)
+    )
+    for module in (split, fused):
+        train(module, ids, gradient)
+        module.optimizer.step()
+    assert differences(rows_and_state(split), rows_and_state(fused)) == []
+
+
 def test_rows_wait_for_step() -> None:
     module = embedding(td.SGD(lr=1.0))
     ids = torch.arange(4)

@@ -348,32 +348,4 @@ LongRuns sum_long_runs(const GradientSource& source, const GradientRuns& runs) {
 
 void sum_runs(const RunSumJob& job) { sum_runs_simd(job); }
 
-void reduce_runs(const GradientSource& source, const GradientRuns& runs,
-                 const ReducedEntries& entries) {
-  const LongRuns long_runs = sum_long_runs(source, runs);
-  const LookupArgs& lookup = *source.lookup;
-  const int64_t dim = runs.dim;
-  constexpr int64_t kChunk = 32;
-  const int64_t chunks = (runs.count() + kChunk - 1) / kChunk;
-  const auto occurrences = static_cast<int64_t>(runs.sorted.size());
-  parallel_units(chunks, occurrences, [&](int64_t begin, int64_t end) {
-    const float* sums[kChunk];
-    for (int64_t chunk = begin; chunk < end; ++chunk) {
-      const int64_t first = chunk * kChunk;
-      const int64_t last = std::min(first + kChunk, runs.count());
-      sum_runs({&source, &runs, &long_runs, first, last, entries.gradient + first * dim, sums});
-      for (int64_t r = first; r < last; ++r) {
-        const int64_t position = runs.position(runs.run[r]);
-        entries.handle[r] = runs.handle(runs.run[r]);
-        entries.id[r] = lookup.features.ids[position];
-        entries.table[r] = lookup.features.table[source.feature_of(position)];
-        float* gradient = entries.gradient + r * dim;
-        if (sums[r - first] != gradient) {
-          std::memcpy(gradient, sums[r - first], sizeof(float) * static_cast<size_t>(dim));
-        }
-      }
-    }
-  });
-}
-
 }  // namespace dynemb::cpu

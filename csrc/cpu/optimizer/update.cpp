@@ -1,6 +1,7 @@
 #include "cpu/optimizer/update.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "arguments/clocks.h"
@@ -180,6 +181,22 @@ void update_runs(const UpdateCall& call, const SlabRuns& slab) {
   dropped.count(call);
 }
 
+// Whether `is_right` holds for all of so many entries.
+template <class F>
+bool all_entries(int64_t count, const F& is_right) {
+  constexpr int64_t kEntriesPerUnit = 1 << 12;
+  const int64_t units = (count + kEntriesPerUnit - 1) / kEntriesPerUnit;
+  std::atomic<bool> all{true};
+  parallel_units(units, count, [&](int64_t begin, int64_t end) {
+    bool right = true;
+    for (int64_t u = begin * kEntriesPerUnit; u < std::min(end * kEntriesPerUnit, count); ++u) {
+      right &= is_right(u);
+    }
+    if (!right) all = false;
+  });
+  return all;
+}
+
 }  // namespace
 
 void backward(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
@@ -221,10 +238,12 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
   const std::vector<ReducedTensors> reduced =
       reduced_tensors(op, weights, handles, ids, tables, gradients, counts);
   const auto table_count = static_cast<int64_t>(call.tables.size());
+  std::vector<int64_t> dims;
+  for (const Tensor& of_slab : weights) dims.push_back(of_slab.size(1));
   // not made for all entries at once: they may be millions
   const auto entry = [&](size_t s, int64_t u) -> RowUpdate {
     const ReducedTensors& of = reduced[s];
-    return {of.handles[u], u, of.tables[u], of.gradients + u * weights[s].size(1)};
+    return {of.handles[u], u, of.tables[u], of.gradients + u * dims[s]};
   };
   for (size_t s = 0; s < reduced.size(); ++s) {
     const int64_t count = *reduced[s].count;
@@ -232,12 +251,17 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
                     "] is ", count, ", more than handles, ids, tables or gradients hold");
     const int64_t* handle = reduced[s].handles;
     const int64_t* table = reduced[s].tables;
+    const int64_t rows = weights[s].size(0);
+    const auto names_row = [&](int64_t u) {
+      return handle[u] >= 0 && handle_row(handle[u]) < rows && table[u] >= 0 &&
+             table[u] < table_count && call.tables[table[u]].slab == static_cast<int64_t>(s);
+    };
+    // threads look for a wrong entry, and one of them says which it is
+    const auto is_right = [&](int64_t u) { return names_row(u) && call.updates(table[u]); };
+    if (!call.raises() && all_entries(count, is_right)) continue;
     for (int64_t u = 0; u < count; ++u) {
-      STD_TORCH_CHECK(handle[u] >= 0 && handle_row(handle[u]) < weights[s].size(0) &&
-                          table[u] >= 0 && table[u] < table_count &&
-                          call.tables[table[u]].slab == static_cast<int64_t>(s),
-                      "dynemb::", op, ": entry ", u, " of slab ", s, " has handle ", handle[u],
-                      " and table ", table[u], ", expected what reduce_grad returned");
+      STD_TORCH_CHECK(names_row(u), "dynemb::", op, ": entry ", u, " of slab ", s, " has handle ",
+                      handle[u], " and table ", table[u], ", expected what reduce_grad returned");
       STD_TORCH_CHECK(call.updates(table[u]), "dynemb::", op, ": entry ", u, " of slab ", s,
                       " belongs to table ", table[u],
                       ", which updated_tables lacks: give all "
@@ -251,14 +275,18 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
     const int64_t chunks = (total + kRowsPerChunk - 1) / kRowsPerChunk;
     Dropped dropped(chunks);
     parallel_units(chunks, total, [&](int64_t begin, int64_t end) {
-      std::vector<float> scratch(static_cast<size_t>(kScratchRows * weights[s].size(1)));
+      std::vector<float> scratch(static_cast<size_t>(kScratchRows * dims[s]));
       RowUpdateJob job = call.job(static_cast<int64_t>(s), reduced[s].ids, scratch.data());
       std::vector<RowUpdate> rows;
       std::vector<RowUpdate> next;
       const auto collect = [&](int64_t chunk, std::vector<RowUpdate>* to) {
         to->clear();
         const int64_t last = chunk < end ? std::min((chunk + 1) * kRowsPerChunk, total) : 0;
-        for (int64_t u = chunk * kRowsPerChunk; u < last; ++u) to->push_back(entry(s, u));
+        for (int64_t u = chunk * kRowsPerChunk; u < last; ++u) {
+          to->push_back(entry(s, u));
+          prefetch_row_bytes(reinterpret_cast<const char*>(to->back().gradient),
+                             dims[s] * static_cast<int64_t>(sizeof(float)));
+        }
       };
       collect(begin, &next);
       for (int64_t chunk = begin; chunk < end; ++chunk) {
