@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -93,6 +93,21 @@ def test_split_equals_fused(config: OptimizerConfig, pooling: Pooling, batch: in
     assert groups[0].rows.row_clock[-4 + RowClock.UPDATES] == 3
     assert differences(snapshot(groups[0]), snapshot(groups[1])) == []
     assert differences(snapshot(groups[0]), snapshot(groups[2])) == []
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("length", [1, 2, 3, 20])
+def test_bags_of_one_length_equal_ragged_ones(mode: Literal["sum", "mean"], length: int) -> None:
+    ids = torch.randint(50, (301, length), generator=seeded(0))
+    gradient = torch.randn(len(ids), 8, generator=seeded(1))
+    even, ragged = (
+        td.DynamicEmbeddingBag(8, mode=mode, optimizer=td.SGD(lr=0.1), name="t") for _ in range(2)
+    )
+    even(ids).backward(gradient)
+    offsets = torch.arange(len(ids) + 1) * length  # the last bag is empty
+    ragged(ids.flatten(), offsets).backward(torch.cat([gradient, gradient[:1]]))
+    numbers = torch.arange(50)
+    assert torch.equal(even.group.read(0, numbers), ragged.group.read(0, numbers))
 
 
 def test_reduced_gradients() -> None:

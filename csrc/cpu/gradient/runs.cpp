@@ -27,7 +27,7 @@ DYNEMB_INLINE bool has_factors(const GradientSource& source) {
 DYNEMB_INLINE Occurrence occurrence(const GradientSource& source, int64_t position) {
   const LookupArgs& lookup = *source.lookup;
   if (lookup.pooling == kPoolNone) return {source.gradient + position * lookup.columns, 1.0f};
-  const int64_t bag = source.bag[position];
+  const int64_t bag = source.bag_of(position);
   float factor = lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[position];
   if (lookup.pooling == kPoolMean) factor *= source.scale[bag];
   int64_t feature = 0;
@@ -124,6 +124,21 @@ int bits_for(uint64_t values) {
   return bits;
 }
 
+namespace {
+
+BagLength bag_length(const LookupArgs& lookup, int64_t bags) {
+  // of so few ids the product with the inverse is exact
+  if (bags == 0 || lookup.features.count >= (int64_t{1} << 31)) return {};
+  const int64_t length = lookup.offsets[1] - lookup.offsets[0];
+  if (length < 2) return {};
+  for (int64_t b = 0; b <= bags; ++b) {
+    if (lookup.offsets[b] != b * length) return {};
+  }
+  return {~uint64_t{0} / static_cast<uint64_t>(length) + 1};
+}
+
+}  // namespace
+
 GradientSource gradient_source(const char* op, const LookupArgs& lookup, const Tensor& gradient) {
   const bool pooled = lookup.pooling != kPoolNone;
   GradientSource source;
@@ -134,14 +149,18 @@ GradientSource gradient_source(const char* op, const LookupArgs& lookup, const T
   const int64_t bags = lookup.batch * static_cast<int64_t>(lookup.features.table.size());
   STD_TORCH_CHECK(bags < (int64_t{1} << 31), "dynemb::", op, ": ", bags,
                   " bags, expected fewer than 2^31: split the batch");
-  source.bag.resize(lookup.features.count);
+  source.equal_length = bag_length(lookup, bags);
+  const bool writes_bags = source.equal_length.inverse == 0;
+  if (!writes_bags && lookup.pooling != kPoolMean) return source;
+  if (writes_bags) source.bag.resize(lookup.features.count);
   if (lookup.pooling == kPoolMean) source.scale.resize(bags);
   constexpr int64_t kBagsPerUnit = 512;
   parallel_units((bags + kBagsPerUnit - 1) / kBagsPerUnit, lookup.features.count,
                  [&](int64_t begin, int64_t end) {
                    const int64_t last = std::min(end * kBagsPerUnit, bags);
                    for (int64_t b = begin * kBagsPerUnit; b < last; ++b) {
-                     for (int64_t i = lookup.offsets[b]; i < lookup.offsets[b + 1]; ++i) {
+                     const int64_t ids_end = writes_bags ? lookup.offsets[b + 1] : 0;
+                     for (int64_t i = lookup.offsets[b]; i < ids_end; ++i) {
                        source.bag[i] = static_cast<int32_t>(b);
                      }
                      if (!source.scale.empty()) bag_scale(lookup, b, &source.scale[b]);

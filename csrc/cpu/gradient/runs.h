@@ -13,12 +13,28 @@
 
 namespace dynemb::cpu {
 
+// Length of all bags of a lookup, where it is the same one.
+struct BagLength {
+  uint64_t inverse = 0;  // 2^64 / length, rounded up; 0: lengths differ, or are below 2
+
+  int64_t bag_of(int64_t position) const {
+    return static_cast<int64_t>(static_cast<unsigned __int128>(position) * inverse >> 64);
+  }
+};
+
 // What one lookup's output gradient gives each occurrence of an id.
 struct GradientSource {
   const float* gradient;  // [batch or ids, columns]
   const LookupArgs* lookup;
-  Scratch<int32_t> bag;      // bag of each occurrence; empty without pooling
+  Scratch<int32_t> bag;      // of each occurrence; empty where equal_length says it, or no pooling
   std::vector<float> scale;  // factor of each bag under mean pooling; empty otherwise
+  BagLength equal_length;
+
+  // With pooling. Occurrences come in the order of rows, so that each read of `bag` misses the
+  // first-level cache.
+  int64_t bag_of(int64_t position) const {
+    return equal_length.inverse != 0 ? equal_length.bag_of(position) : bag[position];
+  }
 
   int64_t feature_of(int64_t position) const {
     const auto& begin = lookup->features.begin;

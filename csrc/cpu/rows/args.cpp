@@ -4,20 +4,9 @@
 #include <utility>
 
 #include "arguments/table_constants.h"
-#include "cpu/runtime/simd.h"
+#include "cpu/runtime/parallel.h"
 
 namespace dynemb::cpu {
-namespace {
-
-DYNEMB_INLINE void raise_to_highest_body(const int64_t* handles, int64_t count, int64_t* highest) {
-  int64_t most = *highest;
-  for (int64_t i = 0; i < count; ++i) most = std::max(most, handles[i]);
-  *highest = most;
-}
-DYNEMB_SIMD_VARIANTS(raise_to_highest, (const int64_t* handles, int64_t count, int64_t* highest),
-                     (handles, count, highest))
-
-}  // namespace
 
 std::vector<TableRows> group_rows(const char* op, const RowTensors& rows) {
   std::vector<TableRows> tables;
@@ -39,6 +28,41 @@ std::vector<TableRows> group_rows(const char* op, const RowTensors& rows) {
   return tables;
 }
 
+namespace {
+
+struct HandlesJob {
+  const int64_t* handles;
+  int64_t count;
+  int64_t* highest;
+};
+DYNEMB_INLINE void find_highest_body(const HandlesJob& job) {
+  int64_t highest = -1;
+  for (int64_t i = 0; i < job.count; ++i) highest = std::max(highest, job.handles[i]);
+  *job.highest = highest;
+}
+DYNEMB_SIMD_VARIANTS(find_highest, (const HandlesJob& job), (job))
+
+// -1: there are none.
+int64_t highest_handle(const int64_t* handles, int64_t count) {
+  constexpr int64_t kHandlesPerUnit = 1 << 13;
+  int64_t highest = -1;
+  if (count <= kHandlesPerUnit) {
+    find_highest({handles, count, &highest});
+    return highest;
+  }
+  const int64_t units = (count + kHandlesPerUnit - 1) / kHandlesPerUnit;
+  std::vector<int64_t> of_unit(static_cast<size_t>(units));
+  parallel_units(units, count, [&](int64_t begin, int64_t end) {
+    for (int64_t u = begin; u < end; ++u) {
+      const int64_t first = u * kHandlesPerUnit;
+      find_highest({handles + first, std::min(kHandlesPerUnit, count - first), &of_unit[u]});
+    }
+  });
+  return *std::max_element(of_unit.begin(), of_unit.end());
+}
+
+}  // namespace
+
 LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
                        const Tensor& handles, const Tensor& offsets,
                        const std::optional<Tensor>& per_sample_weights,
@@ -53,9 +77,8 @@ LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, con
     const TableRows& table = tables[feature_tables[f]];
     STD_TORCH_CHECK(feature_dims[f] == table.dim, "dynemb::", op, ": feature_dims[", f, "] is ",
                     feature_dims[f], ", but its table has dim ", table.dim);
-    int64_t highest = -1;
-    raise_to_highest(given.handles + features.begin[f], features.begin[f + 1] - features.begin[f],
-                     &highest);
+    const int64_t highest = highest_handle(given.handles + features.begin[f],
+                                           features.begin[f + 1] - features.begin[f]);
     STD_TORCH_CHECK(highest < 0 || handle_row(highest) < table.rows, "dynemb::", op,
                     ": a handle names row ", handle_row(highest), ", but the table has ",
                     table.rows, " rows: handles must come from find or find_or_insert_");
