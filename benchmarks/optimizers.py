@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from common.command import parser, positive
 from common.report import Report
-from training.comparisons import ADAM_TARGET, STATIC_COMPARISONS
+from training.comparisons import ADAM_TARGET, LIMIT_COMPARISONS, STATIC_COMPARISONS
 from training.memory import memory_rows, memory_table
 from training.plot import plot_rows
 from training.steps import DRAWS, Comparison, add_size_arguments, sizes_of, step_rows
@@ -29,6 +29,7 @@ def comparisons_of(optimizer: str) -> Iterator[Comparison]:
     """All comparisons of an optimizer, those with its float32 table first."""
     plain = Variant(optimizer)
     yield from (static for static in STATIC_COMPARISONS if static.ours == plain)
+    yield from (limit for limit in LIMIT_COMPARISONS if limit.ours.optimizer == optimizer)
     if optimizer != BASE:
         yield Comparison(plain, Variant(BASE), ADAM_TARGET if optimizer == "Adam" else {})
     yield Comparison(

@@ -1,9 +1,14 @@
 // A training step of a table by hand, with the least work of any table that hashes and gives each
 // row one update: an id costs one line of an index, its row, one place in a radix sort by rows, and
 // the row once more. There are no scores, generations, growth or missing ids, no autograd and no
-// Python; index and rows lie in huge pages. It says how fast a step could be on this machine.
+// Python; index and rows lie in huge pages. It says how fast a step could be on this machine. Rows
+// may be of 16 bits, rounded to nearest, and a split step writes the sums of gradients to memory
+// before it applies them.
 
 #include <sys/mman.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +18,7 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -69,19 +75,71 @@ uint64_t mixed(uint64_t x) {  // MurmurHash3's 64-bit finaliser (Appleby, public
 
 void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-template <int64_t kDim>
-void prefetch_row(const float* row) {
-  for (int64_t column = 0; column < kDim; column += 16) prefetch(row + column);
+template <int64_t kDim, class Value>
+void prefetch_row(const Value* row) {
+  constexpr int64_t kValues = 64 / sizeof(Value);
+  for (int64_t column = 0; column < kDim; column += kValues) prefetch(row + column);
 }
+
+// The values of rows, sixteen of which are converted at a time.
+constexpr int64_t kValues = 16;
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+void load(const float* from, float* to) { std::copy(from, from + kValues, to); }
+void load(const BFloat16* from, float* to) {
+  uint32_t bits[kValues];
+  for (int64_t k = 0; k < kValues; ++k) bits[k] = uint32_t{from[k].bits} << 16;
+  std::memcpy(to, bits, sizeof bits);
+}
+void store(const float* from, float* to) { std::copy(from, from + kValues, to); }
+void store(const float* from, BFloat16* to) {
+  uint32_t bits[kValues];
+  std::memcpy(bits, from, sizeof bits);
+  for (int64_t k = 0; k < kValues; ++k) {
+    to[k].bits = static_cast<uint16_t>((bits[k] + 0x7fff + (bits[k] >> 16 & 1)) >> 16);
+  }
+}
+#if defined(__F16C__)
+void load(const Float16* from, float* to) {
+  for (int64_t k = 0; k < kValues; k += 8) {
+    __m128i halves;
+    std::memcpy(&halves, from + k, sizeof halves);
+    _mm256_storeu_ps(to + k, _mm256_cvtph_ps(halves));
+  }
+}
+void store(const float* from, Float16* to) {
+  for (int64_t k = 0; k < kValues; k += 8) {
+    const __m256 values = _mm256_loadu_ps(from + k);
+    const __m128i halves = _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
+    std::memcpy(to + k, &halves, sizeof halves);
+  }
+}
+#endif
+
+enum Storage : int { kFloat32, kBFloat16, kFloat16 };
 
 struct Table {
   int64_t rows;
   int64_t dim;
+  int storage;
   int64_t buckets;
   Memory<int64_t> lines;  // [buckets, 2 * kWidth]: ids, then their rows + 1
-  Memory<float> weights;  // [rows, dim]
+  Memory<char> weights;   // [rows, dim] of the storage
   Memory<float> squares;  // one per row: row-wise Adagrad; null: SGD
   std::vector<uint64_t> keys, other;
+  Memory<float> sums;  // [ids of a call, dim]: of a split step
+  std::vector<int64_t> sum_rows;
+  int64_t sums_room = 0;
+
+  template <class Value>
+  Value* values() const {
+    return reinterpret_cast<Value*>(weights.get());
+  }
 
   int64_t bucket_of(int64_t id) const {
     const auto hash = static_cast<unsigned __int128>(mixed(static_cast<uint64_t>(id)));
@@ -125,6 +183,7 @@ struct Step {
   const float* grad;
   float lr;
   int threads;
+  bool splits;
   int position_bits;
   Barrier barrier;
   std::vector<int64_t> counts;  // [passes, threads, digits]
@@ -139,7 +198,7 @@ struct Step {
 
 // Finds the ids of a thread's bags and sums their rows: the line of an index on its way a block
 // ahead, the row another block.
-template <int64_t kDim>
+template <class Value, int64_t kDim>
 void find_and_pool(Step& step, int thread) {
   const Table& table = step.table;
   const int64_t first_bag = step.bags * thread / step.threads;
@@ -161,7 +220,7 @@ void find_and_pool(Step& step, int thread) {
           static_cast<uint64_t>(at) << step.position_bits | static_cast<uint64_t>(i);
       step.table.keys[i] = key;
       ++counter[step.digit(key, 0)];
-      prefetch_row<kDim>(table.weights.get() + at * kDim);
+      prefetch_row<kDim>(table.values<Value>() + at * kDim);
     }
   };
   hash(begin);
@@ -174,8 +233,12 @@ void find_and_pool(Step& step, int thread) {
     find(first + kBlock, row[turn ^ 1]);
     hash(first + 2 * kBlock);
     for (int64_t i = first; i < std::min(first + kBlock, end); ++i) {
-      const float* from = table.weights.get() + row[turn][i - first] * kDim;
-      for (int64_t column = 0; column < kDim; ++column) sum[column] += from[column];
+      const Value* from = table.values<Value>() + row[turn][i - first] * kDim;
+      for (int64_t column = 0; column < kDim; column += kValues) {
+        float terms[kValues];
+        load(from + column, terms);
+        for (int64_t k = 0; k < kValues; ++k) sum[column + k] += terms[k];
+      }
       if (--left > 0) continue;
       std::copy(sum, sum + kDim, out);
       std::fill(sum, sum + kDim, 0.0f);
@@ -206,11 +269,43 @@ void sort_pass(Step& step, int thread, int pass, const uint64_t* from, uint64_t*
   step.barrier.wait();
 }
 
-// Sums the gradients of each row and applies them: a thread's rows are those that begin in its part
-// of the sorted occurrences.
-template <int64_t kDim>
-void update(Step& step, int thread) {
+// Applies a row's gradient to it.
+template <class Value, int64_t kDim>
+void update_row(const Step& step, int64_t row, const float* gradient) {
   const Table& table = step.table;
+  float rate = step.lr;
+  if (table.squares != nullptr) {
+    float lanes[16] = {};
+    for (int64_t column = 0; column < kDim; column += 16) {
+      for (int64_t lane = 0; lane < 16; ++lane) {
+        lanes[lane] += gradient[column + lane] * gradient[column + lane];
+      }
+    }
+    float square = 0;
+    for (float lane : lanes) square += lane;
+    table.squares[row] += square / kDim;
+    rate /= std::sqrt(table.squares[row]) + 1e-8f;
+  }
+  Value* weight = table.values<Value>() + row * kDim;
+  for (int64_t column = 0; column < kDim; column += kValues) {
+    float values[kValues];
+    load(weight + column, values);
+    for (int64_t k = 0; k < kValues; ++k) values[k] -= rate * gradient[column + k];
+    store(values, weight + column);
+  }
+}
+
+template <class Value, int64_t kDim>
+void prefetch_update(const Table& table, int64_t row) {
+  prefetch_row<kDim>(table.values<Value>() + row * kDim);
+  if (table.squares != nullptr) prefetch(table.squares.get() + row);
+}
+
+// Sums the gradients of each row and applies or, in a split step, keeps them: a thread's rows are
+// those that begin in its part of the sorted occurrences. Returns which sums it kept.
+template <class Value, int64_t kDim, bool kSplit>
+std::pair<int64_t, int64_t> sum_gradients(Step& step, int thread) {
+  Table& table = step.table;
   const auto count = static_cast<int64_t>(table.keys.size());
   const uint64_t* key = table.keys.data();
   const uint64_t mask = (uint64_t{1} << step.position_bits) - 1;
@@ -222,16 +317,16 @@ void update(Step& step, int thread) {
     while (i > 0 && i < count && row_of(i) == row_of(i - 1)) ++i;
     return i;
   };
+  const int64_t begin = start(count * thread / step.threads);
   const int64_t end = start(count * (thread + 1) / step.threads);
-  for (int64_t i = start(count * thread / step.threads); i < end;) {
+  int64_t kept = begin;
+  for (int64_t i = begin; i < end;) {
     const int64_t row = row_of(i);
     float sum[kDim];
     const float* gradient = grad_of(i);
     for (int64_t occurrence = i;;) {
       if (occurrence + kRowsAhead < end) {
-        const int64_t ahead = row_of(occurrence + kRowsAhead);
-        prefetch_row<kDim>(table.weights.get() + ahead * kDim);
-        if (table.squares != nullptr) prefetch(table.squares.get() + ahead);
+        if (!kSplit) prefetch_update<Value, kDim>(table, row_of(occurrence + kRowsAhead));
         const float* coming = grad_of(occurrence + kGradientsAhead);
         for (int64_t column = 0; column < kDim; column += 16) __builtin_prefetch(coming + column);
       }
@@ -244,44 +339,73 @@ void update(Step& step, int thread) {
       const float* next = grad_of(occurrence);
       for (int64_t column = 0; column < kDim; ++column) sum[column] += next[column];
     }
-    float rate = step.lr;
-    if (table.squares != nullptr) {
-      float lanes[16] = {};
-      for (int64_t column = 0; column < kDim; column += 16) {
-        for (int64_t lane = 0; lane < 16; ++lane) {
-          lanes[lane] += gradient[column + lane] * gradient[column + lane];
-        }
-      }
-      float square = 0;
-      for (float lane : lanes) square += lane;
-      table.squares[row] += square / kDim;
-      rate /= std::sqrt(table.squares[row]) + 1e-8f;
+    if constexpr (kSplit) {
+      table.sum_rows[kept] = row;
+      std::copy(gradient, gradient + kDim, table.sums.get() + kept++ * kDim);
+    } else {
+      update_row<Value, kDim>(step, row, gradient);
     }
-    float* weight = table.weights.get() + row * kDim;
-    for (int64_t column = 0; column < kDim; ++column) weight[column] -= rate * gradient[column];
+  }
+  return {begin, kept};
+}
+
+// The second pass of a split step, over what a thread has kept.
+template <class Value, int64_t kDim>
+void apply_sums(const Step& step, int64_t begin, int64_t end) {
+  const Table& table = step.table;
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + kRowsAhead < end) {
+      prefetch_update<Value, kDim>(table, table.sum_rows[i + kRowsAhead]);
+      prefetch_row<kDim>(table.sums.get() + (i + kRowsAhead) * kDim);
+    }
+    update_row<Value, kDim>(step, table.sum_rows[i], table.sums.get() + i * kDim);
   }
 }
 
-template <int64_t kDim>
+template <class Value, int64_t kDim>
 void run_thread(Step& step, int thread) {
-  find_and_pool<kDim>(step, thread);
+  find_and_pool<Value, kDim>(step, thread);
   step.barrier.wait();
   uint64_t* from = step.table.keys.data();
   uint64_t* to = step.table.other.data();
   for (int pass = 0; pass < kPasses; ++pass, std::swap(from, to)) {
     sort_pass(step, thread, pass, from, to);
   }
-  update<kDim>(step, thread);
+  if (!step.splits) {
+    sum_gradients<Value, kDim, false>(step, thread);
+    return;
+  }
+  const auto [first, last] = sum_gradients<Value, kDim, true>(step, thread);
+  step.barrier.wait();
+  apply_sums<Value, kDim>(step, first, last);
 }
 
-template <int64_t kDim>
+template <class Value, int64_t kDim>
 void run(Step& step) {
   std::vector<std::thread> others;
   for (int thread = 1; thread < step.threads; ++thread) {
-    others.emplace_back([&step, thread] { run_thread<kDim>(step, thread); });
+    others.emplace_back([&step, thread] { run_thread<Value, kDim>(step, thread); });
   }
-  run_thread<kDim>(step, 0);
+  run_thread<Value, kDim>(step, 0);
   for (auto& other : others) other.join();
+}
+
+// Returns whether the dim was compiled.
+template <class Value>
+bool run_dim(Step& step) {
+  switch (step.table.dim) {
+    case 16:
+      run<Value, 16>(step);
+      return true;
+    case 64:
+      run<Value, 64>(step);
+      return true;
+    case 128:
+      run<Value, 128>(step);
+      return true;
+    default:
+      return false;
+  }
 }
 
 }  // namespace
@@ -290,16 +414,32 @@ void run(Step& step) {
 
 extern "C" {
 
-// A table of these ids, whose rows are random.
+// A table of these ids, whose rows are random, of a storage: 0 float32, 1 bfloat16, 2 float16.
 PEER_EXPORT Table* dynemb_peer_hashed_create(const int64_t* ids, int64_t rows, int64_t dim,
-                                             int with_squares) {
-  auto* table = new Table{rows, dim, rows * 10 / 7 / kWidth + 1, nullptr, nullptr, nullptr, {}, {}};
+                                             int with_squares, int storage) {
+  auto* table = new Table{};
+  table->rows = rows;
+  table->dim = dim;
+  table->storage = storage;
+  table->buckets = rows * 10 / 7 / kWidth + 1;
   table->lines = huge_pages<int64_t>(table->buckets * 2 * kWidth);
-  table->weights = huge_pages<float>(rows * dim);
+  table->weights = huge_pages<char>(rows * dim * (storage == kFloat32 ? 4 : 2));
   if (with_squares != 0) table->squares = huge_pages<float>(rows);
   for (int64_t row = 0; row < rows; ++row) table->insert(ids[row], row);
   for (int64_t i = 0; i < rows * dim; ++i) {
-    table->weights[i] = static_cast<float>(mixed(static_cast<uint64_t>(i)) >> 44) * 1e-8f;
+    // a few bits, which every storage holds exactly
+    const auto value = static_cast<float>(mixed(static_cast<uint64_t>(i)) >> 57) / 1024;
+    if (storage == kFloat32) {
+      table->values<float>()[i] = value;
+    } else if (storage == kBFloat16) {
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof bits);
+      table->values<BFloat16>()[i].bits = static_cast<uint16_t>(bits >> 16);
+#if defined(__F16C__)
+    } else {
+      table->values<Float16>()[i].bits = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#endif
+    }
   }
   return table;
 }
@@ -307,31 +447,36 @@ PEER_EXPORT Table* dynemb_peer_hashed_create(const int64_t* ids, int64_t rows, i
 PEER_EXPORT void dynemb_peer_hashed_destroy(Table* table) { delete table; }
 
 // [rows, dim], in the order of the ids.
-PEER_EXPORT const float* dynemb_peer_hashed_weights(const Table* table) {
+PEER_EXPORT const char* dynemb_peer_hashed_weights(const Table* table) {
   return table->weights.get();
 }
 
-// Ids must be in the table. Returns 0 for a dim that was not compiled.
+// Ids must be in the table. Returns 0 for a dim or storage that was not compiled.
 PEER_EXPORT int dynemb_peer_hashed_step(Table* table, const int64_t* ids, int64_t bags,
                                         int64_t bag_size, float* out, const float* grad, float lr,
-                                        int threads) {
+                                        int threads, int splits) {
+  const int64_t count = bags * bag_size;
   int position_bits = 1;
-  while (int64_t{1} << position_bits < bags * bag_size) ++position_bits;
-  table->keys.resize(bags * bag_size);
-  table->other.resize(bags * bag_size);
-  Step step{*table, ids,     bags,          bag_size,         out, grad,
-            lr,     threads, position_bits, Barrier(threads), {}};
+  while (int64_t{1} << position_bits < count) ++position_bits;
+  table->keys.resize(count);
+  table->other.resize(count);
+  if (splits != 0 && table->sums_room < count) {
+    table->sums = huge_pages<float>(count * table->dim);
+    table->sum_rows.resize(count);
+    table->sums_room = count;
+  }
+  Step step{*table,  ids,         bags,          bag_size,         out, grad, lr,
+            threads, splits != 0, position_bits, Barrier(threads), {}};
   step.counts.assign(kPasses * threads * kDigits, 0);
-  switch (table->dim) {
-    case 16:
-      run<16>(step);
-      return 1;
-    case 64:
-      run<64>(step);
-      return 1;
-    case 128:
-      run<128>(step);
-      return 1;
+  switch (table->storage) {
+    case kFloat32:
+      return run_dim<float>(step);
+    case kBFloat16:
+      return run_dim<BFloat16>(step);
+#if defined(__F16C__)
+    case kFloat16:
+      return run_dim<Float16>(step);
+#endif
     default:
       return 0;
   }

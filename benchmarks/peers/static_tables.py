@@ -13,6 +13,7 @@ from peers.build import MissingPackageError, build
 from torch import Tensor
 
 LEARNING_RATE = 0.01
+HASHED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # as in hashed_step.cpp
 Step = Callable[[Tensor], object]  # numbers of rows, int64 [batch, bag size] -> one training step
 
 
@@ -104,33 +105,44 @@ class HashedTable:
         ids: int64 [rows], distinct.
         dim: columns: 16, 64 or 128.
         squares: whether rows have the state of row-wise Adagrad; without, the update is SGD's.
+        dtype: of the rows; of 16 bits, they are rounded to nearest.
+        split: whether sums of gradients are written to memory before rows are updated.
     """
 
-    def __init__(self, ids: Tensor, dim: int, *, squares: bool) -> None:
+    def __init__(
+        self,
+        ids: Tensor,
+        dim: int,
+        *,
+        squares: bool,
+        dtype: torch.dtype = torch.float32,
+        split: bool = False,
+    ) -> None:
         self._library = ctypes.CDLL(str(build()))
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._library.dynemb_peer_hashed_create.restype = pointer
-        self._library.dynemb_peer_hashed_create.argtypes = [pointer, count, count, ctypes.c_int]
+        self._library.dynemb_peer_hashed_create.argtypes = [pointer, count, count]
+        self._library.dynemb_peer_hashed_create.argtypes += [ctypes.c_int, ctypes.c_int]
         self._library.dynemb_peer_hashed_destroy.argtypes = [pointer]
         self._library.dynemb_peer_hashed_weights.restype = pointer
         self._library.dynemb_peer_hashed_weights.argtypes = [pointer]
         self._step = self._library.dynemb_peer_hashed_step
         self._step.argtypes = [pointer, pointer, count, count, pointer, pointer]
-        self._step.argtypes += [ctypes.c_float, ctypes.c_int]
+        self._step.argtypes += [ctypes.c_float, ctypes.c_int, ctypes.c_int]
         self._table = self._library.dynemb_peer_hashed_create(
-            ids.data_ptr(), len(ids), dim, int(squares)
+            ids.data_ptr(), len(ids), dim, int(squares), HASHED_DTYPES.index(dtype)
         )
-        self._shape = (len(ids), dim)
+        self._shape, self._dtype, self._split = (len(ids), dim), dtype, split
 
     def __del__(self) -> None:
         self._library.dynemb_peer_hashed_destroy(self._table)
 
     def weights(self) -> Tensor:
-        """A copy of the rows, in the order of the ids: float32 [rows, dim]."""
-        count = self._shape[0] * self._shape[1]
+        """A copy of the rows, in the order of the ids: [rows, dim]."""
+        count = self._shape[0] * self._shape[1] * self._dtype.itemsize
         address = self._library.dynemb_peer_hashed_weights(self._table)
-        floats = (ctypes.c_float * count).from_address(address)
-        return torch.frombuffer(floats, dtype=torch.float32).view(self._shape).clone()
+        values = (ctypes.c_char * count).from_address(address)
+        return torch.frombuffer(values, dtype=self._dtype).view(self._shape).clone()
 
     def step(self, ids: Tensor, grad: Tensor) -> Tensor:
         """One training step.
@@ -151,13 +163,22 @@ class HashedTable:
             grad.data_ptr(),
             LEARNING_RATE,
             torch.get_num_threads(),
+            int(self._split),
         )
         if not compiled:
             raise ValueError(f"dim={grad.shape[1]}: expected 16, 64 or 128, as in hashed_step.cpp")
         return out
 
 
-def hashed_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
+def hashed_step(
+    optimizer: str,
+    rows: int,
+    dim: int,
+    grad: Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+    split: bool = False,
+) -> Step:
     """A step of the kernel in hashed_step.cpp: one probe, one sort, one update of each row.
 
     Args:
@@ -165,11 +186,13 @@ def hashed_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
         rows: rows of the table, of the ids of numbers 0 to ``rows - 1``.
         dim: columns of the table: 16, 64 or 128.
         grad: float32 [batch, dim], the gradient of the output.
+        dtype, split: as for :class:`HashedTable`.
 
     Returns:
         The step, of ids.
     """
-    table = HashedTable(distinct_ids(0, rows), dim, squares=optimizer == "RowWiseAdagrad")
+    squares = optimizer == "RowWiseAdagrad"
+    table = HashedTable(distinct_ids(0, rows), dim, squares=squares, dtype=dtype, split=split)
     return lambda ids: table.step(ids, grad)
 
 

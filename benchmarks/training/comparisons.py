@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
+import torch
 from peers.static_tables import fbgemm_step, hand_step, hashed_step, torch_step
 from training.steps import Comparison, StaticPeer
-from training.variants import BASE, Variant
+from training.variants import BASE, BFLOAT16, FLOAT16, SHORT, Variant
 
 HAND_TARGET = 1.4  # against the kernel without a hash table
 ADAM_TARGET = {"uniform": 1.5, "Zipf": 1.3}  # against our row-wise Adagrad
@@ -26,8 +29,16 @@ def _hand(optimizer: str, uniform: float) -> StaticPeer:
     return StaticPeer("hand kernel", optimizer, {(64, "uniform"): uniform}, hand_step)
 
 
-def _hashed(optimizer: str) -> StaticPeer:
-    return StaticPeer("hash table by hand", optimizer, {}, hashed_step, takes_ids=True)
+def _hashed(
+    optimizer: str, dtype: torch.dtype = torch.float32, *, split: bool = False
+) -> StaticPeer:
+    name = "hash table by hand"
+    if dtype != torch.float32:
+        name += f" of {SHORT[dtype]}"
+    if split:
+        name += " in two passes"
+    build = functools.partial(hashed_step, dtype=dtype, split=split)
+    return StaticPeer(name, optimizer, {}, build, takes_ids=True)
 
 
 def _both(ours: str, peer: StaticPeer, ratio: float) -> Comparison:
@@ -51,3 +62,10 @@ HAND_COMPARISONS = [
     Comparison(Variant("SGD"), _hashed("SGD")),
 ]
 ADAM_COMPARISON = Comparison(Variant("Adam"), Variant(BASE), ADAM_TARGET)
+# the same of low precision, rounded to nearest, and of split mode
+LIMIT_COMPARISONS = [
+    Comparison(Variant(BASE), _hashed(BASE)),
+    Comparison(Variant(BASE, rows=BFLOAT16, stochastic=False), _hashed(BASE, BFLOAT16)),
+    Comparison(Variant(BASE, rows=FLOAT16, stochastic=False), _hashed(BASE, FLOAT16)),
+    Comparison(Variant(BASE, micro_batches=1), _hashed(BASE, split=True)),
+]

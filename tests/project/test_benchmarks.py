@@ -270,7 +270,11 @@ def test_the_exact_cache_evicts_by_its_definition(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(not HAS_ABSL, reason="the peers are compiled together, and need abseil")
 @pytest.mark.parametrize("squares", [False, True], ids=["SGD", "RowWiseAdagrad"])
-def test_hash_table_by_hand_trains(monkeypatch: pytest.MonkeyPatch, squares: bool) -> None:
+@pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_hash_table_by_hand_trains(
+    monkeypatch: pytest.MonkeyPatch, squares: bool, dtype: torch.dtype, split: bool
+) -> None:
     """The kernel that our step is measured against does what a step is."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from common.id_streams import distinct_ids
@@ -282,12 +286,15 @@ def test_hash_table_by_hand_trains(monkeypatch: pytest.MonkeyPatch, squares: boo
     numbers = torch.randint(500, (64, 20), generator=generator)
     numbers[:, :3] = 7  # an id of many occurrences
     gradient = torch.randn(64, 16, generator=generator)
-    table = HashedTable(ids, 16, squares=squares)
-    before = table.weights()
+    table = HashedTable(ids, 16, squares=squares, dtype=dtype, split=split)
+    before = table.weights().float()
     output = table.step(ids[numbers], gradient)
     torch.testing.assert_close(output, before[numbers].sum(1))
     of_rows = torch.zeros_like(before)
     of_rows.index_add_(0, numbers.flatten(), gradient.repeat_interleave(20, 0))
     root = of_rows.square().mean(1, keepdim=True).sqrt() + 1e-8
     expected = before - LEARNING_RATE * (of_rows / root if squares else of_rows)
-    torch.testing.assert_close(table.weights(), expected, rtol=1e-4, atol=1e-5)
+    rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11 if dtype == torch.float16 else 0
+    torch.testing.assert_close(
+        table.weights().float(), expected, rtol=1e-4 + rounding, atol=1e-5 + rounding / 1024
+    )
