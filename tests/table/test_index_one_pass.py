@@ -135,3 +135,15 @@ def test_calls_that_might_not_fit_are_refused_only_when_they_do_not() -> None:
     with pytest.raises(RuntimeError, match="larger max_rows"):
         insert(group, many, 1)
     assert set(differences(before, snapshot(group))) <= {"scores"}
+
+
+@pytest.mark.parametrize("known", [0, 6_000, 15_000])
+def test_one_of_two_threads_inserts_what_three_would(known: int) -> None:
+    """A call of 20,000 ids, of which so many are known: where few are, one thread makes a pass."""
+    groups = make_group(), make_group()
+    new = torch.arange(20_000)
+    for group, count in zip(groups, (2, 3), strict=True):
+        insert(group, call_of(group, [(0, [new[:known].tolist()])]), count)
+        insert(group, call_of(group, [(0, [new.tolist()]), (2, [new[:100].tolist()])]), count)
+    assert differences(snapshot(groups[0]), snapshot(groups[1])) == []
+    assert groups[0].size(0) == 20_000

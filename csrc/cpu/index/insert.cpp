@@ -371,7 +371,9 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());
   const OneWriter writer(op, index.tables);
-  const bool one_thread = features.count < kParallelWork || torch::stable::get_num_threads() == 1;
+  const auto threads = torch::stable::get_num_threads();
+  const bool one_thread = features.count < kParallelWork || threads == 1 ||
+                          (threads == 2 && one_thread_beats_two(index, features));
   if (one_thread && fits_one_pass(index, features, policies, allocator)) {
     insert_in_one_pass(index, features, policies, &allocator, handle);
     return handles;

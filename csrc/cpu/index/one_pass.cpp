@@ -5,6 +5,7 @@
 
 #include "cpu/index/find_block.h"
 #include "cpu/index/placement.h"
+#include "cpu/index/probe.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -200,6 +201,22 @@ bool fits_one_pass(const IndexArgs& index, const FeatureArgs& features, const Po
     rows[meta[kMetaSlab]] += ids[t];
   }
   return allocator.fits_fresh(rows);
+}
+
+bool one_thread_beats_two(const IndexArgs& index, const FeatureArgs& features) {
+  constexpr int64_t kSampledIds = 1 << 14;  // of smaller calls the sample would take a part
+  constexpr int64_t kSample = 32;
+  if (features.count < kSampledIds) return false;
+  int64_t absent = 0;
+  size_t f = 0;
+  for (int64_t k = 0; k < kSample; ++k) {
+    const int64_t i = features.count / kSample * k;
+    while (features.begin[f + 1] <= i) ++f;
+    const TableView table = index.table(features.table[f]);
+    const int64_t id = features.ids[i];
+    absent += probe(table, id, first_hash(id, table.salt), 0).bucket < 0;
+  }
+  return absent > kSample / 2;
 }
 
 void insert_in_one_pass(const IndexArgs& index, const FeatureArgs& features,

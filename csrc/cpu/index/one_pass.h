@@ -16,6 +16,10 @@ namespace dynemb::cpu {
 bool fits_one_pass(const IndexArgs& index, const FeatureArgs& features, const PolicyArgs& policies,
                    const RowAllocator& allocator);
 
+// Whether one thread that makes one pass is done before two that make the rounds: where most ids of
+// a large call are new, going by a sample.
+bool one_thread_beats_two(const IndexArgs& index, const FeatureArgs& features);
+
 // Finds all ids of a call, on one thread, and gives rows and places to new ones. fits_one_pass must
 // have been true.
 void insert_in_one_pass(const IndexArgs& index, const FeatureArgs& features,
