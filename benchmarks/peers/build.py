@@ -20,11 +20,6 @@ from torch.utils import cpp_extension
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCES = sorted(HERE.glob("*.cpp"))
-ROCKSDB_SOURCES = [HERE / "rocksdb" / "rows.cpp"]
-INDEX_SOURCES = [HERE / "index" / "limits.cpp"]
-RAGGED_SOURCES = [HERE / "ragged" / "forward.cpp"]
-EVICTING_SOURCES = [HERE / "evicting" / "index.cpp"]
-CALLS_SOURCES = [HERE / "calls" / "nothing.cpp"]
 ABSL = "absl_flat_hash_map"  # pkg-config's name for absl::flat_hash_map
 
 
@@ -110,27 +105,14 @@ def build_rocksdb() -> Path:
             "librocksdb.so or its headers, a peer of tables in files, are not installed. Install "
             "them: apt-get install librocksdb-dev"
         )
-    return _build(
-        "rocksdb",
-        ROCKSDB_SOURCES,
-        lambda target: _command(ROCKSDB_SOURCES, target, [], ["-lrocksdb"]),
-    )
+    return _build_folder("rocksdb", [], ["-lrocksdb"])
 
 
-def build_ragged() -> Path:
-    """Compiles the lookup of bags by hand, which needs no package, unless that was done before.
+def build_alone(name: str) -> Path:
+    """Compiles a folder beside this file, which needs no package, unless that was done before.
 
-    Returns:
-        Path of the shared library.
-
-    Raises:
-        RuntimeError: the compiler failed.
-    """
-    return _build("ragged", RAGGED_SOURCES, lambda target: _command(RAGGED_SOURCES, target, [], []))
-
-
-def build_index() -> Path:
-    """Compiles the index by hand, which needs no package, unless that was done before.
+    Args:
+        name: of the folder: ``"evicting"``, ``"index"`` or ``"ragged"``.
 
     Returns:
         Path of the shared library.
@@ -138,21 +120,7 @@ def build_index() -> Path:
     Raises:
         RuntimeError: the compiler failed.
     """
-    return _build("index", INDEX_SOURCES, lambda target: _command(INDEX_SOURCES, target, [], []))
-
-
-def build_evicting() -> Path:
-    """Compiles the index with eviction by hand, which needs no package, unless done before.
-
-    Returns:
-        Path of the shared library.
-
-    Raises:
-        RuntimeError: the compiler failed.
-    """
-    return _build(
-        "evicting", EVICTING_SOURCES, lambda target: _command(EVICTING_SOURCES, target, [], [])
-    )
+    return _build_folder(name, [], [])
 
 
 def build_calls() -> Path:
@@ -166,9 +134,7 @@ def build_calls() -> Path:
     """
     abi = f"-DTORCH_TARGET_VERSION={_setup_module().STABLE_ABI_TORCH}"
     torch = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-ltorch_cpu"]
-    return _build(
-        "calls", CALLS_SOURCES, lambda target: _command(CALLS_SOURCES, target, [abi], torch)
-    )
+    return _build_folder("calls", [abi], torch)
 
 
 def has_rocksdb() -> bool:
@@ -178,6 +144,11 @@ def has_rocksdb() -> bool:
     command = [compiler, "-x", "c++", "-std=c++17", "-fsyntax-only", "-"]
     tried = subprocess.run(command, input=header, check=False, capture_output=True, text=True)
     return tried.returncode == 0
+
+
+def _build_folder(name: str, cflags: Sequence[str], libs: Sequence[str]) -> Path:
+    sources = sorted((HERE / name).glob("*.cpp"))
+    return _build(name, sources, lambda target: _command(sources, target, cflags, libs))
 
 
 def _build(name: str, sources: Sequence[Path], command_of: Callable[[Path], list[str]]) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from peers.build import build_evicting
+from peers.build import build_alone
 from torch import Tensor
 
 
@@ -22,7 +22,7 @@ class EvictingIndex:
     """
 
     def __init__(self, ids: Tensor, *, batch: int, frequent: bool) -> None:
-        library = ctypes.CDLL(str(build_evicting()))
+        library = ctypes.CDLL(str(build_alone("evicting")))
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         make = library.dynemb_peer_evicting_index
         make.restype = pointer

@@ -6,7 +6,7 @@ import ctypes
 import functools
 
 import torch
-from peers.build import build_index
+from peers.build import build_alone
 from torch import Tensor
 
 import torch_dynemb as td
@@ -18,7 +18,7 @@ _LINE_WORDS = 2 * SLOTS
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build_index()))
+    library = ctypes.CDLL(str(build_alone("index")))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     signatures = {
         "insert_limit": [pointer, count, pointer, pointer, count, count, ctypes.c_int],

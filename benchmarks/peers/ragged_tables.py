@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from peers.build import build_ragged
+from peers.build import build_alone
 from torch import Tensor
 
 _ROOM = 0.70  # of the slots of an index that are in use, as in ours when it is full
@@ -21,7 +21,7 @@ class HandTable:
     """
 
     def __init__(self, rows: Tensor, ids: Tensor) -> None:
-        library = ctypes.CDLL(str(build_ragged()))
+        library = ctypes.CDLL(str(build_alone("ragged")))
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         fill, self._forward = library.dynemb_peer_ragged_fill, library.dynemb_peer_ragged_forward
         fill.argtypes = [pointer, count, pointer, count]
