@@ -271,10 +271,10 @@ struct VictimRank {
   int64_t step;
   int64_t id;
 };
-DYNEMB_HD bool goes_before(const VictimRank& a, const VictimRank& b) {
-  if (a.score != b.score) return a.score < b.score;
-  if (a.step != b.step) return a.step < b.step;
-  return a.id < b.id;
+template <class Rank>  // VictimRank, or the same of several slots at once: then a mask
+DYNEMB_HD auto goes_before(const Rank& a, const Rank& b) {
+  return (a.score < b.score) |
+         ((a.score == b.score) & ((a.step < b.step) | ((a.step == b.step) & (a.id < b.id))));
 }
 
 // New ids claim victims as entries claim slots (core/index/claim.h): a slot keeps the earliest

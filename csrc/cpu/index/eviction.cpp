@@ -136,8 +136,12 @@ struct BestFour {
   // Where `free` is set, and the slot goes before the one kept.
   template <bool kByStep>
   DYNEMB_INLINE void take(Words4 free, const BestFour& slots) {
-    Words4 before = (slots.step < step) | ((slots.step == step) & (slots.id < id));
-    if (!kByStep) before = (slots.score < score) | ((slots.score == score) & before);
+    Words4 before;
+    if constexpr (kByStep) {
+      before = (slots.step < step) | ((slots.step == step) & (slots.id < id));
+    } else {
+      before = goes_before(slots, *this);
+    }
     const Words4 taken = free & ((at < 0) | before);
     if (!kByStep) score = pick(taken, slots.score, score);
     step = pick(taken, slots.step, step);
