@@ -288,7 +288,7 @@ def test_one_id_without_a_live_row_changes_no_other(weighted: bool) -> None:
             alone = call._replace(ids=ids[place : place + 1], offsets=torch.tensor([0, 1]))
             at_place = bag_lookup(group, alone)[0].detach().cpu()
             of_ids = [at_place if i == place else rows[int(id)] for i, id in enumerate(ids)]
-            terms = torch.stack(of_ids) * (1 if weights is None else weights[:, None])
+            terms = torch.stack(of_ids) * (1 if weights is None else weights.cpu()[:, None])
             expected = torch.stack([terms[:90].sum(0), terms[90:].sum(0)])
             output = bag_lookup(group, call, weights=weights).detach().cpu()
             assert torch.allclose(output, expected, atol=1e-5), (special, place)
