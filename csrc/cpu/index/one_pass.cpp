@@ -17,15 +17,15 @@ class Displaced {
   // The stored handle of an id, or 0.
   int64_t find(uint64_t hash, int64_t id, int32_t table) const {
     if (entries_.empty()) return 0;
-    const int32_t at = slots_[slot_of(hash, id, table)];
-    return at < 0 ? 0 : entries_[at].stored;
+    const uint64_t slot = slots_[slot_of(hash, id, table)];
+    return slot == 0 ? 0 : entry_of(slot).stored;
   }
 
   // Adds an id that `find` has not found.
   void add(const Entry& entry) {
     if (2 * (entries_.size() + 1) > slots_.size()) enlarge();
-    slots_[slot_of(entry.hash, entry.key, entry.table)] = static_cast<int32_t>(entries_.size());
     entries_.push_back(entry);
+    slots_[slot_of(entry.hash, entry.key, entry.table)] = tag_of(entry.hash) | entries_.size();
   }
 
   // Fetches what `find` will look at first.
@@ -41,31 +41,37 @@ class Displaced {
     constexpr size_t kKeptEntries = size_t{1} << 19;
     if (entries_.capacity() > kKeptEntries) *this = Displaced{};
     entries_.clear();
-    std::fill(slots_.begin(), slots_.end(), -1);
+    std::fill(slots_.begin(), slots_.end(), 0);
   }
 
  private:
+  // Bits of a hash that are kept in slots, so that entries of other ids need not be looked at.
+  static constexpr uint64_t kNumberMask = (uint64_t{1} << 32) - 1;
+  static uint64_t tag_of(uint64_t hash) { return hash & ~kNumberMask; }
+  const Entry& entry_of(uint64_t slot) const { return entries_[(slot & kNumberMask) - 1]; }
+
   // Where the id is, or would be. The high bits of hashes are alike where many share a bucket.
   size_t slot_of(uint64_t hash, int64_t id, int32_t table) const {
     const size_t mask = slots_.size() - 1;
-    size_t slot = static_cast<size_t>(hash) & mask;
-    while (slots_[slot] >= 0 &&
-           (entries_[slots_[slot]].key != id || entries_[slots_[slot]].table != table)) {
-      slot = (slot + 1) & mask;
+    size_t at = static_cast<size_t>(hash) & mask;
+    for (; slots_[at] != 0; at = (at + 1) & mask) {
+      if (tag_of(slots_[at]) != tag_of(hash)) continue;
+      const Entry& entry = entry_of(slots_[at]);
+      if (entry.key == id && entry.table == table) break;
     }
-    return slot;
+    return at;
   }
 
   void enlarge() {
-    slots_.assign(std::max<size_t>(64, 2 * slots_.size()), -1);
+    slots_.assign(std::max<size_t>(64, 2 * slots_.size()), 0);
     for (size_t i = 0; i < entries_.size(); ++i) {
       const Entry& entry = entries_[i];
-      slots_[slot_of(entry.hash, entry.key, entry.table)] = static_cast<int32_t>(i);
+      slots_[slot_of(entry.hash, entry.key, entry.table)] = tag_of(entry.hash) | (i + 1);
     }
   }
 
   std::vector<Entry> entries_;
-  std::vector<int32_t> slots_;  // numbers of entries; as many as a power of two
+  std::vector<uint64_t> slots_;  // tag and number of an entry, from 1 on; as many as a power of two
 };
 
 struct TileInsertion {
@@ -172,6 +178,8 @@ DYNEMB_INLINE void insert_tile_body(TileInsertion& job) {
       match_first_buckets(job.find, block);
       for (int64_t r = 0; r < block.second_count; ++r) {
         job.displaced->prefetch(block.hash[block.second[r]]);
+        const int64_t next = block.second_bucket[r] + 1;
+        prefetch_line(job.find.table.line(next < job.find.table.bucket_count ? next : 0));
       }
     }
     if (b < block_count) start_block(job.find, b * kProbeBlock, blocks[b % 3]);

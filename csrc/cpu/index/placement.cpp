@@ -16,68 +16,69 @@ std::vector<TableView> table_views(const IndexArgs& index) {
   return tables;
 }
 
-// Runs one round over the entries and returns those that found no place, in order. `hash_of` gives
-// the hash whose high bits address the round's bucket.
+// A thread's part of a round: the entries whose buckets are in its range of every table's buckets.
+struct PlacementPart {
+  const std::vector<TableView>& tables;
+  const EntryList& entries;
+  int64_t part;
+  int64_t parts;
+  int64_t* reused;  // tombstones that entries have taken, by table
+  uint8_t* left;    // by position: 1 for an entry that has found no place
+};
+
+// `hash_of` gives the hash whose high bits address the round's bucket.
+template <class HashOf>
+void place_part(const PlacementPart& job, const HashOf& hash_of) {
+  constexpr int64_t kPickedTogether = 1024;
+  const auto count = static_cast<int64_t>(job.entries.size());
+  std::vector<int64_t> begin, end;
+  for (const TableView& table : job.tables) {
+    begin.push_back(table.bucket_count * job.part / job.parts);
+    end.push_back(table.bucket_count * (job.part + 1) / job.parts);
+  }
+  int64_t position[kPickedTogether];
+  int64_t bucket[kPickedTogether];
+  for (int64_t first = 0; first < count; first += kPickedTogether) {
+    const int64_t last = std::min(count, first + kPickedTogether);
+    int64_t picked = 0;
+    for (int64_t i = first; i < last; ++i) {
+      const Entry& entry = *job.entries[i];
+      position[picked] = i;
+      bucket[picked] = bucket_of(hash_of(entry), job.tables[entry.table].bucket_count);
+      picked += bucket[picked] >= begin[entry.table] && bucket[picked] < end[entry.table];
+    }
+    for (int64_t k = 0; k < picked; ++k) {
+      if (k + kLookahead < picked) {
+        const TableView& table = job.tables[job.entries[position[k + kLookahead]]->table];
+        prefetch_line(table.line(bucket[k + kLookahead]));
+      }
+      const Entry& entry = *job.entries[position[k]];
+      job.left[position[k]] =
+          !put_entry(job.tables[entry.table], bucket[k], entry, &job.reused[entry.table]);
+    }
+  }
+}
+
+// Runs one round over the entries and returns those that found no place, in order. Each thread goes
+// over all entries: to choose those of its buckets takes much less than to place them.
 template <class HashOf>
 EntryList place_round(const std::vector<TableView>& tables, int64_t* reused,
                       const EntryList& entries, const HashOf& hash_of) {
-  const int64_t count = static_cast<int64_t>(entries.size());
-  const auto bucket_for = [&](const Entry& entry) {
-    return bucket_of(hash_of(entry), tables[entry.table].bucket_count);
-  };
-  EntryList rest;
-  if (count < kParallelWork || torch::stable::get_num_threads() == 1) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + kLookahead < count) {
-        const Entry& ahead = *entries[i + kLookahead];
-        prefetch_line(tables[ahead.table].line(bucket_for(ahead)));
-      }
-      const Entry& entry = *entries[i];
-      if (!put_entry(tables[entry.table], bucket_for(entry), entry, &reused[entry.table])) {
-        rest.push_back(&entry);
-      }
-    }
-    return rest;
-  }
-  // A partition is a range of the hash, hence a range of buckets, in tables whose bucket count
-  // allows it, and a whole table otherwise: no bucket belongs to two partitions.
-  const auto partition_of = [&](const Entry& entry) -> int64_t {
-    return tables[entry.table].bucket_count % kPartitions == 0
-               ? static_cast<int64_t>(hash_of(entry) >> 58)
-               : entry.table % kPartitions;
-  };
-  std::vector<int64_t> begin(kPartitions + 1, 0);
-  for (const Entry* entry : entries) ++begin[partition_of(*entry) + 1];
-  for (int64_t p = 0; p < kPartitions; ++p) begin[p + 1] += begin[p];
-  std::vector<int32_t> sorted(count);  // positions in `entries`
-  std::vector<int64_t> next(begin.begin(), begin.end() - 1);
-  for (int64_t i = 0; i < count; ++i) {
-    sorted[next[partition_of(*entries[i])]++] = static_cast<int32_t>(i);
-  }
-  const int64_t table_count = static_cast<int64_t>(tables.size());
-  std::vector<uint8_t> left(count, 0);  // by position: the entry has found no place
-  std::vector<int64_t> reused_by(kPartitions * table_count, 0);
-  parallel_units(kPartitions, count, [&](int64_t part_begin, int64_t part_end) {
-    for (int64_t p = part_begin; p < part_end; ++p) {
-      for (int64_t i = begin[p]; i < begin[p + 1]; ++i) {
-        if (i + 2 * kLookahead < begin[p + 1]) {
-          __builtin_prefetch(entries[sorted[i + 2 * kLookahead]]);
-        }
-        if (i + kLookahead < begin[p + 1]) {
-          const Entry& ahead = *entries[sorted[i + kLookahead]];
-          prefetch_line(tables[ahead.table].line(bucket_for(ahead)));
-        }
-        const Entry& entry = *entries[sorted[i]];
-        if (!put_entry(tables[entry.table], bucket_for(entry), entry,
-                       &reused_by[p * table_count + entry.table])) {
-          left[sorted[i]] = 1;
-        }
-      }
+  const auto count = static_cast<int64_t>(entries.size());
+  const auto table_count = static_cast<int64_t>(tables.size());
+  const int64_t parts = count < kParallelWork ? 1 : torch::stable::get_num_threads();
+  std::vector<uint8_t> left(count, 0);
+  std::vector<int64_t> reused_by(parts * table_count, 0);
+  parallel_units(parts, count, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      place_part({tables, entries, part, parts, &reused_by[part * table_count], left.data()},
+                 hash_of);
     }
   });
-  for (int64_t p = 0; p < kPartitions; ++p) {
-    for (int64_t t = 0; t < table_count; ++t) reused[t] += reused_by[p * table_count + t];
+  for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t t = 0; t < table_count; ++t) reused[t] += reused_by[part * table_count + t];
   }
+  EntryList rest;
   for (int64_t i = 0; i < count; ++i) {
     if (left[i] != 0) rest.push_back(entries[i]);
   }
@@ -105,18 +106,20 @@ EntryList entry_list(const std::vector<Entry>& entries) {
 bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
                int64_t* reused_tombstones) {
   int64_t* line = table.line(bucket);
+  uint32_t free = 0;  // a bit for each slot
   for (int slot = 0; slot < kBucketWidth; ++slot) {
-    if (line[kBucketWidth + slot] != 0) continue;
-    if (line[slot] != 0) ++*reused_tombstones;
-    line[slot] = entry.key;
-    line[kBucketWidth + slot] = entry.stored;
-    if (table.scores != nullptr) {
-      int64_t* score = table.score(bucket, slot);
-      for (int64_t w = 0; w < table.score_words; ++w) score[w * kBucketWidth] = entry.score[w];
-    }
-    return true;
+    free |= static_cast<uint32_t>(line[kBucketWidth + slot] == 0) << slot;
   }
-  return false;
+  if (free == 0) return false;
+  const int slot = __builtin_ctz(free);
+  *reused_tombstones += line[slot] != 0;
+  line[slot] = entry.key;
+  line[kBucketWidth + slot] = entry.stored;
+  if (table.scores != nullptr) {
+    int64_t* score = table.score(bucket, slot);
+    for (int64_t w = 0; w < table.score_words; ++w) score[w * kBucketWidth] = entry.score[w];
+  }
+  return true;
 }
 
 void place_entries(const IndexArgs& index, const EntryList& entries) {
@@ -136,10 +139,13 @@ void place_displaced(const IndexArgs& index, const EntryList& entries) {
   const EntryList rest = place_round(tables, reused.data(), entries,
                                      [](const Entry& e) { return second_hash(e.hash); });
   for (size_t i = 0; i < rest.size(); ++i) {
+    if (i + 2 * kLookahead < rest.size()) __builtin_prefetch(rest[i + 2 * kLookahead]);
     if (i + kLookahead < rest.size()) {
       const Entry& ahead = *rest[i + kLookahead];
       const TableView& table = tables[ahead.table];
-      prefetch_line(table.line(ProbeSequence(ahead.hash, table.bucket_count).at(2)));
+      const ProbeSequence sequence(ahead.hash, table.bucket_count);
+      prefetch_line(table.line(sequence.at(2)));
+      prefetch_line(table.line(sequence.at(3)));
     }
     const Entry& entry = *rest[i];
     const TableView& table = tables[entry.table];
