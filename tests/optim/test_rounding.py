@@ -92,6 +92,22 @@ def test_stochastic_rounding_gives_a_neighbour(dtype: torch.dtype, level: int) -
     assert torch.equal(given[infinite].float(), values[infinite])
 
 
+@pytest.mark.parametrize("stochastic", [False, True])
+@small_dtypes
+def test_every_instruction_set_rounds_difficult_floats_alike(
+    dtype: torch.dtype, stochastic: bool
+) -> None:
+    """To the last bit, also of a NaN: some have a conversion of the processor, some do not."""
+    values = difficult_floats()
+    bits = []
+    for level in simd_levels():
+        with simd(level):
+            given = stored(values, dtype, stochastic_rounding=stochastic)
+        bits.append(given.view(torch.int16))
+    for other in bits[1:]:
+        assert torch.equal(bits[0], other)
+
+
 def neighbours(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The values of a dtype next to float32 ones, towards zero and away from it."""
     if dtype == torch.bfloat16:

@@ -87,8 +87,8 @@ struct FloatWeights {
   }
   DYNEMB_INLINE float load(int64_t c) const { return weight[c]; }
   template <class Level>
-  DYNEMB_INLINE void store(int64_t c, const Block<Level>& block) const {
-    store_block<Level>(weight + c, block);
+  DYNEMB_INLINE void store(int64_t c, const Block<Level> (&block)[1]) const {
+    store_block<Level>(weight + c, block[0]);
   }
   DYNEMB_INLINE void store(int64_t c, float value) const { weight[c] = value; }
 };
@@ -101,9 +101,9 @@ struct BFloat16Weights {
     return load_bfloat16<Level>(weight + c);
   }
   DYNEMB_INLINE float load(int64_t c) const { return bfloat16_to_float(weight[c]); }
-  template <class Level>
-  DYNEMB_INLINE void store(int64_t c, const Block<Level>& block) const {
-    store_bfloat16<Level>(rounding, c, block, weight);
+  template <class Level, int64_t kBlocks>
+  DYNEMB_INLINE void store(int64_t c, const Block<Level> (&blocks)[kBlocks]) const {
+    store_bfloat16<Level>(rounding, c, blocks, weight);
   }
   DYNEMB_INLINE void store(int64_t c, float value) const {
     store_bfloat16(rounding, c, value, weight);
@@ -118,9 +118,9 @@ struct Float16Weights {
     return load_float16_block<Level>(weight + c);
   }
   DYNEMB_INLINE float load(int64_t c) const { return float16_to_float(weight[c]); }
-  template <class Level>
-  DYNEMB_INLINE void store(int64_t c, const Block<Level>& block) const {
-    store_float16<Level>(rounding, c, block, weight);
+  template <class Level, int64_t kBlocks>
+  DYNEMB_INLINE void store(int64_t c, const Block<Level> (&blocks)[kBlocks]) const {
+    store_float16<Level>(rounding, c, blocks, weight);
   }
   DYNEMB_INLINE void store(int64_t c, float value) const {
     store_float16(rounding, c, value, weight);
@@ -138,6 +138,26 @@ DYNEMB_INLINE void update_vector(const OptimizerStep& s, const RowNumbers& row,
   for (int k = 0; k < Optimizer::kElementStates; ++k) store_floats(state[k] + c, values[k]);
 }
 
+// Updates columns from `column` on, kBlocks blocks at once; returns the first one that is left.
+template <class Level, class Optimizer, int64_t kBlocks, class Weights>
+DYNEMB_INLINE int64_t update_blocks(const OptimizerStep& s, const RowNumbers& row,
+                                    const float* __restrict gradient, const Weights& weights,
+                                    float* const* state, int64_t column, int64_t dim) {
+  for (; column + kBlocks * kBlockFloats <= dim; column += kBlocks * kBlockFloats) {
+    Block<Level> blocks[kBlocks];
+    for (int64_t b = 0; b < kBlocks; ++b) {
+      const int64_t first = column + b * kBlockFloats;
+      blocks[b] = weights.template load_block<Level>(first);
+      for (int64_t j = 0; j < kBlockFloats; j += kWidth<Level>) {
+        update_vector<Level, Optimizer>(s, row, gradient, state, first + j,
+                                        &blocks[b].part[j / kWidth<Level>]);
+      }
+    }
+    weights.template store<Level>(column, blocks);
+  }
+  return column;
+}
+
 // Written with vectors: the compiler does not find them in loops over bfloat16.
 template <class Level, class Optimizer, class Weights>
 DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& numbers,
@@ -147,16 +167,14 @@ DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& 
   const RowNumbers row = numbers;
   const Weights weights = all_weights;
   float* const state[kMaxStates] = {states[0], states[1], states[2]};
+  constexpr bool kIsFloat32 = std::is_same_v<Weights, FloatWeights>;
   int64_t c = 0;
-  for (; c + kBlockFloats <= dim; c += kBlockFloats) {
-    Block<Level> block = weights.template load_block<Level>(c);
-    for (int64_t j = 0; j < kBlockFloats; j += kWidth<Level>) {
-      update_vector<Level, Optimizer>(s, row, gradient, state, c + j,
-                                      &block.part[j / kWidth<Level>]);
-    }
-    weights.template store<Level>(c, block);
+  if constexpr (!kIsFloat32) {
+    c = update_blocks<Level, Optimizer, kBlocksAtOnce<Level>>(s, row, gradient, weights, state, c,
+                                                              dim);
   }
-  if constexpr (std::is_same_v<Weights, FloatWeights>) {
+  c = update_blocks<Level, Optimizer, 1>(s, row, gradient, weights, state, c, dim);
+  if constexpr (kIsFloat32) {
     if (c + kFloats <= dim) {
       Floats8 weight = load_floats(weights.weight + c);
       update_vector<BaseLevel, Optimizer>(s, row, gradient, state, c, &weight);

@@ -85,6 +85,7 @@ typedef uint32_t Words8 __attribute__((vector_size(32)));
 typedef uint32_t Words16 __attribute__((vector_size(64)));
 typedef uint16_t Halves8 __attribute__((vector_size(16)));
 typedef uint16_t Halves16 __attribute__((vector_size(32)));
+typedef uint16_t Halves32 __attribute__((vector_size(64)));
 
 // Sixteen values of bfloat16.
 DYNEMB_INLINE void bfloat16_to_floats(Halves16 halves, Floats8* first, Floats8* second) {
@@ -94,17 +95,28 @@ DYNEMB_INLINE void bfloat16_to_floats(Halves16 halves, Floats8* first, Floats8* 
   *second = reinterpret_cast<Floats8>(__builtin_shuffle(
       zeros, halves, Halves16{0, 24, 0, 25, 0, 26, 0, 27, 0, 28, 0, 29, 0, 30, 0, 31}));
 }
+#if DYNEMB_X86
+// The compiler's own conversion is made of two halves.
+DYNEMB_TARGET_V4 inline Words16 words_of_halves(Halves16 halves) {
+  return reinterpret_cast<Words16>(
+      _mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(halves)));
+}
+#endif
 template <class Level>
 DYNEMB_INLINE Block<Level> load_bfloat16(const uint16_t* from) {
   Halves16 halves;
   std::memcpy(&halves, from, sizeof halves);
   Block<Level> block;
+#if DYNEMB_X86
   if constexpr (std::is_same_v<Level, V4Level>) {
-    block.part[0] = bits_as<Floats16>(__builtin_convertvector(halves, Words16) << 16);
-  } else {
-    bfloat16_to_floats(halves, &block.part[0], &block.part[1]);
+    block.part[0] = bits_as<Floats16>(words_of_halves(halves) << 16);
+    return block;
   }
-  return block;
+#endif
+  if constexpr (!std::is_same_v<Level, V4Level>) {
+    bfloat16_to_floats(halves, &block.part[0], &block.part[1]);
+    return block;
+  }
 }
 // The upper halves of sixteen words.
 DYNEMB_INLINE void store_upper_halves(uint16_t* to, Words8 first, Words8 second) {
@@ -122,6 +134,11 @@ DYNEMB_INLINE void store_lower_halves(uint16_t* to, Words16 words) {
   std::memcpy(to, &halves, sizeof halves);
 }
 
+// Random words of a block of columns and of the block after it.
+struct WordsOfTwoBlocks {
+  Words16 block[2];
+};
+
 // How the values of a row are rounded: to nearest, or stochastically with the bits of a key.
 struct Rounding {
   bool stochastic;
@@ -133,31 +150,45 @@ struct Rounding {
     const Words8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
     return rounding_words<Words8>(key, static_cast<uint32_t>(column / 2) + lanes);
   }
-  // The random words of columns [column, column + 16).
-  DYNEMB_INLINE Words16 words_of_block(int64_t column) const {
-    const Words16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7};
-    const Words16 shift = {0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16};
-    return rounding_words<Words16>(key, static_cast<uint32_t>(column / 2) + lanes) << shift;
+  // Random words of columns [column, column + 32), in their upper halves. A word has the bits of
+  // two columns of a block, so that sixteen words are enough.
+  DYNEMB_INLINE WordsOfTwoBlocks words_of_two_blocks(int64_t column) const {
+    const Words16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto halves = reinterpret_cast<Halves32>(
+        rounding_words<Words16>(key, static_cast<uint32_t>(column / 2) + lanes));
+    // upper halves of eight words, then their lower halves; what comes to lie below is any
+    const Halves32 first = {1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15,
+                            0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
+    return {reinterpret_cast<Words16>(__builtin_shuffle(halves, first)),
+            reinterpret_cast<Words16>(__builtin_shuffle(halves, first + 16))};
   }
 };
 
 constexpr Rounding kToNearest{false, 0};
 
-// Columns [column, column + 16) of a row; `column` is a multiple of 16.
+// Blocks of columns that are stored at once: as many as share random words.
 template <class Level>
+constexpr int64_t kBlocksAtOnce = std::is_same_v<Level, V4Level> ? 2 : 1;
+
+// Blocks of a row, kBlocksAtOnce or one, from `column` on, which is a multiple of 16.
+template <class Level, int64_t kBlocks>
 DYNEMB_INLINE void store_bfloat16(const Rounding& rounding, int64_t column,
-                                  const Block<Level>& block, uint16_t* row) {
+                                  const Block<Level> (&blocks)[kBlocks], uint16_t* row) {
   if constexpr (std::is_same_v<Level, V4Level>) {
-    const Floats16 values = block.part[0];
-    const Words16 bits = bits_as<Words16>(values);
-    const Words16 rounded = rounding.stochastic ? bfloat16_stochastic_bits(
-                                                      values, bits, rounding.words_of_block(column))
-                                                : bfloat16_nearest_bits(values, bits);
-    store_lower_halves(row + column, rounded >> 16);
-    return;
+    const WordsOfTwoBlocks words =
+        rounding.stochastic ? rounding.words_of_two_blocks(column) : WordsOfTwoBlocks{};
+    for (int64_t b = 0; b < kBlocks; ++b) {
+      const Floats16 values = blocks[b].part[0];
+      const auto bits = bits_as<Words16>(values);
+      const Words16 rounded = rounding.stochastic
+                                  ? bfloat16_stochastic_bits(values, bits, words.block[b])
+                                  : bfloat16_nearest_bits(values, bits);
+      store_lower_halves(row + column + b * kBlockFloats, rounded >> 16);
+    }
   } else {
-    const Floats8 first = block.part[0];
-    const Floats8 second = block.part[1];
+    static_assert(kBlocks == 1);
+    const Floats8 first = blocks[0].part[0];
+    const Floats8 second = blocks[0].part[1];
     const Words8 low = reinterpret_cast<Words8>(first);
     const Words8 high = reinterpret_cast<Words8>(second);
     if (rounding.stochastic) {
@@ -187,6 +218,22 @@ DYNEMB_TARGET_V4 inline Floats16 processor_float16(Halves16 halves) {
   return reinterpret_cast<Floats16>(
       _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(halves)));
 }
+
+constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT;
+constexpr int kTowardsZero = _MM_FROUND_TO_ZERO;
+constexpr float kFloat16RandomUnit = 0x1p-37f;  // of 13 random bits below 2^-24
+
+template <int kDirection>
+DYNEMB_TARGET_V3 inline void store_processor_float16(Floats8 values, uint16_t* to) {
+  const __m128i halves = _mm256_cvtps_ph(reinterpret_cast<__m256>(values), kDirection);
+  std::memcpy(to, &halves, sizeof halves);
+}
+template <int kDirection>
+DYNEMB_TARGET_V4 inline void store_processor_float16(Floats16 values, uint16_t* to) {
+  const __m256i halves =
+      _mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(values), kDirection);
+  std::memcpy(to, &halves, sizeof halves);
+}
 #endif
 
 // Values of float16, as many as the vectors of the level have.
@@ -211,28 +258,75 @@ DYNEMB_INLINE Block<Level> load_float16_block(const uint16_t* from) {
   return block;
 }
 
-// Columns [column, column + 16) of a row; `column` is a multiple of 16.
-template <class Level>
+// Values of float16 that are rounded to nearest, and their bits: with the processor's conversion
+// where there is one. It keeps bits of a NaN that float16_nearest_bits does not.
+template <class Level, class Floats, class Words>
+DYNEMB_INLINE void store_nearest_float16(Floats values, Words bits, uint16_t* to) {
+#if DYNEMB_X86
+  if constexpr (!std::is_same_v<Level, BaseLevel>) {
+    const Words quiet = (bits & 0x80000000u) | 0x7fc00000u;
+    store_processor_float16<kNearest>(bits_as<Floats>(values != values ? quiet : bits), to);
+  }
+#endif
+  if constexpr (std::is_same_v<Level, BaseLevel>) {
+    store_lower_halves(to, float16_nearest_bits<Floats>(bits));
+  }
+}
+
+// The same, rounded by float16_stochastic_bits. The processor cuts off bits below the last one that
+// is kept, after the random ones have been added to them.
+template <class Level, class Floats, class Words>
+DYNEMB_INLINE void store_stochastic_float16(Words bits, Words words, uint16_t* to) {
+#if DYNEMB_X86
+  if constexpr (!std::is_same_v<Level, BaseLevel>) {
+    const Words part = words >> 19;
+    const Words magnitude = bits & 0x7fffffffu;
+    // below 2^-14, the least normal number, what is kept is a multiple of 2^-24
+    const Floats small =
+        bits_as<Floats>(magnitude) + whole_to_float<Floats>(part) * kFloat16RandomUnit;
+    const Words rounded = magnitude < 0x38800000u ? bits_as<Words>(small) : magnitude + part;
+    const Words special =
+        magnitude > 0x7f800000u ? Words{} + 0x7fc00000u : Words{} + 0x7f800000u;  // NaN, infinity
+    const Words finite = rounded < 0x47800000u ? rounded : special;
+    store_processor_float16<kTowardsZero>(bits_as<Floats>((bits & 0x80000000u) | finite), to);
+  }
+#endif
+  if constexpr (std::is_same_v<Level, BaseLevel>) {
+    store_lower_halves(to, float16_stochastic_bits<Floats>(bits, words));
+  }
+}
+
+// Blocks of a row, kBlocksAtOnce or one, from `column` on, which is a multiple of 16.
+template <class Level, int64_t kBlocks>
 DYNEMB_INLINE void store_float16(const Rounding& rounding, int64_t column,
-                                 const Block<Level>& block, uint16_t* row) {
+                                 const Block<Level> (&blocks)[kBlocks], uint16_t* row) {
   if constexpr (std::is_same_v<Level, V4Level>) {
-    const Words16 bits = bits_as<Words16>(block.part[0]);
-    store_lower_halves(
-        row + column, rounding.stochastic
-                          ? float16_stochastic_bits<Floats16>(bits, rounding.words_of_block(column))
-                          : float16_nearest_bits<Floats16>(bits));
-    return;
+    const WordsOfTwoBlocks words =
+        rounding.stochastic ? rounding.words_of_two_blocks(column) : WordsOfTwoBlocks{};
+    for (int64_t b = 0; b < kBlocks; ++b) {
+      const Floats16 values = blocks[b].part[0];
+      const auto bits = bits_as<Words16>(values);
+      uint16_t* to = row + column + b * kBlockFloats;
+      if (rounding.stochastic) {
+        store_stochastic_float16<Level, Floats16>(bits, words.block[b], to);
+      } else {
+        store_nearest_float16<Level>(values, bits, to);
+      }
+    }
   } else {
-    const Words8 low = bits_as<Words8>(block.part[0]);
-    const Words8 high = bits_as<Words8>(block.part[1]);
+    static_assert(kBlocks == 1);
+    const Floats8 first = blocks[0].part[0];
+    const Floats8 second = blocks[0].part[1];
+    const auto low = bits_as<Words8>(first);
+    const auto high = bits_as<Words8>(second);
+    uint16_t* to = row + column;
     if (rounding.stochastic) {
       const Words8 words = rounding.words(column);
-      store_lower_halves(row + column, float16_stochastic_bits<Floats8>(low, words));
-      store_lower_halves(row + column + kFloats,
-                         float16_stochastic_bits<Floats8>(high, words << 16));
+      store_stochastic_float16<Level, Floats8>(low, words, to);
+      store_stochastic_float16<Level, Floats8>(high, words << 16, to + kFloats);
     } else {
-      store_lower_halves(row + column, float16_nearest_bits<Floats8>(low));
-      store_lower_halves(row + column + kFloats, float16_nearest_bits<Floats8>(high));
+      store_nearest_float16<Level>(first, low, to);
+      store_nearest_float16<Level>(second, high, to + kFloats);
     }
   }
 }

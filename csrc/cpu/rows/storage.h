@@ -31,6 +31,38 @@ DYNEMB_INLINE void load_row(Storage storage, const char* from, int64_t dim, floa
   }
 }
 
+// Stores columns of a row of 16 bits, kBlocks blocks at once; returns the first column that is
+// left.
+template <class Level, Storage kStorage, int64_t kBlocks>
+DYNEMB_INLINE int64_t store_blocks(const Rounding& rounding, const float* __restrict values,
+                                   int64_t column, int64_t dim, uint16_t* __restrict row) {
+  for (; column + kBlocks * kBlockFloats <= dim; column += kBlocks * kBlockFloats) {
+    Block<Level> blocks[kBlocks];
+    for (int64_t b = 0; b < kBlocks; ++b) {
+      blocks[b] = load_block<Level>(values + column + b * kBlockFloats);
+    }
+    if constexpr (kStorage == Storage::kBFloat16) {
+      store_bfloat16<Level>(rounding, column, blocks, row);
+    } else {
+      store_float16<Level>(rounding, column, blocks, row);
+    }
+  }
+  return column;
+}
+template <class Level, Storage kStorage>
+DYNEMB_INLINE void store_halves(const Rounding& rounding, const float* __restrict values,
+                                int64_t dim, uint16_t* __restrict row) {
+  int64_t c = store_blocks<Level, kStorage, kBlocksAtOnce<Level>>(rounding, values, 0, dim, row);
+  c = store_blocks<Level, kStorage, 1>(rounding, values, c, dim, row);
+  for (; c < dim; ++c) {
+    if constexpr (kStorage == Storage::kBFloat16) {
+      store_bfloat16(rounding, c, values[c], row);
+    } else {
+      store_float16(rounding, c, values[c], row);
+    }
+  }
+}
+
 template <class Level = BaseLevel>
 DYNEMB_INLINE void store_row(Storage storage, const Rounding& rounding,
                              const float* __restrict values, int64_t dim, char* __restrict to) {
@@ -38,19 +70,11 @@ DYNEMB_INLINE void store_row(Storage storage, const Rounding& rounding,
     std::memcpy(to, values, sizeof(float) * static_cast<size_t>(dim));
     return;
   }
-  auto* stored = reinterpret_cast<uint16_t*>(to);
+  auto* row = reinterpret_cast<uint16_t*>(to);
   if (storage == Storage::kBFloat16) {
-    int64_t c = 0;
-    for (; c + kBlockFloats <= dim; c += kBlockFloats) {
-      store_bfloat16<Level>(rounding, c, load_block<Level>(values + c), stored);
-    }
-    for (; c < dim; ++c) store_bfloat16(rounding, c, values[c], stored);
+    store_halves<Level, Storage::kBFloat16>(rounding, values, dim, row);
   } else {
-    int64_t c = 0;
-    for (; c + kBlockFloats <= dim; c += kBlockFloats) {
-      store_float16<Level>(rounding, c, load_block<Level>(values + c), stored);
-    }
-    for (; c < dim; ++c) store_float16(rounding, c, values[c], stored);
+    store_halves<Level, Storage::kFloat16>(rounding, values, dim, row);
   }
 }
 
