@@ -175,3 +175,28 @@ def test_heavy_hitter_bits_do_not_depend_on_threads(config: OptimizerConfig) -> 
                 train(group, 0, ids[part], gradient[part])
         states.append(snapshot(group))
     assert differences(*states) == []
+
+
+@pytest.mark.parametrize("first", [0, 1, 37, 63])
+def test_sums_of_more_than_128_occurrences_are_sums_of_pieces(first: int) -> None:
+    """Added in the order of occurrence, and wherever the run of an id begins."""
+    times = [first, 127, 128, 129, 1, 191, 192, 193, 2, 256, 257, 640, 130]
+    dim = 6
+    gradient = torch.randn(sum(times), dim, generator=seeded(6))
+    ids = torch.repeat_interleave(torch.arange(len(times)), torch.tensor(times))
+    group = make_group(td.SGD(lr=1.0), max_rows=100)
+    train(group, 0, torch.arange(len(times)), torch.zeros(len(times), dim))
+    before = group.read(0, torch.arange(len(times)))
+    order = torch.randperm(len(ids), generator=seeded(7))
+    train(group, 0, ids[order], gradient[order])
+    after = group.read(0, torch.arange(len(times)))
+    for number, count in enumerate(times):
+        of_id = gradient[order][ids[order] == number].numpy()
+        pieces = [of_id[i : i + 128] for i in range(0, count, 128)]
+        total = np.zeros(dim, np.float32)
+        for p, piece in enumerate(pieces):
+            of_piece = piece[0].copy()
+            for row in piece[1:]:
+                of_piece += row
+            total = of_piece if p == 0 else total + of_piece
+        assert torch.equal(after[number], before[number] - torch.from_numpy(total)), count

@@ -16,6 +16,23 @@ int64_t chunks_of(int64_t count) {
   return std::clamp<int64_t>((count + kItemsPerChunk - 1) / kItemsPerChunk, 1, kMaxChunks);
 }
 
+// A digit of an item.
+struct Digit {
+  int shift;
+  uint64_t mask;
+
+  uint64_t of(uint64_t item) const { return (item >> shift) & mask; }
+};
+
+// Adds how often each digit occurs. Arguments are values, which no counter can be.
+void count_digits(const uint64_t* items, int64_t count, Digit digit, int64_t* counter) {
+  for (int64_t i = 0; i < count; ++i) ++counter[digit.of(items[i])];
+}
+
+void move_items(const uint64_t* items, int64_t count, Digit digit, int64_t* next, uint64_t* to) {
+  for (int64_t i = 0; i < count; ++i) to[next[digit.of(items[i])]++] = items[i];
+}
+
 // Sorts items[0 .. count); returns where they are then: items or other.
 uint64_t* sort_range(uint64_t* items, uint64_t* other, int64_t count, int64_t chunks, int low_bit,
                      int high_bit) {
@@ -24,18 +41,15 @@ uint64_t* sort_range(uint64_t* items, uint64_t* other, int64_t count, int64_t ch
   const int passes = (bits + kMaxDigitBits - 1) / kMaxDigitBits;
   const int digit_bits = (bits + passes - 1) / passes;
   const int64_t digits = int64_t{1} << digit_bits;
-  const uint64_t mask = static_cast<uint64_t>(digits - 1);
   const auto chunk_begin = [&](int64_t c) { return count * c / chunks; };
   std::vector<int64_t> position(static_cast<size_t>(chunks * digits));
   for (int pass = 0; pass < passes; ++pass) {
-    const int shift = low_bit + pass * digit_bits;
+    const Digit digit{low_bit + pass * digit_bits, static_cast<uint64_t>(digits - 1)};
     std::fill(position.begin(), position.end(), 0);
     parallel_units(chunks, count, [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end; ++c) {
-        int64_t* counter = position.data() + c * digits;
-        for (int64_t i = chunk_begin(c); i < chunk_begin(c + 1); ++i) {
-          ++counter[(items[i] >> shift) & mask];
-        }
+        count_digits(items + chunk_begin(c), chunk_begin(c + 1) - chunk_begin(c), digit,
+                     position.data() + c * digits);
       }
     });
     int64_t sum = 0;
@@ -48,10 +62,8 @@ uint64_t* sort_range(uint64_t* items, uint64_t* other, int64_t count, int64_t ch
     }
     parallel_units(chunks, count, [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end; ++c) {
-        int64_t* next = position.data() + c * digits;
-        for (int64_t i = chunk_begin(c); i < chunk_begin(c + 1); ++i) {
-          other[next[(items[i] >> shift) & mask]++] = items[i];
-        }
+        move_items(items + chunk_begin(c), chunk_begin(c + 1) - chunk_begin(c), digit,
+                   position.data() + c * digits, other);
       }
     });
     std::swap(items, other);

@@ -290,10 +290,12 @@ void find_runs(GradientRuns* runs) {
   runs->run.resize(first_run[pieces] + 1);
   parallel_units(pieces, count, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      const int64_t last = std::min((p + 1) * kOccurrences, count);
       int64_t* run = runs->run.data() + first_run[p];
-      for (int64_t i = p * kOccurrences; i < last; ++i) {
-        if (begins(i)) *run++ = i;
+      const int64_t* const run_end = runs->run.data() + first_run[p + 1];
+      // written whether it begins a run or not: a branch could not be foreseen
+      for (int64_t i = p * kOccurrences; run < run_end; ++i) {
+        *run = i;
+        run += begins(i);
       }
     }
   });
@@ -344,10 +346,18 @@ GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
 LongRuns sum_long_runs(const GradientSource& source, const GradientRuns& runs) {
   LongRuns result;
   std::vector<PieceJob> pieces;
-  for (int64_t r = 0; r < runs.count(); ++r) {
+  // Two of these occurrences at least are in a run that is longer than a piece: to look at all runs
+  // would take one thread as long as a hundredth of a step.
+  constexpr int64_t kStride = kPieceLength / 2;
+  const auto occurrences = static_cast<int64_t>(runs.sorted.size());
+  for (int64_t sample = kStride; sample < occurrences; sample += kStride) {
+    if (runs.row(sample) != runs.row(sample - kStride)) continue;
+    const int64_t r =
+        std::upper_bound(runs.run.begin(), runs.run.end(), sample) - runs.run.begin() - 1;
     const int64_t begin = runs.run[r];
     const int64_t end = runs.run[r + 1];
     if (end - begin <= kPieceLength) continue;
+    sample = end - 1 - (end - 1) % kStride;  // the last one in this run
     result.run.push_back(r);
     result.first_piece.push_back(static_cast<int64_t>(pieces.size()));
     for (int64_t i = begin; i < end; i += kPieceLength) {

@@ -59,12 +59,15 @@ struct GradientRuns {
   int64_t position(int64_t sorted_index) const {
     return static_cast<int64_t>(sorted[sorted_index] & ((uint64_t{1} << position_bits) - 1));
   }
+  int64_t row(int64_t sorted_index) const {
+    return static_cast<int64_t>(sorted[sorted_index] >> position_bits);
+  }
   // Where no row was ever given to a second id, as in tables that evict nobody, handles follow from
   // rows and need not be looked up.
   bool one_generation() const { return generation >= 0; }
   int64_t handle(int64_t sorted_index) const {
     if (!one_generation()) return handles[position(sorted_index)];
-    return make_handle(static_cast<int64_t>(sorted[sorted_index] >> position_bits), generation);
+    return make_handle(row(sorted_index), generation);
   }
 };
 
