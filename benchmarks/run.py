@@ -37,6 +37,7 @@ BENCHMARKS = (
     "scale",
     "overhead",
     "dlrm",
+    "two_ranks",
     "lifecycle",
     "assign",
     "optimizers",

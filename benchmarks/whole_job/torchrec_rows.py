@@ -1,4 +1,4 @@
-"""TorchRec's static tables with the fused kernel, all on one rank of one."""
+"""TorchRec's static tables with the fused kernel, on the ranks that there are."""
 
 from __future__ import annotations
 
@@ -65,16 +65,17 @@ class _CollectionRows(nn.Module):
 
 
 def static_candidate(optimizer: str, sizes: Sequence[int]) -> Candidate:
-    """The job's model in DistributedModelParallel, in a process group of this process alone.
+    """The job's model in DistributedModelParallel, each table on one rank, in turn.
+
+    Where there is no process group, this process is the only rank of one.
 
     Args:
         optimizer: of the rows, a key of the fused optimizers that are compared.
         sizes: rows by feature.
     """
     if not dist.is_initialized():
-        alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
-        os.environ.update(alone)
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        join_alone()
+    ranks = dist.get_world_size()
     model = DLRM(_CollectionRows(sizes), DIM)
     sharder = EmbeddingBagCollectionSharder(
         fused_params={
@@ -83,13 +84,16 @@ def static_candidate(optimizer: str, sizes: Sequence[int]) -> Candidate:
             "eps": EPS,
         }
     )
-    fused = table_wise(rank=0, compute_kernel=EmbeddingComputeKernel.FUSED.value)
+    kernel = EmbeddingComputeKernel.FUSED.value
     plan = construct_module_sharding_plan(
         model.rows.collection,
-        dict.fromkeys(FEATURE_NAMES, fused),
+        {
+            name: table_wise(rank=t % ranks, compute_kernel=kernel)
+            for t, name in enumerate(FEATURE_NAMES)
+        },
         sharder=sharder,
-        local_size=1,
-        world_size=1,
+        local_size=ranks,
+        world_size=ranks,
         device_type="cpu",
     )
     parallel = DistributedModelParallel(
@@ -102,3 +106,10 @@ def static_candidate(optimizer: str, sizes: Sequence[int]) -> Candidate:
     dense = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     adam = torch.optim.Adam(dense.values(), lr=DENSE_LEARNING_RATE)
     return Candidate(parallel, [adam], takes_rows=True, fullgraph=False)
+
+
+def join_alone() -> None:
+    """Makes a process group of this process alone."""
+    alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    os.environ.update(alone)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -38,6 +38,7 @@ SMALL = {
         *("--batches", "16", "--fill", "500", "--threads", "1", "--only", "making the vocabulary"),
         *("--only", "eager: one nn", "--only", "eager: dynamic"),
     ],
+    "two_ranks": ["--steps", "2", "--only", "steps: static, 2"],
     "assign": ["--ids", "4000"],
     "optimizers": [
         *("--rows", "500", "--batch", "16", "--dims", "16", "--memory-ids", "1000"),
@@ -62,7 +63,9 @@ SMALL = {
     "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
-SLOW = ("dcp_load", "feature_ops", "lifecycle", "optimizers", "serving")  # 9 seconds and more each
+SLOW = (  # 9 seconds and more each
+    *("dcp_load", "feature_ops", "lifecycle", "optimizers", "serving", "two_ranks"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +91,7 @@ def test_prints_one_json_line_per_case(
     if name == "index" and not HAS_ABSL:
         pytest.skip("libabsl-dev, whose hash map index.py compares with, is not installed")
     if (
-        name in ("dcp_load", "lifecycle", "torchrec_step")
+        name in ("dcp_load", "lifecycle", "torchrec_step", "two_ranks")
         and importlib.util.find_spec("torchrec") is None
     ):
         pytest.skip(f"torchrec, which {name}.py compares with, is missing")
@@ -202,7 +205,9 @@ def test_an_unknown_benchmark_is_named(
     with pytest.raises(SystemExit):
         run(monkeypatch, "run", "speed")
     expected = "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm"
-    expected += ", lifecycle, assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
+    expected += (
+        ", two_ranks, lifecycle, assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
+    )
     expected += ", checkpoint, delta, tiers, live_serving, serving, quantized_rows, ops"
     assert expected in capsys.readouterr().err
 

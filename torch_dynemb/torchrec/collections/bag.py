@@ -11,6 +11,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingSharding, Embedding
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
+from torch_dynemb.distributed.gloo_threads import let_senders_finish
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.collections.dynamic_part import (
     DynamicPart,
@@ -91,6 +92,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             weighted=self._is_weighted,
         )
         self._keep_state(plan, env, device)
+        let_senders_finish(env.process_group)
 
     @classmethod
     def create_grouped_sharding_infos(

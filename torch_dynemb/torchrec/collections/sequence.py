@@ -11,6 +11,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingSharding, Embedding
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from torch_dynemb.distributed.gloo_threads import let_senders_finish
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.collections.dynamic_part import (
     DynamicPart,
@@ -87,6 +88,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             weighted=False,
         )
         self._keep_state(plan, env, device)
+        let_senders_finish(env.process_group)
 
     @classmethod
     def create_grouped_sharding_infos(
