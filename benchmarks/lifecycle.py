@@ -9,6 +9,7 @@ eviction/quality.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from common.report import Report, Row, compare, quantity
 from common.timing import interleave
 from eviction import quality
 from eviction.quality import SCORES
-from peers.evicting_index import EvictingIndex
+from peers.evicting_table import EvictingTable
 from peers.managed_collisions import ManagedCollisions
 from torch import Tensor
 from training.variants import train_all
@@ -34,7 +35,7 @@ NEW_SHARE = 0.3
 KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
 KNOWN, HAND, MCH = "our known ids", "new ids by hand", "TorchRec MCH"
 CONSTANT = "our Constant rows"
-STEADY_PEERS = {"find_or_insert": (KNOWN, HAND), "training step": (KNOWN,)}
+STEADY_PEERS = (KNOWN, HAND)
 STEADY_TARGETS = {"find_or_insert": 2.5, "training step": 1.6}
 INITIAL_TARGET = 1.2  # Normal against Constant
 MCH_TARGETS = {1: 1 / 8, 10: 1 / 3}  # by steps from eviction to eviction
@@ -98,9 +99,7 @@ class FullTable:
             policy=td.Policy(score=SCORES[score], capacity=sizes.capacity),
         )
         self._offsets = torch.tensor([0, sizes.batch])
-        self._grad = torch.randn(
-            sizes.batch // BAG, DIM, generator=torch.Generator().manual_seed(0)
-        )
+        self.grad = torch.randn(sizes.batch // BAG, DIM, generator=torch.Generator().manual_seed(0))
         train_all(self.bag, sizes.capacity, sizes.batch)
 
     @property
@@ -116,7 +115,7 @@ class FullTable:
 
     def train(self, ids: Tensor) -> None:
         """Forward, backward and update for ids, int64 [batch], in bags of :data:`BAG`."""
-        self.bag(ids.view(-1, BAG)).backward(self._grad)
+        self.bag(ids.view(-1, BAG)).backward(self.grad)
         self.bag.optimizer.step()
 
 
@@ -137,20 +136,24 @@ def steady_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
             for threads in sorted({1, torch.get_num_threads()})
             if any(
                 is_selected(only, steady_case(operation, score, threads), peer)
-                for peer in STEADY_PEERS[operation]
+                for peer in STEADY_PEERS
             )
         ]
         if not wanted:
             continue
         yield f"filling, {score}"
         evicting, known, batches = FullTable(score, sizes), FullTable(score, sizes), Batches(sizes)
-        hand = EvictingIndex(
+        hand = EvictingTable(
             distinct_ids(0, sizes.capacity), batch=sizes.batch, frequent=score == "LFU"
         )
         for call in range(sizes.capacity // sizes.new):  # until all that can go has gone
             mixed = batches.mixed(call)
             evicting.look_up(mixed)
             hand.look_up(mixed)
+        hand_operations: dict[str, Callable[[Tensor], object]] = {
+            "find_or_insert": hand.look_up,
+            "training step": functools.partial(hand.train, grad=evicting.grad),
+        }
         all_threads = torch.get_num_threads()
         for operation, threads in wanted:
             yield steady_case(operation, score, threads)
@@ -160,7 +163,7 @@ def steady_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
                 operations[operation],
                 evicting,
                 known,
-                hand if HAND in STEADY_PEERS[operation] else None,
+                hand_operations[operation],
                 batches,
                 sizes,
                 STEADY_TARGETS[operation],
@@ -174,7 +177,7 @@ def steady_comparisons(
     operation: Callable[[FullTable, Tensor], object],
     evicting: FullTable,
     known: FullTable,
-    hand: EvictingIndex | None,
+    by_hand: Callable[[Tensor], object],
     batches: Batches,
     sizes: Sizes,
     target: float,
@@ -186,9 +189,8 @@ def steady_comparisons(
     candidates: dict[str, Callable[[int], object]] = {
         "ours": lambda call: operation(evicting, mixed[call]),
         KNOWN: lambda call: operation(known, batches.known(call)),
+        HAND: lambda call: by_hand(mixed[call]),
     }
-    if hand is not None:
-        candidates[HAND] = lambda call: hand.look_up(mixed[call])
     timings = interleave(candidates, rounds=sizes.rounds, calls=sizes.calls)
     after = evicting.stats
     ours, of_known = timings["ours"], timings[KNOWN]
@@ -197,7 +199,8 @@ def steady_comparisons(
         "capacity": sizes.capacity,
         "batch": sizes.batch,
     }
-    rows = [
+    limit = timings[HAND].median_ms / of_known.median_ms
+    return [
         compare(
             BENCH,
             case,
@@ -210,12 +213,9 @@ def steady_comparisons(
             rejected_a_call=(after.rejected - before.rejected) / calls,
             rehashes=after.growths - before.growths,
             ns_an_eviction=(ours.median_ms - of_known.median_ms) / sizes.new * 1e6,
-        )
+        ),
+        compare(BENCH, case, ours, HAND, timings[HAND], **facts, hand_by_known=limit),
     ]
-    if hand is not None:
-        limit = timings[HAND].median_ms / of_known.median_ms
-        rows.append(compare(BENCH, case, ours, HAND, timings[HAND], **facts, hand_by_known=limit))
-    return rows
 
 
 def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:

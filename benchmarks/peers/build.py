@@ -154,7 +154,7 @@ def _build_folder(name: str, cflags: Sequence[str], libs: Sequence[str]) -> Path
 def _build(name: str, sources: Sequence[Path], command_of: Callable[[Path], list[str]]) -> Path:
     directory = ROOT / "build" / "peers"
     key = hashlib.sha256(repr(command_of(directory / f"{name}.so")).encode())
-    for source in sources:
+    for source in (*sources, *sorted({h for s in sources for h in s.parent.glob("*.h")})):
         key.update(source.read_bytes())
     key.update(Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"cpu MHz")[0])
     library = directory / f"{name}-{key.hexdigest()[:16]}.so"

@@ -1,63 +1,31 @@
-// The least that an index in full does for a batch with new ids, by hand: it finds ids, and gives
-// each new one the row of the id with the least score of eight buckets. Nothing is deduplicated,
-// counted, logged or kept from being evicted in its own step; threads race for slots and rows, and
-// slots in full buckets are freed without tombstones. So it is no substitute for an index; it says
-// what the memory traffic of eviction costs on this machine.
+#include "index.h"
 
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <new>
 #include <thread>
-#include <vector>
 
+namespace evicting {
 namespace {
 
-constexpr int64_t kSlots = 4;       // of a bucket: four ids, and four rows with generations
-constexpr int64_t kVictims = 8;     // buckets in which a victim is looked for
 constexpr int64_t kIdsAhead = 32;   // whose lines are on their way
 constexpr int64_t kNewAhead = 12;   // new ids, likewise
 constexpr int64_t kTakenAhead = 8;  // victims, likewise
 constexpr int64_t kGeneration = 1;
-constexpr int kRowShift = 28;
 constexpr size_t kHugePage = size_t{2} << 20;
 
-int64_t* zeroed_words(int64_t count) {
-  const size_t pages = (static_cast<size_t>(count) * sizeof(int64_t) + kHugePage - 1) / kHugePage;
+// Zeros in huge pages, which std::free gives back.
+template <class T>
+T* zeros(int64_t count) {
+  const size_t pages = (static_cast<size_t>(count) * sizeof(T) + kHugePage - 1) / kHugePage;
   void* memory = std::aligned_alloc(kHugePage, pages * kHugePage);
   if (memory == nullptr) throw std::bad_alloc();
   madvise(memory, pages * kHugePage, MADV_HUGEPAGE);
   std::fill_n(static_cast<char*>(memory), pages * kHugePage, 0);
-  return static_cast<int64_t*>(memory);
+  return static_cast<T*>(memory);
 }
-
-struct Index {
-  int64_t* lines;   // [buckets + kVictims, 2 * kSlots]: nothing is put into the last kVictims
-  int64_t* scores;  // [buckets + kVictims, kSlots]; 0: an empty slot
-  int64_t buckets;
-  int64_t step;
-  bool frequent;  // scores count lookups; otherwise they are the step of the last one
-
-  uint64_t hash(int64_t id) const {
-    uint64_t x = static_cast<uint64_t>(id);
-    x ^= x >> 33;
-    x *= 0xff51afd7ed558ccdULL;
-    x ^= x >> 33;
-    x *= 0xc4ceb9fe1a85ec53ULL;
-    return x ^ (x >> 33);
-  }
-  int64_t first_bucket(uint64_t hash) const {
-    return static_cast<int64_t>(
-        (static_cast<unsigned __int128>(hash) * static_cast<uint64_t>(buckets)) >> 64);
-  }
-  int64_t second_bucket(uint64_t hash) const { return first_bucket(hash * 0x9e3779b97f4a7c15ULL); }
-  int64_t next(int64_t bucket) const { return bucket + 1 == buckets ? 0 : bucket + 1; }
-  int64_t* line(int64_t bucket) const { return lines + bucket * 2 * kSlots; }
-  int64_t* score(int64_t bucket) const { return scores + bucket * kSlots; }
-};
 
 int find_in(const Index& index, int64_t bucket, int64_t id) {
   const int64_t* line = index.line(bucket);
@@ -94,13 +62,6 @@ bool put(const Index& index, int64_t bucket, int64_t id, int64_t row) {
 // Into the second cache: what is fetched into the first one occupies one of its few buffers until
 // it has come.
 void fetch(const int64_t* words) { __builtin_prefetch(words, 0, 2); }
-
-struct Missing {
-  int64_t bucket;
-  int64_t second;
-  int64_t victim;  // slot
-  int32_t position;
-};
 
 void insert(const Index& index, const Missing& missing, int64_t id, int64_t row) {
   if (put(index, missing.bucket, id, row)) return;
@@ -198,28 +159,32 @@ void replace_victims(const Index& index, const int64_t* ids, int64_t* rows,
   }
 }
 
-void look_up(const Index& index, const int64_t* ids, int64_t count, int64_t* rows) {
-  static thread_local std::vector<Missing> missing;
-  missing.clear();
-  find_in_first_buckets(index, ids, count, rows, &missing);
-  find_in_other_buckets(index, ids, rows, &missing);
-  replace_victims(index, ids, rows, &missing);
-}
-
 }  // namespace
+
+void look_up(const Index& index, const int64_t* ids, int64_t count, int64_t* rows,
+             std::vector<Missing>* missing) {
+  missing->clear();
+  find_in_first_buckets(index, ids, count, rows, missing);
+  find_in_other_buckets(index, ids, rows, missing);
+  replace_victims(index, ids, rows, missing);
+}
 
 extern "C" {
 
-// An index of `capacity` ids, each with a row; ids of a step count as seen `batch` by `batch`.
+// An index of `capacity` ids, each with a row that has its initial value; ids of a step count as
+// seen `batch` by `batch`.
 __attribute__((visibility("default"))) void* dynemb_peer_evicting_index(const int64_t* ids,
                                                                         int64_t capacity,
                                                                         int64_t batch,
                                                                         int frequent) {
   auto* index = new Index;
   index->buckets = capacity * 10 / 7 / kSlots + 1;  // 70 % of the slots
-  index->lines = zeroed_words((index->buckets + kVictims) * 2 * kSlots);
-  index->scores = zeroed_words((index->buckets + kVictims) * kSlots);
+  index->lines = zeros<int64_t>((index->buckets + kVictims) * 2 * kSlots);
+  index->scores = zeros<int64_t>((index->buckets + kVictims) * kSlots);
   index->frequent = frequent != 0;
+  index->weights = zeros<float>(capacity * kDim);
+  index->squares = zeros<float>(capacity);
+  std::fill_n(index->weights, capacity * kDim, kInitialValue);
   for (int64_t i = 0; i < capacity; ++i) {
     index->step = 1 + i / batch;
     const uint64_t hash = index->hash(ids[i]);
@@ -233,6 +198,8 @@ __attribute__((visibility("default"))) void dynemb_peer_evicting_index_delete(vo
   auto* index = static_cast<Index*>(pointer);
   std::free(index->lines);
   std::free(index->scores);
+  std::free(index->weights);
+  std::free(index->squares);
   delete index;
 }
 
@@ -240,16 +207,17 @@ __attribute__((visibility("default"))) void dynemb_peer_evicting_index_look_up(
     void* pointer, const int64_t* ids, int64_t count, int64_t* rows, int threads) {
   auto* index = static_cast<Index*>(pointer);
   ++index->step;
-  std::vector<std::thread> others;
-  for (int thread = 1; thread < threads; ++thread) {
+  const auto run = [&](int thread) {
+    static thread_local std::vector<Missing> missing;
     const int64_t begin = count * thread / threads;
-    others.emplace_back(look_up, std::cref(*index), ids + begin,
-                        count * (thread + 1) / threads - begin, rows + begin);
-  }
-  look_up(*index, ids, count / threads, rows);
-  for (auto& other : others) {
-    other.join();
-  }
+    look_up(*index, ids + begin, count * (thread + 1) / threads - begin, rows + begin, &missing);
+  };
+  std::vector<std::thread> others;
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back(run, thread);
+  run(0);
+  for (auto& other : others) other.join();
 }
 
 }  // extern "C"
+
+}  // namespace evicting

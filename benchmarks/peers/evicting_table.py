@@ -1,4 +1,4 @@
-"""An index with eviction by hand: the least that one does for a batch."""
+"""A table with eviction by hand: the least that its index, and a training step, do for a batch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import torch
 from peers.build import build_alone
 from torch import Tensor
 
+DIM, INITIAL_VALUE = 64, 0.01  # as in evicting/index.h
+LEARNING_RATE = 0.01
 
-class EvictingIndex:
-    """The index in evicting/index.cpp: full, with no policy, no order of new ids and no counts.
+
+class EvictingTable:
+    """The table in evicting/: full, with no policy, no order of new ids and no counts.
 
     It gives each new id the row of the one with the least score in eight buckets. Every id of a
-    batch has to occur once in it.
+    batch has to occur once in it. Rows have :data:`DIM` columns, and begin with
+    :data:`INITIAL_VALUE`.
 
     Args:
         ids: int64 [capacity], distinct: what it holds at first.
@@ -33,6 +37,10 @@ class EvictingIndex:
         self._delete = library.dynemb_peer_evicting_index_delete
         self._delete.argtypes = [pointer]
         self._delete.restype = None
+        self._step = library.dynemb_peer_evicting_step
+        self._step.argtypes = [pointer, pointer, count, count, pointer, pointer]
+        self._step.argtypes += [ctypes.c_float, ctypes.c_int]
+        self._step.restype = None
         self._index = make(ids.data_ptr(), len(ids), batch, frequent)
 
     def look_up(self, ids: Tensor) -> Tensor:
@@ -41,6 +49,22 @@ class EvictingIndex:
         threads = torch.get_num_threads()
         self._look_up(self._index, ids.data_ptr(), len(ids), rows.data_ptr(), threads)
         return rows
+
+    def train(self, ids: Tensor, grad: Tensor) -> Tensor:
+        """One training step by row-wise Adagrad, on torch's number of threads.
+
+        Args:
+            ids: int64 [N], contiguous: as many to each of the bags of `grad`.
+            grad: float32 [bags, DIM], contiguous, the gradient of the sums.
+
+        Returns:
+            float32 [bags, DIM], the sums of the rows before the step.
+        """
+        sums = torch.empty_like(grad)
+        threads = torch.get_num_threads()
+        pointers = (ids.data_ptr(), len(grad), len(ids) // len(grad), sums.data_ptr())
+        self._step(self._index, *pointers, grad.data_ptr(), LEARNING_RATE, threads)
+        return sums
 
     def __del__(self) -> None:
         self._delete(self._index)
