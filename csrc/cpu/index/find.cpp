@@ -10,29 +10,10 @@
 namespace dynemb::cpu {
 namespace {
 
-// Also writes down who is missing. Returns how many are, up to this block.
-DYNEMB_INLINE int64_t match_second_buckets(const FindJob& job, Block& block,
-                                           int64_t missing_count) {
+// Writes down who of a block is missing. Returns how many are, up to this block.
+DYNEMB_INLINE int64_t note_missing(const FindJob& job, const Block& block, int64_t missing_count) {
   const int64_t* ids = job.ids + block.begin;
   int64_t* handles = job.handles + block.begin;
-  for (int64_t r = 0; r < block.second_count; ++r) {
-    const int32_t i = block.second[r];
-    const int64_t* line = job.table.line(block.second_bucket[r]);
-    SlotPosition position{block.second_bucket[r], 0};
-    int64_t stored = match_stored(line, ids[i]);
-    if (stored != 0) {
-      position.slot = match_slot(line, ids[i]);
-    } else if (!has_empty_slot(line)) {
-      position = probe(job.table, ids[i], block.hash[i], 2);
-      if (position.bucket < 0) continue;
-      stored = job.table.line(position.bucket)[kBucketWidth + position.slot];
-    } else {
-      continue;
-    }
-    handles[i] = decode_handle(stored);
-    if (job.table.scores != nullptr) update_scores(job, position.bucket, position.slot);
-    block.absent &= ~(uint64_t{1} << i);
-  }
   if (job.missing == nullptr && !job.table.has_padding) {
     return missing_count + __builtin_popcountll(block.absent);
   }
@@ -53,12 +34,16 @@ DYNEMB_INLINE int64_t match_second_buckets(const FindJob& job, Block& block,
 
 DYNEMB_INLINE void find_tile_simd_body(const FindJob& job) {
   const int64_t block_count = (job.count + kProbeBlock - 1) / kProbeBlock;
-  Block blocks[3];
+  Block blocks[kFindStages];
   int64_t missing_count = 0;
-  for (int64_t b = 0; b < block_count + 2; ++b) {
-    if (b < block_count) start_block(job, b * kProbeBlock, blocks[b % 3]);
-    if (b >= 1 && b <= block_count) match_first_buckets(job, blocks[(b - 1) % 3]);
-    if (b >= 2) missing_count = match_second_buckets(job, blocks[(b - 2) % 3], missing_count);
+  for (int64_t b = 0; b < block_count + kFindStages - 1; ++b) {
+    if (b < block_count) start_block(job, b * kProbeBlock, blocks[b % kFindStages]);
+    match_blocks(job, blocks, b, block_count);
+    const int64_t last = b - kFindStages + 1;
+    if (last < 0) continue;
+    Block& block = blocks[last % kFindStages];
+    match_rest(job, block);
+    missing_count = note_missing(job, block, missing_count);
   }
   *job.missing_count = missing_count;
 }

@@ -10,20 +10,23 @@
 
 namespace dynemb::cpu {
 
-// A block goes through three stages, each while lines of the others are on their way: its first
-// buckets are fetched; they are compared, and second buckets fetched for the ids that may be there;
-// these are compared.
+// A block goes through stages, each while lines of the others are on their way: its first buckets
+// are fetched; they are compared, and second buckets fetched for the ids that may be there; these
+// are compared, and third ones fetched, and so on.
 struct Block {
   uint64_t hash[kProbeBlock];
   int64_t bucket[kProbeBlock];
   int64_t begin;
   int64_t count;
   uint64_t absent;  // a bit for each id that has not been found
-  int64_t second_count;
-  int32_t second[kProbeBlock];         // ids that may be in their second buckets
-  int64_t second_bucket[kProbeBlock];  // and those
+  int64_t later_count;
+  int32_t later[kProbeBlock];         // ids that may be in a later bucket of their sequence
+  int64_t later_bucket[kProbeBlock];  // and the next of those
 };
 static_assert(kProbeBlock == 64, "a bit of a word for each id of a block");
+
+constexpr int64_t kLaterStages = 4;  // in which second to fifth buckets are compared
+constexpr int64_t kFindStages = 2 + kLaterStages;
 
 DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, Block& block) {
   block.begin = begin;
@@ -92,17 +95,65 @@ DYNEMB_INLINE void match_first_buckets(const FindJob& job, Block& block) {
   }
   block.absent = absent;
   // An id is past its first bucket only if that was full once.
-  int64_t second_count = 0;
+  int64_t later_count = 0;
   for (; absent != 0; absent &= absent - 1) {
     const int id = __builtin_ctzll(absent);
-    block.second[second_count] = id;
-    second_count += !has_empty_slot(job.table.line(block.bucket[id]));
+    block.later[later_count] = id;
+    later_count += !has_empty_slot(job.table.line(block.bucket[id]));
   }
-  block.second_count = second_count;
-  for (int64_t r = 0; r < second_count; ++r) {
-    const uint64_t hash = second_hash(block.hash[block.second[r]]);
-    block.second_bucket[r] = bucket_of(hash, job.table.bucket_count);
-    prefetch_line(job.table.line(block.second_bucket[r]));
+  block.later_count = later_count;
+  for (int64_t r = 0; r < later_count; ++r) {
+    const uint64_t hash = second_hash(block.hash[block.later[r]]);
+    block.later_bucket[r] = bucket_of(hash, job.table.bucket_count);
+    prefetch_line(job.table.line(block.later_bucket[r]));
+  }
+}
+
+// Compares the later buckets that have been fetched, and fetches the next ones. Hardly a branch:
+// who is found where cannot be foretold.
+DYNEMB_INLINE void match_later_buckets(const FindJob& job, Block& block) {
+  const int64_t* ids = job.ids + block.begin;
+  int64_t* handles = job.handles + block.begin;
+  uint64_t absent = block.absent;
+  int64_t later_count = 0;
+  for (int64_t r = 0; r < block.later_count; ++r) {
+    const int32_t i = block.later[r];
+    const int64_t bucket = block.later_bucket[r];
+    const int64_t* line = job.table.line(bucket);
+    const int64_t stored = match_stored(line, ids[i]);
+    handles[i] = decode_handle(stored);
+    absent &= ~(static_cast<uint64_t>(stored != 0) << i);
+    if (job.table.scores != nullptr && stored != 0) {
+      update_scores(job, bucket, match_slot(line, ids[i]));
+    }
+    block.later[later_count] = i;
+    block.later_bucket[later_count] = bucket + 1 < job.table.bucket_count ? bucket + 1 : 0;
+    later_count += (stored == 0) & !has_empty_slot(line);
+  }
+  block.absent = absent;
+  block.later_count = later_count;
+  for (int64_t r = 0; r < later_count; ++r) prefetch_line(job.table.line(block.later_bucket[r]));
+}
+
+// The stages between the first and the last of the blocks on their way, of which block `b` starts.
+DYNEMB_INLINE void match_blocks(const FindJob& job, Block* blocks, int64_t b, int64_t block_count) {
+  if (b >= 1 && b <= block_count) match_first_buckets(job, blocks[(b - 1) % kFindStages]);
+  for (int64_t stage = 2; stage < kFindStages && stage <= b; ++stage) {
+    if (b - stage < block_count) match_later_buckets(job, blocks[(b - stage) % kFindStages]);
+  }
+}
+
+// Looks for the few ids whose buckets have all been full, one by one.
+DYNEMB_INLINE void match_rest(const FindJob& job, Block& block) {
+  const int64_t* ids = job.ids + block.begin;
+  for (int64_t r = 0; r < block.later_count; ++r) {
+    const int32_t i = block.later[r];
+    const SlotPosition position = probe(job.table, ids[i], block.hash[i], 1 + kLaterStages);
+    if (position.bucket < 0) continue;
+    const int64_t* line = job.table.line(position.bucket);
+    job.handles[block.begin + i] = decode_handle(line[kBucketWidth + position.slot]);
+    if (job.table.scores != nullptr) update_scores(job, position.bucket, position.slot);
+    block.absent &= ~(uint64_t{1} << i);
   }
 }
 

@@ -118,21 +118,16 @@ DYNEMB_INLINE void put_new(TileInsertion& job, int64_t id, int64_t stored, int64
   for (int64_t w = 1; w < table.score_words; ++w) score[w * kBucketWidth] = 0;
 }
 
-// The stored handle of an id that is not in its first bucket as that was when the block was
-// matched: that of the slot where it was found after all, or of the row that it gets.
+// The stored handle of an id that is not in the index as that was when its buckets were compared:
+// that of an equal id which has come meanwhile, or of the row that it gets.
 DYNEMB_INLINE int64_t stored_of_absent(TileInsertion& job, int64_t id, uint64_t hash,
                                        int64_t bucket) {
   const FindJob& find = job.find;
   const int64_t* line = find.table.line(bucket);
-  const int64_t repeated = match_stored(line, id);  // an earlier id of the block is the same
+  const int64_t repeated = match_stored(line, id);
   if (repeated != 0) return repeated;
   const SlotMasks slots = free_slots(line);
   if (slots.empty == 0) {
-    const SlotPosition position = probe(find.table, id, hash, 1);
-    if (position.bucket >= 0) {
-      if (find.table.scores != nullptr) update_scores(find, position.bucket, position.slot);
-      return find.table.line(position.bucket)[kBucketWidth + position.slot];
-    }
     const int64_t waiting = job.displaced->find(hash, id, job.table);
     if (waiting != 0) return waiting;
   }
@@ -166,23 +161,27 @@ DYNEMB_INLINE void insert_absent(TileInsertion& job, const Block& block) {
   job.missed += missed;
 }
 
-// Rows are given out in the last stage, which blocks reach in order. A block is matched after those
-// before it have reached the last stage, so it misses only what its own ids have changed since.
+// Rows are given out in the last stage, which blocks reach in order. What is compared before sees
+// the index with or without the new ids of the blocks ahead. That makes no difference for ids that
+// were there: new ids only go into free slots of their first buckets. Whether an id has become
+// known meanwhile, the last stage finds out.
 DYNEMB_INLINE void insert_tile_body(TileInsertion& job) {
   const int64_t block_count = (job.find.count + kProbeBlock - 1) / kProbeBlock;
-  Block blocks[3];
-  for (int64_t b = 0; b < block_count + 2; ++b) {
-    if (b >= 2) insert_absent(job, blocks[(b - 2) % 3]);
+  Block blocks[kFindStages];
+  for (int64_t b = 0; b < block_count + kFindStages - 1; ++b) {
+    if (b < block_count) start_block(job.find, b * kProbeBlock, blocks[b % kFindStages]);
+    match_blocks(job.find, blocks, b, block_count);
     if (b >= 1 && b <= block_count) {
-      Block& block = blocks[(b - 1) % 3];
-      match_first_buckets(job.find, block);
-      for (int64_t r = 0; r < block.second_count; ++r) {
-        job.displaced->prefetch(block.hash[block.second[r]]);
-        const int64_t next = block.second_bucket[r] + 1;
-        prefetch_line(job.find.table.line(next < job.find.table.bucket_count ? next : 0));
+      const Block& matched = blocks[(b - 1) % kFindStages];
+      for (int64_t r = 0; r < matched.later_count; ++r) {
+        job.displaced->prefetch(matched.hash[matched.later[r]]);
       }
     }
-    if (b < block_count) start_block(job.find, b * kProbeBlock, blocks[b % 3]);
+    const int64_t last = b - kFindStages + 1;
+    if (last < 0) continue;
+    Block& block = blocks[last % kFindStages];
+    match_rest(job.find, block);
+    insert_absent(job, block);
   }
 }
 DYNEMB_SIMD_VARIANTS(insert_tile, (TileInsertion & job), (job))
