@@ -18,10 +18,11 @@ import torch
 from common.command import is_selected, parser, positive
 from common.id_streams import distinct_ids
 from common.report import Report, Row, compare, quantity
-from common.timing import interleave
+from common.timing import Timing, interleave
 from eviction import quality
 from eviction.quality import SCORES
 from peers.evicting_table import EvictingTable
+from peers.initial_rows import NormalRows
 from peers.managed_collisions import ManagedCollisions
 from torch import Tensor
 from training.variants import train_all
@@ -35,6 +36,7 @@ NEW_SHARE = 0.3
 KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
 KNOWN, HAND, MCH = "our known ids", "new ids by hand", "TorchRec MCH"
 CONSTANT = "our Constant rows"
+BY_HAND = "our Constant rows and Normal values by hand"
 STEADY_PEERS = (KNOWN, HAND)
 STEADY_TARGETS = {"find_or_insert": 2.5, "training step": 1.6}
 INITIAL_TARGET = 1.2  # Normal against Constant
@@ -219,12 +221,18 @@ def steady_comparisons(
 
 
 def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
-    """Training steps with 30 % new ids whose rows begin with random values, or with one value."""
+    """Training steps with 30 % new ids whose rows begin with random values, or with one value.
+
+    The limit is a step with one value and, beside it, a kernel that only computes the random values
+    of so many rows, in the forward and in the backward; threads share that without loss.
+    """
     for threads in sorted({1, torch.get_num_threads()}):
         case = steady_case("training step, Normal rows,", "LRU", threads)
-        if not is_selected(only, case, CONSTANT):
+        wanted = [peer for peer in (CONSTANT, BY_HAND) if is_selected(only, case, peer)]
+        if not wanted:
             continue
         yield case
+        hand = NormalRows(sizes.new)
         normal = FullTable("LRU", sizes, td.Normal())
         constant = FullTable("LRU", sizes, td.Constant(0.01))
         batches = Batches(sizes)
@@ -234,23 +242,29 @@ def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
         timings = interleave(
             {
                 "ours": lambda call, table=normal, mixed=mixed: table.train(mixed[call]),
-                "peer": lambda call, table=constant, mixed=mixed: table.train(mixed[call]),
+                CONSTANT: lambda call, table=constant, mixed=mixed: table.train(mixed[call]),
+                "values": lambda _, hand=hand: hand.compute(),
             },
             rounds=sizes.rounds,
             calls=sizes.calls,
         )
         torch.set_num_threads(all_threads)
-        yield compare(
-            BENCH,
-            case,
-            timings["ours"],
-            CONSTANT,
-            timings["peer"],
-            target=INITIAL_TARGET,
-            threads=threads,
-            capacity=sizes.capacity,
-            batch=sizes.batch,
-        )
+        both = zip(timings[CONSTANT].rounds_ms, timings["values"].rounds_ms, strict=True)
+        timings[BY_HAND] = Timing(tuple(step + 2 / threads * values for step, values in both))
+        limit = timings[BY_HAND].median_ms / timings[CONSTANT].median_ms
+        for peer in wanted:
+            yield compare(
+                BENCH,
+                case,
+                timings["ours"],
+                peer,
+                timings[peer],
+                target=INITIAL_TARGET if peer == CONSTANT else None,
+                threads=threads,
+                capacity=sizes.capacity,
+                batch=sizes.batch,
+                hand_by_constant=limit,
+            )
 
 
 def sharing_ids(ids: Tensor, rows: Tensor) -> int:

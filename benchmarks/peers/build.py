@@ -112,7 +112,7 @@ def build_alone(name: str) -> Path:
     """Compiles a folder beside this file, which needs no package, unless that was done before.
 
     Args:
-        name: of the folder: ``"evicting"``, ``"index"`` or ``"ragged"``.
+        name: of the folder: ``"evicting"``, ``"index"``, ``"initial"`` or ``"ragged"``.
 
     Returns:
         Path of the shared library.
@@ -120,7 +120,7 @@ def build_alone(name: str) -> Path:
     Raises:
         RuntimeError: the compiler failed.
     """
-    return _build_folder(name, [], [])
+    return _build_folder(name, [f"-I{ROOT / 'csrc'}"], [])
 
 
 def build_calls() -> Path:

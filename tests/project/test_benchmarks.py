@@ -189,6 +189,15 @@ def test_the_lookup_by_hand_finds_rows(dim: int, monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(HandTable(rows, ids)(ids[numbers], offsets), expected)
 
 
+def test_the_values_by_hand_are_normal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from peers.initial_rows import NormalRows
+
+    values = NormalRows(24).compute().double().flatten().sort().values
+    normal = torch.special.ndtri((torch.arange(512, dtype=torch.float64) + 0.5) / 512)
+    assert (values - normal).abs().mean() < 0.1
+
+
 def test_a_table_is_printed_without_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,35 +15,6 @@
 namespace dynemb::cpu {
 
 // Columns [begin, end) of one record into row; `words` holds those from column `first` on.
-DYNEMB_INLINE void init_normal_columns(const InitParameters& p, const uint32_t* words,
-                                       int64_t first, int64_t begin, int64_t end, float* row) {
-  float q[kInitChunk], tail[kInitChunk], quantile[kInitChunk];
-  const int64_t count = end - begin;
-  words += begin - first;
-  row += begin;
-  for (int64_t c = 0; c < count; ++c) {
-    tail[c] = normal_tail(words[c]);
-    q[c] = tail[c] - 0.5f;
-  }
-  normal_quantiles(q, tail, count, quantile);
-  for (int64_t c = 0; c < count; ++c) row[c] = normal_of_quantile(words[c], quantile[c], p);
-}
-
-DYNEMB_INLINE void init_truncated_columns(const InitParameters& p, const uint32_t* words,
-                                          int64_t first, int64_t begin, int64_t end, float* row) {
-  float q[kInitChunk], tail[kInitChunk], quantile[kInitChunk];
-  const int64_t count = end - begin;
-  words += begin - first;
-  row += begin;
-  for (int64_t c = 0; c < count; ++c) {
-    const float probability = truncated_probability(words[c], p);
-    q[c] = probability - 0.5f;
-    tail[c] = truncated_tail(probability);
-  }
-  normal_quantiles(q, tail, count, quantile);
-  for (int64_t c = 0; c < count; ++c) row[c] = truncated_normal_of_quantile(quantile[c], p);
-}
-
 DYNEMB_INLINE void init_columns(const double* record, const double* init_data,
                                 const uint32_t* words, int64_t first, int64_t begin, int64_t end,
                                 float* row) {
@@ -53,10 +24,10 @@ DYNEMB_INLINE void init_columns(const double* record, const double* init_data,
       for (int64_t c = begin; c < end; ++c) row[c] = uniform_value(words[c - first], p);
       break;
     case kInitNormal:
-      init_normal_columns(p, words, first, begin, end, row);
+      normal_values(p, words + (begin - first), end - begin, row + begin);
       break;
     case kInitTruncatedNormal:
-      init_truncated_columns(p, words, first, begin, end, row);
+      truncated_normal_values(p, words + (begin - first), end - begin, row + begin);
       break;
     case kInitVector: {
       const double* values = init_data + static_cast<int64_t>(record[kInitParameters]);
@@ -77,7 +48,7 @@ DYNEMB_INLINE void write_initial_row(const TableRows& table, int64_t records_beg
     const int kind = static_cast<int>(record[r * kInitRecordColumns + kInitKindColumn]);
     random |= kind != kInitConstant && kind != kInitVector;
   }
-  uint32_t words[kInitChunk];
+  uint32_t words[kInitChunk + kWidestVector];  // those behind a chunk are read and do not count
   for (int64_t first = 0; first < table.dim; first += kInitChunk) {
     const int64_t last = std::min(first + kInitChunk, table.dim);
     if (random) random_words(table.seed, id, table.first_column + first, last - first, words);

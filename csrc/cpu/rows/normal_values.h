@@ -1,12 +1,20 @@
-// Quantiles of the normal distribution for the columns of a row.
+// Normal and truncated normal values of the columns of a row.
 #pragma once
 
 #include <cstdint>
 
+#include "core/rows/initializer.h"
+
 namespace dynemb::cpu {
 
-// value[c] = normal_quantile(q[c], tail[c]) for c below `count`. All have room for kInitChunk
-// floats, of which those from `count` on may be read and changed.
-void normal_quantiles(const float* q, const float* tail, int64_t count, float* value);
+constexpr int64_t kWidestVector = 16;  // floats
+
+// row[c] = normal_value(words[c], p) for c below `count`, which is at most kInitChunk. Words from
+// `count` on, up to the next multiple of kWidestVector, may be read.
+void normal_values(const InitParameters& p, const uint32_t* words, int64_t count, float* row);
+
+// The same with truncated_normal_value.
+void truncated_normal_values(const InitParameters& p, const uint32_t* words, int64_t count,
+                             float* row);
 
 }  // namespace dynemb::cpu
