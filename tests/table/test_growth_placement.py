@@ -14,7 +14,7 @@ from group_calls import differences, snapshot
 import torch_dynemb as td
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
 
-pytestmark = pytest.mark.cpu_only("the CPU's placement, which tests of CUDA kernels compare theirs with")
+pytestmark = pytest.mark.cpu_only("the CPU's placement; tests of CUDA compare theirs with it")
 
 
 def make_group(score: Any) -> td.TableGroup:
