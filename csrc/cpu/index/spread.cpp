@@ -250,8 +250,9 @@ constexpr int64_t kVectorBuckets = int64_t{1} << 32;
 
 void spread_buckets(const SpreadJob& job) {
   const int64_t old_count = job.table.bucket_count;
-  const bool near = job.bucket_count <= kMostLinesABucket * old_count;
-  near&& job.bucket_count < kVectorBuckets ? spread_through_window(job) : scatter_buckets(job);
+  const bool fits_window = job.bucket_count <= kMostLinesABucket * old_count;
+  if (fits_window && job.bucket_count < kVectorBuckets) return spread_through_window(job);
+  scatter_buckets(job);
 }
 
 void tidy_buckets(const TableView& table, int64_t begin, int64_t end, Leftovers* rest) {
