@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
-#include <thread>
 
 namespace evicting {
 namespace {
@@ -207,15 +206,11 @@ __attribute__((visibility("default"))) void dynemb_peer_evicting_index_look_up(
     void* pointer, const int64_t* ids, int64_t count, int64_t* rows, int threads) {
   auto* index = static_cast<Index*>(pointer);
   ++index->step;
-  const auto run = [&](int thread) {
+  run_threads(threads, [&](int thread) {
     static thread_local std::vector<Missing> missing;
     const int64_t begin = count * thread / threads;
     look_up(*index, ids + begin, count * (thread + 1) / threads - begin, rows + begin, &missing);
-  };
-  std::vector<std::thread> others;
-  for (int thread = 1; thread < threads; ++thread) others.emplace_back(run, thread);
-  run(0);
-  for (auto& other : others) other.join();
+  });
 }
 
 }  // extern "C"

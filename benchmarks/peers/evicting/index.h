@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 namespace evicting {
@@ -54,5 +55,14 @@ struct Missing {
 // Rows and generations of ids; `missing` has those that were new and got another's row.
 void look_up(const Index& index, const int64_t* ids, int64_t count, int64_t* rows,
              std::vector<Missing>* missing);
+
+// run(thread) for each of them, on threads of its own but for the first.
+template <class Run>
+void run_threads(int threads, const Run& run) {
+  std::vector<std::thread> others;
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back(run, thread);
+  run(0);
+  for (auto& other : others) other.join();
+}
 
 }  // namespace evicting

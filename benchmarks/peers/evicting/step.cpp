@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <thread>
 #include <vector>
 
 #include "index.h"
@@ -107,17 +106,13 @@ __attribute__((visibility("default"))) void dynemb_peer_evicting_step(
   auto* index = static_cast<Index*>(pointer);
   ++index->step;
   const Step step{*index, ids, bag_size, out, grad, lr};
-  const auto run = [&](int thread) {
+  run_threads(threads, [&](int thread) {
     static thread_local Part part;
     const int64_t begin = bags * thread / threads;
     const int64_t end = bags * (thread + 1) / threads;
     step.forward(begin, end - begin, &part);
     step.update(begin, end - begin, part);
-  };
-  std::vector<std::thread> others;
-  for (int thread = 1; thread < threads; ++thread) others.emplace_back(run, thread);
-  run(0);
-  for (auto& other : others) other.join();
+  });
 }
 
 }  // extern "C"
