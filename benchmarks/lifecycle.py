@@ -2,9 +2,9 @@
 
 Steady state: a full table (D=64) and batches of which 30 % are new ids, each for another one,
 against as many lookups of known ids in an equal table. A kernel by hand that only touches the
-memory that eviction has to touch says how much of that any index pays. TorchRec's MCH gets the
-same ids and as many rows. Whom eviction takes is compared with an exact simulation: see
-eviction/quality.py.
+memory that eviction has to touch says how much of that any index pays, and a training step on it
+how much any table pays. TorchRec's MCH gets the same ids and as many rows. Whom eviction takes is
+compared with an exact simulation: see eviction/quality.py.
 """
 
 from __future__ import annotations

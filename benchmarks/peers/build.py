@@ -1,6 +1,6 @@
-"""Compiles the C++ peers into one shared library, once for each state of sources and flags.
+"""Compiles the C++ peers, once for each state of sources, headers and flags.
 
-``python benchmarks/peers/build.py`` builds it and prints its path.
+``python benchmarks/peers/build.py`` compiles the sources beside it and prints the library's path.
 """
 
 from __future__ import annotations
@@ -154,8 +154,10 @@ def _build_folder(name: str, cflags: Sequence[str], libs: Sequence[str]) -> Path
 def _build(name: str, sources: Sequence[Path], command_of: Callable[[Path], list[str]]) -> Path:
     directory = ROOT / "build" / "peers"
     key = hashlib.sha256(repr(command_of(directory / f"{name}.so")).encode())
-    for source in (*sources, *sorted({h for s in sources for h in s.parent.glob("*.h")})):
-        key.update(source.read_bytes())
+    headers = sorted({header for source in sources for header in source.parent.glob("*.h")})
+    headers += sorted((ROOT / "csrc" / "core").rglob("*.h"))  # of those, initial/ has its formulas
+    for file in (*sources, *headers):
+        key.update(file.read_bytes())
     key.update(Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"cpu MHz")[0])
     library = directory / f"{name}-{key.hexdigest()[:16]}.so"
     if library.is_file():
