@@ -92,6 +92,17 @@ def test_row_wise_adagrad_also_with_the_padding_of_2025(tmp_path: Path, padding:
     assert_holds(items, rows)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "exact_sgd", None])
+def test_sgd_dumps_empty_files_of_state(tmp_path: Path, kind: str | None) -> None:
+    rows = some_rows(20, DIM)
+    rows.state = {"none": np.empty((20, 0))}
+    options = {"lr": 0.1} if kind is None else {"opt_type": kind, "lr": 0.1}
+    write_dynamicemb(tmp_path, "users", rows, ranks=2, options=options, state=["none"])
+    items = table(optimizer=td.SGD(lr=0.1))
+    migrate.load(items, migrate.read_dynamicemb(tmp_path, "users"))
+    assert_holds(items, Rows(rows.ids, rows.values))
+
+
 def test_ages_become_times_of_the_last_sight(tmp_path: Path) -> None:
     rows = some_rows(3, DIM)
     rows.scores = {"age": np.array([5 * SECOND, 0, 10**18])}
@@ -174,8 +185,7 @@ def test_what_is_dumped_is_what_the_table_holds(
     state = [of.numpy() for of in content.state.values()]
     expected = np.concatenate([np.empty((len(dumped.ids), 0), np.float32), *state], 1)
     assert expected.shape[1] == columns
-    if columns:
-        assert np.array_equal(dumped.state["all"], expected)
+    assert np.array_equal(dumped.state["all"], expected)  # SGD has a file without bytes
     names = ("step", "frequency")
     assert np.array_equal(
         dumped.scores["all"][:, 0], content.scores[:, names.index("frequency")].numpy()
@@ -350,6 +360,12 @@ DAMAGE = {
         lambda folder: cut(folder / "users_emb_opt_values.rank_1.world_size_2", 24),
         "users_emb_opt_values.rank_1.world_size_2 has 24 bytes",
     ),
+    "state of all ranks is empty": (
+        lambda folder: [
+            cut(folder / f"users_emb_opt_values.rank_{rank}.world_size_2", 0) for rank in (0, 1)
+        ],
+        "users_emb_opt_values.rank_0.world_size_2 has 0 bytes",
+    ),
     "a JSON that is cut off": (
         lambda folder: cut(folder / "users_opt_args.json", 20),
         "users_opt_args.json is damaged",
@@ -392,6 +408,9 @@ def test_loads_that_do_not_fit(tmp_path: Path) -> None:
     DynamicEmbDump(tmp_path, items)
     with pytest.raises(FileNotFoundError, match=r"no files embedding_emb_opt_values.*optim=False"):
         DynamicEmbLoad(tmp_path, table(), optim=True)
+    DynamicEmbDump(tmp_path / "sgd", trained(optimizer=td.SGD(lr=0.1)), optim=True)
+    with pytest.raises(ValueError, match=r"but it was dumped with 'sgd', state \[\]"):
+        DynamicEmbLoad(tmp_path / "sgd", table(), optim=True)
     with pytest.raises(ValueError, match=r"keeps the score 'step', but it was dumped with evict_s"):
         DynamicEmbLoad(tmp_path, table(policy=td.Policy(score="step")))
     with pytest.raises(ValueError, match=r"has 8 columns, but rows of .* have 6"):

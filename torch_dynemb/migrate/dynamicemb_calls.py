@@ -239,7 +239,7 @@ def _source(path: Path, kept: _Kept, *, optim: bool, counter: bool, now: int) ->
             "dumped"
         )
     if optim and kept.state and source.embedding_dim is not None:
-        if not source.state:
+        if not source.has_state_files:
             raise FileNotFoundError(
                 f"{where}: {folder} has no files {table}_emb_opt_values.rank_*: give optim=False"
             )

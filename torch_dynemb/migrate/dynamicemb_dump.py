@@ -43,6 +43,7 @@ class DumpSource(Source):
     Attributes:
         options: what its JSON says.
         words: scores of a row.
+        has_state_files: whether it was dumped with ``optim=True``.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class DumpSource(Source):
             )
             for k in range(len(keys))
         ]
+        self.has_state_files = of_state is not None
         counts = [part.keys.stat().st_size // 8 for part in self._parts]
         self._dim = self._row_columns("emb_values", [part.values for part in self._parts], counts)
         words = self._row_columns(
@@ -160,10 +162,13 @@ class DumpSource(Source):
 
     def _dumped_optimizer(self, counts: Sequence[int]) -> DumpedOptimizer:
         paths = [part.state for part in self._parts]
+        kind = self.options.get("opt_type")
+        stateless = kind is None or (kind in OPTIMIZERS and not OPTIMIZERS[kind].names)
+        if stateless and all(path is None or path.stat().st_size == 0 for path in paths):
+            return DumpedOptimizer(())  # a dump of SGD with optim=True has empty files
         columns = self._row_columns("emb_opt_values", paths, counts)
         if columns is None or self._dim is None:
             return DumpedOptimizer(())
-        kind = self.options.get("opt_type")
         where = f"{paths[0]}: table {self._table!r}"
         if kind is None:  # dumps of 2025 do not say
             adam = {"iters", "beta1", "beta2"} <= self.options.keys()

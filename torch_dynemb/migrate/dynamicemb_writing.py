@@ -309,7 +309,7 @@ def _files_of(
     shapes = {"emb_keys": (rows, 1, torch.int64), "emb_values": (rows, of.dim, torch.float32)}
     if of.scores:
         shapes["emb_scores"] = rows, len(of.scores), torch.int64
-    if options.optim and of.state:
+    if options.optim:  # without columns for SGD, as DynamicEmb writes it
         width = len(of.state) * (1 if of.per_row else of.dim)
         shapes["emb_opt_values"] = rows, width, torch.float32
     if of.counts:
