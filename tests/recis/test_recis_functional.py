@@ -11,6 +11,8 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.recis import (
     Bucketize,
+    Feature,
+    FeatureEngine,
     FusedBoundaryOP,
     FusedCutoffOP,
     FusedHashOP,
@@ -20,6 +22,8 @@ from torch_dynemb.recis import (
     IDMultiHash,
     Mod,
     RaggedTensor,
+    SelectField,
+    SelectFields,
     SequenceLengthError,
     SequenceTruncate,
 )
@@ -230,3 +234,111 @@ def test_a_row_that_is_too_long_fails_an_assertion_of_recis() -> None:
     for error in (AssertionError, ValueError, SequenceLengthError):
         with pytest.raises(error, match="got a row of 256 elements, expected at most seq_len, 128"):
             SequenceTruncate(128)(lists)
+
+
+# -- wrong types ---------------------------------------------------------------------------------
+
+INTS, FLOATS, BYTES = torch.tensor([0, 1]), torch.ones(2), torch.tensor([1, 2]).byte()
+BOUNDS, ROWS = torch.tensor([0, 2]), torch.ones(2, 3)
+CALLS: dict[str, dict[str, Any]] = {
+    "bucketize": {"input": FLOATS, "boundaries": [1.0, 2.0]},
+    "bucketize_mod": {"input": INTS, "bucket": 2},
+    "dense_to_ragged": {"tensor": ROWS, "check_invalid": True, "invalid_value": 0},
+    "farmhash": {"inputs": [BYTES], "splits": [BOUNDS]},
+    "feature_cross_ragged": {
+        "x_val": INTS,
+        "x_offsets": BOUNDS,
+        "y_val": INTS,
+        "y_offsets": BOUNDS,
+        "x_weight": FLOATS,
+        "y_weight": FLOATS,
+    },
+    "fused_bucketize_gpu": {"values": [FLOATS], "boundaries": [FLOATS]},
+    "fused_multi_hash": {"inputs": [INTS], "muls": [[1]], "primes": [[7]], "bucket_nums": [[3]]},
+    "fused_ragged_cutoff_2D": {
+        "values": [INTS],
+        "offsets": [BOUNDS],
+        "keep_lengths": [2],
+        "drop_sides": [True],
+    },
+    "fused_ragged_cutoff_3D": {
+        "values": [INTS],
+        "offsets": [[BOUNDS, torch.arange(3)]],
+        "keep_lengths": [2],
+        "drop_sides": [True],
+        "pad_sides": [True],
+    },
+    "fused_uint64_mod_gpu": {"values": [INTS], "mods": [3]},
+    "ids_encode": {"ids_list": [INTS], "table_ids": [1]},
+    "ids_partition": {"ids": INTS, "max_partition_num": 10, "world_size": 2},
+    "merge_offsets": {"offsets": [BOUNDS]},
+    "multi_hash": {"input": INTS, "muls": [1], "primes": [7], "bucket_num": 3},
+    "murmurhash": {"inputs": [BYTES], "splits": [BOUNDS]},
+    "ragged_embedding_segment_reduce": {
+        "unique_emb": ROWS,
+        "weight": FLOATS,
+        "reverse_indices": INTS,
+        "offsets": BOUNDS,
+        "combiner": "tile",
+        "combiner_kwargs": {"bs": [1], "tile_len": [2]},
+    },
+    "ragged_tile": {
+        "batch": [1],
+        "seq": [2],
+        "indices": INTS,
+        "offset": BOUNDS,
+        "table": ROWS,
+        "left_pad": torch.tensor([True]),
+    },
+    "ragged_to_dense": {"values": INTS, "offsets": [BOUNDS], "default_value": 0},
+    "segment_sum_sparse": {
+        "data": ROWS,
+        "weight": FLOATS,
+        "indices": INTS,
+        "segment_ids": INTS,
+        "num_segments": 2,
+    },
+    "sparse_embedding_segment_reduce": {
+        "unique_emb": ROWS,
+        "weight": FLOATS,
+        "reverse_indices": INTS,
+        "segment_ids": INTS,
+        "num_segments": 2,
+        "combiner": "sum",
+    },
+}
+NEVER_RIGHT = ["x", object(), 1.5j, ["a"], [object()], {"a": 1}, ROWS.to_sparse()]
+NEVER_RIGHT_IN = [(name, argument) for name, call in CALLS.items() for argument in call]
+
+
+@pytest.mark.parametrize(("name", "argument"), NEVER_RIGHT_IN)
+def test_wrong_types_are_refused_by_name(name: str, argument: str) -> None:
+    call = CALLS[name] | ({"pad_sides": INTS} if name == "fused_ragged_cutoff_2D" else {})
+    getattr(F, name)(**call)
+    for wrong in NEVER_RIGHT:
+        with pytest.raises((TypeError, ValueError), match=rf"{name}: {argument}|RaggedTensor: "):
+            getattr(F, name)(**{**call, argument: wrong})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Mod(1.5), "Mod: mod_value is 1.5, expected int"),  # type: ignore[arg-type]
+        (lambda: Mod(2**63), "Mod: mod_value is 9223372036854775808, expected an int64"),
+        (lambda: Bucketize("ab"), "Bucketize: boundary is 'ab', expected numbers"),  # type: ignore[arg-type]
+        (lambda: Bucketize([1, "b"]), r"Bucketize: boundary\[1\] is 'b'"),  # type: ignore[list-item]
+        (lambda: IDMultiHash(torch.ones(())), "IDMultiHash: num_buckets is a tensor"),  # type: ignore[arg-type]
+        (lambda: IDMultiHash([3], 4), "IDMultiHash: prefix is 4, expected str"),  # type: ignore[arg-type]
+        (lambda: SequenceTruncate("2"), "SequenceTruncate: seq_len is '2', expected int"),  # type: ignore[arg-type]
+        (lambda: SequenceTruncate(2, dtype=3), "SequenceTruncate: dtype is 3"),  # type: ignore[arg-type]
+        (lambda: SelectField(b"a"), "SelectField: name is b'a', expected str"),  # type: ignore[arg-type]
+        (lambda: SelectField("a", dim=1.5), "SelectField: dim is 1.5"),  # type: ignore[arg-type]
+        (lambda: SelectFields(["a"]), r"SelectFields: input_list\[0\] is 'a'"),  # type: ignore[list-item]
+        (lambda: Feature(3), "Feature: name is 3, expected str"),  # type: ignore[arg-type]
+        (lambda: FeatureEngine(["a"]), r"FeatureEngine: feature_list\[0\] is 'a'"),  # type: ignore[list-item]
+        (lambda: FusedModOP(Mod(3)), "FusedModOP: ops is Mod"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_types_of_feature_ops_are_refused_by_name(make: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()

@@ -28,7 +28,11 @@ def mod(values: Sequence[Tensor], divisors: Sequence[int]) -> list[Tensor]:
         >>> mod([torch.tensor([12, 7]), torch.tensor([[-1]])], [10, 16])
         [tensor([2, 7]), tensor([[15]])]
     """
-    if not values and not divisors:
+    if not values:  # an op without tensors has no device
+        if divisors:
+            raise RuntimeError(
+                f"mod: divisors has {len(divisors)} entries, expected one for each of 0 values"
+            )
         return []
     results: list[Tensor] = torch.ops.dynemb.mod(list(values), list(divisors))
     return results

@@ -183,7 +183,11 @@ def ids_encode(ids: Sequence[Tensor], tables: Sequence[int]) -> Tensor:
         >>> in_one == again, in_one == in_two
         (True, False)
     """
-    if not ids and not tables:
+    if not ids:  # an op without tensors has no device
+        if tables:
+            raise RuntimeError(
+                f"ids_encode: tables has {len(tables)} entries, expected one for each of 0 ids"
+            )
         return torch.empty(0, dtype=torch.int64)
     encoded: Tensor = torch.ops.dynemb.ids_encode(list(ids), list(tables))
     return encoded

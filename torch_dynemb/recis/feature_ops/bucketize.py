@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import described, number, tensor
+from torch_dynemb.recis.arguments import entries
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
 from torch_dynemb.recis.feature_ops.values import (
     INTEGERS,
@@ -29,6 +31,7 @@ class Bucketize(FeatureOp):
             float32.
 
     Raises:
+        TypeError: they are no numbers.
         ValueError: they do not ascend.
     """
 
@@ -36,12 +39,28 @@ class Bucketize(FeatureOp):
 
     def __init__(self, boundary: Sequence[float] | Tensor) -> None:
         super().__init__()
-        numbers = boundary.tolist() if isinstance(boundary, Tensor) else list(boundary)
+        numbers = self._checked(boundary)
         if any(not a <= b for a, b in pairwise(numbers)):
             raise ValueError(f"Bucketize: boundary is {numbers}, expected ascending numbers")
         self._numbers = tuple(numbers)
         for dtype in self._DTYPES:
             self.register_buffer(self._buffer(dtype), self._bounds(dtype), persistent=False)
+
+    @staticmethod
+    def _checked(boundary: object) -> list[float]:
+        owner = "Bucketize: boundary"
+        if isinstance(boundary, Tensor):
+            if tensor(owner, boundary).dim() != 1 or boundary.is_complex():
+                raise TypeError(
+                    f"{owner} is {described(boundary)}, expected a tensor [n] of numbers"
+                )
+            boundary = boundary.tolist()
+        given = entries(owner, boundary, "numbers or a tensor [n]")
+        # an int keeps all its digits
+        return [
+            bound if type(bound) is int else number(f"{owner}[{i}]", bound)
+            for i, bound in enumerate(given)
+        ]
 
     @staticmethod
     def _buffer(dtype: torch.dtype) -> str:

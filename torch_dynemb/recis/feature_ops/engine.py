@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
+from torch_dynemb.argument_checks import described, text
+from torch_dynemb.recis.arguments import entries
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
 from torch_dynemb.recis.feature_ops.fields import SelectField, SelectFields
 
@@ -17,6 +19,9 @@ class Feature:
     Args:
         name: of the result.
 
+    Raises:
+        TypeError: it is no str.
+
     Example:
         >>> from torch_dynemb.recis.feature_ops import Mod
         >>> Feature("user").add_op(SelectField("user_id")).add_op(Mod(1000)).name
@@ -24,7 +29,7 @@ class Feature:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = text("Feature: name", name)
         self.ops: list[FeatureOp] = []
 
     def add_op(self, op: FeatureOp) -> Feature:
@@ -69,6 +74,7 @@ class FeatureEngine(nn.Module):
         feature_list: what to compute.
 
     Raises:
+        TypeError: it is no list of :class:`Feature`.
         ValueError: two features have one name, or one does not begin with a SelectField.
 
     Example:
@@ -91,7 +97,13 @@ class FeatureEngine(nn.Module):
         self._results: dict[str, int] = {}
         known: dict[Hashable, int] = {}
         levels: list[dict[type[FeatureOp], list[int]]] = []
-        for feature in feature_list:
+        for i, feature in enumerate(
+            entries("FeatureEngine: feature_list", feature_list, "a list of Feature")
+        ):
+            if not isinstance(feature, Feature):
+                raise TypeError(
+                    f"FeatureEngine: feature_list[{i}] is {described(feature)}, expected a Feature"
+                )
             if feature.name in self._results:
                 raise ValueError(f"feature {feature.name!r} is given twice: names are unique")
             self._check_beginning(feature)

@@ -8,8 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described, flag, integer, text
+from torch_dynemb.recis.arguments import entries
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
-from torch_dynemb.recis.feature_ops.values import Value, check_dtype, check_value
+from torch_dynemb.recis.feature_ops.values import (
+    Value,
+    check_dtype,
+    check_optional_dtype,
+    check_value,
+)
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
@@ -22,6 +29,10 @@ class SelectField(FeatureOp):
         dim: size of its last dimension, or, of a RaggedTensor, that of its dense form: the
             innermost rows may be shorter, and are checked, which waits for a GPU.
         from_dict: False: the input is no dict but the field itself.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: ``dim`` is negative.
     """
 
     def __init__(
@@ -32,7 +43,11 @@ class SelectField(FeatureOp):
         from_dict: bool = True,
     ) -> None:
         super().__init__()
-        self.name, self.dtype, self.dim, self.from_dict = name, dtype, dim, from_dict
+        self.name = text("SelectField: name", name)
+        check_optional_dtype("SelectField", dtype)
+        self.dtype = dtype
+        self.dim = None if dim is None else integer("SelectField: dim", dim, least=0)
+        self.from_dict = flag("SelectField: from_dict", from_dict)
 
     def config(self) -> Hashable:
         return self.name, self.dtype, self.dim, self.from_dict
@@ -76,11 +91,21 @@ class SelectFields(FeatureOp):
 
     Args:
         input_list: which.
+
+    Raises:
+        TypeError: it is no list of SelectField.
     """
 
     def __init__(self, input_list: Sequence[SelectField]) -> None:
         super().__init__()
-        self.input_list = list(input_list)
+        self.input_list: list[SelectField] = []
+        given = entries("SelectFields: input_list", input_list, "a list of SelectField")
+        for i, field in enumerate(given):
+            if not isinstance(field, SelectField):
+                raise TypeError(
+                    f"SelectFields: input_list[{i}] is {described(field)}, expected a SelectField"
+                )
+            self.input_list.append(field)
 
     def config(self) -> Hashable:
         return tuple(op.config() for op in self.input_list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from torch_dynemb.recis.arguments import entries
 from torch_dynemb.recis.feature_ops.bucketize import Bucketize
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
 from torch_dynemb.recis.feature_ops.hash import Hash, IDMultiHash
@@ -31,7 +32,8 @@ class FusedOP:
 
     def __init__(self, ops: Sequence[FeatureOp] | None = None) -> None:
         self._ops: list[FeatureOp] = []
-        for op in ops or ():
+        owner = f"{type(self).__name__}: ops"
+        for op in () if ops is None else entries(owner, ops, f"a list of {self.kind.__name__}"):
             self.add_op(op)
 
     def add_op(self, op: FeatureOp) -> None:

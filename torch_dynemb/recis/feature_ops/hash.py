@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from torch_dynemb import ops
-from torch_dynemb.argument_checks import integers
+from torch_dynemb.argument_checks import text
+from torch_dynemb.recis.arguments import numbers
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
 from torch_dynemb.recis.feature_ops.primes import prime_up_to
 from torch_dynemb.recis.feature_ops.values import (
@@ -36,13 +37,15 @@ class IDMultiHash(FeatureOp):
         prefix: of the names.
 
     Raises:
+        TypeError: an argument has a wrong type.
         ValueError: there are no hashes or more than four, or a number of buckets is less than 1 or
             so large that the prime might leave int64.
     """
 
     def __init__(self, num_buckets: Sequence[int], prefix: str = "multi_hash") -> None:
         super().__init__()
-        self.num_buckets, self.prefix = integers("IDMultiHash: num_buckets", num_buckets), prefix
+        self.num_buckets = numbers("IDMultiHash: num_buckets", num_buckets)
+        self.prefix = text("IDMultiHash: prefix", prefix)
         if not 1 <= len(self.num_buckets) <= len(_MULTIPLIERS) or min(self.num_buckets) < 1:
             raise ValueError(
                 f"IDMultiHash: num_buckets is {self.num_buckets}, expected 1 to "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import integer
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
 from torch_dynemb.recis.feature_ops.values import (
     INTEGERS,
@@ -25,14 +26,13 @@ class Mod(FeatureOp):
         mod_value: at least 1.
 
     Raises:
-        ValueError: it is less.
+        TypeError: it is no int.
+        ValueError: it is less, or not an int64.
     """
 
     def __init__(self, mod_value: int) -> None:
         super().__init__()
-        if mod_value < 1:
-            raise ValueError(f"Mod: mod_value is {mod_value}, expected at least 1")
-        self.mod_value = int(mod_value)
+        self.mod_value = integer("Mod: mod_value", mod_value, least=1)
 
     def config(self) -> Hashable:
         return self.mod_value

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
-from torch_dynemb.recis.feature_ops.values import Value, check_dtype, check_value, values_of
+from torch_dynemb.recis.feature_ops.values import (
+    Value,
+    check_dtype,
+    check_optional_dtype,
+    check_value,
+    values_of,
+)
 from torch_dynemb.recis.ragged.offsets import words
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
@@ -35,7 +42,7 @@ class SequenceTruncate(FeatureOp):
         dtype: what the values have to be; default: any.
 
     Raises:
-        ValueError: an argument is none of these.
+        TypeError, ValueError: an argument is none of these.
     """
 
     def __init__(
@@ -48,14 +55,15 @@ class SequenceTruncate(FeatureOp):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if seq_len < 1:
-            raise ValueError(f"SequenceTruncate: seq_len is {seq_len}, expected at least 1")
-        if truncate_side not in ("left", "right"):
+        seq_len = integer("SequenceTruncate: seq_len", seq_len, least=1)
+        flag("SequenceTruncate: check_length", check_length)
+        flag("SequenceTruncate: truncate", truncate)
+        if not isinstance(truncate_side, str) or truncate_side not in ("left", "right"):
             raise ValueError(
                 f"SequenceTruncate: truncate_side is {truncate_side!r}, expected 'left' or 'right'"
             )
-        if n_dims not in (2, 3):
-            raise ValueError(f"SequenceTruncate: n_dims is {n_dims}, expected 2 or 3")
+        n_dims = integer("SequenceTruncate: n_dims", n_dims, least=2, most=3)
+        check_optional_dtype("SequenceTruncate", dtype)
         self.seq_len, self.check_length, self.truncate = seq_len, check_length, truncate
         self.truncate_side, self.n_dims, self.dtype = truncate_side, n_dims, dtype
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described, tensor
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 Value = Tensor | RaggedTensor
@@ -18,6 +19,8 @@ def check_value(owner: str, value: Any) -> None:
     """Raises TypeError unless it is a tensor, ragged or not."""
     if not isinstance(value, (Tensor, RaggedTensor)):
         raise TypeError(f"{owner} got a {type(value).__name__}, expected a Tensor or RaggedTensor")
+    if isinstance(value, Tensor):
+        tensor(f"{owner}: the input", value)
 
 
 def check_dtype(owner: str, value: Any, dtypes: Sequence[torch.dtype]) -> None:
@@ -26,6 +29,12 @@ def check_dtype(owner: str, value: Any, dtypes: Sequence[torch.dtype]) -> None:
     if value.dtype not in dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{owner} got values of {value.dtype}, expected one of {names}")
+
+
+def check_optional_dtype(owner: str, dtype: object) -> None:
+    """Raises TypeError unless the argument ``dtype`` of an op is a dtype or None."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{owner}: dtype is {described(dtype)}, expected a torch.dtype or None")
 
 
 def values_of(value: Value) -> Tensor:
@@ -41,4 +50,12 @@ def with_values(value: Value, values: Tensor) -> Value:
     return value.with_values(values)
 
 
-__all__ = ["INTEGERS", "Value", "check_dtype", "check_value", "values_of", "with_values"]
+__all__ = [
+    "INTEGERS",
+    "Value",
+    "check_dtype",
+    "check_optional_dtype",
+    "check_value",
+    "values_of",
+    "with_values",
+]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.argument_checks import described, integer, tensor
 from torch_dynemb.ops.columns import Pooling
-from torch_dynemb.recis.functional.arguments import numbers
+from torch_dynemb.recis.arguments import flags, index_tensor, numbers, tensors
 from torch_dynemb.recis.functional.ragged_ops import tiled
-from torch_dynemb.recis.ragged.offsets import words
 
 _POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN}
 
@@ -32,10 +32,14 @@ def ids_partition(
         place among them, int64 [N].
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: ids are not int64 of 1 dimension, or there are more ranks than slots.
     """
-    bounds = torch.tensor([0, ids.numel()], device=ids.device)
-    parts = ops.ids_partition(ids, bounds, parts=world_size, slots=max_partition_num)
+    given = tensor("ids_partition: ids", ids)
+    slots = integer("ids_partition: max_partition_num", max_partition_num)
+    ranks = integer("ids_partition: world_size", world_size)
+    bounds = torch.tensor([0, given.numel()], device=given.device)
+    parts = ops.ids_partition(given, bounds, parts=ranks, slots=slots)
     return parts.ids, parts.lengths[:, 0], parts.inverse
 
 
@@ -50,9 +54,11 @@ def ids_encode(ids_list: Sequence[Tensor], table_ids: Tensor | Sequence[int]) ->
         int64 [sum of n].
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: a dtype or shape does not match, or the lists differ in length.
     """
-    return ops.ids_encode([ids.contiguous() for ids in ids_list], numbers(table_ids))
+    given = tensors("ids_encode: ids_list", ids_list)
+    return ops.ids_encode(given, numbers("ids_encode: table_ids", table_ids))
 
 
 def merge_offsets(offsets: Sequence[Tensor]) -> Tensor:
@@ -64,11 +70,25 @@ def merge_offsets(offsets: Sequence[Tensor]) -> Tensor:
     Returns:
         Of that dtype, [sum of bags + 1].
 
+    Raises:
+        TypeError: an entry is not a tensor of int32 or int64.
+        ValueError: there are no features, or a shape or dtype does not match.
+
     Example:
         >>> merge_offsets([torch.tensor([0, 2, 5]), torch.tensor([0, 3, 6])])
         tensor([ 0,  2,  5,  8, 11])
     """
-    lengths = torch.cat([of_feature.diff() for of_feature in offsets])
+    given = tensors("merge_offsets: offsets", offsets)
+    for i, of_feature in enumerate(given):
+        index_tensor(f"merge_offsets: offsets[{i}]", of_feature)
+        if of_feature.dim() != 1 or of_feature.dtype != given[0].dtype:
+            raise ValueError(
+                f"merge_offsets: offsets[{i}] is {described(of_feature)}, expected [bags + 1] of "
+                f"the dtype of the first, {given[0].dtype}"
+            )
+    if not given:
+        raise ValueError("merge_offsets: offsets is empty, expected those of at least one feature")
+    lengths = torch.cat([of_feature.diff() for of_feature in given])
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0).to(lengths.dtype)])
 
 
@@ -96,23 +116,21 @@ def ragged_embedding_segment_reduce(
         float32 [S, dim], for "tile" as :func:`ragged_tile`.
 
     Raises:
+        TypeError: an argument has a wrong type.
         ValueError: another combiner.
         RuntimeError: a dtype or shape does not match, places are none of rows, or offsets do not
             ascend from 0 to N.
     """
+    owner = "ragged_embedding_segment_reduce"
+    rows = tensor(f"{owner}: unique_emb", unique_emb)
+    positions = index_tensor(f"{owner}: reverse_indices", reverse_indices)
+    bounds = index_tensor(f"{owner}: offsets", offsets)
+    weights = None if weight is None else tensor(f"{owner}: weight", weight)
     if combiner == "tile":
-        given = dict(combiner_kwargs or {})
-        left = torch.cat(list(given["left_pad"])) if "left_pad" in given else None
-        batch, seq = numbers(given["bs"]), numbers(given["tile_len"])
-        return tiled(batch, seq, reverse_indices, offsets, unique_emb, left, weight)
-    return ops.pool_rows(
-        unique_emb,
-        words(reverse_indices),
-        words(offsets),
-        features=1,
-        weights=weight,
-        pooling=_pooling("ragged_embedding_segment_reduce", combiner),
-    )
+        tile = _tile_arguments(owner, combiner_kwargs)
+        return tiled(owner, tile.bags, tile.lengths, positions, bounds, rows, tile.left, weights)
+    pooling = _pooling(owner, combiner)
+    return ops.pool_rows(rows, positions, bounds, features=1, weights=weights, pooling=pooling)
 
 
 def sparse_embedding_segment_reduce(
@@ -137,19 +155,16 @@ def sparse_embedding_segment_reduce(
         float32 [num_segments, dim].
 
     Raises:
+        TypeError: an argument has a wrong type.
         ValueError: another combiner.
         RuntimeError: a dtype or shape does not match, or places are none of rows.
     """
-    pooling = _pooling("sparse_embedding_segment_reduce", combiner)
-    ordered, order = segment_ids.sort(stable=True)
-    bounds = torch.arange(num_segments + 1, device=ordered.device, dtype=ordered.dtype)
-    return ops.pool_rows(
-        unique_emb,
-        words(reverse_indices)[order],
-        torch.searchsorted(ordered, bounds),
-        features=1,
-        weights=weight[order],
-        pooling=pooling,
+    return _reduced_segments(
+        "sparse_embedding_segment_reduce",
+        {"unique_emb": unique_emb, "weight": weight, "reverse_indices": reverse_indices},
+        segment_ids,
+        num_segments,
+        combiner,
     )
 
 
@@ -169,14 +184,78 @@ def segment_sum_sparse(
         float32 [num_segments, dim].
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: a dtype or shape does not match, or places are none of rows.
     """
-    factors = torch.ones(indices.shape[0], device=data.device) if weight is None else weight
-    return sparse_embedding_segment_reduce(data, factors, indices, segment_ids, num_segments, "sum")
+    if weight is None:
+        places = index_tensor("segment_sum_sparse: indices", indices)
+        weight = torch.ones(places.shape, device=places.device)
+    named = {"data": data, "weight": weight, "indices": indices}
+    return _reduced_segments("segment_sum_sparse", named, segment_ids, num_segments, "sum")
 
 
-def _pooling(op: str, combiner: str) -> Pooling:
-    if combiner not in _POOLINGS:
+def _reduced_segments(
+    owner: str, named: Mapping[str, object], segment_ids: Tensor, num_segments: int, combiner: str
+) -> Tensor:
+    """Segments of rows, combined.
+
+    Args:
+        owner: what errors begin with.
+        named: rows, weights and places by the names of the caller's arguments, in this order.
+        segment_ids, num_segments, combiner: as in :func:`sparse_embedding_segment_reduce`.
+    """
+    (rows_name, rows_given), (_, weight), (places_name, places_given) = named.items()
+    rows = tensor(f"{owner}: {rows_name}", rows_given)
+    positions = index_tensor(f"{owner}: {places_name}", places_given)
+    segments = index_tensor(f"{owner}: segment_ids", segment_ids)
+    weights = tensor(f"{owner}: weight", weight)
+    count = integer(f"{owner}: num_segments", num_segments, least=0)
+    for name, given in (("segment_ids", segments), ("weight", weights)):
+        if given.shape != positions.shape or given.dim() != 1:
+            raise ValueError(
+                f"{owner}: {name} has shape {tuple(given.shape)}, expected ({positions.numel()},), "
+                f"one for each of {places_name}"
+            )
+    pooling = _pooling(owner, combiner)
+    ordered, order = segments.sort(stable=True)
+    bounds = torch.searchsorted(ordered, torch.arange(count + 1, device=ordered.device))
+    return ops.pool_rows(
+        rows, positions[order], bounds, features=1, weights=weights[order], pooling=pooling
+    )
+
+
+class _TileArguments(NamedTuple):
+    """What ``combiner_kwargs`` of "tile" hold.
+
+    Attributes:
+        bags: number of bags of each feature.
+        lengths: rows that each feature keeps of a bag.
+        left: for each feature whether zeros stand before the rows.
+    """
+
+    bags: list[int]
+    lengths: list[int]
+    left: list[bool]
+
+
+def _tile_arguments(owner: str, given: object) -> _TileArguments:
+    if not isinstance(given, Mapping) or not {"bs", "tile_len"} <= given.keys():
+        raise ValueError(
+            f"{owner}: combiner_kwargs is {described(given)}, expected a dict with 'bs' and "
+            "'tile_len' for combiner='tile'"
+        )
+    bags = numbers(f"{owner}: combiner_kwargs['bs']", given["bs"])
+    lengths = numbers(f"{owner}: combiner_kwargs['tile_len']", given["tile_len"])
+    left = [False] * len(bags)
+    if "left_pad" in given:
+        where = f"{owner}: combiner_kwargs['left_pad']"
+        of_features = [side.reshape(-1) for side in tensors(where, given["left_pad"])]
+        left = [side for of_one in of_features for side in flags(where, of_one)]
+    return _TileArguments(bags, lengths, left)
+
+
+def _pooling(op: str, combiner: object) -> Pooling:
+    if not isinstance(combiner, str) or combiner not in _POOLINGS:
         raise ValueError(f"{op}: combiner is {combiner!r}, expected one of {list(_POOLINGS)}")
     return _POOLINGS[combiner]
 

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.recis.functional.arguments import numbers
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.argument_checks import described, flag, number
+from torch_dynemb.argument_checks import tensor as checked_tensor
+from torch_dynemb.recis.arguments import (
+    entries,
+    flags,
+    index_tensor,
+    index_tensors,
+    numbers,
+    tensors,
+)
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
@@ -28,12 +36,16 @@ def dense_to_ragged(
         Values, and int32 offsets (int64 for 2^31 elements and more), outermost first.
 
     Raises:
+        TypeError: an argument has a wrong type.
         ValueError: a tensor of less than 2 dimensions, or ``invalid_value`` is NaN.
 
     Example:
         >>> dense_to_ragged(torch.tensor([[1, 2, 0], [0, 3, 4]]), check_invalid=True)
         (tensor([1, 2, 0, 3, 4]), [tensor([0, 2, 5], dtype=torch.int32)])
     """
+    checked_tensor("dense_to_ragged: tensor", tensor)
+    flag("dense_to_ragged: check_invalid", check_invalid)
+    number("dense_to_ragged: invalid_value", invalid_value)
     ragged = RaggedTensor.from_dense(tensor, check_invalid, invalid_value)
     dtype = torch.int32 if tensor.numel() < 2**31 else torch.int64
     return ragged.values(), [offsets.to(dtype) for offsets in ragged.offsets()]
@@ -53,6 +65,7 @@ def ragged_to_dense(values: Tensor, offsets: Sequence[Tensor], default_value: fl
     Raises:
         TypeError, ValueError: as :class:`torch_dynemb.recis.RaggedTensor`.
     """
+    number("ragged_to_dense: default_value", default_value)
     return RaggedTensor(values, offsets).to_dense(default_value)
 
 
@@ -93,15 +106,17 @@ def fused_ragged_cutoff_2D(  # noqa: N802 - RecIS's name
         ``drop_sides`` and ``pad_sides``.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: a dtype or shape does not match, the lists differ in length, a number is
             negative, or offsets do not ascend from 0 to N.
     """
-    keep = [int(length) for length in numbers(keep_lengths)]
+    owner = "fused_ragged_cutoff_2D"
+    keep = numbers(f"{owner}: keep_lengths", keep_lengths)
     cut = ops.ragged_cutoff_2d(
-        [value.contiguous() for value in values],
-        [words(of_feature) for of_feature in offsets],
+        tensors(f"{owner}: values", values),
+        index_tensors(f"{owner}: offsets", offsets),
         keep,
-        drop_left=[bool(side) for side in numbers(drop_sides)],
+        drop_left=flags(f"{owner}: drop_sides", drop_sides),
     )
     excess = [
         (of_feature.diff() - length).int() for of_feature, length in zip(offsets, keep, strict=True)
@@ -138,18 +153,23 @@ def fused_ragged_cutoff_3D(  # noqa: N802 - RecIS's name
         Values, and outer and inner offsets for each feature.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: a dtype or shape does not match, the lists differ in length, a number is
             negative, or offsets do not ascend from 0 to the number of lists or values.
     """
-    sides = (None if given is None else numbers(given) for given in (drop_sides, pad_sides))
-    drop_left, pad_left = sides
+    owner = "fused_ragged_cutoff_3D"
+    pairs_given = entries(f"{owner}: offsets", offsets, "a list of pairs of Tensors")
+    for i, pair in enumerate(pairs_given):
+        where = f"{owner}: offsets[{i}]"
+        if len(index_tensors(where, pair)) != 2:
+            raise ValueError(f"{where} has {len(pair)} entries, expected outer and inner offsets")
     cut = ops.ragged_cutoff_3d(
-        [value.contiguous() for value in values],
-        [words(outer) for outer, _ in offsets],
-        [words(inner) for _, inner in offsets],
-        [int(length) for length in numbers(keep_lengths)],
-        drop_left=drop_left,
-        pad_left=pad_left,
+        tensors(f"{owner}: values", values),
+        [index_tensor(owner, outer) for outer, _ in pairs_given],
+        [index_tensor(owner, inner) for _, inner in pairs_given],
+        numbers(f"{owner}: keep_lengths", keep_lengths),
+        drop_left=None if drop_sides is None else flags(f"{owner}: drop_sides", drop_sides),
+        pad_left=None if pad_sides is None else flags(f"{owner}: pad_sides", pad_sides),
     )
     pairs = zip(cut.outer_offsets, cut.inner_offsets, offsets, strict=True)
     return cut.values, [[a.to(given[0].dtype), b.to(given[1].dtype)] for a, b, given in pairs]
@@ -174,16 +194,22 @@ def feature_cross_ragged(
         Ids int64 [M], offsets [rows + 1], and a weight for each id, float32 [M].
 
     Raises:
+        TypeError: an argument has a wrong type.
         ValueError: weights require grad, for which there is no formula.
         RuntimeError: a dtype or shape does not match, or offsets do not ascend from 0 to N.
     """
+    owner = "feature_cross_ragged"
+    weights = [
+        given if given is None else checked_tensor(f"{owner}: {name}", given).contiguous()
+        for name, given in (("x_weight", x_weight), ("y_weight", y_weight))
+    ]
     crossed = ops.feature_cross_ragged(
-        [x_val],
-        [words(x_offsets)],
-        [y_val],
-        [words(y_offsets)],
-        x_weights=[x_weight],
-        y_weights=[y_weight],
+        [checked_tensor(f"{owner}: x_val", x_val).contiguous()],
+        [index_tensor(f"{owner}: x_offsets", x_offsets)],
+        [checked_tensor(f"{owner}: y_val", y_val).contiguous()],
+        [index_tensor(f"{owner}: y_offsets", y_offsets)],
+        x_weights=weights[:1],
+        y_weights=weights[1:],
     )
     return crossed.values[0], crossed.offsets[0].to(x_offsets.dtype), crossed.weights[0]
 
@@ -211,25 +237,63 @@ def ragged_tile(
         float32 [sum of batch * seq, dim].
 
     Raises:
+        TypeError: an argument has a wrong type.
         ValueError: a number of ``seq`` is less than 1, or the lists differ in length.
         RuntimeError: a dtype or shape does not match, indices are none of rows, or offsets do not
             ascend.
     """
-    return tiled(batch, seq, indices, offset, table, left_pad, None)
+    owner = "ragged_tile"
+    bags = numbers(f"{owner}: batch", batch)
+    return tiled(
+        owner,
+        bags,
+        numbers(f"{owner}: seq", seq),
+        index_tensor(f"{owner}: indices", indices),
+        index_tensor(f"{owner}: offset", offset),
+        checked_tensor(f"{owner}: table", table),
+        [False] * len(bags) if left_pad is None else flags(f"{owner}: left_pad", left_pad),
+        None,
+    )
 
 
 def tiled(
+    owner: str,
     batch: Sequence[int],
     seq: Sequence[int],
-    indices: Tensor,
-    offset: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
     table: Tensor,
-    left_pad: Tensor | None,
+    sides: Sequence[bool],
     weight: Tensor | None,
 ) -> Tensor:
-    """:func:`ragged_tile` with factors of the rows, float32 [N]."""
-    sides = [False] * len(batch) if left_pad is None else numbers(left_pad)
-    offsets, positions = words(offset), words(indices)
+    """:func:`ragged_tile` with factors of the rows, float32 [N].
+
+    Args:
+        owner: what errors begin with.
+        batch, seq: as there.
+        positions: int64 [N], its ``indices``.
+        offsets: int64 [sum of batch + 1].
+        table: as there.
+        sides: its ``left_pad``.
+        weight: float32 [N] or None.
+    """
+    if not len(batch) == len(seq) == len(sides) > 0:
+        raise ValueError(
+            f"{owner}: {len(batch)} numbers of bags, {len(seq)} lengths of tiles and {len(sides)} "
+            "sides, expected one of each for each feature"
+        )
+    if min(batch) < 0 or offsets.dim() != 1 or offsets.shape[0] != sum(batch) + 1:
+        raise ValueError(
+            f"{owner}: bags are {list(batch)}, but offsets have shape {tuple(offsets.shape)}, "
+            "expected (sum of bags + 1,)"
+        )
+    if positions.dim() != 1 or (weight is not None and weight.shape != positions.shape):
+        raise ValueError(
+            f"{owner}: indices are {described(positions)} and weights "
+            f"{described(weight)}, expected (N,) of both"
+        )
+    if table.dim() != 2:
+        raise ValueError(f"{owner}: the table has shape {tuple(table.shape)}, expected (U, dim)")
     tiles: list[Tensor] = []
     begin = 0
     for bags, length, left in zip(batch, seq, sides, strict=True):

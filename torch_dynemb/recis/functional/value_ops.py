@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.recis.functional.arguments import numbers
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.argument_checks import integer, number, tensor
+from torch_dynemb.recis.arguments import entries, index_tensors, numbers, tensors
 
 
 def farmhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]:
@@ -23,10 +23,13 @@ def farmhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]
         int64 [n] for each feature.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: a dtype or shape does not match, the lists differ in length, or splits do not
             ascend from 0 to the number of bytes.
     """
-    return ops.farmhash(inputs, [words(offsets) for offsets in splits])
+    return ops.farmhash(
+        tensors("farmhash: inputs", inputs), index_tensors("farmhash: splits", splits)
+    )
 
 
 def murmurhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]:
@@ -40,6 +43,7 @@ def murmurhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tenso
         int64 [n] for each feature.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: a dtype or shape does not match, the lists differ in length, or splits do not
             ascend from 0 to the number of bytes.
 
@@ -48,7 +52,9 @@ def murmurhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tenso
         >>> murmurhash([text], [torch.tensor([0, 3, 6], dtype=torch.int32)])
         [tensor([-4003751876240412087, -1042754718167355375])]
     """
-    return ops.murmurhash64a(inputs, [words(offsets) for offsets in splits])
+    return ops.murmurhash64a(
+        tensors("murmurhash: inputs", inputs), index_tensors("murmurhash: splits", splits)
+    )
 
 
 def bucketize(input: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
@@ -62,10 +68,22 @@ def bucketize(input: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
         int64, of the shape of ``input``.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: another dtype, or boundaries have another shape or do not ascend.
     """
-    bounds = torch.as_tensor(boundaries).to(input.device, input.dtype)
-    return ops.bucketize([input.contiguous()], [bounds.contiguous()])[0]
+    values = tensor("bucketize: input", input).contiguous()
+    if not isinstance(boundaries, Tensor):
+        given = entries("bucketize: boundaries", boundaries, "a tensor [n] or a list of numbers")
+        for i, bound in enumerate(given):
+            check = integer if isinstance(bound, int) else number
+            check(f"bucketize: boundaries[{i}]", bound)
+        boundaries = torch.tensor(given)
+    if tensor("bucketize: boundaries", boundaries).is_complex():
+        raise TypeError(
+            f"bucketize: boundaries has dtype {boundaries.dtype}, expected real numbers"
+        )
+    bounds = boundaries.to(values.device, values.dtype)
+    return ops.bucketize([values], [bounds.contiguous()])[0]
 
 
 def bucketize_mod(input: Tensor, bucket: int) -> Tensor:
@@ -79,9 +97,11 @@ def bucketize_mod(input: Tensor, bucket: int) -> Tensor:
         int64, of the shape of ``input``.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: another dtype, or ``bucket`` is less than 1.
     """
-    return ops.mod([input.contiguous()], [bucket])[0]
+    ids = tensor("bucketize_mod: input", input).contiguous()
+    return ops.mod([ids], [integer("bucketize_mod: bucket", bucket)])[0]
 
 
 def multi_hash(
@@ -102,12 +122,15 @@ def multi_hash(
         int64, of the shape of ``input``, for each hash.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: another dtype, or a number is too small.
         ValueError: there are not as many primes as muls.
     """
-    multipliers = numbers(muls)
-    buckets = [bucket_num] * len(multipliers)
-    return ops.multi_hash([input.contiguous()], [multipliers], [numbers(primes)], [buckets])[0]
+    ids = tensor("multi_hash: input", input).contiguous()
+    multipliers = numbers("multi_hash: muls", muls)
+    divisors = numbers("multi_hash: primes", primes)
+    buckets = [integer("multi_hash: bucket_num", bucket_num)] * len(multipliers)
+    return ops.multi_hash([ids], [multipliers], [divisors], [buckets])[0]
 
 
 def fused_bucketize_gpu(values: Sequence[Tensor], boundaries: Sequence[Tensor]) -> list[Tensor]:
@@ -121,9 +144,13 @@ def fused_bucketize_gpu(values: Sequence[Tensor], boundaries: Sequence[Tensor]) 
         int64, of the shape of the values, for each feature.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: dtypes do not match, the lists differ in length, or boundaries do not ascend.
     """
-    return ops.bucketize([value.contiguous() for value in values], boundaries)
+    return ops.bucketize(
+        tensors("fused_bucketize_gpu: values", values),
+        tensors("fused_bucketize_gpu: boundaries", boundaries),
+    )
 
 
 def fused_uint64_mod_gpu(values: Sequence[Tensor], mods: Tensor | Sequence[int]) -> list[Tensor]:
@@ -137,9 +164,12 @@ def fused_uint64_mod_gpu(values: Sequence[Tensor], mods: Tensor | Sequence[int])
         int64, of the shape of the values, for each feature.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: another dtype, the lists differ in length, or a number is less than 1.
     """
-    return ops.mod([value.contiguous() for value in values], numbers(mods))
+    return ops.mod(
+        tensors("fused_uint64_mod_gpu: values", values), numbers("fused_uint64_mod_gpu: mods", mods)
+    )
 
 
 def fused_multi_hash(
@@ -159,14 +189,20 @@ def fused_multi_hash(
         int64, of the shape of the feature's ids, for each hash.
 
     Raises:
+        TypeError: an argument has a wrong type.
         RuntimeError: another dtype, or a number is too small.
         ValueError: the lists differ in length.
     """
-    hashes = ops.multi_hash(
-        [value.contiguous() for value in inputs],
-        *([numbers(of_hash) for of_hash in given] for given in (muls, primes, bucket_nums)),
-    )
+    named = {"muls": muls, "primes": primes, "bucket_nums": bucket_nums}
+    parameters = [_numbers_of_features(name, given) for name, given in named.items()]
+    hashes = ops.multi_hash(tensors("fused_multi_hash: inputs", inputs), *parameters)
     return [result for results in hashes for result in results]
+
+
+def _numbers_of_features(name: str, given: object) -> list[list[int]]:
+    owner = f"fused_multi_hash: {name}"
+    of_features = entries(owner, given, "a list of tensors [hashes] or of lists")
+    return [numbers(f"{owner}[{i}]", of_one) for i, of_one in enumerate(of_features)]
 
 
 __all__ = [

@@ -1,0 +1,94 @@
+"""What RecIS's arguments are to the ops: checked, and as the ops take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import described, integer, tensor
+from torch_dynemb.recis.ragged.offsets import words
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def entries(owner: str, values: object, expected: str) -> list[Any]:
+    """The entries of a list or another iterable.
+
+    Raises:
+        TypeError: ``values`` is a tensor, a string, a dict, or not iterable.
+    """
+    if isinstance(values, str | bytes | Tensor | Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"{owner} is {described(values)}, expected {expected}")
+    return list(values)
+
+
+def tensors(owner: str, values: object) -> list[Tensor]:
+    """Dense tensors of a list, contiguous.
+
+    Raises:
+        TypeError: ``values`` is no list, or an entry is not a dense tensor.
+    """
+    given = entries(owner, values, "a list of Tensors")
+    return [tensor(f"{owner}[{i}]", value).contiguous() for i, value in enumerate(given)]
+
+
+def index_tensor(owner: str, value: object) -> Tensor:
+    """Offsets or places as int64, contiguous.
+
+    Raises:
+        TypeError: ``value`` is not a dense tensor of int32 or int64.
+    """
+    given = tensor(owner, value)
+    if given.dtype not in _INDEX_DTYPES:
+        raise TypeError(f"{owner} has dtype {given.dtype}, expected int64 or int32")
+    return words(given)
+
+
+def index_tensors(owner: str, values: object) -> list[Tensor]:
+    """:func:`index_tensor` of each entry of a list.
+
+    Raises:
+        TypeError: ``values`` is no list, or an entry is not a tensor of int32 or int64.
+    """
+    given = entries(owner, values, "a list of Tensors")
+    return [index_tensor(f"{owner}[{i}]", value) for i, value in enumerate(given)]
+
+
+def numbers(owner: str, values: object) -> list[int]:
+    """Whole numbers, which the host reads; it waits for a GPU.
+
+    Raises:
+        TypeError: ``values`` is neither a tensor [n] nor a list of ints.
+        ValueError: a number is outside of int64.
+    """
+    given = _read_by_host(owner, values, "ints")
+    return [integer(f"{owner}[{i}]", value) for i, value in enumerate(given)]
+
+
+def flags(owner: str, values: object) -> list[bool]:
+    """Flags, which the host reads; it waits for a GPU.
+
+    Raises:
+        TypeError: ``values`` is neither a tensor [n] nor a list of bools, or of 0 and 1.
+    """
+    given = _read_by_host(owner, values, "bools")
+    for i, value in enumerate(given):
+        if not isinstance(value, bool | int) or value not in (0, 1):
+            raise TypeError(f"{owner}[{i}] is {described(value)}, expected True or False")
+    return [bool(value) for value in given]
+
+
+def _read_by_host(owner: str, values: object, kind: str) -> list[Any]:
+    if not isinstance(values, Tensor):
+        return entries(owner, values, f"a tensor [n] or a list of {kind}")
+    given = tensor(owner, values)
+    if given.dim() != 1 or given.is_floating_point() or given.is_complex():
+        raise TypeError(f"{owner} is {described(given)}, expected a tensor [n] of {kind}")
+    result: list[Any] = given.tolist()
+    return result
+
+
+__all__ = ["entries", "flags", "index_tensor", "index_tensors", "numbers", "tensors"]
