@@ -113,7 +113,7 @@ def test_a_state_larger_than_the_reservation() -> None:
 def test_a_row_of_the_padding_id_is_refused() -> None:
     source = td.DynamicEmbedding(2, name="t", optimizer=td.SGD(lr=0.1))
     source(torch.arange(5))
-    target = td.DynamicEmbedding(2, 3, name="t", optimizer=td.SGD(lr=0.1))
+    target = td.DynamicEmbedding(2, padding_idx=3, name="t", optimizer=td.SGD(lr=0.1))
     assert_refuses(target, source.state_dict(), "a row for id 3, which is the padding id")
 
 

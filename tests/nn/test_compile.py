@@ -134,7 +134,9 @@ def bag_collection() -> Head:
 
 KINDS: dict[str, tuple[Callable[[], Head], Inputs]] = {
     "embedding": (
-        lambda: Head(td.DynamicEmbedding(DIM, 3, name="t", optimizer=td.Adagrad(lr=0.1)), DIM),
+        lambda: Head(
+            td.DynamicEmbedding(DIM, padding_idx=3, name="t", optimizer=td.Adagrad(lr=0.1)), DIM
+        ),
         lambda step: (random_ids(4 + step, 3 + step, seed=step),),
     ),
     "weighted bag": (

@@ -188,7 +188,7 @@ def test_arguments_of_a_table(arguments: dict[str, Any], error: Any, message: st
 
 def test_modes() -> None:
     with pytest.raises(ValueError, match=r"mode is 'max', expected 'sum' or 'mean' \(nn\.Emb"):
-        td.DynamicEmbeddingBag(4, "max", optimizer=SGD)
+        td.DynamicEmbeddingBag(4, mode="max", optimizer=SGD)
     with pytest.raises(ValueError, match="mode is 'concat'"):
         td.DynamicEmbeddingBagCollection(ONE_TABLE, mode="concat", optimizer=SGD)
 

@@ -47,7 +47,7 @@ ADAM = td.Adam(lr=0.05)
 CASES: dict[str, Case] = {
     "embedding": (lambda: td.DynamicEmbedding(8, optimizer=ADAM), (IDS,), (UNSEEN,)),
     "bag": (
-        lambda: td.DynamicEmbeddingBag(8, "mean", padding_idx=5, optimizer=ADAM),
+        lambda: td.DynamicEmbeddingBag(8, mode="mean", padding_idx=5, optimizer=ADAM),
         (IDS,),
         (UNSEEN,),
     ),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_dynemb import ops
 from torch_dynemb.initializers import Initializer
-from torch_dynemb.nn.embedding import SingleTable, check_static_weight
+from torch_dynemb.nn.embedding import SingleTable, static_rows
 from torch_dynemb.nn.features import GroupedIds, any_batch
 from torch_dynemb.nn.inputs import (
     as_ops_take_them,
@@ -16,6 +16,7 @@ from torch_dynemb.nn.inputs import (
     integer_ids,
     integer_offsets,
 )
+from torch_dynemb.nn.static_arguments import advises
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.tiers import Storage
@@ -78,9 +79,10 @@ class DynamicEmbeddingBag(SingleTable):
 
     Args:
         embedding_dim: columns of a row, at least 1.
-        mode: ``"sum"`` or ``"mean"``. With ``per_sample_weights`` the mean is
+        mode: ``"mean"``, the default as of ``nn.EmbeddingBag``, or ``"sum"``. With ``per_sample_weights`` the mean is
             sum(w_i e_i) / sum(w_i). An empty bag gives zeros.
-        include_last_offset: offsets have one element per bag and the number of ids at the end.
+        include_last_offset: offsets have one element per bag and the number of ids at the end, as
+            those of collections and of KeyedJaggedTensors always have.
         padding_idx: as in :class:`DynamicEmbedding`; the padding id does not count in a mean.
         name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
             :class:`DynamicEmbedding`.
@@ -97,11 +99,12 @@ class DynamicEmbeddingBag(SingleTable):
         torch.Size([2, 8])
     """
 
+    @advises("embedding_dim")
     def __init__(
         self,
         embedding_dim: int,
-        mode: str = "sum",
         *,
+        mode: str = "mean",
         name: str | None = None,
         padding_idx: int | None = None,
         include_last_offset: bool = False,
@@ -199,12 +202,12 @@ class DynamicEmbeddingBag(SingleTable):
     @classmethod
     def from_embedding(
         cls,
-        weight: Tensor,
+        weight: Tensor | nn.EmbeddingBag,
         ids: Tensor | None = None,
         *,
-        mode: str = "sum",
+        mode: str | None = None,
         padding_idx: int | None = None,
-        include_last_offset: bool = False,
+        include_last_offset: bool | None = None,
         name: str | None = None,
         initializer: Initializer | None = None,
         optimizer: OptimizerConfig | None = None,
@@ -219,10 +222,12 @@ class DynamicEmbeddingBag(SingleTable):
         """A dynamic table that starts with the rows of a static one, on its device.
 
         Args:
-            weight: float [n, dim], such as ``nn.EmbeddingBag.weight``; rounded to ``dtype``.
+            weight: an ``nn.EmbeddingBag``, or a weight, float [n, dim]; rounded to ``dtype``.
             ids: int64 or int32 [n], distinct; default: 0 to n - 1.
-            mode, include_last_offset: as in :class:`DynamicEmbeddingBag`.
-            padding_idx: as in :class:`DynamicEmbeddingBag`; its row is left out.
+            mode, include_last_offset: as in :class:`DynamicEmbeddingBag`; default: those of an
+                ``nn.EmbeddingBag``.
+            padding_idx: as in :class:`DynamicEmbeddingBag`; its row is left out. Default: that of
+                an ``nn.EmbeddingBag``, if ``ids`` is not given.
             name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
                 :class:`DynamicEmbedding`.
             split, memory_budget: as in :class:`DynamicEmbedding`.
@@ -237,13 +242,17 @@ class DynamicEmbeddingBag(SingleTable):
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """
-        ids = check_static_weight("from_embedding", weight, ids)
+        if isinstance(weight, nn.EmbeddingBag):
+            mode = weight.mode if mode is None else mode
+            if include_last_offset is None:
+                include_last_offset = weight.include_last_offset
+        weight, ids, padding_idx = static_rows("from_embedding", weight, ids, padding_idx)
         module = cls(
             weight.shape[1],
-            mode,
+            mode="mean" if mode is None else mode,
             name=name,
             padding_idx=padding_idx,
-            include_last_offset=include_last_offset,
+            include_last_offset=bool(include_last_offset),
             initializer=initializer,
             optimizer=optimizer,
             trainable=trainable,

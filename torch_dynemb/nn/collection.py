@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dynemb.nn.features import Features, group_ids
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, sequence_inputs
+from torch_dynemb.nn.static_arguments import advises
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.process.interrupts import held_back
@@ -163,6 +164,7 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
         {'user': 6, 'ad': 6}
     """
 
+    @advises("tables")
     def __init__(
         self,
         tables: Sequence[TableConfig],
@@ -245,6 +247,7 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
         (torch.Size([2, 3, 8]), torch.Size([2, 8]))
     """
 
+    @advises("tables")
     def __init__(
         self,
         tables: Sequence[TableConfig],

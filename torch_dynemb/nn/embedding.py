@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.nn.forwards import RowsOfIds
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
+from torch_dynemb.nn.static_arguments import ClassAttribute, advises
 from torch_dynemb.nn.table_module import TableModule, default_name
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
@@ -60,6 +63,8 @@ class SingleTable(TableModule):
             memory_budget=memory_budget,
         )
 
+    from_pretrained = ClassAttribute()
+
     @property
     def table(self) -> TableConfig:
         """The table's config."""
@@ -106,25 +111,55 @@ class SingleTable(TableModule):
         return torch.cat([b.ids for b in batches]), torch.cat([b.rows for b in batches])
 
 
-def check_static_weight(owner: str, weight: Tensor, ids: Tensor | None) -> Tensor:
-    """ids int64 [n] for the rows of ``weight`` float [n, dim]; 0 to n - 1 if not given.
+class StaticRows(NamedTuple):
+    """Rows of a static table.
+
+    Attributes:
+        weight: float [n, dim].
+        ids: int64 [n], of the rows.
+        padding_idx: an id whose row is left out, or None.
+    """
+
+    weight: Tensor
+    ids: Tensor
+    padding_idx: int | None
+
+
+def static_rows(
+    owner: str,
+    given: Tensor | nn.Embedding | nn.EmbeddingBag,
+    ids: Tensor | None,
+    padding_idx: int | None,
+) -> StaticRows:
+    """What a dynamic table takes over of a static one.
+
+    Args:
+        owner: what errors begin with.
+        given: a module, or its weight, float [n, dim].
+        ids: int64 or int32 [n]; None: 0 to n - 1.
+        padding_idx: None: that of a module whose rows have no other ids.
 
     Raises:
-        TypeError: ``weight`` is no dense tensor of floats, or ``ids`` holds no integers.
+        TypeError: ``given`` is neither, or ``ids`` holds no integers.
         ValueError: shapes do not match.
     """
-    if not tensor(f"{owner}: weight", weight).is_floating_point():
+    if isinstance(given, nn.Embedding | nn.EmbeddingBag):
+        if padding_idx is None and ids is None:
+            padding_idx = given.padding_idx
+        given = given.weight
+    weight = tensor(f"{owner}: weight", given, "a Tensor or an nn.Embedding")
+    if not weight.is_floating_point():
         raise TypeError(f"{owner}: weight has dtype {weight.dtype}, expected floats")
     if weight.dim() != 2:
         raise ValueError(f"{owner}: weight has shape {tuple(weight.shape)}, expected (n, dim)")
     if ids is None:
-        return torch.arange(weight.shape[0], device=weight.device)
+        return StaticRows(weight, torch.arange(weight.shape[0], device=weight.device), padding_idx)
     if tuple(tensor(f"{owner}: ids", ids).shape) != (weight.shape[0],):
         raise ValueError(
             f"{owner}: ids has shape {tuple(ids.shape)}, expected ({weight.shape[0]},), one id per "
             "row of weight"
         )
-    return flat_ids(f"{owner}: ids", ids)
+    return StaticRows(weight, flat_ids(f"{owner}: ids", ids), padding_idx)
 
 
 class DynamicEmbedding(RowsOfIds, SingleTable):
@@ -172,11 +207,12 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
         (3, True, False)
     """
 
+    @advises("embedding_dim")
     def __init__(
         self,
         embedding_dim: int,
-        padding_idx: int | None = None,
         *,
+        padding_idx: int | None = None,
         name: str | None = None,
         initializer: Initializer | None = None,
         optimizer: OptimizerConfig | None = None,
@@ -262,7 +298,7 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
     @classmethod
     def from_embedding(
         cls,
-        weight: Tensor,
+        weight: Tensor | nn.Embedding,
         ids: Tensor | None = None,
         *,
         padding_idx: int | None = None,
@@ -280,9 +316,10 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
         """A dynamic table that starts with the rows of a static one, on its device.
 
         Args:
-            weight: float [n, dim], such as ``nn.Embedding.weight``; rounded to ``dtype``.
+            weight: an ``nn.Embedding``, or a weight, float [n, dim]; rounded to ``dtype``.
             ids: int64 or int32 [n], distinct; default: 0 to n - 1.
-            padding_idx: as in :class:`DynamicEmbedding`; its row is left out.
+            padding_idx: as in :class:`DynamicEmbedding`; its row is left out. Default: that of an
+                ``nn.Embedding``, if ``ids`` is not given.
             name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
                 :class:`DynamicEmbedding`.
             split, memory_budget: as in :class:`DynamicEmbedding`.
@@ -296,10 +333,10 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """
-        ids = check_static_weight("from_embedding", weight, ids)
+        weight, ids, padding_idx = static_rows("from_embedding", weight, ids, padding_idx)
         module = cls(
             weight.shape[1],
-            padding_idx,
+            padding_idx=padding_idx,
             name=name,
             initializer=initializer,
             optimizer=optimizer,

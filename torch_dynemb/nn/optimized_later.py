@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS, TableModule
-from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
+from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig, check_config
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.allocation import allocate
 from torch_dynemb.table.config import TableConfig
@@ -110,11 +110,7 @@ class OptimizedLater(TableModule):
                 f"{type(self).__name__} {self.name!r} is not trainable: it takes no "
                 "optimizer; make it with trainable=True"
             )
-        if not isinstance(config, OptimizerConfig):
-            raise TypeError(
-                f"{type(self).__name__}.set_optimizer: config is {config!r}, expected one such as "
-                "torch_dynemb.Adam(lr=1e-3)"
-            )
+        check_config(f"{type(self).__name__}.set_optimizer: config", config)
         return super().set_optimizer(config)
 
     def prefetch_lookup(self, ids: Tensor, offsets: Tensor, *, children: list[int]) -> None:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import is_replicated, refuse_replicated
+from torch_dynemb.nn.static_arguments import ATTRIBUTES, missing_attribute
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
-from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
+from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer, check_config
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.storage.device import check_device, device_of
 from torch_dynemb.storage.tiers import Tiers
@@ -92,6 +93,8 @@ class TableModule(nn.Module):
                 "backward: give a config such as optimizer=Adam(lr=1e-3), or trainable=False and "
                 "an optimizer later with set_optimizer()"
             )
+        if optimizer is not None:
+            check_config(f"{owner}: optimizer", optimizer)
         if output_dtype not in ROW_DTYPES:
             raise TypeError(
                 f"{owner}: output_dtype is {output_dtype}, expected one of {list(ROW_DTYPES)}"
@@ -117,6 +120,11 @@ class TableModule(nn.Module):
         self.grad_anchor = nn.Parameter(anchor, requires_grad=trainable)
         self._own_anchor = (self.grad_anchor,)
         self._optimizer = self._make_optimizer()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ATTRIBUTES:
+            raise missing_attribute(type(self).__name__, name)
+        return super().__getattr__(name)
 
     # -- properties ----------------------------------------------------------------------------
 
@@ -444,6 +452,12 @@ class TableModule(nn.Module):
         if strict:
             known = self._group.state_names()
             unexpected_keys.extend(prefix + name for name in entries if name not in known)
+        if entries.keys() == {"weight"}:
+            error_msgs.append(
+                f"{prefix}weight: the state is of a static table: make the module by "
+                f"{type(self).__name__}.from_embedding(weight), or insert the rows with "
+                "module.group.insert_or_assign(0, ids, rows)"
+            )
         if "format" not in entries:
             missing_keys.append(prefix + "format")
             return
@@ -511,8 +525,10 @@ class TableModule(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        config = self._group.config.optimizer
-        return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
+        config, sizes = self._group.config, self._group.sizes()
+        tables = [f"{table.summary()}, {sizes[table.name]} ids" for table in config.tables]
+        lines = [*tables, f"optimizer={config.optimizer!r}, trainable={self.trainable}"]
+        return ", ".join(lines) if len(tables) == 1 else "\n".join(lines)
 
 
 __all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule", "default_name"]

@@ -9,7 +9,7 @@ from torch_dynemb.optim.adam import (
     PartialRowWiseAdam,
     SmartDecayAdam,
 )
-from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig, check_config
 from torch_dynemb.optim.clipping import clip_grad_norm_
 from torch_dynemb.optim.ftrl import Ftrl, GroupFtrl
 from torch_dynemb.optim.fused import FusedOptimizer
@@ -37,6 +37,7 @@ __all__ = [
     "RowWiseAdagrad",
     "SmartDecayAdam",
     "SplitOptimizer",
+    "check_config",
     "clip_grad_norm_",
     "table_optimizers",
 ]

@@ -27,7 +27,7 @@ class Adagrad(OptimizerConfig):
         TypeError, ValueError: a value that is no number, or outside of its range.
     """
 
-    lr: float
+    lr: float = 1e-2
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
     state_dtype: torch.dtype = torch.float32
@@ -60,7 +60,7 @@ class RowWiseAdagrad(OptimizerConfig):
         TypeError, ValueError: a value that is no number, or outside of its range.
     """
 
-    lr: float
+    lr: float = 1e-2
     eps: float = 1e-8
     initial_accumulator_value: float = 0.0
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from torch_dynemb.argument_checks import number
+from torch_dynemb.argument_checks import described, number
 from torch_dynemb.ops.columns import HYPER_COLUMNS, Hyper, NonFinite
 
 _NON_FINITE = {
@@ -54,12 +54,40 @@ class StateTensor:
         return self.columns(dim) * self.dtype.itemsize
 
 
+def check_config(owner: str, value: object) -> OptimizerConfig:
+    """``value``, which must be an optimizer config.
+
+    Args:
+        owner: what the error begins with: the function and the argument.
+        value: of the argument.
+
+    Raises:
+        TypeError: it is none; the message has the config of the same name, if there is one.
+    """
+    if isinstance(value, OptimizerConfig):
+        return value
+    named = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+    wanted = named.lower().replace("_", "").removeprefix("sparse").removeprefix("exact")
+    alike = [config for config in _configs(OptimizerConfig) if config.__name__.lower() == wanted]
+    example = f"{alike[0].__name__}()" if alike else "Adam(lr=1e-3)"
+    raise TypeError(
+        f"{owner} is {described(value)}, expected a config such as torch_dynemb.{example}: the "
+        "rows are no torch parameters"
+    )
+
+
+def _configs(base: type[OptimizerConfig]) -> list[type[OptimizerConfig]]:
+    below = [config for child in base.__subclasses__() for config in _configs(child)]
+    return [*base.__subclasses__(), *below]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """Base of the optimizer configs: what all of them can do.
 
     Attributes:
-        lr: learning rate, at least 0; a tensor gives its value.
+        lr: learning rate, at least 0; a tensor gives its value. Defaults are those of torch.optim
+            (SGD and the Adam family 1e-3, Adagrad 1e-2) and of TensorFlow's Ftrl (1e-3).
         weight_decay: at least 0. L2: added to the gradient as ``weight_decay * w``.
         decoupled_weight_decay: it shrinks the weight instead, ``w -= lr * weight_decay * w``, as in
             AdamW (Loshchilov, Hutter 2019); touched rows only.
@@ -88,7 +116,7 @@ class OptimizerConfig:
         TypeError, ValueError: a value that is no number, or outside of its range.
     """
 
-    lr: float
+    lr: float = 1e-3
     weight_decay: float = 0.0
     decoupled_weight_decay: bool = False
     clip_value: float | None = None
@@ -221,5 +249,6 @@ __all__ = [
     "DelayedGradients",
     "OptimizerConfig",
     "StateTensor",
+    "check_config",
     "hyper_values",
 ]

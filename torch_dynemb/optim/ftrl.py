@@ -34,7 +34,7 @@ class Ftrl(OptimizerConfig):
         TypeError, ValueError: a value that is no number, or outside of its range.
     """
 
-    lr: float
+    lr: float = 1e-3
     l1: float = 0.0
     l2: float = 0.0
     beta: float = 0.0

@@ -22,7 +22,7 @@ class SGD(OptimizerConfig):
         TypeError, ValueError: a value that is no number, or outside of its range.
     """
 
-    lr: float
+    lr: float = 1e-3
 
     op_name: ClassVar[str] = "sgd"
 
@@ -44,7 +44,7 @@ class MomentumSGD(OptimizerConfig):
         TypeError, ValueError: a value that is no number, or outside of its range.
     """
 
-    lr: float
+    lr: float = 1e-3
     momentum: float = 0.9
     nesterov: bool = False
     state_dtype: torch.dtype = torch.float32
@@ -83,7 +83,7 @@ class LARSSGD(OptimizerConfig):
         TypeError, ValueError: a value that is no number, or outside of its range.
     """
 
-    lr: float
+    lr: float = 1e-3
     momentum: float = 0.9
     trust_coefficient: float = 1e-3
     state_dtype: torch.dtype = torch.float32

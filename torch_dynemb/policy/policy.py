@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from torch import Tensor
@@ -18,6 +18,8 @@ Check = Literal["ignore", "warning", "error"]
 Default = Literal["initial", "zeros"] | Tensor | Initializer
 
 SCORES = ("step", "timestamp", "frequency", "custom")
+# names of eviction rules, and the scores that make them
+_ACRONYMS = {"lru": "step", "lfu": "frequency"}
 
 
 def check_default(owner: str, value: object) -> None:
@@ -86,6 +88,11 @@ class Policy:
                 f"Policy: score is {described(self.score)}, expected a name or a tuple of names"
             )
         for score in self.scores if self.score is not None else ():
+            if isinstance(score, str) and score.lower() in _ACRONYMS:
+                raise ValueError(
+                    f"Policy: score is {score!r}, expected {_ACRONYMS[score.lower()]!r}, whose "
+                    "least value is evicted first"
+                )
             if score not in (*SCORES, "none"):
                 raise ValueError(
                     f"Policy: score is {self.score!r}, expected 'none', one of {SCORES}, or a "
@@ -163,6 +170,14 @@ class Policy:
                 "score is 'none': choose score='step', or on_full='default'"
             )
         return self.on_full or ("evict" if bounded else "grow")
+
+    def __repr__(self) -> str:
+        changed = (
+            f"{of.name}={getattr(self, of.name)!r}"
+            for of in fields(self)
+            if getattr(self, of.name) is not of.default
+        )
+        return f"Policy({', '.join(changed)})"
 
     def description(self) -> dict[str, Any]:
         """What a checkpoint says about the policy, in plain values."""

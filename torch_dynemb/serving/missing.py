@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.parts import table_name
+from torch_dynemb.ops.columns import Meta
 
 
 class _Note(NamedTuple):
@@ -123,6 +124,17 @@ class CountedTables(nn.Module):
 
     names: list[str]
     place = 0
+
+    def sizes(self) -> dict[str, int]:
+        """Number of ids by table name."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        dims = self.get_buffer("meta")[:, Meta.DIM].tolist()
+        return "\n".join(
+            f"name={name!r}, dim={dim}, {ids} ids"
+            for (name, ids), dim in zip(self.sizes().items(), dims, strict=True)
+        )
 
 
 __all__ = ["CountedTables", "CountsMissing", "note_missing"]

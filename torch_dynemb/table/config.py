@@ -96,6 +96,17 @@ class TableConfig:
     shard: ColumnShard | None = None
     storage: Storage | None = None
 
+    def summary(self) -> str:
+        """Name, dim, and whatever else of dtype, policy and storage is not the default."""
+        parts = [f"name={self.name!r}", f"dim={self.embedding_dim}"]
+        if self.dtype != torch.float32:
+            parts.append(f"dtype={self.dtype}")
+        if repr(self.policy) != repr(Policy()):
+            parts.append(f"policy={self.policy!r}")
+        if self.storage is not None:
+            parts.append(f"storage={type(self.storage).__name__}")
+        return ", ".join(parts)
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise TypeError(f"TableConfig: name is {described(self.name)}, expected str")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, CLOCK_HEAD, Hyper
-from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig, check_config
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.allocation import allocate
@@ -55,11 +55,7 @@ def reoptimize(tables: Tables, optimizer: OptimizerConfig) -> Tables:
         RuntimeError: rows lie in a store.
     """
     tables.check_in_memory("set_optimizer", AS_NEW)
-    if not isinstance(optimizer, OptimizerConfig):
-        raise TypeError(
-            f"set_optimizer: config is {optimizer!r}, expected one such as "
-            "torch_dynemb.Adam(lr=1e-3)"
-        )
+    check_config("set_optimizer: config", optimizer)
     config = dataclasses.replace(tables.config, optimizer=optimizer)
     changed = allocate(config, tables.memory)
     old, state = table_state.save(tables), table_state.save(changed)

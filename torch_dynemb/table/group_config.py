@@ -10,7 +10,7 @@ from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.distributed.seed import common_seed
 from torch_dynemb.ops.columns import MAX_ROWS, OnFull, PolicyColumn
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
-from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.optim.base import OptimizerConfig, check_config
 from torch_dynemb.policy.admission import AdmitBy, parse_bytes
 from torch_dynemb.policy.layout import PolicyLayout, layout_of
 from torch_dynemb.storage.tiers import Storage
@@ -202,11 +202,8 @@ def checked_config(
         TypeError, ValueError: a wrong value, or tables that do not go together.
     """
     tables = check_tables("TableGroup", tables)
-    if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
-        raise TypeError(
-            f"TableGroup: optimizer is {optimizer!r}, expected a config such as "
-            "torch_dynemb.Adam(lr=1e-3); the rows have no torch parameters"
-        )
+    if optimizer is not None:
+        check_config("TableGroup: optimizer", optimizer)
     if max_rows is not None:
         max_rows = integer("TableGroup: max_rows", max_rows, what="int or None")
         if not 0 < max_rows <= MAX_ROWS:

@@ -1,0 +1,108 @@
+"""What ``nn.Embedding`` and ``nn.EmbeddingBag`` have and dynamic tables do not: errors with advice."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch_dynemb.argument_checks import described
+
+_NO_VOCABULARY = (
+    "ids need no vocabulary: any int64 is an id, and policy=torch_dynemb.Policy(capacity=N) bounds "
+    "their number"
+)
+_FROM_EMBEDDING = "from_embedding(module) makes a dynamic table of an nn.Embedding or its weight"
+_NO_WEIGHT = (
+    "rows lie in a hash table: group.read(0, ids) and group.export(0) give them, "
+    f"group.insert_or_assign(0, ids, rows) sets them, and {_FROM_EMBEDDING}"
+)
+_POLICY = "it belongs to the policy: policy=torch_dynemb.Policy({0}=...)"
+_OPTIMIZER = "it belongs to the optimizer: optimizer=torch_dynemb.Adam({0}=...)"
+_NO_NORM = "rows are not renormalised: optimizer=torch_dynemb.Adam(clip_norm=...) bounds updates"
+
+ARGUMENTS: Mapping[str, str] = {
+    "num_embeddings": _NO_VOCABULARY,
+    "max_norm": _NO_NORM,
+    "norm_type": _NO_NORM,
+    "scale_grad_by_freq": "gradients of an id in a batch are summed: scale the loss, or lr",
+    "sparse": "leave it out: only the rows of a batch are updated, always",
+    "_weight": _FROM_EMBEDDING,
+    "weight": _FROM_EMBEDDING,
+    "_freeze": "trainable=False freezes the rows",
+    "freeze": "trainable=False freezes the rows",
+    "lr": _OPTIMIZER.format("lr"),
+    "weight_decay": _OPTIMIZER.format("weight_decay"),
+    "capacity": _POLICY.format("capacity"),
+    "score": _POLICY.format("score"),
+    "admission": _POLICY.format("admission"),
+    "ttl": _POLICY.format("ttl"),
+}
+ATTRIBUTES: Mapping[str, str] = {
+    "weight": _NO_WEIGHT,
+    "num_embeddings": f"{_NO_VOCABULARY}; len(module) or module.sizes() count those that are there",
+    "max_norm": _NO_NORM,
+    "norm_type": _NO_NORM,
+    "scale_grad_by_freq": "gradients of an id in a batch are summed",
+    "sparse": "only the rows of a batch are updated, always",
+    "from_pretrained": _FROM_EMBEDDING,
+    "reset_parameters": "module.group.clear(0) takes all ids out; rows begin by initializer=",
+}
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def advises(first: str) -> Callable[[Init], Init]:
+    """Makes a constructor refuse arguments of static tables with what to use in their place.
+
+    Args:
+        first: the only argument that may be given by position.
+
+    Returns:
+        A decorator of ``__init__``, which raises TypeError.
+    """
+
+    def of(init: Init) -> Init:
+        known = set(init.__kwdefaults__ or ()) | {first}
+
+        @functools.wraps(init)
+        def checked(self: Any, *positional: Any, **named: Any) -> None:
+            owner = type(self).__name__
+            if len(positional) > 1:
+                given = ", ".join(described(value) for value in positional)
+                advice = "give other arguments by name"
+                if first == "embedding_dim":
+                    advice += f"; there is no num_embeddings, because {_NO_VOCABULARY}"
+                raise TypeError(
+                    f"{owner}: {given} are given by position, expected {first} alone: {advice}"
+                )
+            for name in named:
+                if name not in known and name in ARGUMENTS:
+                    raise TypeError(f"{owner}: there is no argument {name}: {ARGUMENTS[name]}")
+            init(self, *positional, **named)
+
+        return checked  # type: ignore[return-value]
+
+    return of
+
+
+def missing_attribute(owner: str, name: str) -> AttributeError:
+    """The error for an attribute of ``ATTRIBUTES``.
+
+    Args:
+        owner: the class.
+        name: of the attribute.
+    """
+    return AttributeError(f"{owner} has no {name}: {ATTRIBUTES[name]}", name=name)
+
+
+class ClassAttribute:
+    """An attribute of a class of static tables: to look it up is an AttributeError with advice."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise missing_attribute(owner.__name__, self._name)
+
+
+__all__ = ["ARGUMENTS", "ATTRIBUTES", "ClassAttribute", "advises", "missing_attribute"]
