@@ -123,7 +123,7 @@ def test_continuing_with_another_number_of_threads(counts: tuple[int, int]) -> N
 def test_copies_are_whole_modules(duplicate: Callable[[Any], Any]) -> None:
     model = nn.Sequential(
         td.DynamicEmbeddingBag(
-            4, "mean", name="t", padding_idx=0, optimizer=td.Adam(lr=0.1), eval_default="zeros"
+            4, mode="mean", name="t", padding_idx=0, optimizer=td.Adam(lr=0.1), eval_default="zeros"
         ),
         nn.Linear(4, 2),
     ).eval()

@@ -37,7 +37,7 @@ def separate(mode: str = "sum") -> dict[str, td.DynamicEmbeddingBag]:
     return {
         table.name: td.DynamicEmbeddingBag(
             table.embedding_dim,
-            mode,
+            mode=mode,
             include_last_offset=True,
             name=table.name,
             initializer=table.initializer,

@@ -142,7 +142,7 @@ KINDS: dict[str, tuple[Callable[[], Head], Inputs]] = {
     "weighted bag": (
         lambda: Head(
             td.DynamicEmbeddingBag(
-                DIM, "mean", name="t", padding_idx=3, optimizer=td.Adagrad(lr=0.1)
+                DIM, mode="mean", name="t", padding_idx=3, optimizer=td.Adagrad(lr=0.1)
             ),
             DIM,
         ),

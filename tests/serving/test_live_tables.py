@@ -227,7 +227,7 @@ def test_weighted_bags_and_sequences_give_the_bits_of_frozen_ones() -> None:
     ids = torch.randint(0, 90, (500,), generator=seeded(0))
     offsets, weights = torch.tensor([0, 0, 7, 7, 460]), torch.rand(500, generator=seeded(1))
     for mode in ("sum", "mean"):
-        bag = td.DynamicEmbeddingBag(64, mode, optimizer=td.SGD(lr=0.1), padding_idx=5)  # type: ignore[arg-type]
+        bag = td.DynamicEmbeddingBag(64, mode=mode, optimizer=td.SGD(lr=0.1), padding_idx=5)  # type: ignore[arg-type]
         bag(ids[:200].reshape(20, 10)).sum().backward()
         live, frozen = serving.live(bag, headroom=10), td.freeze(bag)
         assert torch.equal(live(ids, offsets, weights), frozen(ids, offsets, weights))

@@ -367,7 +367,12 @@ def test_wrong_hooks() -> None:
 def test_ids_that_are_not_admitted_get_the_chosen_vector_in_bags() -> None:
     policy = td.Policy(admission=td.AdmitFrequent(2), refused=torch.full((4,), 3.0))
     module = td.DynamicEmbeddingBag(
-        4, "mean", name="t", optimizer=td.SGD(lr=1.0), policy=policy, initializer=td.Constant(1.0)
+        4,
+        mode="mean",
+        name="t",
+        optimizer=td.SGD(lr=1.0),
+        policy=policy,
+        initializer=td.Constant(1.0),
     )
     known = torch.tensor([[1, 1]])
     assert torch.equal(module(known), torch.ones(1, 4))

@@ -79,8 +79,8 @@ class DynamicEmbeddingBag(SingleTable):
 
     Args:
         embedding_dim: columns of a row, at least 1.
-        mode: ``"mean"``, the default as of ``nn.EmbeddingBag``, or ``"sum"``. With ``per_sample_weights`` the mean is
-            sum(w_i e_i) / sum(w_i). An empty bag gives zeros.
+        mode: ``"mean"``, the default as of ``nn.EmbeddingBag``, or ``"sum"``. With
+            ``per_sample_weights`` the mean is sum(w_i e_i) / sum(w_i). An empty bag gives zeros.
         include_last_offset: offsets have one element per bag and the number of ids at the end, as
             those of collections and of KeyedJaggedTensors always have.
         padding_idx: as in :class:`DynamicEmbedding`; the padding id does not count in a mean.

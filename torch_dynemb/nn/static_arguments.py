@@ -1,4 +1,4 @@
-"""What ``nn.Embedding`` and ``nn.EmbeddingBag`` have and dynamic tables do not: errors with advice."""
+"""What only ``nn.Embedding`` and ``nn.EmbeddingBag`` have: errors that say what to use instead."""
 
 from __future__ import annotations
 
