@@ -65,9 +65,13 @@ void Collection::read_chunk() {
   const int64_t records_pages = layout.pages_per_record() * kPageBytes;
   const int64_t bytes = std::min(chunk_.bytes() / records_pages * records_pages,
                                  layout.offset(layout.records_per_segment()) - chunk_begin_);
+  const int descriptor = files_.descriptor(victim_.log->slab(), file);
+  if (descriptor < 0) {
+    raise_file_error("opening", files_.name(victim_.log->slab(), file.number), errno);
+  }
   for (int64_t done = 0; done < bytes;) {
-    const ssize_t got = pread(file.descriptor, chunk_.data() + done,
-                              static_cast<size_t>(bytes - done), chunk_begin_ + done);
+    const ssize_t got = pread(descriptor, chunk_.data() + done, static_cast<size_t>(bytes - done),
+                              chunk_begin_ + done);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
       const std::string what = "reading " + std::to_string(bytes) + " bytes at offset " +
@@ -77,7 +81,7 @@ void Collection::read_chunk() {
     }
     done += got;
   }
-  files_.forget_pages(file, chunk_begin_, bytes);
+  files_.forget_pages(victim_.log->slab(), file, chunk_begin_, bytes);
   chunk_end_ = chunk_begin_ + bytes;
   bytes_read_ += bytes;
 }

@@ -1,7 +1,6 @@
 #include "cpu/storage/record_log.h"
 
 #include <torch/headeronly/util/Exception.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -30,13 +29,6 @@ RecordLog::RecordLog(SegmentFiles& files, size_t slab, int64_t record_bytes, int
       map_(max_rows),
       places_(1),
       buffer_(buffer_bytes(layout_)) {}
-
-RecordLog::~RecordLog() {
-  for (const Place& place : places_) {
-    if (place.file.descriptor >= 0) close(place.file.descriptor);
-  }
-  for (const SegmentFile& file : free_) close(file.descriptor);
-}
 
 SegmentFile RecordLog::take_free() {
   const SegmentFile file = free_.back();
@@ -80,7 +72,7 @@ void RecordLog::write_buffer() {
 
 void RecordLog::seal() {
   write_buffer();
-  files_.forget_pages(places_[head_].file, 0, layout_.segment);
+  files_.forget_pages(slab_, places_[head_].file, 0, layout_.segment);
   places_[head_].state = PlaceState::kSealed;
   head_ = 0;
 }
@@ -132,7 +124,7 @@ void RecordLog::sync() {
   for (Place& place : places_) {
     if (place.state == PlaceState::kVacant || !place.unsynced) continue;
     files_.sync(slab_, place.file);
-    files_.forget_pages(place.file, 0, layout_.segment);
+    files_.forget_pages(slab_, place.file, 0, layout_.segment);
     place.unsynced = false;
   }
 }
@@ -156,7 +148,8 @@ const char* RecordLog::in_memory(int64_t number) const {
 BlockRead RecordLog::block(int64_t number, char* to) const {
   const int64_t place = number / layout_.records_per_segment();
   const int64_t offset = layout_.offset(number % layout_.records_per_segment());
-  return {places_[place].file.descriptor, offset / kPageBytes * kPageBytes, to, block_bytes()};
+  const int file = files_.descriptor(slab_, places_[place].file);
+  return {file, offset / kPageBytes * kPageBytes, to, block_bytes()};
 }
 
 int64_t RecordLog::offset_in_block(int64_t number) const {
@@ -292,26 +285,11 @@ RecordLog::Restored RecordLog::open_snapshot(const std::vector<int64_t>& entries
                     ", which is not among the segments");
     ++live[place];
   }
-  try {
-    for (size_t i = 0; i < segments.size(); i += 2) {
-      state.segments.emplace_back(segments[i], files_.open(slab_, segments[i + 1]));
-      state.live.push_back(live[segments[i]]);
-    }
-  } catch (...) {
-    state.close();
-    throw;
+  for (size_t i = 0; i < segments.size(); i += 2) {
+    state.segments.emplace_back(segments[i], files_.open(slab_, segments[i + 1]));
+    state.live.push_back(live[segments[i]]);
   }
   return state;
-}
-
-void RecordLog::Restored::close() {
-  for (const auto& [place, file] : segments) ::close(file.descriptor);
-  segments.clear();
-}
-
-void RecordLog::drop(int64_t place) {
-  if (places_[place].file.descriptor >= 0) close(places_[place].file.descriptor);
-  places_[place] = Place();
 }
 
 void RecordLog::restore(const Restored& state) {
@@ -319,7 +297,6 @@ void RecordLog::restore(const Restored& state) {
   for (size_t place = 1; place < places_.size(); ++place) {
     if (places_[place].state == PlaceState::kVacant) continue;
     written.insert(places_[place].file.number);
-    drop(static_cast<int64_t>(place));
   }
   places_.assign(1, Place());
   used_ = live_ = head_ = next_ = 0;

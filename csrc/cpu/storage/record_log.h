@@ -20,7 +20,6 @@ namespace dynemb::cpu {
 class RecordLog {
  public:
   RecordLog(SegmentFiles& files, size_t slab, int64_t record_bytes, int64_t max_rows);
-  ~RecordLog();
   RecordLog(const RecordLog&) = delete;
   RecordLog& operator=(const RecordLog&) = delete;
 
@@ -53,8 +52,10 @@ class RecordLog {
   bool has_record(int64_t handle) const { return map_.has(handle); }  // also for other threads
   // The record, where it has not been written yet; else null.
   const char* in_memory(int64_t number) const;
-  // The pages that have a record, to be read to `to`.
+  // The pages that have a record, to be read to `to`. The file is -1 where a batch of
+  // files() has as many open as it may.
   BlockRead block(int64_t number, char* to) const;
+  SegmentFiles& files() const { return files_; }
   int64_t block_bytes() const { return layout_.pages_per_record() * kPageBytes; }
   int64_t offset_in_block(int64_t number) const;
   // What is wrong with bytes that should be the record; empty: nothing.
@@ -92,12 +93,11 @@ class RecordLog {
   // As find(), for what a hold keeps.
   int64_t find_held(int64_t number, int64_t handle) const;
 
-  // A state of the log to go back to: its files are open, its places checked.
+  // A state of the log to go back to: its files are there, its places checked.
   struct Restored {
     std::vector<int64_t> entries;
     std::vector<std::pair<int64_t, SegmentFile>> segments;  // by place
     std::vector<int64_t> live;                              // of these segments
-    void close();  // the files of a state that nobody goes back to
   };
   // Opens what a snapshot needs; raises where something is missing or wrong. Changes nothing.
   Restored open_snapshot(const std::vector<int64_t>& entries,
@@ -108,7 +108,7 @@ class RecordLog {
  private:
   enum class PlaceState { kVacant, kHead, kSealed };
   struct Place {
-    SegmentFile file{-1, 0};
+    SegmentFile file{0};
     PlaceState state = PlaceState::kVacant;
     int64_t live = 0;
     bool unsynced = false;
@@ -124,7 +124,6 @@ class RecordLog {
   void seal();
   void write_buffer();
   int64_t page_of_next() const;  // first page of the next record
-  void drop(int64_t place);      // closes the segment of a place
 
   SegmentFiles& files_;
   size_t slab_;

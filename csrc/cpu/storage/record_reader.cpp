@@ -11,6 +11,18 @@ namespace {
 
 constexpr int64_t kBatchBytes = int64_t{8} << 20;  // of blocks that are read at a time
 
+// Ends the batch of files, however the reads end.
+class Batch {
+ public:
+  explicit Batch(SegmentFiles& files) : files_(files) {}
+  ~Batch() { files_.end_batch(); }
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+ private:
+  SegmentFiles& files_;
+};
+
 }  // namespace
 
 RecordReader::RecordReader(IoPath path, int64_t largest_block)
@@ -35,9 +47,12 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
   const auto most = static_cast<size_t>(blocks_.bytes() / block_bytes);
   std::vector<BlockRead> blocks;
   std::vector<size_t> first;  // of `wanted`, in each block
+  SegmentFiles& files = log.files();
+  const Batch batch(files);
   for (size_t next = 0; next < wanted.size();) {
     blocks.clear();
     first.clear();
+    files.begin_batch();
     for (; next < wanted.size(); ++next) {
       const WantedRecord& record = wanted[next];
       if (const char* bytes = log.in_memory(record.number)) {
@@ -51,6 +66,13 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
         continue;
       }
       if (blocks.size() == most) break;
+      if (block.file < 0) {  // of so many files, those that are open are read first
+        STD_TORCH_CHECK(!blocks.empty(), "dynemb: opening the file of the record at ",
+                        log.place_of(record.number, record.id),
+                        " failed: the process has no descriptor left: raise the limit (ulimit "
+                        "-n), or close files");
+        break;
+      }
       blocks.push_back(block);
       first.push_back(next);
     }

@@ -47,14 +47,6 @@ SegmentHeader segment_header(int64_t record_bytes, int64_t segment_bytes, int64_
   return header;
 }
 
-void sync_directory(const std::string& name) {
-  const int directory = ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory < 0) raise_file_error("opening", name, errno);
-  const int error = fsync(directory) == 0 ? 0 : errno;
-  close(directory);
-  if (error != 0) raise_file_error("fsync of", name, error);
-}
-
 void make_directories(const std::string& name) {
   std::error_code error;
   std::filesystem::create_directories(name, error);
@@ -66,6 +58,9 @@ bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 }  // namespace
 
 void raise_file_error(const char* what, const std::string& file, int error) {
+  STD_TORCH_CHECK(error != EMFILE && error != ENFILE, "dynemb: ", what, " ", file,
+                  " failed: ", std::strerror(error),
+                  ": nothing has changed. Raise the limit (ulimit -n), or close files");
   STD_TORCH_CHECK(false, "dynemb: ", what, " ", file, " failed: ", std::strerror(error));
   std::abort();  // not reached
 }
@@ -86,7 +81,9 @@ SegmentFiles::SegmentFiles(const std::string& path, int64_t segment_bytes,
       slabs_(std::move(slabs)),
       numbers_(slabs_.size()),
       next_number_(slabs_.size(), 1),
-      renamed_(slabs_.size(), true) {
+      renamed_(slabs_.size(), true),
+      found_(slabs_.size()) {
+  open_files_.sync_by([](int descriptor) { return fdatasync(descriptor) == 0 ? 0 : errno; });
   make_directories(path_ + "/rows");
   lock();
   try {
@@ -159,15 +156,21 @@ void SegmentFiles::find_segments() {
       if (errno == ENOENT) continue;
       raise_file_error("opening", directory(slab), errno);
     }
+    errno = 0;
     while (const dirent* entry = readdir(entries)) {
       char* end = nullptr;
       const long long number = std::strtoll(entry->d_name, &end, 16);
-      if (*end != '\0' || number <= 0 || std::strlen(entry->d_name) < 8) continue;
+      if (*end != '\0' || number <= 0 || number == INT64_MAX) continue;
+      if (name(slab, number) != directory(slab) + "/" + entry->d_name) continue;
       numbers_[slab].insert(number);
       next_number_[slab] = std::max<int64_t>(next_number_[slab], number + 1);
       ++count_;
+      errno = 0;
     }
+    const int error = errno;
     closedir(entries);
+    if (error != 0) raise_file_error("listing", directory(slab), error);
+    found_[slab] = numbers_[slab];
   }
 }
 
@@ -193,28 +196,49 @@ int SegmentFiles::open_file(const std::string& name, int flags) const {
 SegmentFile SegmentFiles::create(size_t slab) {
   const int64_t number = next_number_[slab];
   const std::string file_name = name(slab, number);
-  const int file = open_file(file_name, O_RDWR | O_CREAT | O_EXCL);
+  const int file = open_files_.get({slab, number},
+                                   [&] { return open_file(file_name, O_RDWR | O_CREAT | O_EXCL); });
   if (file < 0) {
-    if (is_full(errno)) return {-1, 0};
+    if (is_full(errno)) return {0};
     raise_file_error("making", file_name, errno);
   }
   const int error = posix_fallocate(file, 0, segment_bytes_);
   if (error != 0) {
-    close(file);
+    open_files_.close({slab, number});
     unlink(file_name.c_str());
-    if (is_full(error)) return {-1, 0};
+    if (is_full(error)) return {0};
     raise_file_error("reserving bytes of", file_name, error);
   }
   ++next_number_[slab];
   ++count_;
   numbers_[slab].insert(number);
   renamed_[slab] = true;
-  return {file, number};
+  return {number};
 }
 
-SegmentFile SegmentFiles::open(size_t slab, int64_t number) const {
+int SegmentFiles::open_segment(size_t slab, int64_t number) {
+  const int there = open_files_.find({slab, number});
+  if (there >= 0) return there;
+  return open_files_.get({slab, number}, [&] { return open_file(name(slab, number), O_RDWR); });
+}
+
+int SegmentFiles::descriptor(size_t slab, const SegmentFile& file) {
+  const int descriptor = open_segment(slab, file.number);
+  if (descriptor < 0 && errno != EMFILE && errno != ENFILE) {
+    raise_file_error("opening", name(slab, file.number), errno);
+  }
+  return descriptor;
+}
+
+int SegmentFiles::needed_descriptor(size_t slab, const SegmentFile& file) {
+  const int descriptor = this->descriptor(slab, file);
+  if (descriptor < 0) raise_file_error("opening", name(slab, file.number), errno);
+  return descriptor;
+}
+
+SegmentFile SegmentFiles::open(size_t slab, int64_t number) {
   const std::string file_name = name(slab, number);
-  const int file = open_file(file_name, O_RDWR);
+  const int file = open_segment(slab, number);
   STD_TORCH_CHECK(file >= 0 || errno != ENOENT, "dynemb: the snapshot needs ", file_name,
                   ", which is missing: copy it back, or load another snapshot");
   if (file < 0) raise_file_error("opening", file_name, errno);
@@ -227,13 +251,13 @@ SegmentFile SegmentFiles::open(size_t slab, int64_t number) const {
   const SegmentHeader expected = segment_header(slabs_[slab].record_bytes, segment_bytes_, number);
   const bool whole = known && status.st_size == segment_bytes_ && bytes == kPageBytes;
   const bool same = whole && std::memcmp(&header, &expected, sizeof(header)) == 0;
-  if (!same) close(file);
+  if (!same) open_files_.close({slab, number});
   STD_TORCH_CHECK(whole, "dynemb: the snapshot needs ", file_name, ", which has ", status.st_size,
                   " bytes, expected ", segment_bytes_, ": copy it back, or load another snapshot");
   STD_TORCH_CHECK(same, "dynemb: the snapshot needs ", file_name,
                   ", whose first page is damaged or another file's: copy it back, or load another "
                   "snapshot");
-  return {file, number};
+  return {number};
 }
 
 void SegmentFiles::rename(size_t from, SegmentFile& file, size_t to) {
@@ -243,14 +267,33 @@ void SegmentFiles::rename(size_t from, SegmentFile& file, size_t to) {
     raise_file_error("renaming", old_name, errno);
   }
   numbers_[from].erase(file.number);
+  found_[from].erase(file.number);
+  open_files_.rename({from, file.number}, {to, next_number_[to]});
   file.number = next_number_[to]++;
   numbers_[to].insert(file.number);
   renamed_[from] = renamed_[to] = true;
 }
 
+// Also true for a file of zeros, whose store ended before it wrote to it.
+bool SegmentFiles::is_of_a_store(size_t slab, int64_t number) {
+  const std::string file_name = name(slab, number);
+  const int file = open_segment(slab, number);
+  if (file < 0 && errno == ENOENT) return true;
+  if (file < 0) raise_file_error("opening", file_name, errno);
+  PageBuffer page(kPageBytes);
+  std::memset(page.data(), 0, kPageBytes);
+  if (pread(file, page.data(), kPageBytes, 0) < 0) raise_file_error("reading", file_name, errno);
+  constexpr char kZeros[sizeof(kMagic)] = {};
+  return std::memcmp(page.data(), kMagic, sizeof(kMagic)) == 0 ||
+         std::memcmp(page.data(), kZeros, sizeof(kZeros)) == 0;
+}
+
 void SegmentFiles::remove(size_t slab, int64_t number) {
   const std::string file_name = name(slab, number);
-  if (unlink(file_name.c_str()) != 0 && errno != ENOENT) {
+  const bool delete_it = found_[slab].count(number) == 0 || is_of_a_store(slab, number);
+  open_files_.close({slab, number});
+  found_[slab].erase(number);
+  if (delete_it && unlink(file_name.c_str()) != 0 && errno != ENOENT) {
     raise_file_error("deleting", file_name, errno);
   }
   count_ -= static_cast<int64_t>(numbers_[slab].erase(number));
@@ -265,8 +308,10 @@ void SegmentFiles::write_header(size_t slab, int64_t number, char* page) const {
 
 void SegmentFiles::write(size_t slab, const SegmentFile& file, int64_t offset, const char* from,
                          int64_t bytes) {
+  const int descriptor = needed_descriptor(slab, file);
+  open_files_.set_unsynced({slab, file.number}, !direct_);
   for (int64_t done = 0; done < bytes;) {
-    const ssize_t written = pwrite(file.descriptor, from + done, static_cast<size_t>(bytes - done),
+    const ssize_t written = pwrite(descriptor, from + done, static_cast<size_t>(bytes - done),
                                    static_cast<off_t>(offset + done));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) {
@@ -280,13 +325,23 @@ void SegmentFiles::write(size_t slab, const SegmentFile& file, int64_t offset, c
   }
   bytes_written_ += bytes;
   // begins now, so that a later fsync finds little to do and the pages can be dropped
-  if (!direct_) sync_file_range(file.descriptor, offset, bytes, SYNC_FILE_RANGE_WRITE);
+  if (!direct_) sync_file_range(descriptor, offset, bytes, SYNC_FILE_RANGE_WRITE);
 }
 
-void SegmentFiles::sync(size_t slab, const SegmentFile& file) const {
-  if (fdatasync(file.descriptor) != 0) {
+void SegmentFiles::sync(size_t slab, const SegmentFile& file) {
+  if (fdatasync(needed_descriptor(slab, file)) != 0) {
     raise_file_error("fdatasync of", name(slab, file.number), errno);
   }
+  open_files_.set_unsynced({slab, file.number}, false);
+}
+
+void SegmentFiles::sync_directory(const std::string& name) {
+  const int directory = open_files_.open_once(
+      [&] { return ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  if (directory < 0) raise_file_error("opening", name, errno);
+  const int error = fsync(directory) == 0 ? 0 : errno;
+  close(directory);
+  if (error != 0) raise_file_error("fsync of", name, error);
 }
 
 void SegmentFiles::sync_names() {
@@ -298,8 +353,10 @@ void SegmentFiles::sync_names() {
   sync_directory(path_);
 }
 
-void SegmentFiles::forget_pages(const SegmentFile& file, int64_t offset, int64_t bytes) const {
-  if (!direct_) posix_fadvise(file.descriptor, offset, bytes, POSIX_FADV_DONTNEED);
+void SegmentFiles::forget_pages(size_t slab, const SegmentFile& file, int64_t offset,
+                                int64_t bytes) {
+  if (direct_) return;
+  posix_fadvise(needed_descriptor(slab, file), offset, bytes, POSIX_FADV_DONTNEED);
 }
 
 }  // namespace dynemb::cpu

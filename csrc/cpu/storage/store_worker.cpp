@@ -192,7 +192,7 @@ bool StoreWorker::create_segment(size_t slab, bool beyond_usual) {
   if (options_.disk_bytes > 0 && beyond_usual) return false;
   if (!beyond_usual && files_.bytes() + files_.segment_bytes() > usual_bytes()) return false;
   const SegmentFile file = files_.create(slab);
-  if (file.descriptor < 0) return false;
+  if (file.number == 0) return false;
   logs_[slab]->add_free(file);
   publish(slab);
   return true;
@@ -202,7 +202,7 @@ bool StoreWorker::create_segment(size_t slab, bool beyond_usual) {
 bool StoreWorker::take_segment_of_another(size_t slab, int64_t spare) {
   for (size_t other = 0; other < logs_.size(); ++other) {
     if (other == slab || !logs_[other]) continue;
-    SegmentFile file{-1, 0};
+    SegmentFile file{0};
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (room_[other].free <= room_.needed(other) + spare) continue;
@@ -444,7 +444,6 @@ void StoreWorker::load(const std::vector<SlabSnapshot>& snapshot) {
       states[s] = logs_[s]->open_snapshot(snapshot[s].records, snapshot[s].segments);
     }
   } catch (const std::exception& error) {
-    for (RecordLog::Restored& state : states) state.close();
     throw Refusal(error.what());
   }
   collection_.abandon();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,24 @@ from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 # In the directory of a store: what it keeps for snapshots.
 KEPT_FOLDER = "index"
+
+
+def _keeps_snapshots(path: Path) -> bool:
+    """Whether a store has rows that snapshots need.
+
+    Raises:
+        RuntimeError: it cannot be read: nothing is deleted then.
+    """
+    folder = path / KEPT_FOLDER
+    try:
+        return bool(os.listdir(folder))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise RuntimeError(
+            f"SSDStore: {folder} cannot be listed ({error.strerror}), so whether snapshots need "
+            "the rows there is not known: nothing has been deleted; make it readable"
+        ) from error
 
 
 class SSDTiers(Tiers):
@@ -57,8 +76,8 @@ class SSDTiers(Tiers):
         )
         # The thread knows addresses only: it ends before the tensors go, which this object has.
         self._end = weakref.finalize(self, ops.store_close, tensors.clock)
-        if not any(Path(storage.path).glob(f"{KEPT_FOLDER}/*")):
-            # what a run has left that made no snapshot, nobody can read any more
+        if not _keeps_snapshots(Path(storage.path)):
+            # rows of a run that made no snapshot cannot be read any more
             self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])
 
     def promise_room(
