@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "core/index/handle.h"
 #include "cpu/storage/crc32c.h"
@@ -267,27 +268,32 @@ RecordLog::Restored RecordLog::open_snapshot(const std::vector<int64_t>& entries
                   slab, " has ", entries.size(), " rows, expected at most ", map_.max_rows());
   STD_TORCH_CHECK(segments.size() % 2 == 0, "dynemb: segments of ", slab, " has ", segments.size(),
                   " numbers, expected pairs");
-  Restored state{entries, {}, {}};
-  std::vector<int64_t> live;  // by place
+  Restored state;
+  // A snapshot's places may have gaps. They are closed, so that no number sizes memory.
+  std::unordered_map<int64_t, int64_t> places;
   for (size_t i = 0; i < segments.size(); i += 2) {
     const int64_t place = segments[i];
     STD_TORCH_CHECK(place > 0 && place < (int64_t{1} << kRecordBits) / a_segment,
                     "dynemb: segments of ", slab, " has place ", place);
-    if (static_cast<size_t>(place) >= live.size()) live.resize(place + 1, -1);
-    STD_TORCH_CHECK(live[place] < 0, "dynemb: segments of ", slab, " has place ", place, " twice");
-    live[place] = 0;
+    const bool is_new = places.emplace(place, static_cast<int64_t>(i / 2) + 1).second;
+    STD_TORCH_CHECK(is_new, "dynemb: segments of ", slab, " has place ", place, " twice");
   }
+  state.live.assign(segments.size() / 2, 0);
+  state.entries.reserve(entries.size());
   for (size_t row = 0; row < entries.size(); ++row) {
+    state.entries.push_back(0);
     if (entries[row] == 0) continue;
-    const int64_t place = handle_row(entries[row]) / a_segment;
-    STD_TORCH_CHECK(place > 0 && place < static_cast<int64_t>(live.size()) && live[place] >= 0,
-                    "dynemb: records of ", slab, " leads row ", row, " to place ", place,
+    const int64_t number = handle_row(entries[row]);
+    const auto place = places.find(number / a_segment);
+    STD_TORCH_CHECK(number >= 0 && place != places.end(), "dynemb: records of ", slab,
+                    " leads row ", row, " to place ", number / a_segment,
                     ", which is not among the segments");
-    ++live[place];
+    state.entries.back() = make_handle(place->second * a_segment + number % a_segment,
+                                       handle_generation(entries[row]));
+    ++state.live[place->second - 1];
   }
-  for (size_t i = 0; i < segments.size(); i += 2) {
-    state.segments.emplace_back(segments[i], files_.open(slab_, segments[i + 1]));
-    state.live.push_back(live[segments[i]]);
+  for (size_t i = 1; i < segments.size(); i += 2) {
+    state.segments.push_back(files_.open(slab_, segments[i]));
   }
   return state;
 }
@@ -302,9 +308,8 @@ void RecordLog::restore(const Restored& state) {
   used_ = live_ = head_ = next_ = 0;
   std::set<int64_t> pinned = pinned_;
   for (size_t i = 0; i < state.segments.size(); ++i) {
-    const auto& [place, file] = state.segments[i];
-    if (static_cast<size_t>(place) >= places_.size()) places_.resize(place + 1);
-    places_[place] = {file, PlaceState::kSealed, state.live[i], false};
+    const SegmentFile& file = state.segments[i];
+    places_.push_back({file, PlaceState::kSealed, state.live[i], false});
     pinned.insert(file.number);  // the snapshot is there until keep() says otherwise
     live_ += state.live[i];
     ++used_;

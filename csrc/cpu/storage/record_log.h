@@ -96,8 +96,8 @@ class RecordLog {
   // A state of the log to go back to: its files are there, its places checked.
   struct Restored {
     std::vector<int64_t> entries;
-    std::vector<std::pair<int64_t, SegmentFile>> segments;  // by place
-    std::vector<int64_t> live;                              // of these segments
+    std::vector<SegmentFile> segments;  // by place, from 1
+    std::vector<int64_t> live;          // of these segments
   };
   // Opens what a snapshot needs; raises where something is missing or wrong. Changes nothing.
   Restored open_snapshot(const std::vector<int64_t>& entries,
