@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Clock, Meta, Slab, Table
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.row_access import materialize, state_names
-from torch_dynemb.table.state_check import check_content
+from torch_dynemb.table.state_check import check_content, clamp_committed
 from torch_dynemb.table.state_entries import check_format, plain_entries, read_format
 from torch_dynemb.table.tables import Tables
 
@@ -147,7 +147,7 @@ def write(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     tables.index.slabs[:, Slab.ROW_BYTES] = row_bytes
     # rows that were given back here remember how new their next handle must be
     tables.index.slabs[:, Slab.GENERATION].clamp_(min=generation)
-    tables.index.slabs[:, Slab.COMMITTED_ROWS].clamp_(max=tables.index.free_rows.shape[1])
+    clamp_committed(tables)
     for name, target in used_tensors(tables):  # of the lengths that `tables` and `slabs` give now
         if name not in ("tables", "slabs"):
             # a state may be of parameters, which the tables must not become

@@ -279,12 +279,22 @@ def _check_rows(
     _check_generations(entry, entries[entry], rows, both, owned.numel(), damage)
 
 
+def clamp_committed(tables: Tables) -> None:
+    """Forgets that there is memory for more rows than a table of this kind asks about at once."""
+    slabs = tables.index.slabs
+    for s, config in enumerate(tables.config.slabs):
+        row_bytes = TIERED_ROW_BYTES if config.tiered else config.dim * config.dtype.itemsize
+        most = slabs[s, Slab.NEXT_ROW] + COMMIT_STEP_BYTES // row_bytes
+        slabs[s, Slab.COMMITTED_ROWS].clamp_(max=most.clamp(max=tables.index.free_rows.shape[1]))
+
+
 def check_slab(tables: Tables, s: int, slab: list[int]) -> None:
     """Rows whose memory has been checked, and the generation of rows given out next."""
     config = tables.config.slabs[s]
     used, committed = slab[Slab.NEXT_ROW], slab[Slab.COMMITTED_ROWS]
-    # by the smallest rows: set_optimizer makes rows larger and leaves this as it was
-    row_bytes = TIERED_ROW_BYTES if config.tiered else config.dim * config.dtype.itemsize
+    # by the smallest rows: set_optimizer makes rows larger and leaves this as it was, and a table
+    # in memory may become one with storage, or the other way round
+    row_bytes = min(TIERED_ROW_BYTES, config.dim * config.dtype.itemsize)
     most = used + COMMIT_STEP_BYTES // row_bytes
     if committed > most:
         raise ValueError(
@@ -339,4 +349,4 @@ def _check_generations(
         raise damage(entry, "says that a free row is newer than its next owner")
 
 
-__all__ = ["check_columns", "check_content", "check_counts", "check_slab"]
+__all__ = ["check_columns", "check_content", "check_counts", "check_slab", "clamp_committed"]

@@ -49,7 +49,7 @@ from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.records import record_bytes
 from torch_dynemb.table.row_access import handle_rows, state_tensors, write_rows
 from torch_dynemb.table.state import empty
-from torch_dynemb.table.state_check import check_counts
+from torch_dynemb.table.state_check import check_counts, clamp_committed
 
 _GENERATION_MASK = (1 << GENERATION_BITS) - 1
 _IDS_AT_ONCE = 1 << 20
@@ -316,7 +316,7 @@ class ExactLoad:
         index.slabs.copy_(self._state[GROUP_SLABS])
         index.slabs[:, Slab.ROW_BYTES] = row_bytes
         index.slabs[:, Slab.GENERATION].clamp_(min=generation)
-        index.slabs[:, Slab.COMMITTED_ROWS].clamp_(max=index.free_rows.shape[1])
+        clamp_committed(tables)
         index.meta[:, Meta.SEED] = self._state[GROUP_SEEDS].to(tables.device)
         for s in range(len(tables.config.slabs)):
             free = self._state[free_rows_entry(s)]

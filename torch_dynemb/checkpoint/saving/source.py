@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
-from torch_dynemb.ops.columns import COMMIT_STEP_BYTES, Clock, Meta, Slab
+from torch_dynemb.ops.columns import Clock, Meta, Slab
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.table.changes import ChangedIds
@@ -149,11 +149,6 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
         )
     small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)
     counts, slab_counts, clock, row_clock, seeds, hyper = (t.detach().cpu().clone() for t in small)
-    for s in range(len(config.slabs)):
-        if tables.stored(s) is not None:  # a table in memory may load this, whose rows take more
-            row_bytes = config.slabs[s].dim * config.slabs[s].dtype.itemsize
-            most = slab_counts[s, Slab.NEXT_ROW] + COMMIT_STEP_BYTES // row_bytes
-            slab_counts[s, Slab.COMMITTED_ROWS].clamp_(max=most)
     proposed = tables.host.proposed_now
     now = max(int(clock[Clock.NOW]), 0 if proposed is None else int(proposed))
     return GroupSource(
