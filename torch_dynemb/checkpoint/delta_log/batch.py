@@ -43,6 +43,8 @@ _CRC = struct.Struct("<I")
 _END = 0xD7E5D7E5  # no part of a commit is zeros, which a power failure leaves
 HEAD_BYTES = _HEAD.size
 COMMIT_BYTES = _RECORD.size + _COMMIT.size
+_LEAST_BYTES = HEAD_BYTES + COMMIT_BYTES
+_LARGEST = (1 << 62) - 1
 
 
 class Head(NamedTuple):
@@ -172,7 +174,7 @@ def head_of(text: bytes | bytearray) -> Head | None:
         text: HEAD_BYTES, or more or fewer.
 
     Raises:
-        ValueError: it is a head of another format version.
+        ValueError: it is a head of another format version, or of numbers that no batch has.
     """
     text = bytes(text[:HEAD_BYTES])
     if len(text) < HEAD_BYTES:
@@ -195,6 +197,13 @@ def head_of(text: bytes | bytearray) -> Head | None:
         return None
     if version != VERSION:
         raise ValueError(f"its format version is {version}, and this library reads {VERSION}")
+    if size < _LEAST_BYTES or size % 8 != 0 or size > _LARGEST:
+        raise ValueError(f"its head says that the batch has {size} bytes, which no batch has")
+    if rank >= ranks or not base_sequence < sequence <= _LARGEST:
+        raise ValueError(
+            f"its head says that it is batch {sequence} of rank {rank} of {ranks} after a base "
+            f"with commit {base_sequence}, which no batch is"
+        )
     return Head(
         rank,
         ranks,
@@ -217,9 +226,11 @@ def decoded(data: Tensor) -> Batch:
     Raises:
         BrokenBatchError: they are no batch.
     """
-    head = head_of(_text(data[:HEAD_BYTES]))
-    least = HEAD_BYTES + COMMIT_BYTES
-    if head is None or head.bytes != data.numel() or data.numel() < least:
+    try:
+        head = head_of(_text(data[:HEAD_BYTES]))
+    except ValueError as error:
+        raise BrokenBatchError(str(error), commit=False) from error
+    if head is None or head.bytes != data.numel():
         raise BrokenBatchError("its head is damaged", commit=False)
     end = _commit_of(data, head)
     if end is None:
@@ -233,6 +244,8 @@ def decoded(data: Tensor) -> Batch:
         if record is None:
             raise BrokenBatchError(f"{where} has a damaged header", commit=True)
         kind, table, size, crc = record
+        if size > data.numel():
+            raise BrokenBatchError(f"{where} is longer than the batch", commit=True)
         payload = data[at + _RECORD.size : at + _RECORD.size + size]
         if payload.numel() != size or ops.crc32c(payload) != crc:
             raise BrokenBatchError(f"{where} does not have its checksum", commit=True)
@@ -244,6 +257,16 @@ def decoded(data: Tensor) -> Batch:
     if at != data.numel() - COMMIT_BYTES or chain != end:
         raise BrokenBatchError(f"batch {head.sequence} is not what was committed", commit=True)
     return Batch(head, records, chain)
+
+
+def chain_of(commit: bytes | bytearray | memoryview, head: Head) -> int | None:
+    """The chain in the commit at the end of a batch; None: it is damaged, or of another batch.
+
+    Args:
+        commit: the last COMMIT_BYTES of the batch.
+        head: of the batch.
+    """
+    return _commit_of(as_tensor(commit), head)
 
 
 def _commit_of(data: Tensor, head: Head) -> int | None:
@@ -328,6 +351,7 @@ __all__ = [
     "Pieces",
     "Record",
     "as_tensor",
+    "chain_of",
     "decoded",
     "encoded",
     "head_of",

@@ -24,6 +24,7 @@ from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.save import check_saveable, save
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.process.forked import watch
 from torch_dynemb.process.interrupts import held_back
 
 
@@ -105,6 +106,8 @@ class DeltaLog:
         self._writing: Writing | None = None
         self._sequence, self._drop_rest = 0, False
         self._steps, self._published_at = 0, 0.0
+        self.forked = False  # in a child, which has neither the lock nor the thread that writes
+        watch(self)
 
     @property
     def sequence(self) -> int:
@@ -398,6 +401,9 @@ class DeltaLog:
         """
         if self._recorded is None:
             return
+        if self.forked:
+            self._model, self._recorded, self._writing = None, None, None
+            return
         try:
             self.flush()
         finally:
@@ -415,6 +421,11 @@ class DeltaLog:
         if self._recorded is None:
             raise RuntimeError(
                 f"DeltaLog.{method}: the log has no model: call attach(model) before"
+            )
+        if self.forked:
+            raise RuntimeError(
+                f"DeltaLog.{method}: this process is a fork of the one that publishes: publish "
+                "there, or attach the log to a model of this process, in another directory"
             )
         return self._recorded
 

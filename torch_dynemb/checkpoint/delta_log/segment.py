@@ -144,7 +144,10 @@ class Segment:
             found = text.find(MAGIC)
             while found >= 0:
                 at = begin - len(overlap) + found
-                if head_of(self._bytes(at, HEAD_BYTES)) is not None:
+                try:
+                    if head_of(self._bytes(at, HEAD_BYTES)) is not None:
+                        return True
+                except ValueError:  # the head of another version
                     return True
                 found = text.find(MAGIC, found + 1)
             begin += len(text) - len(overlap)
