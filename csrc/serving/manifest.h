@@ -62,6 +62,13 @@ inline Json read_manifest(const std::string& folder) {
                              " is no serving package: it has no manifest.json; "
                              "torch_dynemb.serving.export makes one");
   }
+  constexpr std::streamoff kMostBytes = std::streamoff{16} << 20;  // of a package of 10 TB
+  file.seekg(0, std::ios::end);
+  if (const std::streamoff bytes = file.tellg(); bytes > kMostBytes) {
+    detail::damaged(path, "the file has " + std::to_string(bytes) +
+                              " bytes, more than a manifest of a package has");
+  }
+  file.seekg(0);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   Json manifest;
   try {

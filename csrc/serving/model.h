@@ -266,13 +266,20 @@ class Model {
         {"bfloat16", at::kBFloat16}, {"int64", at::kLong},    {"int32", at::kInt},
         {"int16", at::kShort},       {"int8", at::kChar},     {"uint8", at::kByte},
         {"bool", at::kBool}};
-    Input input{entry.at("name").text(), kTypes.at(entry.at("dtype").text()), {}};
+    const std::string& dtype = entry.at("dtype").text();
+    if (kTypes.count(dtype) == 0) {
+      detail::damaged("manifest.json", "an input has the unknown dtype " + dtype);
+    }
+    Input input{entry.at("name").text(), kTypes.at(dtype), {}};
     for (const Json& size : entry.at("sizes").array()) {
       if (size.is_null()) {
         input.sizes.emplace_back();
         continue;
       }
       const Json &symbol = size.at("symbol"), &most = size.at("most");
+      if (!symbol.is_null() && size.at("times").integer() == 0) {
+        detail::damaged("manifest.json", "a size of an input is 0 times a symbol");
+      }
       input.sizes.push_back(
           Size{symbol.is_null() ? "" : symbol.text(), size.at("times").integer(),
                size.at("plus").integer(), size.at("least").integer(),

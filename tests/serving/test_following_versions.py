@@ -14,6 +14,7 @@ from publishing import answer, new_trainer, publish, train, write_commit_of_two_
 from torch import Tensor
 
 from torch_dynemb import checkpoint, ops, serving
+from torch_dynemb.checkpoint.delta_log import batch as batch_format
 from torch_dynemb.checkpoint.delta_log.segment import Segment
 
 if TYPE_CHECKING:
@@ -146,12 +147,65 @@ def test_logs_that_do_not_go_on_are_told(
         )
         assert said["versions"]["outputs"] == first["versions"]["outputs"]
         assert said["model"]["pooled"] == first["model"]["pooled"]
+    last = sorted(log.rglob("*.delta"))[-1]
+    last.with_name(f"{9:0<20}.delta").write_bytes(last.read_bytes())
+    with versions_program.following(program, live_package.path, log) as follower:
+        assert "no batch has the number in its name" in follower.update()["versions"]["damaged"]
     other = tmp_path / "other"
     with checkpoint.DeltaLog(other) as of_other:
         of_other.attach(model)
         publish(of_other)
     with versions_program.following(program, live_package.path, other) as follower:
         assert "and not since" in follower.update()["versions"]["new base"]
+
+
+def test_a_rollback_is_told_at_once(
+    live_package: Package, program: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log)
+    with versions_program.following(program, live_package.path, log) as follower:
+        with publisher:
+            for number in (1, 2):
+                train(model, number)
+                publish(publisher)
+            before = follower.update()
+            assert follower.update()["versions"]["applied"] == 0
+        publisher.rollback(1)
+        for _ in range(2):
+            said = follower.update()
+            for of_model, served in zip(said.values(), before.values(), strict=True):
+                assert "commit 2 was read last, and it is there no longer" in of_model["new base"]
+                assert of_model["sequence"] == 2
+                assert of_model.get("outputs") == served.get("outputs")
+
+
+@pytest.mark.parametrize(
+    "crafted",
+    [
+        *({"bytes": size} for size in (0, 1, 47, 127, 129, 1 << 63)),
+        {"base_sequence": (1 << 64) - 1},
+        {"sequence": (1 << 64) - 1},
+        {"rank": 1},
+    ],
+)
+def test_heads_with_numbers_that_no_batch_has_are_told(
+    live_package: Package, program: Path, tmp_path: Path, crafted: dict[str, int]
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log)
+    with publisher:
+        train(model, 1)
+        publish(publisher)
+    (file,) = log.rglob("*.delta")
+    data = file.read_bytes()
+    head = batch_format.head_of(data)
+    assert head is not None
+    text = batch_format._head_bytes(head._replace(**crafted))
+    file.write_bytes(text + data[len(text) :])
+    with versions_program.following(program, live_package.path, log) as follower:
+        said = follower.update()
+        assert "byte 0: its head says that" in said["versions"]["damaged"]
 
 
 def test_torn_tails_are_no_commits_and_damage_is_told(

@@ -240,7 +240,7 @@ def decoded(data: Tensor) -> Batch:
     for number in range(head.records - 1):
         text = _text(data[at : at + _RECORD.size])
         where = f"record {number} of batch {head.sequence}"
-        record = _record_of(text, head)
+        record = _record_of(text, head.sequence, head.step)
         if record is None:
             raise BrokenBatchError(f"{where} has a damaged header", commit=True)
         kind, table, size, crc = record
@@ -259,20 +259,27 @@ def decoded(data: Tensor) -> Batch:
     return Batch(head, records, chain)
 
 
-def chain_of(commit: bytes | bytearray | memoryview, head: Head) -> int | None:
+def chain_of(commit: bytes | bytearray | memoryview, sequence: int) -> int | None:
     """The chain in the commit at the end of a batch; None: it is damaged, or of another batch.
 
     Args:
-        commit: the last COMMIT_BYTES of the batch.
-        head: of the batch.
+        commit: the last COMMIT_BYTES of the batch, or more.
+        sequence: number of the batch.
     """
-    return _commit_of(as_tensor(commit), head)
+    text = bytes(commit[-COMMIT_BYTES:])
+    if len(text) < COMMIT_BYTES:
+        return None
+    number, step, *_ = _RECORD.unpack(text[: _RECORD.size])
+    return _chain_in(text, number, step) if number == sequence else None
 
 
 def _commit_of(data: Tensor, head: Head) -> int | None:
     """The chain in the commit at the end of a batch; None: it is damaged."""
-    text = _text(data[-COMMIT_BYTES:])
-    record = _record_of(text[: _RECORD.size], head)
+    return _chain_in(_text(data[-COMMIT_BYTES:]), head.sequence, head.step)
+
+
+def _chain_in(text: bytes, sequence: int, step: int) -> int | None:
+    record = _record_of(text[: _RECORD.size], sequence, step)
     payload = text[_RECORD.size :]
     if record != (COMMIT, 0, _COMMIT.size, _crc(payload)):
         return None
@@ -303,12 +310,12 @@ def _record_bytes(head: Head, kind: int, table: int, size: int, crc: int) -> byt
     return text + _CRC.pack(_crc(text))
 
 
-def _record_of(text: bytes, head: Head) -> tuple[int, int, int, int] | None:
+def _record_of(text: bytes, sequence: int, step: int) -> tuple[int, int, int, int] | None:
     """Kind, table, size and checksum of a record; None: its header is damaged."""
     if len(text) < _RECORD.size:
         return None
-    sequence, step, kind, table, size, payload_crc, crc = _RECORD.unpack(text)
-    if crc != _crc(text[: -_CRC.size]) or (sequence, step) != (head.sequence, head.step):
+    *of_batch, kind, table, size, payload_crc, crc = _RECORD.unpack(text)
+    if crc != _crc(text[: -_CRC.size]) or of_batch != [sequence, step]:
         return None
     return kind, table, size, payload_crc
 

@@ -255,6 +255,30 @@ class DirectorySink:
                     self._met = path, place
                     yield data
 
+    def ending(self, sequence: int) -> bytes | None:
+        """The end of a batch; see :meth:`EndingSink.ending`.
+
+        Args:
+            sequence: number of the batch.
+
+        Raises:
+            DamagedFileError: a batch before it is damaged.
+            OSError: the disk fails.
+        """
+        segments = [of for of in self._segments() if of[0] <= sequence]
+        if not segments:
+            return None
+        path = segments[-1][1]
+        try:
+            segment = Segment(path, last=True)
+        except FileNotFoundError:
+            return None
+        with segment:
+            for place in segment.heads(self._known_begin(path, segment, sequence + 1)):
+                if place.head.sequence == sequence:
+                    return segment.commit(place)
+        return None
+
     def _known_begin(self, path: Path, segment: Segment, from_sequence: int) -> int:
         """From where on to look for a batch: where the last one was read, if it is still there."""
         if self._met is None or self._met[0] != path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from torch_dynemb.checkpoint.delta_log.bases import base_folder, base_folders, n
 from torch_dynemb.checkpoint.delta_log.commits import commit_of
 from torch_dynemb.checkpoint.delta_log.reader import LogReader, batch_of, sinks_of
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
-from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, target_of
+from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, WholeTarget, target_of
 from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.threads import one_thread
+from torch_dynemb.process.interrupts import held_back
 
 Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
 
@@ -80,8 +82,12 @@ class Follower:
             for batches in self._reader.read(until):
                 commit = commit_of(batches)
                 self._target.check(commit)
-                self._target.apply(commit)
-                self._step = commit.step
+                # a target of somebody else may take as long as it likes
+                whole = isinstance(self._target, WholeTarget)
+                with held_back() if whole else nullcontext():
+                    self._target.apply(commit)
+                    self._reader.taken(batches)
+                    self._step = commit.step
                 applied += 1
         return applied
 

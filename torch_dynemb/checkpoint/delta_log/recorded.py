@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.delta_log.batch import DENSE, ERASE, ROWS, TABLES, Pieces
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, of_tensors
-from torch_dynemb.checkpoint.entries import ID, WEIGHT, state_entry
+from torch_dynemb.checkpoint.entries import ID, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.rest import dense_source
 from torch_dynemb.ops.columns import GENERATION_BITS
@@ -27,6 +27,7 @@ from torch_dynemb.table.content import optimizer_steps
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import handle_rows, read_rows, state_tensors
+from torch_dynemb.table.scores import get_score
 from torch_dynemb.table.tables import one_table
 
 
@@ -38,12 +39,14 @@ class ChangedRows(NamedTuple):
         rows: [n, columns].
         state: by name, [n] or [n, columns] each.
         removed: int64 [m].
+        scores: int64 [n], custom scores; None: the table keeps none.
     """
 
     ids: Tensor
     rows: Tensor
     state: dict[str, Tensor]
     removed: Tensor
+    scores: Tensor | None
 
 
 class Changed(NamedTuple):
@@ -68,6 +71,8 @@ class Changed(NamedTuple):
             if part.ids.numel() > 0:
                 tensors = {ID: part.ids, WEIGHT: part.rows}
                 tensors |= {state_entry(name): values for name, values in part.state.items()}
+                if part.scores is not None:
+                    tensors[score_entry("custom")] = part.scores
                 result.append(Pieces(ROWS, number, of_tensors(tensors)))
         if self.dense:
             result.append(Pieces(DENSE, 0, of_tensors(self.dense)))
@@ -114,12 +119,12 @@ class RecordedModel:
         self._taken: Changed | None = None
         self._since = f"delta log {id(self)}"
         for group in groups_of(self.parts):
-            record_changes(group.tables, name, scores=False)
+            record_changes(group.tables, name, scores=_keeps_custom(group))
 
     def begin(self) -> None:
         """From now on: what the model holds now is known to those who follow."""
         for group in groups_of(self.parts):
-            reader = record_changes(group.tables, self._name, scores=False)
+            reader = record_changes(group.tables, self._name, scores=_keeps_custom(group))
             changes = read_changes(group.tables, reader)
             take_changes(group.tables, reader, changes, self._since)
         self._dense_before = self._dense_now()
@@ -207,11 +212,15 @@ class RecordedModel:
             handles = find(tables, *one_table(tables, part.table, ids)).handles
             removed, ids, handles = ids[handles < 0], ids[handles >= 0], handles[handles >= 0]
         rows, state = self._rows_of(part, ids, handles)
+        scores = None
+        if "custom" in part.config.policy.scores:
+            scores = get_score(part.group.tables, part.table, ids, score="custom").scores.cpu()
         return ChangedRows(
             ids.cpu(),
             rows.cpu(),
             {name: tensor.cpu() for name, tensor in state.items()},
             removed.cpu(),
+            scores,
         )
 
     def _rows_of(
@@ -260,6 +269,11 @@ class RecordedModel:
         return {
             piece.name: piece.values.to("cpu", copy=True).contiguous() for piece in source.pieces
         }
+
+
+def _keeps_custom(group: TableGroup) -> bool:
+    """Whether followers need scores: those that a program gives, which no lookup of theirs does."""
+    return any("custom" in table.policy.scores for table in group.config.tables)
 
 
 def _same(before: Tensor | None, now: Tensor) -> bool:

@@ -90,6 +90,14 @@ class Segment:
         except ValueError:
             return False
 
+    def commit(self, place: Placed) -> bytes:
+        """The last COMMIT_BYTES of a batch, fewer where the file ends.
+
+        Args:
+            place: of the batch.
+        """
+        return bytes(self._bytes(place.end - COMMIT_BYTES, COMMIT_BYTES))
+
     def read(self, place: Placed) -> bytearray | None:
         """A batch.
 
