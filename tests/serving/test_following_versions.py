@@ -159,9 +159,7 @@ def test_logs_that_do_not_go_on_are_told(
         assert "and not since" in follower.update()["versions"]["new base"]
 
 
-def test_a_rollback_is_told_at_once(
-    live_package: Package, program: Path, tmp_path: Path
-) -> None:
+def test_a_rollback_is_told_at_once(live_package: Package, program: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     model, publisher = new_trainer(live_package, log)
     with versions_program.following(program, live_package.path, log) as follower:

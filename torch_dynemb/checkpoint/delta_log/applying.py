@@ -146,7 +146,7 @@ class PartChange:
         set_optimizer_steps(tables, part.table, self._steps)
 
     def finish(self) -> None:
-        """After all tables have taken the commit: ids that have a row wait for admission no more."""
+        """Forgets counts of ids that have a row now; after all tables have taken the commit."""
         tables = self._tables
         counters = tables.config.layout.counters[self._part.table]
         new = self._new_rows.ids[~self._there]
@@ -198,9 +198,7 @@ class PartChange:
         write_rows(tables, table, flat, handles, rows.rows, rows.state)
         for name, scores in rows.scores.items():
             word = tables.config.layout.word(name)
-            ops.set_scores_(
-                tables.index, flat, offsets, features, scores.contiguous(), word=word
-            )
+            ops.set_scores_(tables.index, flat, offsets, features, scores.contiguous(), word=word)
 
 
 def _name_of(part: TablePart) -> str | None:
