@@ -82,9 +82,9 @@ def test_a_package_takes_updates_as_live_tables_do(
 
 def test_the_dense_version_is_that_of_the_export(served: serving.ServedModel) -> None:
     before = served.stats()
-    assert before == {U: (100, HEADROOM, 0), V: (110, HEADROOM, 0)}
+    assert before == {U: (100, HEADROOM, 0, 0), V: (110, HEADROOM, 0, 0)}
     served.apply(U, torch.tensor([5]), torch.ones(1, 8))
-    assert served.stats()[U] == (100, HEADROOM, 1)
+    assert served.stats()[U] == (100, HEADROOM, 1, 0)
     assert served.dense_version == served.version == VERSION
     assert served.tables == {U: (100, 8), V: (110, 4)}
 
@@ -96,7 +96,7 @@ def test_ids_without_headroom_are_refused_whole(
     with pytest.raises(serving.NoHeadroomError, match=f"'{U}' has {HEADROOM} rows free.*want 301"):
         served.apply(U, ids, torch.ones(len(ids), 8))
     assert_same(served, live)
-    assert served.stats()[U] == (100, HEADROOM, 0)
+    assert served.stats()[U] == (100, HEADROOM, 0, 0)
     assert served.apply(U, ids[:-1], torch.ones(len(ids) - 1, 8)) == (HEADROOM, 10, 0)
     assert served.stats()[U].free_rows == 0
 
@@ -248,7 +248,7 @@ def test_threads_run_and_update_one_package(served: serving.ServedModel) -> None
         for thread in threads:
             thread.join()
     assert not errors
-    assert served.stats()[U] == (100, HEADROOM, 300)
+    assert served.stats()[U] == (100, HEADROOM, 300, 0)
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Literal
 
 from torch import nn
 
@@ -23,6 +24,18 @@ from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.process.interrupts import held_back
 
 Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
+Dense = Literal["follow", "keep"]
+
+
+def check_dense(owner: str, dense: object) -> None:
+    """Raises ValueError for what is no value of ``dense``.
+
+    Args:
+        owner: the function that errors name.
+        dense: the argument.
+    """
+    if dense not in ("follow", "keep"):
+        raise ValueError(f"{owner}: dense is {dense!r}, expected 'follow' or 'keep'")
 
 
 class Follower:
@@ -31,10 +44,18 @@ class Follower:
     Args:
         reader: of the log.
         target: what takes the commits.
+        dense: what becomes of the dense part, see :func:`follow`.
+
+    Attributes:
+        dense: see the argument.
     """
 
-    def __init__(self, reader: LogReader, target: FollowTarget) -> None:
+    def __init__(self, reader: LogReader, target: FollowTarget, *, dense: Dense = "follow") -> None:
         self._reader, self._target = reader, target
+        self.dense: Dense = dense
+        self._dense_behind = 0
+        if dense == "follow" and isinstance(target, WholeTarget):
+            target.follow_dense()
         self._step: int | None = None
         self._one = threading.Lock()
         self._stopping = threading.Event()
@@ -53,6 +74,15 @@ class Follower:
     def step(self) -> int | None:
         """Step of training of the last commit that was applied; None: none was."""
         return self._step
+
+    @property
+    def dense_behind(self) -> int:
+        """How many commits that changed the dense part were applied without it.
+
+        It is 0 unless :attr:`dense` is ``"keep"``. A log that publishes no dense part
+        (``DeltaLog(dense=False)``) does not say whether that has changed.
+        """
+        return self._dense_behind
 
     @plain_torch()
     def update(self, *, until: int | None = None) -> int:
@@ -81,6 +111,9 @@ class Follower:
         with self._one, one_thread():
             for batches in self._reader.read(until):
                 commit = commit_of(batches)
+                changes_dense = bool(commit.dense)
+                if self.dense == "keep":
+                    commit = commit._replace(dense={})
                 self._target.check(commit)
                 # a target of somebody else may take as long as it likes
                 whole = isinstance(self._target, WholeTarget)
@@ -88,6 +121,7 @@ class Follower:
                     self._target.apply(commit)
                     self._reader.taken(batches)
                     self._step = commit.step
+                    self._dense_behind += changes_dense and self.dense == "keep"
                 applied += 1
         return applied
 
@@ -152,12 +186,15 @@ def follow(
     *,
     base: str | PathLike[str] | None = None,
     sequence: int | None = None,
+    dense: Dense = "follow",
 ) -> Follower:
     """Keeps a model up to date with what a :class:`DeltaLog` publishes.
 
-    A model with live tables (:func:`torch_dynemb.serving.live`) goes on serving meanwhile; its
-    dense part stays. A model that trains, or could, takes rows, removed ids, and the dense part;
-    optimizer state where the log has it and the optimizer is the same; scores of ids are its own.
+    A model takes rows, removed ids and the dense part. One with live tables
+    (:func:`torch_dynemb.serving.live`) goes on serving meanwhile: its runs wait while a commit is
+    applied, so that none reads two versions. One that trains, or could, also takes custom scores,
+    and optimizer state where the log has it and the optimizer is the same; other scores of ids are
+    its own.
 
     Args:
         log: directory of the log; or a sink, or those of all ranks that write it.
@@ -165,6 +202,9 @@ def follow(
         base: path of the checkpoint that the model has the content of; default: the one in the
             directory of the log, if there is one only.
         sequence: number of the commit that the model has the content of, in the place of a base.
+        dense: ``"follow"``: commits change the dense part, too. ``"keep"``: it stays as it is,
+            and :attr:`Follower.dense_behind` counts the commits that it lacks. Runs of a model with
+            live tables then never wait, and may read some rows of a commit and some from before.
 
     Returns:
         What applies commits. Nothing has been applied yet.
@@ -172,7 +212,7 @@ def follow(
     Raises:
         TypeError: log is no log, or model no model that can follow.
         ValueError: both base and sequence are given; or none, and the log is not in a directory, or
-            has several bases.
+            has several bases; or dense is none of its values.
         FileNotFoundError: ``base`` is no checkpoint.
 
     Example:
@@ -196,6 +236,7 @@ def follow(
         >>> log.close()
         >>> folder.cleanup()
     """
+    check_dense("follow", dense)
     sinks, target = sinks_of(log), target_of(model)
     if sequence is not None:
         if base is not None:
@@ -204,9 +245,9 @@ def follow(
                 "the content of one of them"
             )
         integer("follow: sequence", sequence, least=0, what="int or None")
-        return Follower(LogReader(sinks, base=None, sequence=sequence), target)
+        return Follower(LogReader(sinks, base=None, sequence=sequence), target, dense=dense)
     with open_checkpoint(_base_of("follow", log, base)) as saved:
-        return Follower(LogReader(sinks, base=saved.uuid, sequence=None), target)
+        return Follower(LogReader(sinks, base=saved.uuid, sequence=None), target, dense=dense)
 
 
 def replay(

@@ -147,6 +147,9 @@ class WholeTarget(ABC):
             commit: the next one.
         """
 
+    def follow_dense(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Prepares for commits with a dense part, before the first one."""
+
 
 class _TrainedModel(WholeTarget):
     """A model with tables that train, such as another trainer's; see :func:`follow`."""

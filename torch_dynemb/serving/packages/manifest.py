@@ -6,6 +6,7 @@ The text ends with the crc32c of all that is before it, so that a reader needs n
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +75,7 @@ class PackageManifest(NamedTuple):
         inputs: what the model takes, leaf by leaf.
         files: sizes and checksums by name.
         base: what its rows were made of; None: it follows no delta log.
+        unused: dense tensors of the model that the code does without; none without a base.
     """
 
     uuid: str
@@ -91,6 +93,7 @@ class PackageManifest(NamedTuple):
     inputs: list[Input]
     files: dict[str, FileSums]
     base: PackageBase | None = None
+    unused: Sequence[str] = ()
 
 
 def manifest_text(manifest: PackageManifest) -> bytes:
@@ -107,7 +110,7 @@ def manifest_text(manifest: PackageManifest) -> bytes:
     if not manifest.live:
         del content["live"]
     if manifest.base is None:
-        del content["base"]
+        del content["base"], content["unused"]
     else:
         content["base"] = manifest.base._asdict()
     text = json.dumps(content, separators=(",", ":")).encode()[:-1]
