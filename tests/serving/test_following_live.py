@@ -167,9 +167,7 @@ def test_dense_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     train(model, torch.Generator().manual_seed(5))
     log.publish()
     log.close()
-    with pytest.raises(
-        ValueError, match=r"'dense.weight' of torch.float32 \(1, 16\), and"
-    ):
+    with pytest.raises(ValueError, match=r"'dense.weight' of torch.float32 \(1, 16\), and"):
         follower.update()
     live.dense = torch.nn.Identity()
     with pytest.raises(ValueError, match=r"'dense.weight', of which the model has none.*'keep'"):

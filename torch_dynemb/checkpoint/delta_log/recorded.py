@@ -12,11 +12,12 @@ from torch_dynemb.checkpoint.delta_log.batch import DENSE, ERASE, ROWS, TABLES, 
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, of_tensors
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
-from torch_dynemb.checkpoint.saving.rest import dense_source
+from torch_dynemb.checkpoint.saving.rest import dense_source, dense_state
 from torch_dynemb.ops.columns import GENERATION_BITS
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.changes import (
     Changes,
+    mark_changed,
     read_changes,
     reader_of,
     record_changes,
@@ -29,6 +30,7 @@ from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import handle_rows, read_rows, state_tensors
 from torch_dynemb.table.scores import get_score
 from torch_dynemb.table.tables import one_table
+from torch_dynemb.table.undisturbed import Undisturbed
 
 
 class ChangedRows(NamedTuple):
@@ -117,6 +119,7 @@ class RecordedModel:
         self._dense_now()
         self._dense_before: dict[str, Tensor] = {}
         self._taken: Changed | None = None
+        self._reading: Undisturbed | None = None  # the last one
         self._since = f"delta log {id(self)}"
         for group in groups_of(self.parts):
             record_changes(group.tables, name, scores=_keeps_custom(group))
@@ -166,16 +169,19 @@ class RecordedModel:
         What it gives is known from now on, unless it is given back.
 
         Raises:
-            RuntimeError: others have taken the place of the tables, or of what they hold.
+            RuntimeError: others have taken the place of the tables, or of what they hold; or
+                another thread changes them meanwhile. Nothing counts as known then.
         """
         self.give_back()
         groups = groups_of(self.parts)
-        changes = [self._changes_of(group) for group in groups]
-        of_parts = []
-        for part, owed in zip(self.parts, self._owed, strict=True):
-            number = next(k for k, group in enumerate(groups) if group is part.group)
-            of_parts.append(self._copied(part, changes[number], owed))
-        dense = self._dense_now() if self._dense else {}
+        reading = self.guard("DeltaLog.publish")
+        with reading:
+            changes = [self._changes_of(group) for group in groups]
+            of_parts = []
+            for part, owed in zip(self.parts, self._owed, strict=True):
+                number = next(k for k, group in enumerate(groups) if group is part.group)
+                of_parts.append(self._copied(part, changes[number], owed))
+            dense = self._dense_now() if self._dense else {}
         of_dense = {
             name: values
             for name, values in dense.items()
@@ -189,8 +195,29 @@ class RecordedModel:
                 take_changes(group.tables, reader, of_group, self._since)
             self._owed = [owed[:0] for owed in self._owed]
             self._dense_before = dense
-            self._taken = result
+            self._taken, self._reading = result, reading
+            if reading.is_disturbed():  # while bytes were cleared, which may have lost some
+                for group, of_group in zip(groups, changes, strict=True):
+                    mark_changed(group.tables, of_group)
         return result
+
+    def guard(self, call: str) -> Undisturbed:
+        """What refuses a reading of the model beside another thread that trains it.
+
+        Args:
+            call: begins the error.
+
+        Raises:
+            RuntimeError: another thread changes the tables now.
+        """
+        dense = dense_state(self._model).values() if self._dense else ()
+        tensors = [value for value in dense if type(value) is Tensor]
+        return Undisturbed(call, groups_of(self.parts), tensors)
+
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError where the model has changed since :meth:`changed`."""
+        if self._reading is not None:
+            self._reading.check()
 
     def _changes_of(self, group: TableGroup) -> Changes:
         reader = reader_of(group.tables, self._name)
