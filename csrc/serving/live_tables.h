@@ -203,6 +203,13 @@ class LiveTables {
                                "' are none of floats, " + std::to_string(dim) +
                                " for each id, which live tables take");
     }
+    const int64_t padding = group->meta_of(number, kMetaPaddingId);
+    if (group->meta_of(number, kMetaHasPadding) != 0 && change.ids.eq(padding).any().item<bool>()) {
+      throw std::runtime_error("follow: table '" + change.table + "' has the padding id " +
+                               std::to_string(padding) +
+                               ", which has no row, but the commit has one for it: export the "
+                               "model that is published");
+    }
     const int64_t* counts = group->tables.const_data_ptr<int64_t>() + number * kLiveTableColumns;
     const int64_t free = counts[kLiveTableCapacity] - counts[kLiveTableSize];
     if (change.ids.numel() > free) {

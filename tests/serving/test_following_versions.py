@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import versions_program
-from packaged import HEADROOM, VERSION, Features, small_model
+from altered_packages import with_manifest
+from packaged import HEADROOM, VERSION, Features, base_of, small_model
 from publishing import answer, new_trainer, publish, train, write_commit_of_two_ranks
 from torch import Tensor
 
@@ -63,6 +64,7 @@ def test_each_commit_is_a_version_with_the_bits_of_the_trainer(
             expected[f"{VERSION}+{number}"] = sum_of(outputs)
             for of_model in said.values():
                 assert (of_model["applied"], of_model["sequence"]) == (1, number), said
+            assert said["model"]["behind"] == 1 + number // 2  # the first one has all of it
             assert said["model"]["pooled"] == sum_of([outputs[1]])
             assert said["versions"]["version"] == f"{VERSION}+{number}"
             assert said["versions"]["outputs"] == sum_of(outputs)
@@ -178,14 +180,30 @@ def test_a_rollback_is_told_at_once(live_package: Package, program: Path, tmp_pa
                 assert of_model.get("outputs") == served.get("outputs")
 
 
+def test_a_dense_tensor_that_a_package_has_not_is_refused(
+    live_package: Package, program: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log)
+    publisher.close()
+    model.register_buffer("other", torch.ones(3))
+    publisher.attach(model, base=base_of(live_package.path))
+    before = sum_of(answer(model, inputs()))
+    with publisher:
+        train(model, 1, dense=True)
+        publish(publisher)
+    with versions_program.following(program, live_package.path, log) as follower:
+        said = follower.update()
+        assert "changes the dense tensor 'other', which the package" in said["versions"]["refused"]
+        assert (said["versions"]["outputs"], said["versions"]["sequence"]) == (before, 0)
+        assert (said["model"]["applied"], said["model"]["behind"]) == (1, 1)
+    folder = with_manifest(live_package, tmp_path / "unused", unused=["model.other"])
+    with versions_program.following(program, folder, log) as follower:
+        assert follower.update()["versions"]["outputs"] == sum_of(answer(model, inputs()))
+
+
 @pytest.mark.parametrize(
-    "crafted",
-    [
-        *({"bytes": size} for size in (0, 1, 47, 127, 129, 1 << 63)),
-        {"base_sequence": (1 << 64) - 1},
-        {"sequence": (1 << 64) - 1},
-        {"rank": 1},
-    ],
+    "crafted", [{"bytes": 0}, {"bytes": 47}, {"bytes": 1 << 63}, {"base_sequence": (1 << 64) - 1}]
 )
 def test_heads_with_numbers_that_no_batch_has_are_told(
     live_package: Package, program: Path, tmp_path: Path, crafted: dict[str, int]

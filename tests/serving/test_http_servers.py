@@ -113,6 +113,7 @@ def test_servers_answer_with_the_bits_of_the_model(live_package: Package, port: 
         assert client.describe() == {
             "version": VERSION,
             "sequence": None,
+            "dense_behind": 0,
             "stopped": None,
             "inputs": NAMES,
             "tables": {"bags.u": described(100, 8, 0), "bags.v": described(110, 4, 0)},
@@ -260,9 +261,10 @@ def test_servers_follow_a_delta_log(
 
         first = client.describe()
         assert (first["sequence"], first["stopped"]) == (None, None)
-        train(model, 1)
+        train(model, 1, dense=True)
         publish(publisher)
         wait_for(lambda said: said["sequence"] == 1)
+        assert client.describe()["dense_behind"] == 0
         for found, expected in zip(
             client.run(request)["outputs"], answer(model, inputs), strict=True
         ):

@@ -1,11 +1,11 @@
 """An HTTP server of one model: FastAPI and uvicorn (pip install fastapi uvicorn).
 
-python -m tutorials.serving.server PACKAGE [--port 8000] [--follow LOG]
+python -m tutorials.serving.server PACKAGE [--port 8000] [--follow LOG [--dense keep]]
 
     POST /run   {"inputs": {"user": [[1], [2]], "item": [[3], [4]]}}  ->  {"version", "outputs"}
     POST /rows  {"table": "bags.user", "ids": [1], "rows": [[0.1, ...]], "erased": [2]}
                 ->  {"inserted": 1, "updated": 0, "erased": 1}
-    GET /       {"version", "sequence", "stopped", "inputs": [names],
+    GET /       {"version", "sequence", "dense_behind", "stopped", "inputs": [names],
                  "tables": {name: {"ids", "free_rows", ...}}}
 """
 
@@ -81,6 +81,7 @@ def application(
         return {
             "version": str(model.version),
             "sequence": model.sequence,
+            "dense_behind": model.dense_behind,
             "stopped": stopped(),
             "inputs": names,
             "tables": tables_of(model),
@@ -122,10 +123,14 @@ def tables_of(model: td.serving.ServedModel) -> dict[str, dict[str, int]]:
     return {
         name: {
             "embedding_dim": table.embedding_dim,
-            **live.get(name, td.serving.LiveStats(table.ids, 0, 0))._asdict(),
+            **_counts(live.get(name, td.serving.LiveStats(table.ids, 0, 0))),
         }
         for name, table in model.tables.items()
     }
+
+
+def _counts(stats: td.serving.LiveStats) -> dict[str, int]:
+    return {"ids": stats.ids, "free_rows": stats.free_rows, "updates": stats.updates}
 
 
 def tensors_of(inputs: Mapping[str, Any], model: td.serving.ServedModel) -> list[Tensor]:
@@ -158,9 +163,20 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="0: one that the system chooses")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: all interfaces")
     parser.add_argument("--follow", help="directory of the delta log whose commits it takes")
+    parser.add_argument(
+        "--dense",
+        choices=("follow", "keep"),
+        default="follow",
+        help="keep: the dense part stays that of the package, in half of the memory",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)  # requests run side by side instead
-    model = td.serving.load(options.package, runners=os.cpu_count() or 1, follow=options.follow)
+    model = td.serving.load(
+        options.package,
+        runners=os.cpu_count() or 1,
+        follow=options.follow,
+        dense=options.dense,
+    )
     follower = None if options.follow is None else model.follower
     if follower is not None:
         follower.start()

@@ -40,7 +40,7 @@ class DeltaSink(Protocol):
         ...
 
     def truncate(self, before: int) -> None:
-        """Drops batches at the beginning, of which a sink may keep some.
+        """Drops batches at the beginning, of which a sink may keep some; the last one stays.
 
         Args:
             before: batches from this number on stay.
