@@ -4,6 +4,7 @@
 
 #include <ATen/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isin.h>
 #include <c10/core/InferenceMode.h>
 
 #include <map>
@@ -79,8 +80,9 @@ class LiveTables {
     }
   }
 
-  // Takes ids out of a table, then gives others their rows; all of it, or nothing. `ids` and
-  // `erased` int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim]. Throws NoHeadroom;
+  // Takes ids out of a table, then gives others their rows; all of it, or nothing. An id that is in
+  // both gets its row, and no run misses it meanwhile. `ids` and `erased` int64 [n] and [m]; `rows`
+  // float32, bfloat16 or float16 [n, dim]. Throws NoHeadroom;
   // std::invalid_argument where an argument is wrong; std::runtime_error where the package has no
   // headroom, for a padding id, and for a row that the format cannot hold.
   LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
@@ -206,7 +208,10 @@ class LiveTables {
     const int64_t* counts = group->tables.const_data_ptr<int64_t>() + number * kLiveTableColumns;
     const int64_t free = counts[kLiveTableCapacity] - counts[kLiveTableSize];
     if (change.ids.numel() > free) {
-      const int64_t gone = change.removed.numel() - missing(*group, number, change.removed);
+      // an id that is in both lists keeps its row
+      const at::Tensor removed =
+          change.removed.masked_select(at::isin(change.removed, change.ids).logical_not());
+      const int64_t gone = removed.numel() - missing(*group, number, removed);
       const int64_t wanted = missing(*group, number, change.ids) - gone;
       if (wanted > free) throw NoHeadroom(change.table, wanted, free);
     }

@@ -106,8 +106,8 @@ def test_tables_hold_what_a_dict_holds(
         rows = random_rows(len(ids), dim, seed + number)
         after = {key: row for key, row in expected.items() if key not in set(erased)}
         after |= {key: rows[i] for i, key in enumerate(ids)}
-        gone = len(set(erased) & set(expected))
-        new = len(set(ids) - (set(expected) - set(erased)))
+        gone = len((set(erased) - set(ids)) & set(expected))
+        new = len(set(ids) - set(expected))
         if len(after) > headroom:
             with pytest.raises(serving.NoHeadroomError) as refusal:
                 tables.update("t", tensor_of(ids), rows, erased=tensor_of(erased))

@@ -167,7 +167,7 @@ def serve_apply_(
         table: whose ids these are.
         ids: int64 [n]; of an id that is there several times, the last row stays.
         values: float32 [n, dim], their rows.
-        erased: int64 [m]; ids that are not there are passed over.
+        erased: int64 [m]; ids that are not there, or are in ``ids``, are passed over.
 
     Returns:
         What has been done; where ``wanted`` is more than ``free``, nothing.

@@ -43,7 +43,8 @@ def check_room(change: TableChange) -> None:
     if delta.ids.numel() <= free:
         return
     wanted = _missing(change, delta.ids)
-    gone = delta.removed.numel() - _missing(change, delta.removed)
+    removed = delta.removed[~torch.isin(delta.removed, delta.ids)]  # others keep their rows
+    gone = removed.numel() - _missing(change, removed)
     if wanted - gone > free:
         raise NoHeadroomError(table, wanted=wanted - gone, free=free)
 

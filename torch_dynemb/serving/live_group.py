@@ -230,14 +230,15 @@ class LiveTables(CountedTables):
         """Gives ids their rows, and takes others out, while threads read. All of it, or nothing.
 
         Other threads see the rows of the update one after another. An id that is in ``erased`` and
-        in ``ids`` is taken out first and put in again.
+        in ``ids`` gets its row and is not taken out, so no reader misses it.
 
         Args:
             table: its name.
             ids: int64 [n]; those that are not there are inserted. Of an id that is there several
                 times the last row counts.
             rows: float32, bfloat16 or float16 [n, dim].
-            erased: int64 [m], ids to take out; those that are not there are passed over.
+            erased: int64 [m], ids to take out; those that are not there, or are in ``ids``, are
+                passed over.
 
         Returns:
             How many ids were inserted, updated and erased.

@@ -130,22 +130,25 @@ int64_t count_distinct(std::vector<int64_t>& ids) {
   return static_cast<int64_t>(ids.size());
 }
 
-// What the update would do, as far as room goes.
-LiveOutcome plan(const LiveWriter& writer, const LiveUpdate& update) {
+// What the update would do, as far as room goes. `gone` gets the ids to take out, sorted: those
+// that are there and have no row in the update.
+LiveOutcome plan(const LiveWriter& writer, const LiveUpdate& update, std::vector<int64_t>& gone) {
   int64_t* range = active_range(writer.table);
   const auto is_there = [&](int64_t id) {
     return slot_of(writer.table, range, id).line != nullptr;
   };
-  std::vector<int64_t> gone;
+  std::vector<int64_t> given;
+  if (update.erased_count > 0) given.assign(update.ids, update.ids + update.count);
+  std::sort(given.begin(), given.end());
   for (int64_t i = 0; i < update.erased_count; ++i) {
-    if (is_there(update.erased[i])) gone.push_back(update.erased[i]);
+    const int64_t id = update.erased[i];
+    if (!std::binary_search(given.begin(), given.end(), id) && is_there(id)) gone.push_back(id);
   }
   LiveOutcome outcome{};
   outcome.erased = count_distinct(gone);
   std::vector<int64_t> fresh;
   for (int64_t i = 0; i < update.count; ++i) {
-    const int64_t id = update.ids[i];
-    if (!is_there(id) || std::binary_search(gone.begin(), gone.end(), id)) fresh.push_back(id);
+    if (!is_there(update.ids[i])) fresh.push_back(update.ids[i]);
   }
   outcome.inserted = outcome.wanted = count_distinct(fresh);
   outcome.updated = update.count - outcome.inserted;
@@ -184,11 +187,13 @@ void rehash_live(const LiveWriter& writer) {
 }
 
 LiveOutcome apply_live(const LiveWriter& writer, const LiveUpdate& update) {
-  const LiveOutcome outcome = plan(writer, update);
+  std::vector<int64_t> gone;
+  const LiveOutcome outcome = plan(writer, update, gone);
   if (outcome.wanted > outcome.free) return outcome;
-  for (int64_t i = 0; i < update.erased_count; ++i) {
-    const Slot slot = slot_of(writer.table, active_range(writer.table), update.erased[i]);
-    if (slot.line != nullptr) erase(writer, slot);
+  for (const int64_t id : gone) {
+    const Slot slot = slot_of(writer.table, active_range(writer.table), id);
+    check_sound(slot.line != nullptr);
+    erase(writer, slot);
   }
   int64_t* counters = writer.counters;
   if (needs_live_rehash(writer.table.range_buckets, counters[kLiveTableSize],
