@@ -79,7 +79,7 @@ struct Check {
         rows(kBatch * world.table.dim),
         found(kBatch) {}
   char* begin(int64_t) { return reinterpret_cast<char*>(row.data()); }
-  void read(int64_t i, int64_t) {
+  void read(int64_t i) {
     std::memcpy(&rows[i * world.table.dim], row.data(), 4 * world.table.dim);
     found[i] = true;
   }

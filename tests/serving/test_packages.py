@@ -293,9 +293,10 @@ def test_a_package_of_a_later_format_is_refused(
     package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(package, tmp_path / "later", (MANIFEST,))
-    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 4}
+    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 5}
     (folder / MANIFEST).write_text(json.dumps(content))
-    with pytest.raises(RuntimeError, match="format version 4, but this torch_dynemb reads 1 to 3"):
+    words = "format version 5, but of such a package this torch_dynemb reads 1 and 3"
+    with pytest.raises(RuntimeError, match=words):
         td.serving.load(folder)
 
 

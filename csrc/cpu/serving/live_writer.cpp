@@ -77,7 +77,7 @@ void free_row(const LiveWriter& writer, int64_t stored) {
   check_sound(handle_row(handle) < writer.table.row_count);
   int64_t* row = writer.table.row(handle_row(handle));
   const int64_t generation = next_live_generation(handle_generation(handle));
-  store_word_release(row + kLiveStateWord, live_state(generation, 0, 0));
+  store_word_release(row + kLiveGenerationWord, generation);
   release_fence();
   store_word(row + kLiveIdWord, writer.slab[kLiveSlabFreeHead]);
   writer.slab[kLiveSlabFreeHead] = handle_row(handle) + 1;
@@ -89,16 +89,15 @@ int64_t write_row(const LiveWriter& writer, int64_t id, const int64_t* packed) {
   const int64_t number = take_row(writer);
   int64_t* row = writer.table.row(number);
   // odd already, unless the row has never had an owner
-  const int64_t odd = live_generation(load_word(row + kLiveStateWord)) | 1;
-  store_word(row + kLiveStateWord, live_state(odd, 0, 0));
+  const int64_t odd = load_word(row + kLiveGenerationWord) | 1;
+  store_word(row + kLiveGenerationWord, odd);
   release_fence();  // whoever sees a word of what follows sees that the row is being written
   store_word(row + kLiveIdWord, id);
   for (int64_t w = kLiveHeaderWords; w < writer.table.row_words; ++w) {
     store_word(row + w, packed[w]);
   }
   const int64_t even = next_live_generation(odd);
-  const int64_t state = packed[kLiveStateWord];
-  store_word_release(row + kLiveStateWord, live_state(even, live_scale(state), live_bias(state)));
+  store_word_release(row + kLiveGenerationWord, even);
   return encode_handle(make_handle(number, even));
 }
 

@@ -17,9 +17,9 @@ from torch_dynemb.serving.packages.inputs import Input, Size
 
 FORMAT = "torch_dynemb serving package"
 # A package has the least version that has all of it, so that older programs read it.
-FORMAT_VERSION = 3  # says which commit of a delta log its rows have
-_WITHOUT_BASE = 2  # has rows that are updated
-_WITHOUT_LIVE = 1
+FORMAT_VERSION = 4  # has rows that are updated; quantized ones are as in frozen tables
+_WITH_BASE = 3  # says which commit of a delta log its rows have
+_READ_ONLY = 1
 
 MANIFEST = "manifest.json"
 CODE = "model.pt2"
@@ -115,9 +115,9 @@ def manifest_text(manifest: PackageManifest) -> bytes:
 
 
 def _version_of(manifest: PackageManifest) -> int:
-    if manifest.base is not None:
+    if manifest.live:
         return FORMAT_VERSION
-    return _WITHOUT_BASE if manifest.live else _WITHOUT_LIVE
+    return _READ_ONLY if manifest.base is None else _WITH_BASE
 
 
 def _input_entry(given: Input) -> dict[str, Any]:
@@ -153,11 +153,12 @@ def read_manifest(folder: Path) -> PackageManifest:
         raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
-    if content.get("format_version") not in range(_WITHOUT_LIVE, FORMAT_VERSION + 1):
+    known = (FORMAT_VERSION,) if "live" in content else (_READ_ONLY, _WITH_BASE)
+    if content.get("format_version") not in known:
         raise RuntimeError(
             f"serving.load: {folder} has format version {content.get('format_version')!r}, but "
-            f"this torch_dynemb reads {_WITHOUT_LIVE} to {FORMAT_VERSION}: export the model "
-            "again, or load the package with the version that wrote it"
+            f"of such a package this torch_dynemb reads {' and '.join(map(str, known))}: export "
+            "the model again, or load the package with the version that wrote it"
         )
     body = text[:-_END_BYTES]
     if text[-_END_BYTES:] != _END.format(sums_of_bytes(body)).encode():
