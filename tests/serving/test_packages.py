@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, sums_of_bytes
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages import load as load_module
 from torch_dynemb.serving.packages.manifest import (
@@ -257,6 +257,32 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text(json.dumps({"format": "another"}))
     with pytest.raises(DamagedFileError, match="is not the manifest of a"):
         td.serving.load(tmp_path)
+
+
+def test_manifests_of_other_programs_are_refused(package: Package, tmp_path: Path) -> None:
+    """Fields that are missing, unknown, or of another type, with the right checksum."""
+    folder = copied(package, tmp_path / "other", (MANIFEST,))
+    content = json.loads((folder / MANIFEST).read_bytes())
+    del content["crc32c"]
+    own = ("format", "format_version")
+    changed = [{k: v for k, v in content.items() if k != key} for key in content if key not in own]
+    changed = [fields for fields in changed if "base" in fields or "base" not in content]
+    changed += [content | {key: 3} for key in content if key not in (*own, "version", "base")]
+    changed += [
+        content | {"unknown": 1},
+        content | {"tables": {"u": {}}},
+        content | {"inputs": [{"name": "a", "dtype": "no_dtype", "sizes": [], "value": None}]},
+        content | {"inputs": [{"name": "a", "dtype": "int64", "sizes": [{}], "value": None}]},
+        content | {"files": {CODE: content["files"][CODE]}},
+        content | {"constants": dict.fromkeys(content["constants"], "another file")},
+        content | {"ops": {"dynemb::find": 3}},
+    ]
+    for fields in changed:
+        text = json.dumps(fields, separators=(",", ":")).encode()[:-1]
+        end = f',"crc32c":"{sums_of_bytes(text):08x}"}}\n'
+        (folder / MANIFEST).write_bytes(text + end.encode())
+        with pytest.raises(DamagedFileError, match=r"has not the fields that .*: another program"):
+            td.serving.load(folder)
 
 
 FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
