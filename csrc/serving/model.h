@@ -151,11 +151,12 @@ class Model {
   static at::Tensor no_ids() { return at::empty({0}, at::kLong); }
 
   // Takes ids out of a table, then gives others their rows, while threads run; all of it, or
-  // nothing. `ids` and `erased` int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim], of
-  // which quantized rows are made where the package has those. Threads that update take turns.
-  // Throws NoHeadroom; std::invalid_argument where an argument is wrong; std::runtime_error where
-  // the package was exported without headroom, for a padding id, and for a row that the format of
-  // the rows cannot hold.
+  // nothing. An id that is in both gets its row, and no run misses it meanwhile. `ids` and `erased`
+  // int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim], of which quantized rows are
+  // made where the package has those. Threads that update take turns. Throws NoHeadroom;
+  // std::invalid_argument where an argument is wrong; std::runtime_error where the package was
+  // exported without headroom, for a padding id, and for a row that the format of the rows cannot
+  // hold.
   LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
                    const at::Tensor& erased = no_ids()) {
     return live_->apply(table, ids, rows, erased);

@@ -77,9 +77,15 @@ class Served {
 };
 
 std::string run(Served& model, const Json& request) {
+  check_fields(request, {"inputs"}, "the request");
+  const Json given = request.has("inputs") ? request.at("inputs") : Json();
+  std::vector<std::string> names;
+  for (const Input& input : model.inputs()) names.push_back(input.name);
+  check_fields(given, names, "inputs");
   std::vector<at::Tensor> inputs;
   for (const Input& input : model.inputs()) {
-    inputs.push_back(tensor_of(request.at("inputs").at(input.name), input));
+    if (!given.has(input.name)) throw std::invalid_argument("inputs lacks '" + input.name + "'");
+    inputs.push_back(tensor_of(given.at(input.name), input));
   }
   std::ostringstream out;
   out.precision(9);  // every float32 is another text
@@ -95,11 +101,16 @@ std::string run(Served& model, const Json& request) {
 
 // Runs of other threads go on meanwhile.
 std::string update(Served& model, const Json& request) {
+  check_fields(request, {"table", "ids", "rows", "erased"}, "the request");
+  if (!request.has("table") || !request.at("table").is_text()) {
+    throw std::invalid_argument("table: expected a string");
+  }
   const std::string& table = request.at("table").text();
   const auto found = model.tables().find(table);
   const int64_t dim = found == model.tables().end() ? 0 : found->second.embedding_dim;
   const auto part = [&](const char* name, at::ScalarType dtype, std::vector<int64_t> empty) {
-    return tensor_of(request.has(name) ? request.at(name) : Json(Json::Array{}), dtype, empty);
+    return tensor_of(request.has(name) ? request.at(name) : Json(Json::Array{}), dtype, empty,
+                     name);
   };
   const LiveUpdate done =
       model.apply(table, part("ids", at::kLong, {0}), part("rows", at::kFloat, {0, dim}),

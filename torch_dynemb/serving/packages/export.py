@@ -33,6 +33,7 @@ from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.base import ExportedTable, base_of, position_of
 from torch_dynemb.serving.packages.code_file import sums_of_file
+from torch_dynemb.serving.packages.dim_names import dim_names
 from torch_dynemb.serving.packages.inputs import inputs_of
 from torch_dynemb.serving.packages.manifest import (
     CODE,
@@ -149,7 +150,8 @@ def export(
     )
     with exports_for_compiled_code(), _arguments_of_the_model(frozen):
         program = torch.export.export(frozen.eval(), inputs, dynamic_shapes=dynamic_shapes)
-    taken = inputs_of(program)
+        named = dim_names(program, frozen.forward, inputs, dynamic_shapes)
+    taken = inputs_of(program, named)
     disk = Disk()
     make_parents(disk, target)
     name = uuid.uuid4().hex

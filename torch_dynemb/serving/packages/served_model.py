@@ -129,7 +129,8 @@ class ServedModel:
             ids: int64 [n]; those that are not there are inserted. Of an id that is there several
                 times the last row counts.
             rows: float32, bfloat16 or float16 [n, embedding_dim].
-            erased: int64 [m], ids to take out before; those that are not there are passed over.
+            erased: int64 [m], ids to take out before; those that are not there, or are in ``ids``,
+                are passed over.
 
         Returns:
             How many ids were inserted, updated and erased.
