@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch_dynemb.checkpoint.delta_log.targets import (
     check_names,
     checked_delta,
     follows,
+    nothing,
 )
 from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.saving.rest import dense_state
@@ -44,10 +45,10 @@ class _LiveModel(WholeTarget):
         check_names(commit, set(changes))
         check_changes(list(changes.values()), self._dense(commit))
 
-    def apply(self, commit: Commit) -> None:
+    def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
         changes = [change for _, change in self._changes(commit)]
         with nullcontext() if self._turns is None else self._turns.alone():
-            take_changes(changes, self._dense(commit))
+            take_changes(changes, self._dense(commit), taken)
 
     def _dense(self, commit: Commit) -> list[DenseChange]:
         own = dense_state(self._model) if commit.dense else {}

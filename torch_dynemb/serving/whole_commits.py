@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.delta_log.targets import nothing
 from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, InitKind, Meta
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
@@ -56,12 +57,17 @@ def check_changes(tables: Sequence[TableChange], dense: Sequence[DenseChange]) -
             )
 
 
-def take_changes(tables: Sequence[TableChange], dense: Sequence[DenseChange]) -> None:
+def take_changes(
+    tables: Sequence[TableChange],
+    dense: Sequence[DenseChange],
+    taken: Callable[[], object] = nothing,
+) -> None:
     """Takes a commit that was checked, while signals wait.
 
     Args:
         tables: changes of tables.
         dense: changes of the dense part.
+        taken: is called when the commit has been taken, before signals come.
 
     Raises:
         Exception: what a table or tensor raises; all of them are as they were.
@@ -83,6 +89,7 @@ def take_changes(tables: Sequence[TableChange], dense: Sequence[DenseChange]) ->
             for contrary in reversed(begun):
                 take(contrary)
             raise
+        taken()
 
 
 def dense_changes(

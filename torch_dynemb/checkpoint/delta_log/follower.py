@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from torch import nn
 
 from torch_dynemb.argument_checks import integer, number
 from torch_dynemb.checkpoint.delta_log.bases import base_folder, base_folders, newest_base
+from torch_dynemb.checkpoint.delta_log.batch import Batch
 from torch_dynemb.checkpoint.delta_log.commits import commit_of
 from torch_dynemb.checkpoint.delta_log.reader import LogReader, batch_of, sinks_of
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
@@ -21,7 +22,6 @@ from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.threads import one_thread
-from torch_dynemb.process.interrupts import held_back
 
 Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
 Dense = Literal["follow", "keep"]
@@ -115,15 +115,19 @@ class Follower:
                 if self.dense == "keep":
                     commit = commit._replace(dense={})
                 self._target.check(commit)
-                # a target of somebody else may take as long as it likes
-                whole = isinstance(self._target, WholeTarget)
-                with held_back() if whole else nullcontext():
+                taken = partial(self._taken, batches, commit.step, changes_dense)
+                if isinstance(self._target, WholeTarget):
+                    self._target.apply(commit, taken)
+                else:
                     self._target.apply(commit)
-                    self._reader.taken(batches)
-                    self._step = commit.step
-                    self._dense_behind += changes_dense and self.dense == "keep"
+                    taken()
                 applied += 1
         return applied
+
+    def _taken(self, batches: list[Batch], step: int, changes_dense: bool) -> None:
+        self._reader.taken(batches)
+        self._step = step
+        self._dense_behind += changes_dense and self.dense == "keep"
 
     def start(self, every_seconds: float = 0.01) -> None:
         """Updates from now on in a thread, until :meth:`stop`, or until an update fails.

@@ -128,6 +128,10 @@ def check_names(commit: Commit, known: set[str]) -> None:
         )
 
 
+def nothing() -> None:
+    """Do nothing, where no one asks when a commit has been taken."""
+
+
 class WholeTarget(ABC):
     """A target of this package: it takes a commit whole or not at all, while signals wait."""
 
@@ -140,11 +144,12 @@ class WholeTarget(ABC):
         """
 
     @abstractmethod
-    def apply(self, commit: Commit) -> None:
+    def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
         """Takes a commit that it has checked; an error leaves it at the one before.
 
         Args:
             commit: the next one.
+            taken: is called when the commit has been taken, before signals come.
         """
 
     def follow_dense(self) -> None:  # noqa: B027 - most have nothing to prepare
@@ -184,7 +189,7 @@ class _TrainedModel(WholeTarget):
                     "one that is published, or publish with dense=False"
                 )
 
-    def apply(self, commit: Commit) -> None:
+    def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
         changes = [
             PartChange(part, commit.tables[part.name])
             for part in parts_of(self._model)
@@ -208,6 +213,7 @@ class _TrainedModel(WholeTarget):
                 raise
             for change in changes:
                 change.finish()
+            taken()
 
     def _load(self, dense: Mapping[str, Tensor]) -> None:
         if dense:
@@ -221,5 +227,6 @@ __all__ = [
     "check_names",
     "checked_delta",
     "follows",
+    "nothing",
     "target_of",
 ]

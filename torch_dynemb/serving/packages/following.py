@@ -8,7 +8,12 @@ from pathlib import Path
 from torch_dynemb.checkpoint.delta_log.commits import Commit
 from torch_dynemb.checkpoint.delta_log.follower import Dense, Follower, Log
 from torch_dynemb.checkpoint.delta_log.reader import LogReader, sinks_of
-from torch_dynemb.checkpoint.delta_log.targets import WholeTarget, check_names, checked_delta
+from torch_dynemb.checkpoint.delta_log.targets import (
+    WholeTarget,
+    check_names,
+    checked_delta,
+    nothing,
+)
 from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.live_package import LivePackage
@@ -38,11 +43,11 @@ class _FollowingPackage(WholeTarget):
         with self._versions().reading() as loaded:
             loaded.live.check(self._changes(commit, loaded.live), self._dense(commit, loaded))
 
-    def apply(self, commit: Commit) -> None:
+    def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
         def take(loaded: Loaded) -> None:
             loaded.live.take(self._changes(commit, loaded.live), self._dense(commit, loaded))
 
-        self._versions().change(take)
+        self._versions().change(take, taken)
 
     def _dense(self, commit: Commit, loaded: Loaded) -> list[DenseChange]:
         return dense_changes("the package", commit.dense, loaded.dense, self._unused)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from torch_dynemb.checkpoint.delta_log.targets import nothing
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.serving.packages.loaded import Loaded
 
@@ -46,12 +47,15 @@ class Versions:
                 if self._running[number] == 0:
                     self._ended.notify_all()
 
-    def change(self, make: Callable[[Loaded], Result]) -> Result:
+    def change(
+        self, make: Callable[[Loaded], Result], made: Callable[[], object] = nothing
+    ) -> Result:
         """Changes what runs read that begin from now on.
 
         Args:
             make: changes a copy, or raises and leaves it as it was; it is called again for the
                 other copy, later.
+            made: is called when runs get the change, before signals come.
 
         Returns:
             What it returns for the first copy.
@@ -61,7 +65,10 @@ class Versions:
         """
         with self._changing:
             if len(self._copies) == 1:
-                return make(self._copies[0])
+                with held_back():
+                    result = make(self._copies[0])
+                    made()
+                return result
             other = 1 - self._active
             with self._ended:
                 self._ended.wait_for(lambda: self._running[other] == 0)
@@ -74,6 +81,7 @@ class Versions:
                 self._behind = make
                 with self._ended:
                     self._active = other
+                made()
             return result
 
 
