@@ -14,28 +14,27 @@ int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock, int64
 
 int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock) {
   check_tensor(call, "row_clock", row_clock, ScalarType::Long);
-  STD_TORCH_CHECK(row_clock.dim() == 1 && row_clock.size(0) > kRowClockExtra, "dynemb::", call.op,
-                  ": row_clock has ", row_clock.numel(), " elements, expected more than ",
-                  kRowClockExtra + 0);
+  DYNEMB_CHECK(row_clock.dim() == 1 && row_clock.size(0) > kRowClockExtra, "dynemb::", call.op,
+               ": row_clock has ", row_clock.numel(), " elements, expected more than ",
+               kRowClockExtra + 0);
   return static_cast<int64_t*>(row_clock.data_ptr()) + row_clock.size(0) - kRowClockExtra;
 }
 
 void check_row_clock(const char* op, const int64_t* words, int64_t count) {
   constexpr int64_t kMostSteps = INT64_MAX - (int64_t{1} << 32);
-  STD_TORCH_CHECK(words[count - kRowClockExtra + kRowClockUpdates] != kTablesReplaced,
-                  "dynemb::", op,
-                  ": set_optimizer(), add_table() or to() has replaced the tables since this "
-                  "lookup's forward, so its gradients would be lost: call backward before");
+  DYNEMB_CHECK(words[count - kRowClockExtra + kRowClockUpdates] != kTablesReplaced, "dynemb::", op,
+               ": set_optimizer(), add_table() or to() has replaced the tables since this "
+               "lookup's forward, so its gradients would be lost: call backward before");
   for (int64_t i = 0; i < count; ++i) {
-    STD_TORCH_CHECK(words[i] >= 0 && words[i] <= kMostSteps, "dynemb::", op, ": row_clock[", i,
-                    "] is ", words[i], ", expected a count from 0 to ", kMostSteps + 0);
+    DYNEMB_CHECK(words[i] >= 0 && words[i] <= kMostSteps, "dynemb::", op, ": row_clock[", i,
+                 "] is ", words[i], ", expected a count from 0 to ", kMostSteps + 0);
   }
 }
 
 void check_step(const char* op, int64_t step) {
   constexpr int64_t kMostSteps = int64_t{1} << 62;
-  STD_TORCH_CHECK(step >= 0 && step <= kMostSteps, "dynemb::", op, ": clock[0] is ", step,
-                  ", expected a step from 0 to ", kMostSteps + 0);
+  DYNEMB_CHECK(step >= 0 && step <= kMostSteps, "dynemb::", op, ": clock[0] is ", step,
+               ", expected a step from 0 to ", kMostSteps + 0);
 }
 
 const int64_t* seen_updates(const CallContext& call, const Tensor& updates) {
@@ -51,8 +50,8 @@ void check_counts(const CallContext& call, const Tensor& buckets, const Tensor& 
   check_tensor(call, "tables", tables, ScalarType::Long);
   check_size(call.op, "tables", tables, 1, kTableColumns);
   check_tensor(call, "row_clock", row_clock, ScalarType::Long);
-  STD_TORCH_CHECK(row_clock.dim() == 1, "dynemb::", call.op, ": row_clock has ", row_clock.dim(),
-                  " dimensions, expected 1");
+  DYNEMB_CHECK(row_clock.dim() == 1, "dynemb::", call.op, ": row_clock has ", row_clock.dim(),
+               " dimensions, expected 1");
 }
 
 ClockTensors clock_tensors(const CallContext& call, const Tensor& buckets, const Tensor& tables,

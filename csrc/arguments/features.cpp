@@ -4,10 +4,10 @@ namespace dynemb {
 namespace {
 
 void check_vector(const char* op, const char* name, size_t i, const Tensor& tensor) {
-  STD_TORCH_CHECK(tensor.is_contiguous(), "dynemb::", op, ": ", entry_name(name, i),
-                  " is not contiguous: call .contiguous()");
-  STD_TORCH_CHECK(tensor.dim() == 1, "dynemb::", op, ": ", entry_name(name, i), " has ",
-                  tensor.dim(), " dimensions, expected 1");
+  DYNEMB_CHECK(tensor.is_contiguous(), "dynemb::", op, ": ", entry_name(name, i),
+               " is not contiguous: call .contiguous()");
+  DYNEMB_CHECK(tensor.dim() == 1, "dynemb::", op, ": ", entry_name(name, i), " has ", tensor.dim(),
+               " dimensions, expected 1");
 }
 
 bool has_order(ScalarType dtype) {
@@ -27,8 +27,8 @@ void check_divisors(const char* op, const char* name, const std::vector<int64_t>
                     size_t features) {
   check_entries(op, name, divisors.size(), features);
   for (size_t i = 0; i < divisors.size(); ++i) {
-    STD_TORCH_CHECK(divisors[i] >= 1, "dynemb::", op, ": ", entry_name(name, i), " is ",
-                    divisors[i], ", expected at least 1");
+    DYNEMB_CHECK(divisors[i] >= 1, "dynemb::", op, ": ", entry_name(name, i), " is ", divisors[i],
+                 ", expected at least 1");
   }
 }
 
@@ -39,15 +39,14 @@ void check_bucketize(const CallContext& call, const std::vector<Tensor>& values,
     check_defined(call.op, "values", i, values[i]);
     check_defined(call.op, "boundaries", i, boundaries[i]);
     const ScalarType dtype = values[i].scalar_type();
-    STD_TORCH_CHECK(has_order(dtype), "dynemb::", call.op, ": ", entry_name("values", i),
-                    " has dtype ", dtype_name(dtype),
-                    ", expected float32, float64, int32 or int64");
-    STD_TORCH_CHECK(values[i].is_contiguous(), "dynemb::", call.op, ": ", entry_name("values", i),
-                    " is not contiguous: call .contiguous()");
-    STD_TORCH_CHECK(boundaries[i].scalar_type() == dtype, "dynemb::", call.op, ": ",
-                    entry_name("boundaries", i), " has dtype ",
-                    dtype_name(boundaries[i].scalar_type()), ", expected ", dtype_name(dtype),
-                    ", as ", entry_name("values", i));
+    DYNEMB_CHECK(has_order(dtype), "dynemb::", call.op, ": ", entry_name("values", i),
+                 " has dtype ", dtype_name(dtype), ", expected float32, float64, int32 or int64");
+    DYNEMB_CHECK(values[i].is_contiguous(), "dynemb::", call.op, ": ", entry_name("values", i),
+                 " is not contiguous: call .contiguous()");
+    DYNEMB_CHECK(boundaries[i].scalar_type() == dtype, "dynemb::", call.op, ": ",
+                 entry_name("boundaries", i), " has dtype ",
+                 dtype_name(boundaries[i].scalar_type()), ", expected ", dtype_name(dtype), ", as ",
+                 entry_name("values", i));
     check_vector(call.op, "boundaries", i, boundaries[i]);
   }
   check_devices(call, "values", values);
@@ -61,23 +60,23 @@ std::vector<int64_t> check_hashes(const char* op, const std::vector<int64_t>& mu
   check_entries(op, "hashes", hashes.size(), features);
   std::vector<int64_t> first(features + 1, 0);
   for (size_t f = 0; f < features; ++f) {
-    STD_TORCH_CHECK(hashes[f] >= 0, "dynemb::", op, ": ", entry_name("hashes", f), " is ",
-                    hashes[f], ", expected at least 0");
-    STD_TORCH_CHECK(static_cast<uint64_t>(hashes[f]) <= primes.size(), "dynemb::", op, ": ",
-                    entry_name("hashes", f), " is ", hashes[f], ", but there are ", primes.size(),
-                    " primes");
+    DYNEMB_CHECK(hashes[f] >= 0, "dynemb::", op, ": ", entry_name("hashes", f), " is ", hashes[f],
+                 ", expected at least 0");
+    DYNEMB_CHECK(static_cast<uint64_t>(hashes[f]) <= primes.size(), "dynemb::", op, ": ",
+                 entry_name("hashes", f), " is ", hashes[f], ", but there are ", primes.size(),
+                 " primes");
     first[f + 1] = first[f] + hashes[f];
   }
   const auto total = static_cast<size_t>(first[features]);
-  STD_TORCH_CHECK(multipliers.size() == total && primes.size() == total && buckets.size() == total,
-                  "dynemb::", op, ": there are ", multipliers.size(), " multipliers, ",
-                  primes.size(), " primes and ", buckets.size(), " buckets, expected ", total,
-                  " of each, the sum of hashes");
+  DYNEMB_CHECK(multipliers.size() == total && primes.size() == total && buckets.size() == total,
+               "dynemb::", op, ": there are ", multipliers.size(), " multipliers, ", primes.size(),
+               " primes and ", buckets.size(), " buckets, expected ", total,
+               " of each, the sum of hashes");
   for (size_t h = 0; h < total; ++h) {
-    STD_TORCH_CHECK(primes[h] >= 1, "dynemb::", op, ": ", entry_name("primes", h), " is ",
-                    primes[h], ", expected at least 1");
-    STD_TORCH_CHECK(buckets[h] >= 1, "dynemb::", op, ": ", entry_name("buckets", h), " is ",
-                    buckets[h], ", expected at least 1");
+    DYNEMB_CHECK(primes[h] >= 1, "dynemb::", op, ": ", entry_name("primes", h), " is ", primes[h],
+                 ", expected at least 1");
+    DYNEMB_CHECK(buckets[h] >= 1, "dynemb::", op, ": ", entry_name("buckets", h), " is ",
+                 buckets[h], ", expected at least 1");
   }
   return first;
 }
@@ -88,19 +87,19 @@ void check_strings(const CallContext& call, const std::vector<Tensor>& values,
   for (size_t i = 0; i < values.size(); ++i) {
     check_defined(call.op, "values", i, values[i]);
     const ScalarType dtype = values[i].scalar_type();
-    STD_TORCH_CHECK(dtype == ScalarType::Byte || dtype == ScalarType::Char, "dynemb::", call.op,
-                    ": ", entry_name("values", i), " has dtype ", dtype_name(dtype),
-                    ", expected uint8 or int8");
+    DYNEMB_CHECK(dtype == ScalarType::Byte || dtype == ScalarType::Char, "dynemb::", call.op, ": ",
+                 entry_name("values", i), " has dtype ", dtype_name(dtype),
+                 ", expected uint8 or int8");
     check_vector(call.op, "values", i, values[i]);
-    STD_TORCH_CHECK(offsets[i].size(0) >= 1, "dynemb::", call.op, ": ", entry_name("offsets", i),
-                    " is empty, expected [n + 1]");
+    DYNEMB_CHECK(offsets[i].size(0) >= 1, "dynemb::", call.op, ": ", entry_name("offsets", i),
+                 " is empty, expected [n + 1]");
   }
   check_devices(call, "values", values);
 }
 
 void check_seed(const char* op, int64_t seed) {
-  STD_TORCH_CHECK(seed >= 0 && seed <= UINT32_MAX, "dynemb::", op, ": seed is ", seed,
-                  ", expected 0 to ", UINT32_MAX);
+  DYNEMB_CHECK(seed >= 0 && seed <= UINT32_MAX, "dynemb::", op, ": seed is ", seed,
+               ", expected 0 to ", UINT32_MAX);
 }
 
 }  // namespace dynemb

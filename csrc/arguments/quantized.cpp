@@ -6,20 +6,20 @@ namespace dynemb {
 namespace {
 
 Storage checked_format(const char* op, int64_t format) {
-  STD_TORCH_CHECK(format >= kRowsOfInt8 && format <= kRowsOfFloat8, "dynemb::", op, ": format is ",
-                  format, ", expected 1 (int8), 2 (int4) or 3 (fp8)");
+  DYNEMB_CHECK(format >= kRowsOfInt8 && format <= kRowsOfFloat8, "dynemb::", op, ": format is ",
+               format, ", expected 1 (int8), 2 (int4) or 3 (fp8)");
   return storage_of_format(format);
 }
 
 void check_columns(const char* op, const char* name, int64_t dim, Storage codes) {
-  STD_TORCH_CHECK(dim >= 1, "dynemb::", op, ": ", name, " is ", dim, ", expected at least 1");
-  STD_TORCH_CHECK(codes != Storage::kInt4 || dim % 2 == 0, "dynemb::", op, ": ", name, " is ", dim,
-                  ", but rows of int4 have an even number of columns: take int8 or fp8");
+  DYNEMB_CHECK(dim >= 1, "dynemb::", op, ": ", name, " is ", dim, ", expected at least 1");
+  DYNEMB_CHECK(codes != Storage::kInt4 || dim % 2 == 0, "dynemb::", op, ": ", name, " is ", dim,
+               ", but rows of int4 have an even number of columns: take int8 or fp8");
 }
 
 void check_is_matrix(const char* op, const char* name, const Tensor& tensor) {
-  STD_TORCH_CHECK(tensor.dim() == 2, "dynemb::", op, ": ", name, " has ", tensor.dim(),
-                  " dimensions, expected 2");
+  DYNEMB_CHECK(tensor.dim() == 2, "dynemb::", op, ": ", name, " has ", tensor.dim(),
+               " dimensions, expected 2");
 }
 
 }  // namespace
@@ -42,8 +42,8 @@ QuantizedRows rows_to_dequantize(const CallContext& call, const Tensor& packed, 
   check_columns(call.op, "dim", dim, codes);
   result_bytes(call.op, "dim", dim, {packed.size(0), dim}, 4);
   const int64_t row_bytes = code_bytes(codes, dim) + scale_bytes(codes);
-  STD_TORCH_CHECK(packed.size(1) == row_bytes, "dynemb::", call.op, ": packed.size(1) is ",
-                  packed.size(1), ", expected ", row_bytes, ", the bytes of a row of dim ", dim);
+  DYNEMB_CHECK(packed.size(1) == row_bytes, "dynemb::", call.op, ": packed.size(1) is ",
+               packed.size(1), ", expected ", row_bytes, ", the bytes of a row of dim ", dim);
   return {static_cast<const char*>(packed.data_ptr()),
           packed.size(0),
           dim,

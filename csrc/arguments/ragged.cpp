@@ -28,8 +28,8 @@ int64_t value_bytes(const char* op, const char* name, size_t i, const Tensor& va
     case ScalarType::Double:
       return 8;
     default:
-      STD_TORCH_CHECK(false, "dynemb::", op, ": ", entry_name(name, i),
-                      " has a dtype that is not of 1, 2, 4 or 8 bytes");
+      DYNEMB_CHECK(false, "dynemb::", op, ": ", entry_name(name, i),
+                   " has a dtype that is not of 1, 2, 4 or 8 bytes");
   }
 }
 
@@ -41,10 +41,10 @@ std::vector<int64_t> check_values(const CallContext& call, const char* name,
   for (size_t i = 0; i < list.size(); ++i) {
     const Tensor& tensor = list[i];
     bytes.push_back(value_bytes(call.op, name, i, tensor));
-    STD_TORCH_CHECK(tensor.is_contiguous(), "dynemb::", call.op, ": ", entry_name(name, i),
-                    " is not contiguous: call .contiguous()");
-    STD_TORCH_CHECK(dims == kAnyDims || tensor.dim() == dims, "dynemb::", call.op, ": ",
-                    entry_name(name, i), " has ", tensor.dim(), " dimensions, expected ", dims);
+    DYNEMB_CHECK(tensor.is_contiguous(), "dynemb::", call.op, ": ", entry_name(name, i),
+                 " is not contiguous: call .contiguous()");
+    DYNEMB_CHECK(dims == kAnyDims || tensor.dim() == dims, "dynemb::", call.op, ": ",
+                 entry_name(name, i), " has ", tensor.dim(), " dimensions, expected ", dims);
   }
   check_devices(call, name, list);
   return bytes;
@@ -64,19 +64,19 @@ std::vector<int64_t> check_weights(const CallContext& call, const char* name,
                                    const std::vector<int64_t>& weighted,
                                    const std::vector<Tensor>& values) {
   std::vector<int64_t> of_feature(values.size(), -1);
-  STD_TORCH_CHECK(weights.size() == weighted.size(), "dynemb::", call.op, ": ", name, " has ",
-                  weights.size(), " entries, expected one for each of the ", weighted.size(),
-                  " in ", weighted_name(name));
+  DYNEMB_CHECK(weights.size() == weighted.size(), "dynemb::", call.op, ": ", name, " has ",
+               weights.size(), " entries, expected one for each of the ", weighted.size(), " in ",
+               weighted_name(name));
   for (size_t k = 0; k < weights.size(); ++k) {
     const int64_t f = weighted[k];
-    STD_TORCH_CHECK(f >= 0 && f < static_cast<int64_t>(values.size()), "dynemb::", call.op, ": ",
-                    weighted_name(name), " has feature ", f, ", expected 0 to ",
-                    static_cast<int64_t>(values.size()) - 1);
+    DYNEMB_CHECK(f >= 0 && f < static_cast<int64_t>(values.size()), "dynemb::", call.op, ": ",
+                 weighted_name(name), " has feature ", f, ", expected 0 to ",
+                 static_cast<int64_t>(values.size()) - 1);
     const std::string entry = entry_name(name, static_cast<size_t>(f));
     check_tensor(call, entry.c_str(), weights[k], ScalarType::Float);
-    STD_TORCH_CHECK(weights[k].dim() == 1 && weights[k].size(0) == values[f].size(0),
-                    "dynemb::", call.op, ": ", entry, " has ", weights[k].numel(),
-                    " elements, expected one for each of ", values[f].size(0), " values");
+    DYNEMB_CHECK(weights[k].dim() == 1 && weights[k].size(0) == values[f].size(0),
+                 "dynemb::", call.op, ": ", entry, " has ", weights[k].numel(),
+                 " elements, expected one for each of ", values[f].size(0), " values");
     of_feature[f] = static_cast<int64_t>(k);
   }
   return of_feature;
@@ -88,8 +88,8 @@ void check_offset_lists(const CallContext& call, const char* name,
                         const std::vector<Tensor>& offsets, size_t features) {
   check_list(call, name, offsets, features, ScalarType::Long, 1);
   for (size_t i = 0; i < offsets.size(); ++i) {
-    STD_TORCH_CHECK(offsets[i].size(0) > 0, "dynemb::", call.op, ": ", entry_name(name, i),
-                    " is empty, expected [rows + 1]");
+    DYNEMB_CHECK(offsets[i].size(0) > 0, "dynemb::", call.op, ": ", entry_name(name, i),
+                 " is empty, expected [rows + 1]");
   }
 }
 
@@ -107,18 +107,18 @@ void check_numbers(const char* op, const char* name, const std::vector<int64_t>&
                    size_t features, int64_t least) {
   check_entries(op, name, numbers.size(), features);
   for (size_t i = 0; i < numbers.size(); ++i) {
-    STD_TORCH_CHECK(numbers[i] >= least, "dynemb::", op, ": ", entry_name(name, i), " is ",
-                    numbers[i], ", expected at least ", least);
+    DYNEMB_CHECK(numbers[i] >= least, "dynemb::", op, ": ", entry_name(name, i), " is ", numbers[i],
+                 ", expected at least ", least);
   }
 }
 
 void check_same_rows(const char* op, const std::vector<Tensor>& x_offsets,
                      const std::vector<Tensor>& y_offsets) {
   for (size_t f = 0; f < x_offsets.size(); ++f) {
-    STD_TORCH_CHECK(x_offsets[f].size(0) == y_offsets[f].size(0), "dynemb::", op, ": ",
-                    entry_name("y_offsets", f), " has ", y_offsets[f].size(0) - 1,
-                    " rows, expected those of ", entry_name("x_offsets", f), ", ",
-                    x_offsets[f].size(0) - 1);
+    DYNEMB_CHECK(x_offsets[f].size(0) == y_offsets[f].size(0), "dynemb::", op, ": ",
+                 entry_name("y_offsets", f), " has ", y_offsets[f].size(0) - 1,
+                 " rows, expected those of ", entry_name("x_offsets", f), ", ",
+                 x_offsets[f].size(0) - 1);
   }
 }
 
@@ -137,9 +137,9 @@ void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int
     const bool fits =
         !__builtin_mul_overflow(tile_lens[f], std::max<int64_t>(4 * dim, 1), &columns) &&
         !__builtin_mul_overflow(columns, std::max<int64_t>(batch, 1), &bytes);
-    STD_TORCH_CHECK(fits, "dynemb::", op, ": ", entry_name("tile_lens", f), " is ", tile_lens[f],
-                    ", with which tiles of ", batch, " bags and dim ", dim,
-                    " are larger than an address space");
+    DYNEMB_CHECK(fits, "dynemb::", op, ": ", entry_name("tile_lens", f), " is ", tile_lens[f],
+                 ", with which tiles of ", batch, " bags and dim ", dim,
+                 " are larger than an address space");
   }
 }
 
@@ -157,9 +157,9 @@ void check_tile_grads(const char* op, const std::vector<Tensor>& grads,
     const std::string entry = entry_name("grads", f);
     check_size(op, entry.c_str(), grads[f], 0, batch);
     int64_t columns = 0;
-    STD_TORCH_CHECK(!__builtin_mul_overflow(tile_lens[f], dim, &columns), "dynemb::", op, ": ",
-                    entry_name("tile_lens", f), " is ", tile_lens[f], ", with which a row of dim ",
-                    dim, " is larger than an address space");
+    DYNEMB_CHECK(!__builtin_mul_overflow(tile_lens[f], dim, &columns), "dynemb::", op, ": ",
+                 entry_name("tile_lens", f), " is ", tile_lens[f], ", with which a row of dim ",
+                 dim, " is larger than an address space");
     check_size(op, entry.c_str(), grads[f], 1, columns);
   }
 }
@@ -175,14 +175,14 @@ Depths check_depths(const CallContext& call, const std::vector<Tensor>& values,
   // no more depths than offsets: sums stay small
   const auto most = static_cast<int64_t>(offsets.size());
   for (size_t f = 0; f < depths.size(); ++f) {
-    STD_TORCH_CHECK(depths[f] <= most, "dynemb::", call.op, ": ", entry_name("depths", f), " is ",
-                    depths[f], ", but there are ", most, " offsets");
+    DYNEMB_CHECK(depths[f] <= most, "dynemb::", call.op, ": ", entry_name("depths", f), " is ",
+                 depths[f], ", but there are ", most, " offsets");
     result.first.push_back(result.first.back() + depths[f]);
   }
   const auto total = static_cast<size_t>(result.first.back());
-  STD_TORCH_CHECK(offsets.size() == total && lengths.size() == total, "dynemb::", call.op, ": ",
-                  offsets.size(), " offsets and ", lengths.size(), " lengths, expected ", total,
-                  ", one for each depth of a feature");
+  DYNEMB_CHECK(offsets.size() == total && lengths.size() == total, "dynemb::", call.op, ": ",
+               offsets.size(), " offsets and ", lengths.size(), " lengths, expected ", total,
+               ", one for each depth of a feature");
   check_numbers(call.op, "lengths", lengths, total, 0);
   return result;
 }
@@ -190,8 +190,8 @@ Depths check_depths(const CallContext& call, const std::vector<Tensor>& values,
 std::vector<int64_t> check_dense(const CallContext& call, const std::vector<Tensor>& dense) {
   std::vector<int64_t> bytes = check_values(call, "dense", dense, kAnyDims);
   for (size_t f = 0; f < dense.size(); ++f) {
-    STD_TORCH_CHECK(dense[f].dim() >= 2, "dynemb::", call.op, ": ", entry_name("dense", f), " has ",
-                    dense[f].dim(), " dimensions, expected at least 2");
+    DYNEMB_CHECK(dense[f].dim() >= 2, "dynemb::", call.op, ": ", entry_name("dense", f), " has ",
+                 dense[f].dim(), " dimensions, expected at least 2");
   }
   return bytes;
 }

@@ -12,9 +12,8 @@ Storage storage_of(const CallContext& call, const char* name, const Tensor& tens
   const Storage storage = type == ScalarType::BFloat16 ? Storage::kBFloat16
                           : type == ScalarType::Half   ? Storage::kFloat16
                                                        : Storage::kFloat32;
-  STD_TORCH_CHECK(storage != Storage::kFloat32 || type == ScalarType::Float, "dynemb::", call.op,
-                  ": ", name, " has dtype ", dtype_name(type),
-                  ", expected float32, bfloat16 or float16");
+  DYNEMB_CHECK(storage != Storage::kFloat32 || type == ScalarType::Float, "dynemb::", call.op, ": ",
+               name, " has dtype ", dtype_name(type), ", expected float32, bfloat16 or float16");
   check_tensor(call, name, tensor, type);
   return storage;
 }
@@ -27,22 +26,21 @@ SlabTensors slab_tensors(const CallContext& call, const Tensor& weights, const T
   if (format == kRowsOfFloats) {
     storage = storage_of(call, "weights", weights);
   } else {
-    STD_TORCH_CHECK(format >= kRowsOfInt8 && format <= kRowsOfFloat8, "dynemb::", call.op,
-                    ": formats has ", format,
-                    ", expected 0 (rows of floats), 1 (int8), 2 (int4) or 3 (fp8)");
+    DYNEMB_CHECK(format >= kRowsOfInt8 && format <= kRowsOfFloat8, "dynemb::", call.op,
+                 ": formats has ", format,
+                 ", expected 0 (rows of floats), 1 (int8), 2 (int4) or 3 (fp8)");
     storage = storage_of_format(format);
     check_tensor(call, "weights", weights, ScalarType::Byte);
   }
   if (generations != nullptr) check_tensor(call, "generations", *generations, ScalarType::Int);
-  STD_TORCH_CHECK(weights.dim() == 2 && weights.size(1) > 0, "dynemb::", call.op, ": weights has ",
-                  weights.dim(),
-                  " dimensions, expected shape (rows, dim) with a dim of at least 1");
+  DYNEMB_CHECK(weights.dim() == 2 && weights.size(1) > 0, "dynemb::", call.op, ": weights has ",
+               weights.dim(), " dimensions, expected shape (rows, dim) with a dim of at least 1");
   const int64_t count = weights.size(0);
   const int64_t row_bytes = weights.size(1) * static_cast<int64_t>(weights.element_size());
   const int64_t dim = is_quantized(storage) ? quantized_dim(storage, row_bytes) : weights.size(1);
-  STD_TORCH_CHECK(dim > 0, "dynemb::", call.op, ": weights.size(1) is ", weights.size(1),
-                  ", expected more than ", scale_bytes(storage),
-                  ", the bytes that a quantized row has beside its values");
+  DYNEMB_CHECK(dim > 0, "dynemb::", call.op, ": weights.size(1) is ", weights.size(1),
+               ", expected more than ", scale_bytes(storage),
+               ", the bytes that a quantized row has beside its values");
   if (generations != nullptr) check_length(call.op, "generations", *generations, count);
   return {static_cast<char*>(weights.data_ptr()),
           generations == nullptr ? nullptr : static_cast<int32_t*>(generations->data_ptr()),
@@ -59,18 +57,18 @@ RowTensors slabs_of(const CallContext& call, const std::vector<Tensor>& weights,
   check_tensor(call, "meta", meta, ScalarType::Long);
   check_size(call.op, "meta", meta, 1, kMetaColumns);
   check_tensor(call, "init_data", init_data, ScalarType::Double);
-  STD_TORCH_CHECK(init_data.dim() == 1, "dynemb::", call.op, ": init_data has ", init_data.dim(),
-                  " dimensions, expected 1");
+  DYNEMB_CHECK(init_data.dim() == 1, "dynemb::", call.op, ": init_data has ", init_data.dim(),
+               " dimensions, expected 1");
   if (generations == nullptr) {
-    STD_TORCH_CHECK(!weights.empty(), "dynemb::", call.op,
-                    ": weights is empty, expected a tensor for each slab");
+    DYNEMB_CHECK(!weights.empty(), "dynemb::", call.op,
+                 ": weights is empty, expected a tensor for each slab");
   } else {
-    STD_TORCH_CHECK(!weights.empty() && weights.size() == generations->size(), "dynemb::", call.op,
-                    ": got ", weights.size(), " weights and ", generations->size(),
-                    " generations, expected one of each per slab");
+    DYNEMB_CHECK(!weights.empty() && weights.size() == generations->size(), "dynemb::", call.op,
+                 ": got ", weights.size(), " weights and ", generations->size(),
+                 " generations, expected one of each per slab");
   }
-  STD_TORCH_CHECK(formats.size() == weights.size(), "dynemb::", call.op, ": formats has ",
-                  formats.size(), " entries, expected as many as weights, ", weights.size());
+  DYNEMB_CHECK(formats.size() == weights.size(), "dynemb::", call.op, ": formats has ",
+               formats.size(), " entries, expected as many as weights, ", weights.size());
   RowTensors rows{{},
                   static_cast<const int64_t*>(meta.data_ptr()),
                   meta.size(0),
@@ -109,8 +107,8 @@ std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<
                                      const std::vector<Tensor>& state) {
   const char* op = call.op;
   const size_t slabs = weights.size();
-  STD_TORCH_CHECK(slabs > 0 && state.size() % slabs == 0, "dynemb::", op, ": state has ",
-                  state.size(), " tensors, expected a multiple of the ", slabs, " slabs");
+  DYNEMB_CHECK(slabs > 0 && state.size() % slabs == 0, "dynemb::", op, ": state has ", state.size(),
+               " tensors, expected a multiple of the ", slabs, " slabs");
   std::vector<SlabState> result(slabs, SlabState{});
   for (size_t i = 0; i < state.size(); ++i) {
     SlabState& slab = result[i % slabs];
@@ -121,7 +119,7 @@ std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<
     const ScalarType type = tensor.scalar_type();
     if (tensor.dim() == 1 && type == ScalarType::Long) {
       check_tensor(call, "state", tensor, ScalarType::Long);
-      STD_TORCH_CHECK(
+      DYNEMB_CHECK(
           call.gpu == CallContext::kOnCpu && slab.undo == nullptr && tensor.numel() >= kUndoColumns,
           "dynemb::", op, ": state of slab ", i % slabs, " has ", tensor.numel(),
           " int64 words, expected one tensor of at least ", kUndoColumns, " on the CPU, or none");
@@ -132,37 +130,36 @@ std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<
     check_size(op, "state", tensor, 0, rows.size(0));
     if (tensor.dim() == 1 && type == ScalarType::Int) {
       check_tensor(call, "state", tensor, ScalarType::Int);
-      STD_TORCH_CHECK(slab.steps == nullptr, "dynemb::", op, ": state of slab ", i % slabs,
-                      " has two tensors of steps");
+      DYNEMB_CHECK(slab.steps == nullptr, "dynemb::", op, ": state of slab ", i % slabs,
+                   " has two tensors of steps");
       slab.steps = static_cast<int32_t*>(tensor.data_ptr());
       continue;
     }
     if (tensor.dim() == 1 && type == ScalarType::Byte) {
       check_tensor(call, "state", tensor, ScalarType::Byte);
-      STD_TORCH_CHECK(slab.changes == nullptr, "dynemb::", op, ": state of slab ", i % slabs,
-                      " has two tensors of changes");
+      DYNEMB_CHECK(slab.changes == nullptr, "dynemb::", op, ": state of slab ", i % slabs,
+                   " has two tensors of changes");
       slab.changes = static_cast<uint8_t*>(tensor.data_ptr());
       continue;
     }
     if (tensor.dim() == 1) {
       check_tensor(call, "state", tensor, ScalarType::Float);
-      STD_TORCH_CHECK(slab.row_states < kMaxStates, "dynemb::", op, ": state of slab ", i % slabs,
-                      " has more than ", kMaxStates, " values per row");
+      DYNEMB_CHECK(slab.row_states < kMaxStates, "dynemb::", op, ": state of slab ", i % slabs,
+                   " has more than ", kMaxStates, " values per row");
       slab.of_row[slab.row_states++] = static_cast<float*>(tensor.data_ptr());
       continue;
     }
     const int k = slab.element_states++;
-    STD_TORCH_CHECK(k < kMaxStates, "dynemb::", op, ": state of slab ", i % slabs,
-                    " has more than ", kMaxStates, " values per weight");
+    DYNEMB_CHECK(k < kMaxStates, "dynemb::", op, ": state of slab ", i % slabs, " has more than ",
+                 kMaxStates, " values per weight");
     if (type == ScalarType::Byte) {
       check_tensor(call, "state", tensor, ScalarType::Byte);
       slab.storage[k] = Storage::kBlockFloat8;
       slab.row_bytes[k] = block_row_bytes(dim);
       check_size(op, "state", tensor, 1, slab.row_bytes[k]);
     } else {
-      STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "dynemb::", op,
-                      ": state has dtype ", dtype_name(type),
-                      ", expected float32, bfloat16 or uint8");
+      DYNEMB_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "dynemb::", op,
+                   ": state has dtype ", dtype_name(type), ", expected float32, bfloat16 or uint8");
       slab.storage[k] = storage_of(call, "state", tensor);
       slab.row_bytes[k] = dim * static_cast<int64_t>(tensor.element_size());
       check_size(op, "state", tensor, 1, dim);

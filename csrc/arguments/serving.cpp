@@ -12,15 +12,15 @@ static_assert(int{kLiveTableColumns} == int{kTableColumns},
 
 void check_live_memory(const char* op, const char* name, const Tensor& tensor) {
   check_defined(op, name, tensor);
-  STD_TORCH_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
-                  ", but ", op,
-                  " works on host memory: live tables are on the CPU; a GPU serves frozen ones");
+  DYNEMB_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
+               ", but ", op,
+               " works on host memory: live tables are on the CPU; a GPU serves frozen ones");
 }
 
 void check_count(const char* op, const char* tensor, int64_t at, const char* name, int64_t count,
                  int64_t most) {
-  STD_TORCH_CHECK(count >= 0 && count <= most, "dynemb::", op, ": ", tensor, "[", at, ", ", name,
-                  "] is ", count, ", expected 0 to ", most);
+  DYNEMB_CHECK(count >= 0 && count <= most, "dynemb::", op, ": ", tensor, "[", at, ", ", name,
+               "] is ", count, ", expected 0 to ", most);
 }
 
 void check_live_table(const char* op, const LiveTensors& live, int64_t t) {
@@ -29,19 +29,18 @@ void check_live_table(const char* op, const LiveTensors& live, int64_t t) {
   const int64_t begin = meta[kMetaRegionBegin];
   const int64_t region = meta[kMetaRegionBuckets];
   const int64_t buckets = live.index.bucket_capacity;
-  STD_TORCH_CHECK(begin >= 0 && begin <= buckets && region > 0 && region <= (buckets - begin) / 2,
-                  "dynemb::", op, ": the two ranges of table ", t, " do not fit into buckets with ",
-                  buckets, " rows: meta[", t, ", REGION_BEGIN] is ", begin, " and meta[", t,
-                  ", REGION_BUCKETS] is ", region);
+  DYNEMB_CHECK(begin >= 0 && begin <= buckets && region > 0 && region <= (buckets - begin) / 2,
+               "dynemb::", op, ": the two ranges of table ", t, " do not fit into buckets with ",
+               buckets, " rows: meta[", t, ", REGION_BEGIN] is ", begin, " and meta[", t,
+               ", REGION_BUCKETS] is ", region);
   check_slab(op, t, meta, static_cast<int64_t>(live.slabs.size()));
   const LiveRows& rows = live.slabs[meta[kMetaSlab]];
-  STD_TORCH_CHECK(meta[kMetaDim] > 0 && meta[kMetaDim] <= kMostCounted &&
-                      live_row_words(rows.format, meta[kMetaDim]) == rows.row_words,
-                  "dynemb::", op, ": rows[", meta[kMetaSlab], "] has rows of ", rows.row_words,
-                  " words, which are not those of table ", t, " of dim ", meta[kMetaDim]);
-  STD_TORCH_CHECK(rows.format != Storage::kInt4 || meta[kMetaDim] % 2 == 0, "dynemb::", op,
-                  ": table ", t, " has dim ", meta[kMetaDim],
-                  ", but rows of int4 have an even number of columns");
+  DYNEMB_CHECK(meta[kMetaDim] > 0 && meta[kMetaDim] <= kMostCounted &&
+                   live_row_words(rows.format, meta[kMetaDim]) == rows.row_words,
+               "dynemb::", op, ": rows[", meta[kMetaSlab], "] has rows of ", rows.row_words,
+               " words, which are not those of table ", t, " of dim ", meta[kMetaDim]);
+  DYNEMB_CHECK(rows.format != Storage::kInt4 || meta[kMetaDim] % 2 == 0, "dynemb::", op, ": table ",
+               t, " has dim ", meta[kMetaDim], ", but rows of int4 have an even number of columns");
   const int64_t rehashes = __atomic_load_n(row + kLiveTableActive, __ATOMIC_RELAXED);
   check_count(op, "tables", t, "ACTIVE", rehashes, kMaxCount);
 }
@@ -54,17 +53,16 @@ LiveTensors live_tensors(const char* op, const Tensor& buckets, const Tensor& ta
   check_live_memory(op, "buckets", buckets);
   check_live_memory(op, "tables", tables);
   LiveTensors live{index_tensors(op, buckets, nullptr, tables, meta), {}};
-  STD_TORCH_CHECK(!rows.empty() && rows.size() == formats.size(), "dynemb::", op, ": got ",
-                  rows.size(), " rows and ", formats.size(),
-                  " formats, expected one of each per slab");
+  DYNEMB_CHECK(!rows.empty() && rows.size() == formats.size(), "dynemb::", op, ": got ",
+               rows.size(), " rows and ", formats.size(),
+               " formats, expected one of each per slab");
   for (size_t s = 0; s < rows.size(); ++s) {
     check_live_memory(op, "rows", rows[s]);
     check_tensor(op, "rows", rows[s], ScalarType::Long);
-    STD_TORCH_CHECK(rows[s].dim() == 2, "dynemb::", op, ": rows[", s, "] has ", rows[s].dim(),
-                    " dimensions, expected 2");
-    STD_TORCH_CHECK(is_live_format(formats[s]), "dynemb::", op, ": formats[", s, "] is ",
-                    formats[s],
-                    ", expected 0 (fp32), 1 (bf16), 2 (fp16), 4 (int8), 5 (int4) or 6 (fp8)");
+    DYNEMB_CHECK(rows[s].dim() == 2, "dynemb::", op, ": rows[", s, "] has ", rows[s].dim(),
+                 " dimensions, expected 2");
+    DYNEMB_CHECK(is_live_format(formats[s]), "dynemb::", op, ": formats[", s, "] is ", formats[s],
+                 ", expected 0 (fp32), 1 (bf16), 2 (fp16), 4 (int8), 5 (int4) or 6 (fp8)");
     live.slabs.push_back({static_cast<int64_t*>(rows[s].data_ptr()), rows[s].size(0),
                           rows[s].size(1), static_cast<Storage>(formats[s])});
   }
@@ -74,8 +72,8 @@ LiveTensors live_tensors(const char* op, const Tensor& buckets, const Tensor& ta
 
 const double* live_defaults(const char* op, const LiveTensors& live, const Tensor& init_data) {
   check_tensor(op, "init_data", init_data, ScalarType::Double);
-  STD_TORCH_CHECK(init_data.dim() == 1, "dynemb::", op, ": init_data has ", init_data.dim(),
-                  " dimensions, expected 1");
+  DYNEMB_CHECK(init_data.dim() == 1, "dynemb::", op, ": init_data has ", init_data.dim(),
+               " dimensions, expected 1");
   const auto* data = static_cast<const double*>(init_data.data_ptr());
   for (int64_t t = 0; t < live.index.table_count; ++t) {
     const int64_t* meta = live.meta_row(t);
@@ -87,8 +85,8 @@ const double* live_defaults(const char* op, const LiveTensors& live, const Tenso
 int64_t* live_slabs(const char* op, const LiveTensors& live, const Tensor& free) {
   check_live_memory(op, "free", free);
   check_tensor(op, "free", free, ScalarType::Long);
-  STD_TORCH_CHECK(free.dim() == 2, "dynemb::", op, ": free has ", free.dim(),
-                  " dimensions, expected 2");
+  DYNEMB_CHECK(free.dim() == 2, "dynemb::", op, ": free has ", free.dim(),
+               " dimensions, expected 2");
   check_size(op, "free", free, 0, static_cast<int64_t>(live.slabs.size()));
   check_size(op, "free", free, 1, kLiveSlabColumns);
   auto* slabs = static_cast<int64_t*>(free.data_ptr());

@@ -47,24 +47,23 @@ void check_region(const char* op, int64_t t, const int64_t* meta, const int64_t*
   const int64_t begin = meta[kMetaRegionBegin];
   const int64_t region = meta[kMetaRegionBuckets];
   const int64_t count = row[kTableBucketCount];
-  STD_TORCH_CHECK(begin >= 0 && begin <= buckets && region > 0 && region <= buckets - begin &&
-                      count > 0 && count <= region,
-                  "dynemb::", op, ": the descriptor of table ", t,
-                  " does not fit into buckets with ", buckets, " rows: meta[", t,
-                  ", REGION_BEGIN] is ", begin, ", meta[", t, ", REGION_BUCKETS] is ", region,
-                  " and tables[", t, ", BUCKET_COUNT] is ", count);
+  DYNEMB_CHECK(begin >= 0 && begin <= buckets && region > 0 && region <= buckets - begin &&
+                   count > 0 && count <= region,
+               "dynemb::", op, ": the descriptor of table ", t, " does not fit into buckets with ",
+               buckets, " rows: meta[", t, ", REGION_BEGIN] is ", begin, ", meta[", t,
+               ", REGION_BUCKETS] is ", region, " and tables[", t, ", BUCKET_COUNT] is ", count);
   const int64_t slots = count * kBucketWidth;
   const int64_t size = row[kTableSize];
   const int64_t tombstones = row[kTableTombstones];
-  STD_TORCH_CHECK(size >= 0 && size <= slots && tombstones >= 0 && tombstones <= slots,
-                  "dynemb::", op, ": tables[", t, ", SIZE] is ", size, " and tables[", t,
-                  ", TOMBSTONES] is ", tombstones, ", expected 0 to ", slots, ", its slots");
+  DYNEMB_CHECK(size >= 0 && size <= slots && tombstones >= 0 && tombstones <= slots, "dynemb::", op,
+               ": tables[", t, ", SIZE] is ", size, " and tables[", t, ", TOMBSTONES] is ",
+               tombstones, ", expected 0 to ", slots, ", its slots");
 }
 
 void check_slab(const char* op, int64_t t, const int64_t* meta, int64_t slabs) {
   const int64_t slab = meta[kMetaSlab];
-  STD_TORCH_CHECK(slab >= 0 && slab < slabs, "dynemb::", op, ": meta of table ", t, " names slab ",
-                  slab, ", expected 0 to ", slabs - 1);
+  DYNEMB_CHECK(slab >= 0 && slab < slabs, "dynemb::", op, ": meta of table ", t, " names slab ",
+               slab, ", expected 0 to ", slabs - 1);
 }
 
 void check_slab_counts(const char* op, const int64_t* slabs, int64_t count, int64_t max_rows) {
@@ -82,21 +81,21 @@ void check_slab_counts(const char* op, const int64_t* slabs, int64_t count, int6
   for (int64_t s = 0; s < count; ++s) {
     for (const auto& of : columns) {
       const int64_t number = slabs[s * kSlabColumns + of.column];
-      STD_TORCH_CHECK(number >= 0 && number <= of.most, "dynemb::", op, ": slabs[", s, ", ",
-                      of.name, "] is ", number, ", expected 0 to ", of.most);
+      DYNEMB_CHECK(number >= 0 && number <= of.most, "dynemb::", op, ": slabs[", s, ", ", of.name,
+                   "] is ", number, ", expected 0 to ", of.most);
     }
   }
 }
 
 void check_initializers(const char* op, int64_t t, const int64_t* meta, int64_t dim,
                         const double* init_data, int64_t numel) {
-  STD_TORCH_CHECK(meta[kMetaFirstColumn] >= 0 && meta[kMetaFirstColumn] <= kMostCounted,
-                  "dynemb::", op, ": meta[", t, ", FIRST_COLUMN] is ", meta[kMetaFirstColumn],
-                  ", expected 0 to ", kMostCounted + 0);
+  DYNEMB_CHECK(meta[kMetaFirstColumn] >= 0 && meta[kMetaFirstColumn] <= kMostCounted,
+               "dynemb::", op, ": meta[", t, ", FIRST_COLUMN] is ", meta[kMetaFirstColumn],
+               ", expected 0 to ", kMostCounted + 0);
   for (const RecordList& list : kRecordLists) {
     const int64_t begin = meta[list.begin];
     const int64_t count = meta[list.count];
-    STD_TORCH_CHECK(
+    DYNEMB_CHECK(
         begin >= 0 && begin <= numel && count > 0 && count <= (numel - begin) / kInitRecordColumns,
         "dynemb::", op, ": meta of table ", t,
         " names records outside init_data: ", list.begin_name, " is ", begin, " and ",
@@ -104,9 +103,9 @@ void check_initializers(const char* op, int64_t t, const int64_t* meta, int64_t 
         kInitRecordColumns + 0, " for a record");
     for (int64_t r = 0; r < count; ++r) {
       const char* wrong = wrong_record(init_data + begin + r * kInitRecordColumns, dim, numel);
-      STD_TORCH_CHECK(wrong == nullptr, "dynemb::", op, ": init_data: the ", wrong, " of record ",
-                      r, " of ", list.begin_name, " of table ", t,
-                      " are not what an initializer makes, or lie outside of it");
+      DYNEMB_CHECK(wrong == nullptr, "dynemb::", op, ": init_data: the ", wrong, " of record ", r,
+                   " of ", list.begin_name, " of table ", t,
+                   " are not what an initializer makes, or lie outside of it");
     }
   }
 }

@@ -42,7 +42,7 @@ const char* dtype_name(ScalarType dtype) {
 }
 
 void check_defined(const char* op, const char* name, const Tensor& tensor) {
-  STD_TORCH_CHECK(tensor.defined(), "dynemb::", op, ": ", name, " is None, expected a tensor");
+  DYNEMB_CHECK(tensor.defined(), "dynemb::", op, ": ", name, " is None, expected a tensor");
 }
 
 void check_defined(const char* op, const char* name, size_t i, const Tensor& tensor) {
@@ -51,40 +51,40 @@ void check_defined(const char* op, const char* name, size_t i, const Tensor& ten
 
 void check_layout(const char* op, const char* name, const Tensor& tensor, ScalarType dtype) {
   check_defined(op, name, tensor);
-  STD_TORCH_CHECK(tensor.scalar_type() == dtype, "dynemb::", op, ": ", name, " has dtype ",
-                  dtype_name(tensor.scalar_type()), ", expected ", dtype_name(dtype));
-  STD_TORCH_CHECK(tensor.is_contiguous(), "dynemb::", op, ": ", name,
-                  " is not contiguous: call .contiguous()");
+  DYNEMB_CHECK(tensor.scalar_type() == dtype, "dynemb::", op, ": ", name, " has dtype ",
+               dtype_name(tensor.scalar_type()), ", expected ", dtype_name(dtype));
+  DYNEMB_CHECK(tensor.is_contiguous(), "dynemb::", op, ": ", name,
+               " is not contiguous: call .contiguous()");
 }
 
 void check_tensor(const CallContext& call, const char* name, const Tensor& tensor,
                   ScalarType dtype) {
   check_defined(call.op, name, tensor);
-  STD_TORCH_CHECK(call.has(tensor), "dynemb::", call.op, ": ", name, " is on ", device_name(tensor),
-                  ", but the table is on ", gpu_name(call.gpu),
-                  ": move it, or move the table with .to()");
+  DYNEMB_CHECK(call.has(tensor), "dynemb::", call.op, ": ", name, " is on ", device_name(tensor),
+               ", but the table is on ", gpu_name(call.gpu),
+               ": move it, or move the table with .to()");
   check_layout(call.op, name, tensor, dtype);
 }
 
 void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
                 int64_t expected) {
   // no tensor has more than two: a further dimension of size 0 would leave it without memory
-  STD_TORCH_CHECK(tensor.dim() > dim && tensor.dim() <= 2, "dynemb::", op, ": ", name, " has ",
-                  tensor.dim(), " dimensions, expected ", dim == 1 ? "2" : "1 or 2");
-  STD_TORCH_CHECK(tensor.size(dim) == expected, "dynemb::", op, ": ", name, ".size(", dim, ") is ",
-                  tensor.size(dim), ", expected ", expected);
+  DYNEMB_CHECK(tensor.dim() > dim && tensor.dim() <= 2, "dynemb::", op, ": ", name, " has ",
+               tensor.dim(), " dimensions, expected ", dim == 1 ? "2" : "1 or 2");
+  DYNEMB_CHECK(tensor.size(dim) == expected, "dynemb::", op, ": ", name, ".size(", dim, ") is ",
+               tensor.size(dim), ", expected ", expected);
 }
 
 void check_length(const char* op, const char* name, const Tensor& tensor, int64_t expected) {
-  STD_TORCH_CHECK(tensor.dim() == 1, "dynemb::", op, ": ", name, " has ", tensor.dim(),
-                  " dimensions, expected 1");
+  DYNEMB_CHECK(tensor.dim() == 1, "dynemb::", op, ": ", name, " has ", tensor.dim(),
+               " dimensions, expected 1");
   check_size(op, name, tensor, 0, expected);
 }
 
 void check_words(const CallContext& call, const char* name, const Tensor& tensor) {
   check_tensor(call, name, tensor, ScalarType::Long);
-  STD_TORCH_CHECK(tensor.dim() == 1, "dynemb::", call.op, ": ", name, " has ", tensor.dim(),
-                  " dimensions, expected 1");
+  DYNEMB_CHECK(tensor.dim() == 1, "dynemb::", call.op, ": ", name, " has ", tensor.dim(),
+               " dimensions, expected 1");
 }
 
 std::string entry_name(const char* name, size_t i) {
@@ -92,18 +92,17 @@ std::string entry_name(const char* name, size_t i) {
 }
 
 void check_entries(const char* op, const char* name, size_t entries, size_t features) {
-  STD_TORCH_CHECK(features > 0, "dynemb::", op, ": the lists are empty, also ", name,
-                  ", expected an entry for each feature");
-  STD_TORCH_CHECK(entries == features, "dynemb::", op, ": ", name, " has ", entries,
-                  " entries, expected one for each of ", features, " features");
+  DYNEMB_CHECK(features > 0, "dynemb::", op, ": the lists are empty, also ", name,
+               ", expected an entry for each feature");
+  DYNEMB_CHECK(entries == features, "dynemb::", op, ": ", name, " has ", entries,
+               " entries, expected one for each of ", features, " features");
 }
 
 void check_devices(const CallContext& call, const char* name, const std::vector<Tensor>& list) {
   for (size_t i = 0; i < list.size(); ++i) {
     check_defined(call.op, name, i, list[i]);
-    STD_TORCH_CHECK(call.has(list[i]), "dynemb::", call.op, ": ", entry_name(name, i), " is on ",
-                    device_name(list[i]), ", expected ", gpu_name(call.gpu),
-                    ", as the first tensor");
+    DYNEMB_CHECK(call.has(list[i]), "dynemb::", call.op, ": ", entry_name(name, i), " is on ",
+                 device_name(list[i]), ", expected ", gpu_name(call.gpu), ", as the first tensor");
   }
 }
 
@@ -117,8 +116,8 @@ void check_list(const CallContext& call, const char* name, const std::vector<Ten
     if (tensor.scalar_type() == dtype && tensor.is_contiguous() && right_dims) continue;
     const std::string entry = entry_name(name, i);
     check_layout(call.op, entry.c_str(), tensor, dtype);
-    STD_TORCH_CHECK(right_dims, "dynemb::", call.op, ": ", entry, " has ", tensor.dim(),
-                    " dimensions, expected ", dims);
+    DYNEMB_CHECK(right_dims, "dynemb::", call.op, ": ", entry, " has ", tensor.dim(),
+                 " dimensions, expected ", dims);
   }
   check_devices(call, name, list);
 }
@@ -133,8 +132,8 @@ int64_t result_bytes(const char* op, const char* name, int64_t value,
     fits = fits && size >= 0 && !__builtin_mul_overflow(bytes, size > 1 ? size : 1, &bytes) &&
            bytes <= kAddressSpace;
   }
-  STD_TORCH_CHECK(fits, "dynemb::", op, ": ", name, " is ", value,
-                  ", with which the result is larger than an address space");
+  DYNEMB_CHECK(fits, "dynemb::", op, ": ", name, " is ", value,
+               ", with which the result is larger than an address space");
   for (const int64_t size : sizes) bytes = size == 0 ? 0 : bytes;
   return bytes;
 }

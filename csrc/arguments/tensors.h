@@ -2,11 +2,12 @@
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "core/runtime/check.h"
 
 namespace dynemb {
 

@@ -9,18 +9,18 @@ namespace dynemb {
 
 void check_tier_memory(const char* op, const char* name, const Tensor& tensor) {
   check_defined(op, name, tensor);
-  STD_TORCH_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
-                  ", but ", op,
-                  " moves rows in host memory: tables with storage are on the CPU, and so are "
-                  "their tensors");
+  DYNEMB_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
+               ", but ", op,
+               " moves rows in host memory: tables with storage are on the CPU, and so are "
+               "their tensors");
 }
 
 TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& places,
                          const std::vector<Tensor>& slots, const Tensor& tier_clock) {
   const char* op = call.op;
-  STD_TORCH_CHECK(!places.empty() && places.size() == slots.size(), "dynemb::", op, ": got ",
-                  places.size(), " places and ", slots.size(),
-                  " slots, expected one of each per slab");
+  DYNEMB_CHECK(!places.empty() && places.size() == slots.size(), "dynemb::", op, ": got ",
+               places.size(), " places and ", slots.size(),
+               " slots, expected one of each per slab");
   check_tier_memory(op, "tier_clock", tier_clock);
   check_tensor(call, "tier_clock", tier_clock, ScalarType::Long);
   check_size(op, "tier_clock", tier_clock, 0, static_cast<int64_t>(places.size()) + 1);
@@ -32,22 +32,22 @@ TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& pla
     check_tensor(call, "places", places[s], ScalarType::Int);
     check_tensor(call, "slots", slots[s], ScalarType::Long);
     check_size(op, "slots", slots[s], 1, kSlotColumns);
-    STD_TORCH_CHECK(places[s].dim() == 1, "dynemb::", op, ": places[", s, "] has ", places[s].dim(),
-                    " dimensions, expected 1");
+    DYNEMB_CHECK(places[s].dim() == 1, "dynemb::", op, ": places[", s, "] has ", places[s].dim(),
+                 " dimensions, expected 1");
     const int64_t rows = places[s].numel();
     check_size(op, "slots", slots[s], 0, rows);
-    STD_TORCH_CHECK(rows <= INT32_MAX, "dynemb::", op, ": slots[", s, "] has ", rows,
-                    " slots, expected at most ", INT32_MAX);
+    DYNEMB_CHECK(rows <= INT32_MAX, "dynemb::", op, ": slots[", s, "] has ", rows,
+                 " slots, expected at most ", INT32_MAX);
     int64_t* clock = tiers.head + (static_cast<int64_t>(s) + 1) * kTierColumns;
     const int64_t used = clock[kTierUsed];
-    STD_TORCH_CHECK(used >= 0 && used <= slots[s].size(0), "dynemb::", op, ": tier_clock says ",
-                    used, " slots of slab ", s, " are in use, but there are ", slots[s].size(0));
+    DYNEMB_CHECK(used >= 0 && used <= slots[s].size(0), "dynemb::", op, ": tier_clock says ", used,
+                 " slots of slab ", s, " are in use, but there are ", slots[s].size(0));
     for (const auto& [column, name, most] : {std::tuple{kTierLimit, "LIMIT", int64_t{INT32_MAX}},
                                              {kTierFreeHead, "FREE_HEAD", used},
                                              {kTierFreeCount, "FREE_COUNT", used},
                                              {kTierSlotBytes, "SLOT_BYTES", int64_t{INT32_MAX}}}) {
-      STD_TORCH_CHECK(clock[column] >= 0 && clock[column] <= most, "dynemb::", op, ": tier_clock[",
-                      s + 1, ", ", name, "] is ", clock[column], ", expected 0 to ", most);
+      DYNEMB_CHECK(clock[column] >= 0 && clock[column] <= most, "dynemb::", op, ": tier_clock[",
+                   s + 1, ", ", name, "] is ", clock[column], ", expected 0 to ", most);
     }
     tiers.slabs.push_back({rows > 0 ? static_cast<int32_t*>(places[s].data_ptr()) : nullptr, rows,
                            static_cast<int64_t*>(slots[s].data_ptr()), clock});
@@ -58,25 +58,25 @@ TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& pla
 std::vector<int64_t> slabs_of_tables(const CallContext& call, const Tensor& meta, size_t slabs) {
   check_tensor(call, "meta", meta, ScalarType::Long);
   check_size(call.op, "meta", meta, 1, kMetaColumns);
-  STD_TORCH_CHECK(meta.size(0) <= kMostTables, "dynemb::", call.op, ": meta has ", meta.size(0),
-                  " tables, expected at most ", kMostTables, " where some have storage");
+  DYNEMB_CHECK(meta.size(0) <= kMostTables, "dynemb::", call.op, ": meta has ", meta.size(0),
+               " tables, expected at most ", kMostTables, " where some have storage");
   const auto* rows = static_cast<const int64_t*>(meta.data_ptr());
   std::vector<int64_t> result(static_cast<size_t>(meta.size(0)));
   for (size_t t = 0; t < result.size(); ++t) {
     result[t] = rows[t * kMetaColumns + kMetaSlab];
-    STD_TORCH_CHECK(result[t] >= 0 && result[t] < static_cast<int64_t>(slabs), "dynemb::", call.op,
-                    ": meta says that table ", t, " is of slab ", result[t], ", expected 0 to ",
-                    slabs - 1);
+    DYNEMB_CHECK(result[t] >= 0 && result[t] < static_cast<int64_t>(slabs), "dynemb::", call.op,
+                 ": meta says that table ", t, " is of slab ", result[t], ", expected 0 to ",
+                 slabs - 1);
   }
   return result;
 }
 
 const CacheSlab& cached_slab(const char* op, const TierTensors& tiers, int64_t slab) {
-  STD_TORCH_CHECK(slab >= 0 && slab < static_cast<int64_t>(tiers.slabs.size()), "dynemb::", op,
-                  ": slab is ", slab, ", expected 0 to ", tiers.slabs.size() - 1);
+  DYNEMB_CHECK(slab >= 0 && slab < static_cast<int64_t>(tiers.slabs.size()), "dynemb::", op,
+               ": slab is ", slab, ", expected 0 to ", tiers.slabs.size() - 1);
   const CacheSlab& cache = tiers.slabs[static_cast<size_t>(slab)];
-  STD_TORCH_CHECK(cache.places != nullptr, "dynemb::", op, ": slab ", slab,
-                  " has no cache: its rows are in memory");
+  DYNEMB_CHECK(cache.places != nullptr, "dynemb::", op, ": slab ", slab,
+               " has no cache: its rows are in memory");
   return cache;
 }
 

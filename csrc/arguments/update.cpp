@@ -11,7 +11,7 @@ void check_state_kinds(const char* op, const StateKinds& kinds,
                        const std::vector<SlabState>& state) {
   for (size_t s = 0; s < state.size(); ++s) {
     const bool counts = state[s].steps != nullptr;
-    STD_TORCH_CHECK(
+    DYNEMB_CHECK(
         state[s].element_states == kinds.element_states &&
             state[s].row_states == kinds.row_states &&
             (counts ? kinds.row_steps != RowSteps::kNone : kinds.row_steps != RowSteps::kLastSeen),
@@ -45,8 +45,8 @@ UpdateTensors update_tensors(const CallContext& call, const StateKinds& kinds,
   update.seen = seen_updates(call, updates);
   update.updated.assign(static_cast<size_t>(table_count), 0);
   for (const int64_t t : updated_tables) {
-    STD_TORCH_CHECK(t >= 0 && t < table_count, "dynemb::", call.op, ": ", tables_argument,
-                    " has table ", t, ", expected 0 to ", table_count - 1);
+    DYNEMB_CHECK(t >= 0 && t < table_count, "dynemb::", call.op, ": ", tables_argument,
+                 " has table ", t, ", expected 0 to ", table_count - 1);
     update.updated[static_cast<size_t>(t)] = 1;
   }
   return update;
@@ -57,11 +57,11 @@ std::vector<ReducedTensors> reduced_tensors(
     const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
     const std::vector<Tensor>& gradients, const Tensor& counts) {
   const size_t slabs = weights.size();
-  STD_TORCH_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
-                      gradients.size() == slabs,
-                  "dynemb::", call.op, ": got ", handles.size(), " handles, ", ids.size(), " ids, ",
-                  tables.size(), " tables and ", gradients.size(),
-                  " gradients, expected one tensor of each for each of ", slabs, " slabs");
+  DYNEMB_CHECK(handles.size() == slabs && ids.size() == slabs && tables.size() == slabs &&
+                   gradients.size() == slabs,
+               "dynemb::", call.op, ": got ", handles.size(), " handles, ", ids.size(), " ids, ",
+               tables.size(), " tables and ", gradients.size(),
+               " gradients, expected one tensor of each for each of ", slabs, " slabs");
   check_tensor(call, "counts", counts, ScalarType::Long);
   check_length(call.op, "counts", counts, static_cast<int64_t>(slabs));
   std::vector<ReducedTensors> result;
@@ -88,7 +88,7 @@ std::vector<PendingTensors> pending_tensors(
     const CallContext& call, const std::vector<Tensor>& handles, const std::vector<Tensor>& ids,
     const std::vector<Tensor>& tables, const std::vector<Tensor>& gradients, const Tensor& counts) {
   const size_t slabs = gradients.size();
-  STD_TORCH_CHECK(
+  DYNEMB_CHECK(
       slabs > 0 && handles.size() == slabs && ids.size() == slabs && tables.size() == slabs,
       "dynemb::", call.op, ": got ", handles.size(), " pending_handles, ", ids.size(),
       " pending_ids, ", tables.size(), " pending_tables and ", slabs,
@@ -100,10 +100,10 @@ std::vector<PendingTensors> pending_tensors(
   result.reserve(slabs);
   for (size_t s = 0; s < slabs; ++s) {
     check_tensor(call, "pending_gradients", gradients[s], ScalarType::Float);
-    STD_TORCH_CHECK(gradients[s].dim() == 2, "dynemb::", call.op, ": pending_gradients has ",
-                    gradients[s].dim(), " dimensions, expected 2");
-    STD_TORCH_CHECK(gradients[s].size(1) > 0, "dynemb::", call.op, ": pending_gradients[", s,
-                    "] has no columns, expected the dim of its slab");
+    DYNEMB_CHECK(gradients[s].dim() == 2, "dynemb::", call.op, ": pending_gradients has ",
+                 gradients[s].dim(), " dimensions, expected 2");
+    DYNEMB_CHECK(gradients[s].size(1) > 0, "dynemb::", call.op, ": pending_gradients[", s,
+                 "] has no columns, expected the dim of its slab");
     const int64_t capacity = gradients[s].size(0);
     const auto words = [&](const char* name, const Tensor& tensor) {
       check_tensor(call, name, tensor, ScalarType::Long);
@@ -122,12 +122,12 @@ std::vector<PendingTensors> pending_tensors(
 
 void check_pending_of(const char* op, const std::vector<PendingTensors>& pending,
                       const std::vector<Tensor>& weights) {
-  STD_TORCH_CHECK(pending.size() == weights.size(), "dynemb::", op, ": pending is of ",
-                  pending.size(), " slabs, expected ", weights.size());
+  DYNEMB_CHECK(pending.size() == weights.size(), "dynemb::", op, ": pending is of ", pending.size(),
+               " slabs, expected ", weights.size());
   for (size_t s = 0; s < pending.size(); ++s) {
-    STD_TORCH_CHECK(pending[s].dim == weights[s].size(1), "dynemb::", op,
-                    ": pending_gradients of slab ", s, " has dim ", pending[s].dim, ", expected ",
-                    weights[s].size(1));
+    DYNEMB_CHECK(pending[s].dim == weights[s].size(1), "dynemb::", op,
+                 ": pending_gradients of slab ", s, " has dim ", pending[s].dim, ", expected ",
+                 weights[s].size(1));
   }
 }
 

@@ -99,7 +99,13 @@ class SummedFile {
 
   // Gives all bytes, block by block, each after its sum was compared.
   void each_block(const std::function<void(size_t begin, const char* data, size_t size)>& take) {
-    const auto block = static_cast<size_t>(sums_.at("block_bytes").integer());
+    constexpr int64_t kLargestBlock = int64_t{1} << 30;
+    const int64_t block_bytes = sums_.at("block_bytes").integer();
+    if (block_bytes < 1 || block_bytes > kLargestBlock) {
+      damaged(path_, "the manifest has sums of blocks of " + std::to_string(block_bytes) +
+                         " bytes, which no package has");
+    }
+    const auto block = static_cast<size_t>(block_bytes);
     const Json::Array& sums = sums_.at("sums").array();
     std::vector<char> data(std::min(block, bytes()));
     for (size_t number = 0; number * block < bytes(); ++number) {
@@ -162,7 +168,9 @@ inline void extend(const SummedFile& file, PlacedSection& section, int64_t rows)
     damaged(file.path(), section.name + " has more rows than the manifest says");
   }
   section.shape[0] = rows;
-  section.room = static_cast<size_t>(rows * section.shape[1]) * c10::elementSize(section.dtype);
+  const auto room = bytes_of(section.shape, c10::elementSize(section.dtype));
+  if (!room) damaged(file.path(), section.name + " has more bytes than there are addresses");
+  section.room = *room;
 }
 
 }  // namespace detail
@@ -181,6 +189,7 @@ class Constants {
     std::vector<std::vector<detail::PlacedSection>> sections;
     const auto rows = detail::rows_of_slabs(manifest);
     size_t bytes = 0;
+    constexpr size_t kMostBytes = size_t{1} << 62;
     for (const char* name : names) {
       files.push_back(std::make_unique<detail::SummedFile>(folder + "/" + name, sums.at(name)));
       sections.push_back(detail::sections_of(*files.back()));
@@ -189,6 +198,9 @@ class Constants {
         if (extended != rows.end()) detail::extend(*files.back(), section, extended->second);
         section.place = bytes;
         bytes += (section.room + kAlignment - 1) / kAlignment * kAlignment;
+        if (bytes > kMostBytes) {
+          detail::damaged(files.back()->path(), "its tensors have more bytes than there can be");
+        }
       }
     }
     pages_ = std::make_unique<detail::Pages>(bytes);

@@ -28,6 +28,7 @@ constexpr char kBatchMagic[] =
     "\xd7";
 constexpr size_t kMagicBytes = 8, kHeadBytes = 80, kRecordBytes = 40, kCommitBytes = 48;
 constexpr uint32_t kBatchVersion = 1, kCommitEnd = 0xD7E5D7E5;
+constexpr uint64_t kLargest = (uint64_t{1} << 62) - 1;
 
 enum RecordKind : uint32_t { kRows = 1, kErase = 2, kDense = 3, kCommit = 4, kTables = 5 };
 
@@ -87,7 +88,7 @@ inline uint32_t chained(const char* text, size_t bytes, uint32_t chain) {
 }
 
 // The head that kHeadBytes bytes are; none: it is damaged. Throws std::runtime_error where it is
-// one of another format version.
+// one of another format version, or has numbers that no batch has.
 inline std::optional<BatchHead> head_of(const char* text) {
   if (std::memcmp(text, kBatchMagic, kMagicBytes) != 0 || !has_sum(text, kHeadBytes)) return {};
   Numbers numbers(text + kMagicBytes);
@@ -107,6 +108,16 @@ inline std::optional<BatchHead> head_of(const char* text) {
   head.base_sequence = numbers.long_word(), head.sequence = numbers.long_word();
   head.step = numbers.long_word(), head.bytes = numbers.long_word();
   head.previous = numbers.word();
+  if (head.bytes < kHeadBytes + kCommitBytes || head.bytes % 8 != 0 || head.bytes > kLargest) {
+    throw std::runtime_error("its head says that the batch has " + std::to_string(head.bytes) +
+                             " bytes, which no batch has");
+  }
+  if (head.rank >= head.ranks || head.base_sequence >= head.sequence || head.sequence > kLargest) {
+    throw std::runtime_error("its head says that it is batch " + std::to_string(head.sequence) +
+                             " of rank " + std::to_string(head.rank) + " of " +
+                             std::to_string(head.ranks) + " after a base with commit " +
+                             std::to_string(head.base_sequence) + ", which no batch is");
+  }
   return head;
 }
 
@@ -144,7 +155,7 @@ inline std::optional<uint32_t> committed_chain(const char* text, const BatchHead
 // A batch of bytes, all of which are checked. Throws BrokenBatch.
 inline Batch decoded(std::string data) {
   const auto head = data.size() < kHeadBytes ? std::nullopt : head_of(data.data());
-  if (!head || head->bytes != data.size() || data.size() < kHeadBytes + kCommitBytes) {
+  if (!head || head->bytes != data.size()) {
     throw BrokenBatch{"its head is damaged", false};
   }
   const std::string number = std::to_string(head->sequence);

@@ -50,6 +50,8 @@ inline std::map<std::string, at::Tensor> tensors_of(const LogRecord& record) {
   return result;
 }
 
+constexpr size_t kMostTablesBytes = size_t{16} << 20;  // of JSON, for a hundred thousand tables
+
 // What a rank says of its part of a table.
 struct TablePiece {
   int64_t columns;
@@ -97,6 +99,7 @@ inline std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> piece
   std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> pieces;
   for (const LogRecord& record : batch.records) {
     if (record.kind != kTables) continue;
+    if (record.bytes > kMostTablesBytes) throw std::runtime_error("its tables are too many");
     const Json tables = Json::parse({record.payload, record.bytes});
     for (const Json& table : tables.array()) {
       const int64_t columns = table.at("columns").integer();

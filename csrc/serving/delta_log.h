@@ -60,7 +60,10 @@ class LogReader {
         batches.push_back(std::move(batch));
         return false;
       });
-      if (batches.size() == before) return {};
+      if (batches.size() == before) {
+        check_end();
+        return {};
+      }
       check(rank, batches.back().head);
     }
     found_.clear();
@@ -77,6 +80,7 @@ class LogReader {
  private:
   // The directories of all ranks, by rank: rRRR-of-NNN.
   void find_ranks() {
+    constexpr size_t kMostRanks = size_t{1} << 16;
     std::set<size_t> counts;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
@@ -90,6 +94,11 @@ class LogReader {
     }
     if (error && error != std::errc::no_such_file_or_directory) {
       throw std::runtime_error(folder_ + ": " + error.message());
+    }
+    if (!counts.empty() && *counts.rbegin() > kMostRanks) {
+      throw std::runtime_error("delta log: " + folder_ + " has a folder of a log of " +
+                               std::to_string(*counts.rbegin()) +
+                               " ranks, and there are at most 65536: remove it");
     }
     if (counts.size() > 1) {
       throw std::runtime_error("delta log: " + folder_ +
@@ -147,6 +156,19 @@ class LogReader {
       throw NewBaseNeeded("delta log: commit " + number + " does not follow commit " + last +
                           " as it was read: the log was rolled back and went on otherwise, or it "
                           "is another log. Export a new package");
+    }
+  }
+
+  // Where nothing follows what was read, it must be there: else the log was rolled back.
+  void check_end() {
+    if (sequence_ == 0) return;  // nothing was read, and a base with no commits says nothing
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const auto there = ranks_[rank].chain_after(static_cast<uint64_t>(sequence_.load()));
+      const auto chain = chains_.find(rank);
+      if (there && (chain == chains_.end() || chain->second == *there)) continue;
+      throw NewBaseNeeded("delta log: commit " + std::to_string(sequence_) +
+                          " was read last, and it is there no longer, or is another one: the log "
+                          "was rolled back. Export a new package");
     }
   }
 

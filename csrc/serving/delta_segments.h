@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -69,6 +71,12 @@ class Segment {
       return {};
     }
     return Place{*head, text, begin};
+  }
+
+  // The chain in the commit of a batch; none: it was not committed, or is damaged.
+  std::optional<uint32_t> chain_of(const Place& place) const {
+    const std::string commit = bytes(place.end() - kCommitBytes, kCommitBytes);
+    return commit.size() < kCommitBytes ? std::nullopt : committed_chain(commit.data(), place.head);
   }
 
   // Whether a batch that was read before is still there.
@@ -139,10 +147,17 @@ class Segment {
 
   // Whether a batch begins somewhere: then what is before it had been committed.
   bool has_head(size_t begin) const {
-    const std::string rest = bytes(begin, size());
+    constexpr size_t kSearchedAtOnce = size_t{1} << 20;
     const std::string magic(kBatchMagic, kMagicBytes);
-    for (size_t at = rest.find(magic); at != std::string::npos; at = rest.find(magic, at + 1)) {
-      if (rest.size() - at >= kHeadBytes && head_of(rest.data() + at)) return true;
+    for (; begin + kHeadBytes <= size(); begin += kSearchedAtOnce) {
+      const std::string some = bytes(begin, kSearchedAtOnce + kHeadBytes - 1);
+      for (size_t at = some.find(magic); at != std::string::npos; at = some.find(magic, at + 1)) {
+        try {
+          if (some.size() - at >= kHeadBytes && head_of(some.data() + at)) return true;
+        } catch (const std::runtime_error&) {  // the head of another version
+          return true;
+        }
+      }
     }
     return false;
   }
@@ -159,6 +174,30 @@ class RankLog {
 
   // The batches that are there from a number on, as long as `take` asks for the next one.
   void each(uint64_t from, const std::function<bool(Batch)>& take) {
+    each_place(from, [&](const std::string& path, const Segment& segment, const Place& place) {
+      auto batch = segment.read(place);
+      if (!batch) return false;
+      met_ = {path, place};
+      return take(std::move(*batch));
+    });
+  }
+
+  // The chain after the batch of a number; none: there is no such batch. It reads the ends of the
+  // batch only.
+  std::optional<uint32_t> chain_after(uint64_t number) {
+    std::optional<uint32_t> chain;
+    each_place(number, [&](const std::string&, const Segment& segment, const Place& place) {
+      if (place.head.sequence == number) chain = segment.chain_of(place);
+      return false;
+    });
+    return chain;
+  }
+
+ private:
+  using TakePlace = std::function<bool(const std::string&, const Segment&, const Place&)>;
+
+  // The places of batches from a number on, as long as `take` asks for the next one.
+  void each_place(uint64_t from, const TakePlace& take) const {
     const auto segments = files();
     size_t number = 0;
     while (number + 1 < segments.size() && segments[number + 1].first <= from) ++number;
@@ -168,32 +207,37 @@ class RankLog {
       // dropped meanwhile: who goes on finds a later batch, and no earlier one
       if (!segment.exists()) return;
       size_t begin = 0;
-      if (met_ && met_->first == path && met_->second.head.sequence < from &&
+      if (met_ && met_->first == path && met_->second.head.sequence <= from &&
           segment.holds(met_->second)) {
         begin = met_->second.begin;
       }
       while (const auto place = segment.place_at(begin)) {
         begin = place->end();
         if (place->head.sequence < from) continue;
-        auto batch = segment.read(*place);
-        if (!batch) return;
-        met_ = {path, *place};
-        if (!take(std::move(*batch))) return;
+        if (!take(path, segment, *place)) return;
       }
     }
   }
 
- private:
   // Number of the first batch, and path, of every file; ascending.
   std::vector<std::pair<uint64_t, std::string>> files() const {
     constexpr size_t kDigits = 20;
+    constexpr std::string_view kExtension = ".delta";
     std::vector<std::pair<uint64_t, std::string>> result;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
       const std::string name = entry.path().filename().string();
-      if (entry.path().extension() == ".delta" && name.find_first_not_of("0123456789") == kDigits) {
-        result.emplace_back(std::stoull(name), entry.path().string());
+      if (name.size() != kDigits + kExtension.size() || name.substr(kDigits) != kExtension ||
+          name.find_first_not_of("0123456789") != kDigits) {
+        continue;
       }
+      uint64_t first = 0;
+      const auto read = std::from_chars(name.data(), name.data() + kDigits, first);
+      if (read.ec != std::errc() || first > kLargest) {
+        throw DamagedLog(entry.path().string() +
+                         ": no batch has the number in its name: remove it");
+      }
+      result.emplace_back(first, entry.path().string());
     }
     if (error && error != std::errc::no_such_file_or_directory) {
       throw std::runtime_error(folder_ + ": " + error.message());

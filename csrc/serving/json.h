@@ -2,11 +2,14 @@
 
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -28,9 +31,11 @@ class Json {
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
   bool is_text() const { return std::holds_alternative<std::string>(value_); }
+  bool is_object() const { return std::holds_alternative<Object>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }
   const std::string& text() const { return as<std::string>("a string"); }
-  int64_t integer() const { return as<int64_t>("a whole number"); }
+  int64_t integer() const { return as<int64_t>("a whole number of 64 bits"); }
+  bool truth() const { return as<bool>("true or false"); }
   double number() const {
     if (const auto* whole = std::get_if<int64_t>(&value_)) return static_cast<double>(*whole);
     return as<double>("a number");
@@ -48,7 +53,7 @@ class Json {
   template <typename Value>
   const Value& as(const char* kind) const {
     const auto* found = std::get_if<Value>(&value_);
-    if (found == nullptr) throw std::runtime_error(std::string("JSON: expected ") + kind);
+    if (found == nullptr) throw std::runtime_error(std::string("expected ") + kind);
     return *found;
   }
 
@@ -146,20 +151,34 @@ class JsonParser {
   }
 
   Json number() {
-    const size_t end = text_.find_first_not_of("+-.0123456789eE", at_);
-    const std::string digits(text_.substr(at_, end == std::string_view::npos ? end : end - at_));
-    const bool whole = digits.find_first_of(".eE") == std::string::npos;
-    size_t used = 0;
-    Json value;
-    try {
-      value = whole ? Json(static_cast<int64_t>(std::stoll(digits, &used)))
-                    : Json(std::stod(digits, &used));
-    } catch (const std::logic_error&) {
-      fail("expected a value");
+    const size_t begin = at_;
+    if (peek() == '-') ++at_;
+    const size_t first = at_;
+    if (digits() == 0) at_ = begin, fail("expected a value");
+    if (text_[first] == '0' && at_ > first + 1) fail("expected no zero before a number");
+    bool whole = true;
+    if (peek() == '.') {
+      ++at_, whole = false;
+      if (digits() == 0) fail("expected a digit");
     }
-    if (used != digits.size()) fail("expected a number");
-    at_ += used;
-    return value;
+    if (peek() == 'e' || peek() == 'E') {
+      ++at_, whole = false;
+      if (peek() == '+' || peek() == '-') ++at_;
+      if (digits() == 0) fail("expected a digit");
+    }
+    const std::string number(text_.substr(begin, at_ - begin));
+    int64_t value = 0;
+    const char* end = number.data() + number.size();
+    // a whole number beyond 64 bits is none that integer() gives
+    if (whole && std::from_chars(number.data(), end, value).ec == std::errc()) return Json(value);
+    return Json(std::strtod(number.c_str(), nullptr));  // infinite where it is too large
+  }
+
+  // Goes past digits; says how many.
+  size_t digits() {
+    const size_t begin = at_;
+    while (peek() >= '0' && peek() <= '9') ++at_;
+    return at_ - begin;
   }
 
   std::string string() {

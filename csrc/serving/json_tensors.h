@@ -3,10 +3,13 @@
 #pragma once
 
 #include <ATen/Tensor.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <ostream>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "serving/json.h"
@@ -16,42 +19,85 @@ namespace dynemb::serving {
 
 namespace detail {
 
-// Appends the numbers of nested lists, and the shape of what lies `depth` lists deep.
-inline void flatten(const Json& value, size_t depth, std::vector<double>& numbers,
-                    std::vector<int64_t>& shape) {
-  if (!value.is_array()) return numbers.push_back(value.number());
+// Appends what is in nested lists, and the shape of what lies `depth` lists deep; `deepest` is how
+// deep numbers lie, -1 before the first one.
+inline void flatten(const Json& value, int64_t depth, std::vector<const Json*>& leaves,
+                    std::vector<int64_t>& shape, int64_t& deepest) {
+  const auto levels = static_cast<int64_t>(shape.size());
+  if (!value.is_array()) {
+    if (deepest < 0) deepest = depth;
+    if (depth != deepest || depth != levels) {
+      throw std::invalid_argument("lists of a tensor differ in depth");
+    }
+    return leaves.push_back(&value);
+  }
+  if (depth == deepest) throw std::invalid_argument("lists of a tensor differ in depth");
   const auto length = static_cast<int64_t>(value.array().size());
-  if (shape.size() == depth) shape.push_back(length);
+  if (levels == depth) shape.push_back(length);
   if (shape[depth] != length) throw std::invalid_argument("lists of a tensor differ in length");
-  for (const Json& part : value.array()) flatten(part, depth + 1, numbers, shape);
+  for (const Json& part : value.array()) flatten(part, depth + 1, leaves, shape, deepest);
 }
 
-// Ids are whole numbers of 64 bits, which doubles are not.
-inline void flatten_ids(const Json& value, std::vector<int64_t>& ids) {
-  if (!value.is_array()) return ids.push_back(value.integer());
-  for (const Json& part : value.array()) flatten_ids(part, ids);
+inline at::Tensor leaves_of(const std::vector<const Json*>& leaves, at::ScalarType dtype) {
+  if (dtype == at::kBool || c10::isIntegralType(dtype, false)) {
+    std::vector<int64_t> numbers;
+    for (const Json* leaf : leaves) {
+      numbers.push_back(dtype == at::kBool ? static_cast<int64_t>(leaf->truth()) : leaf->integer());
+    }
+    const at::Tensor whole = at::tensor(numbers, at::kLong), tensor = whole.to(dtype);
+    if (!tensor.to(at::kLong).equal(whole)) {
+      throw std::invalid_argument("expected a whole number of " +
+                                  std::to_string(8 * tensor.element_size()) + " bits");
+    }
+    return tensor;
+  }
+  std::vector<double> numbers;
+  for (const Json* leaf : leaves) numbers.push_back(leaf->number());
+  const at::Tensor tensor = at::tensor(numbers, at::kDouble).to(dtype);
+  if (!tensor.isfinite().all().item<bool>()) {
+    throw std::invalid_argument("a number is too large for its dtype");
+  }
+  return tensor;
 }
 
 }  // namespace detail
 
-// A tensor of nested lists. An empty list does not tell the sizes in it: they are `sizes`. Throws
-// std::runtime_error or std::invalid_argument where the lists are no tensor of numbers.
+// A tensor of nested lists, which errors call `field`. Integers are written as whole numbers. An
+// empty list does not tell the sizes in it: they are `sizes`. Throws std::invalid_argument where
+// the lists are no tensor of such numbers.
 inline at::Tensor tensor_of(const Json& value, at::ScalarType dtype,
-                            const std::vector<int64_t>& sizes = {}) {
-  std::vector<double> numbers;
-  std::vector<int64_t> shape, ids;
-  detail::flatten(value, 0, numbers, shape);
-  for (size_t dim = shape.size(); dim < sizes.size(); ++dim) shape.push_back(sizes[dim]);
-  if (!c10::isIntegralType(dtype, false)) return at::tensor(numbers).reshape(shape).to(dtype);
-  detail::flatten_ids(value, ids);
-  return at::tensor(ids, at::kLong).reshape(shape).to(dtype);
+                            const std::vector<int64_t>& sizes, const std::string& field) {
+  try {
+    std::vector<const Json*> leaves;
+    std::vector<int64_t> shape;
+    int64_t deepest = -1;
+    detail::flatten(value, 0, leaves, shape, deepest);
+    if (leaves.empty()) {
+      for (size_t dim = shape.size(); dim < sizes.size(); ++dim) shape.push_back(sizes[dim]);
+    }
+    return detail::leaves_of(leaves, dtype).reshape(shape);
+  } catch (const std::exception& error) {
+    throw std::invalid_argument(field + ": " + error.what());
+  }
 }
 
 // A tensor that a model takes.
 inline at::Tensor tensor_of(const Json& value, const Input& input) {
   std::vector<int64_t> sizes;
   for (const auto& size : input.sizes) sizes.push_back(size ? size->plus : 0);
-  return tensor_of(value, input.dtype, sizes);
+  return tensor_of(value, input.dtype, sizes, "inputs." + input.name);
+}
+
+// Throws std::invalid_argument where `owner` is no object, or has other keys.
+inline void check_fields(const Json& value, const std::vector<std::string>& known,
+                         const std::string& owner) {
+  if (!value.is_object()) throw std::invalid_argument(owner + ": expected an object");
+  for (const auto& [key, entry] : value.object()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    std::string names;
+    for (const std::string& name : known) names += (names.empty() ? "'" : ", '") + name + "'";
+    throw std::invalid_argument(owner + " has '" + key + "', expected one of [" + names + "]");
+  }
 }
 
 // Prints a tensor as nested lists of numbers.

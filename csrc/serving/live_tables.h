@@ -4,6 +4,7 @@
 
 #include <ATen/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isin.h>
 #include <c10/core/InferenceMode.h>
 
 #include <map>
@@ -15,7 +16,7 @@
 #include <vector>
 
 #include "core/columns.h"
-#include "core/rows/storage.h"
+#include "core/rows/quantized.h"
 #include "serving/json.h"
 #include "serving/manifest.h"
 #include "serving/ops.h"
@@ -79,8 +80,9 @@ class LiveTables {
     }
   }
 
-  // Takes ids out of a table, then gives others their rows; all of it, or nothing. `ids` and
-  // `erased` int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim]. Throws NoHeadroom;
+  // Takes ids out of a table, then gives others their rows; all of it, or nothing. An id that is in
+  // both gets its row, and no run misses it meanwhile. `ids` and `erased` int64 [n] and [m]; `rows`
+  // float32, bfloat16 or float16 [n, dim]. Throws NoHeadroom;
   // std::invalid_argument where an argument is wrong; std::runtime_error where the package has no
   // headroom, for a padding id, and for a row that the format cannot hold.
   LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
@@ -203,22 +205,43 @@ class LiveTables {
                                "' are none of floats, " + std::to_string(dim) +
                                " for each id, which live tables take");
     }
+    const int64_t padding = group->meta_of(number, kMetaPaddingId);
+    if (group->meta_of(number, kMetaHasPadding) != 0 && change.ids.eq(padding).any().item<bool>()) {
+      throw std::runtime_error("follow: table '" + change.table + "' has the padding id " +
+                               std::to_string(padding) +
+                               ", which has no row, but the commit has one for it: export the "
+                               "model that is published");
+    }
     const int64_t* counts = group->tables.const_data_ptr<int64_t>() + number * kLiveTableColumns;
     const int64_t free = counts[kLiveTableCapacity] - counts[kLiveTableSize];
     if (change.ids.numel() > free) {
-      const int64_t gone = change.removed.numel() - missing(*group, number, change.removed);
+      // an id that is in both lists keeps its row
+      const at::Tensor removed =
+          change.removed.masked_select(at::isin(change.removed, change.ids).logical_not());
+      const int64_t gone = removed.numel() - missing(*group, number, removed);
       const int64_t wanted = missing(*group, number, change.ids) - gone;
       if (wanted > free) throw NoHeadroom(change.table, wanted, free);
     }
-    constexpr auto kFirstQuantized = static_cast<int64_t>(Storage::kInt8);
-    constexpr float kMost = 65504.0f;  // of float16, which scales of quantized rows are
-    const int64_t format = group->formats.at(group->meta_of(number, kMetaSlab));
-    if (format >= kFirstQuantized && !change.rows.abs().le(kMost).all().item<bool>()) {
+    if (!can_hold(static_cast<Storage>(group->formats.at(group->meta_of(number, kMetaSlab))),
+                  change.rows)) {
       throw std::runtime_error("follow: the commit has rows of table '" + change.table +
-                               "' with NaN, infinity, or values beyond 65504, which quantized "
-                               "rows cannot hold: nothing of it has been applied. Export with "
-                               "rows='bf16', or find out why they diverge");
+                               "' with NaN, infinity, or a range that no scale of quantized rows "
+                               "holds (int4: values up to 65504): nothing of it has been applied. "
+                               "Export with rows='bf16', or find out why they diverge");
     }
+  }
+
+  // Whether rows are finite once they are stored.
+  static bool can_hold(Storage storage, const at::Tensor& rows) {
+    if (!is_quantized(storage)) return true;
+    const int64_t format = storage == Storage::kInt8   ? kRowsOfInt8
+                           : storage == Storage::kInt4 ? kRowsOfInt4
+                                                       : kRowsOfFloat8;
+    const at::Tensor packed =
+        detail::call("dynemb::quantize_rows", rows.to(at::kFloat).contiguous(), format).toTensor();
+    const at::Tensor back =
+        detail::call("dynemb::dequantize_rows", packed, format, rows.size(1)).toTensor();
+    return back.isfinite().all().item<bool>();
   }
 
   // How many ids a table has not got.

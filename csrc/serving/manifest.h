@@ -52,9 +52,9 @@ inline std::set<std::string> instruction_sets() {
 // The manifest of a package, checked against its checksum.
 inline Json read_manifest(const std::string& folder) {
   constexpr size_t kEnd = 22;  // ,"crc32c":"01234567"} and a line feed
-  // of packages that are only read, of those whose rows are updated, and of those that say which
-  // commit of a delta log they have
-  constexpr int64_t kFirstFormat = 1, kLastFormat = 3;
+  // of packages that are only read, of those that say which commit of a delta log they have, and of
+  // those whose rows are updated
+  constexpr int64_t kReadOnly = 1, kWithBase = 3, kWithLive = 4;
   const std::string path = folder + "/manifest.json";
   std::ifstream file(path, std::ios::binary);
   if (!file) {
@@ -62,6 +62,13 @@ inline Json read_manifest(const std::string& folder) {
                              " is no serving package: it has no manifest.json; "
                              "torch_dynemb.serving.export makes one");
   }
+  constexpr std::streamoff kMostBytes = std::streamoff{16} << 20;  // of a package of 10 TB
+  file.seekg(0, std::ios::end);
+  if (const std::streamoff bytes = file.tellg(); bytes > kMostBytes) {
+    detail::damaged(path, "the file has " + std::to_string(bytes) +
+                              " bytes, more than a manifest of a package has");
+  }
+  file.seekg(0);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   Json manifest;
   try {
@@ -70,7 +77,8 @@ inline Json read_manifest(const std::string& folder) {
       detail::damaged(path, "the file is not the manifest of a serving package");
     }
     const int64_t version = manifest.at("format_version").integer();
-    if (version < kFirstFormat || version > kLastFormat) {
+    const bool is_live = manifest.has("live");
+    if (is_live ? version != kWithLive : version != kReadOnly && version != kWithBase) {
       throw std::runtime_error(
           "the package has another format version than this program reads: "
           "export the model again");

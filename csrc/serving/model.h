@@ -4,8 +4,8 @@
 //   dynemb::serving::Model model("package");
 //   std::vector<at::Tensor> outputs = model.run({ids, offsets});
 //   model.apply("users", ids, rows);  // where the package was exported with headroom
-//   model.follow("log");  // where it was exported with a base, too
-//   model.update();       // applies the commits of the delta log that are there
+//   model.follow("log", DensePart::kKept);  // where it was exported with a base, too
+//   model.update();  // applies the rows of the commits of the delta log that are there
 
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -55,6 +56,10 @@ struct ServedTable {
   int64_t ids, embedding_dim;
 };
 
+// What becomes of the dense part of a package that follows a delta log. A Model keeps that of the
+// export; VersionedModel takes that of each commit, too.
+enum class DensePart { kKept };
+
 // A model, ready to run: its constants are in before it exists. Any number of threads may run it;
 // `runners` of them at the same time. The memory of the tables goes with the object; torch keeps
 // the compiled code, about 2 MB, in the process.
@@ -88,6 +93,9 @@ class Model {
       for (const auto& [name, log_name] : base_.at("tables").object()) {
         names_in_log_[name] = log_name.text();
       }
+    }
+    if (manifest.has("unused")) {
+      for (const Json& name : manifest.at("unused").array()) unused_.insert(name.text());
     }
     const Json& version = manifest.at("version");
     version_ = version.is_text() ? version.text() : std::to_string(version.integer());
@@ -143,11 +151,12 @@ class Model {
   static at::Tensor no_ids() { return at::empty({0}, at::kLong); }
 
   // Takes ids out of a table, then gives others their rows, while threads run; all of it, or
-  // nothing. `ids` and `erased` int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim], of
-  // which quantized rows are made where the package has those. Threads that update take turns.
-  // Throws NoHeadroom; std::invalid_argument where an argument is wrong; std::runtime_error where
-  // the package was exported without headroom, for a padding id, and for a row that the format of
-  // the rows cannot hold.
+  // nothing. An id that is in both gets its row, and no run misses it meanwhile. `ids` and `erased`
+  // int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim], of which quantized rows are
+  // made where the package has those. Threads that update take turns. Throws NoHeadroom;
+  // std::invalid_argument where an argument is wrong; std::runtime_error where the package was
+  // exported without headroom, for a padding id, and for a row that the format of the rows cannot
+  // hold.
   LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
                    const at::Tensor& erased = no_ids()) {
     return live_->apply(table, ids, rows, erased);
@@ -161,9 +170,11 @@ class Model {
   // Ids, free rows and updates of each table; empty where the package has no headroom.
   std::map<std::string, LiveStats> stats() const { return live_->stats(); }
 
-  // From here on, update() reads a delta log: the directory to which DeltaLog publishes. Throws
-  // std::runtime_error where the package was exported without headroom or without a base.
-  void follow(const std::string& log) { log_ = reader_of(log); }
+  // From here on, update() reads a delta log: the directory to which DeltaLog publishes. The dense
+  // part stays that of the export: rows and dense part are then of different commits, as far as
+  // dense_behind() says. Throws std::runtime_error where the package was exported without headroom
+  // or without a base.
+  void follow(const std::string& log, DensePart) { log_ = reader_of(log); }
 
   // Applies the commits of the delta log that are there, up to a number, each as a whole or not at
   // all, while threads run; says how many. Runs get the rows of a commit one after another, as with
@@ -172,8 +183,14 @@ class Model {
   // NoHeadroom, and std::runtime_error where the package cannot take a commit: those before it have
   // been applied, and nothing of it.
   int64_t update(std::optional<int64_t> until = std::nullopt) {
-    return each_commit(log_, until, [&](const Commit& commit) { take(commit, /*dense=*/false); });
+    return each_commit(log_, until, [&](const Commit& commit) {
+      take(commit, /*dense=*/false);
+      dense_behind_ += !commit.dense.empty();
+    });
   }
+
+  // How many commits that changed the dense part were taken without it.
+  int64_t dense_behind() const { return dense_behind_; }
 
   // Number of the last commit whose rows it has; none: those of the base, or it follows no log.
   std::optional<int64_t> sequence() const { return log_ ? log_->sequence() : std::nullopt; }
@@ -207,8 +224,8 @@ class Model {
     return applied;
   }
 
-  // Takes a commit, or throws, and then nothing has changed. The dense part, of which those tensors
-  // are taken that the package has, too, only while nothing runs.
+  // Takes a commit, or throws, and then nothing has changed. The dense part only while nothing
+  // runs.
   void take(const Commit& commit, bool dense) {
     std::vector<LiveChange> changes;
     std::set<std::string> known;
@@ -228,8 +245,15 @@ class Model {
     }
     std::vector<std::pair<at::Tensor, at::Tensor>> copies;
     for (const auto& [name, values] : commit.dense) {
-      if (dense && dense_name(name))
+      if (!dense) break;
+      if (dense_name(name)) {
         copies.emplace_back(dense_tensor("follow", name, values), values);
+      } else if (unused_.count(name) + unused_.count("model." + name) == 0) {
+        throw std::runtime_error("follow: commit " + std::to_string(commit.sequence) +
+                                 " changes the dense tensor '" + name +
+                                 "', which the package has not: export it of the model that is "
+                                 "published, or follow with a Model, which keeps its dense part");
+      }
     }
     live_->take(changes);
     const c10::InferenceMode guard;
@@ -266,13 +290,20 @@ class Model {
         {"bfloat16", at::kBFloat16}, {"int64", at::kLong},    {"int32", at::kInt},
         {"int16", at::kShort},       {"int8", at::kChar},     {"uint8", at::kByte},
         {"bool", at::kBool}};
-    Input input{entry.at("name").text(), kTypes.at(entry.at("dtype").text()), {}};
+    const std::string& dtype = entry.at("dtype").text();
+    if (kTypes.count(dtype) == 0) {
+      detail::damaged("manifest.json", "an input has the unknown dtype " + dtype);
+    }
+    Input input{entry.at("name").text(), kTypes.at(dtype), {}};
     for (const Json& size : entry.at("sizes").array()) {
       if (size.is_null()) {
         input.sizes.emplace_back();
         continue;
       }
       const Json &symbol = size.at("symbol"), &most = size.at("most");
+      if (!symbol.is_null() && size.at("times").integer() == 0) {
+        detail::damaged("manifest.json", "a size of an input is 0 times a symbol");
+      }
       input.sizes.push_back(
           Size{symbol.is_null() ? "" : symbol.text(), size.at("times").integer(),
                size.at("plus").integer(), size.at("least").integer(),
@@ -386,6 +417,8 @@ class Model {
   std::string version_;
   Json base_;                                        // null: the package has none
   std::map<std::string, std::string> names_in_log_;  // of its tables
+  std::set<std::string> unused_;                     // dense tensors that the code does without
+  std::atomic<int64_t> dense_behind_{0};
   std::unique_ptr<LogReader> log_;
   mutable std::mutex counting_;
   std::optional<std::vector<std::pair<std::string, int64_t>>> counted_;

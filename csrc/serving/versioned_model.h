@@ -45,6 +45,9 @@ class VersionedModel {
       : sides_{{folder, runners}, {folder, runners}} {}
 
   const std::vector<Input>& inputs() const { return sides_[0].model.inputs(); }
+  const std::map<std::string, ServedTable>& tables() const { return sides_[0].model.tables(); }
+  // Of the export, whatever version runs.
+  const std::string& package_version() const { return sides_[0].model.version(); }
 
   // Of the version that runs; before the first publish() that of the package.
   std::string version() {
@@ -97,14 +100,16 @@ class VersionedModel {
     behind_.swap(changes_);
   }
 
-  // From here on, update() reads a delta log, as Model::follow does, with its errors.
+  // From here on, update() reads a delta log, rows and dense part, with the errors of
+  // Model::follow.
   void follow(const std::string& log) { log_ = sides_[0].model.reader_of(log); }
 
   // Makes a version of each commit of the delta log that is there, up to a number, and publishes
   // it; says how many. A version has the rows and the dense part of the trained model at the
   // commit, as far as the log has the dense part, and is called VERSION+COMMIT after the package
-  // and the commit. What was changed by apply() and the like and not published is part of the next
-  // one. For one thread at a time. Throws as Model::update does.
+  // and the commit. A dense tensor of the log that the package has not is an error. What was
+  // changed by apply() and the like and not published is part of the next one. For one thread at a
+  // time. Throws as Model::update does.
   int64_t update(std::optional<int64_t> until = std::nullopt) {
     return Model::each_commit(log_, until, [&](const Commit& commit) {
       change([commit](Model& model, bool) { model.take(commit, /*dense=*/true); });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from started import start_server
 
 from torch_dynemb.checkpoint import DamagedFileError, DirectorySink
 from torch_dynemb.checkpoint.delta_log import batch as batch_format
+from torch_dynemb.checkpoint.delta_log.directory import rank_folders
+from torch_dynemb.checkpoint.delta_log.reader import batch_of
 from torch_dynemb.checkpoint.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
@@ -89,6 +92,38 @@ def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
         list(sink.read(0))
 
 
+NO_BATCH = {
+    **{f"{size} bytes": {"bytes": size} for size in (0, 1, 47, 127, 129)},
+    "endless": {"bytes": 1 << 63},
+    "rank 1 of 1": {"rank": 1},
+    "a base of its own": {"base_sequence": 2},
+    "a base behind it": {"base_sequence": (1 << 64) - 1},
+    "a sequence of 64 bits": {"sequence": 1 << 63},
+}
+
+
+@pytest.mark.parametrize("numbers", NO_BATCH.values(), ids=NO_BATCH)
+def test_heads_with_numbers_that_no_batch_has_are_errors(
+    tmp_path: Path, numbers: dict[str, int]
+) -> None:
+    one, two = batches(2)
+    head = batch_format.head_of(two)
+    assert head is not None
+    text = batch_format._head_bytes(head._replace(**numbers))
+    crafted = text + two[batch_format.HEAD_BYTES :]
+    sink = written(tmp_path / "log", [[one, crafted]])
+    with pytest.raises(DamagedFileError, match=r"byte \d+: its head says that .*, which no batch"):
+        list(sink.read(0))
+    with pytest.raises(DamagedFileError, match=r"its head says that"):
+        batch_of(crafted)
+
+
+def test_folders_of_more_ranks_than_there_can_be_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "r000-of-4000000000").mkdir()
+    with pytest.raises(ValueError, match="a log of 4000000000 ranks, and there are at most 65536"):
+        rank_folders(tmp_path)
+
+
 def test_batches_are_dropped_at_both_ends(tmp_path: Path) -> None:
     data = batches(8)
     sink = written(tmp_path / "log", [data[:3], data[3:6], data[6:]])
@@ -118,11 +153,36 @@ def test_a_damaged_batch_can_be_rolled_back(tmp_path: Path) -> None:
     sink.close()
 
 
-def _hold(path: str, ready: Any) -> None:
+def _hold(path: str, ready: Any, *, forks: bool = False) -> None:
     sink = DirectorySink(path)
     sink.lock()
-    ready.set()
+    if forks and (child := os.fork()) != 0:
+        Path(f"{path}.child").write_text(str(child))
+        ready.set()
+    elif not forks:
+        ready.set()
     threading.Event().wait()
+
+
+def test_a_forked_child_has_no_part_in_the_lock(tmp_path: Path) -> None:
+    context = start_server()
+    ready = context.Event()
+    path = tmp_path / "log"
+    process = context.Process(target=_hold, args=(str(path), ready), kwargs={"forks": True})
+    process.start()
+    assert ready.wait(60)
+    child = int(Path(f"{path}.child").read_text())
+    try:
+        with pytest.raises(RuntimeError, match=f"has a writer, process {process.pid}"):
+            DirectorySink(path).lock()
+        process.kill()
+        process.join()
+        os.kill(child, 0)  # a worker that waits for work
+        sink = DirectorySink(path)
+        sink.lock()
+        sink.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_one_process_writes_and_a_dead_one_does_not(tmp_path: Path) -> None:

@@ -144,6 +144,10 @@ def test_a_log_is_rolled_back_and_who_has_read_further_is_told(tmp_path: Path) -
     with pytest.raises(ValueError, match="the log has no such commit"):
         log.rollback(7)
     log.rollback(3)
+    for _ in range(2):
+        with pytest.raises(NewBaseNeededError, match="commit 5 was read last, and it is there no"):
+            ahead.update()
+    assert (ahead.sequence, behind.sequence) == (5, 2)
     assert log.sequence == 3
     assert content(replayed(tmp_path / "log"), state=False) == contents[3]
     model = replayed(tmp_path / "log")
@@ -157,6 +161,35 @@ def test_a_log_is_rolled_back_and_who_has_read_further_is_told(tmp_path: Path) -
     assert behind.update() == 4
     with pytest.raises(ValueError, match="until is 9"):
         replayed(tmp_path / "log", until=9)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_sink_that_is_rolled_back_is_noticed(tmp_path: Path, ends: bool) -> None:
+    class Ending(MemorySink):
+        def ending(self, sequence: int) -> bytes | None:
+            return next((data[-48:] for data in self.read(sequence)), None)
+
+    model, drawn, sink = Model(), generator(), Ending() if ends else MemorySink()
+    train(model, drawn)
+    td.checkpoint.save(tmp_path / "base", model)
+    log = DeltaLog(sink)
+    log.attach(model, base=tmp_path / "base")
+    follower = follow(sink, Model(seed=9), base=tmp_path / "base")
+    for _ in range(3):
+        train(model, drawn)
+        log.publish()
+    log.close()
+    assert follower.update() == 3
+    assert follower.update() == 0
+    log.rollback(2)
+    with pytest.raises(NewBaseNeededError, match="the log was rolled back"):
+        follower.update()
+    train(model, drawn)
+    log.attach(model, base=tmp_path / "base")
+    log.publish()
+    log.close()  # another commit 3
+    with pytest.raises(NewBaseNeededError, match="or is another one"):
+        follower.update()
 
 
 def test_a_newer_base_replaces_older_commits(tmp_path: Path) -> None:

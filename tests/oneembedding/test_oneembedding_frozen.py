@@ -74,3 +74,18 @@ def test_rows_in_the_form_of_a_qconfig() -> None:
     module.qconfig = QConfig(*observers)  # type: ignore[assignment]
     made = oneembedding.FrozenMultiTableEmbedding.from_float(module)
     assert torch.equal(made(IDS), td.freeze(module, rows="int8")(IDS).half())
+
+
+@pytest.mark.traced
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced() -> None:
+    """Of any batch; numbers of tables that are none are refused by the lookup."""
+    frozen = td.freeze(trained())
+    by_column, by_number = (torch.jit.trace(frozen, given) for given in ((IDS,), (IDS, NUMBERS)))
+    for batch in (0, 1, 3):
+        assert torch.equal(by_column(IDS[:batch]), frozen(IDS[:batch]))
+        given = IDS[:batch], NUMBERS[:batch]
+        assert torch.equal(by_number(*given), frozen(*given))
+    for number in (3, -1):
+        with pytest.raises(RuntimeError, match="frozen_rows: "):
+            by_number(IDS, torch.full_like(NUMBERS, number))

@@ -3,7 +3,7 @@
     python tests/project/error_messages.py            # prints the list
     python tests/project/error_messages.py --write    # writes it to error_messages.txt
 
-Messages of Python are those of ``raise`` statements, those of C++ those of ``STD_TORCH_CHECK``.
+Messages of Python are those of ``raise`` statements, those of C++ those of ``DYNEMB_CHECK``.
 What a message says of values stands in braces, as the source has it.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("error_messages.txt")
-CHECK = "STD_TORCH_CHECK("
+CHECK = re.compile(r"(?:STD_TORCH|DYNEMB)_CHECK\(")
 HEAD = (
     "Every error message, by file. Written by `python tests/project/error_messages.py --write`.\n"
     "A message should name the argument, the value and the remedy.\n"
@@ -55,13 +55,11 @@ def _source(node: ast.expr) -> str:
 def cpp_messages(source: str) -> Iterator[str]:
     """The message of each check: what follows its condition."""
     code = re.sub(r"//[^\n]*", "", source)
-    begin = code.find(CHECK)
-    while begin >= 0:
-        is_definition = code[:begin].rstrip().endswith("#define")
-        parts = _arguments(code, begin + len(CHECK))
+    for check in CHECK.finditer(code):
+        is_definition = code[: check.start()].rstrip().endswith("#define")
+        parts = _arguments(code, check.end())
         if not is_definition and len(parts) > 1:
             yield "".join(_cpp_text(part) for part in parts[1:])
-        begin = code.find(CHECK, begin + 1)
 
 
 def _arguments(code: str, begin: int) -> list[str]:

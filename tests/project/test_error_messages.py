@@ -34,11 +34,11 @@ def f(size):
 
 def test_messages_of_cpp() -> None:
     source = r"""
-#define STD_TORCH_CHECK(condition, ...) nothing
-// STD_TORCH_CHECK(false, "a comment");
-STD_TORCH_CHECK(a(b, c) && d == ',', "op: \"a\" is ", f(1, 2),
+#define DYNEMB_CHECK(condition, ...) nothing
+// DYNEMB_CHECK(false, "a comment");
+DYNEMB_CHECK(a(b, c) && d == ',', "op: \"a\" is ", f(1, 2),
                 ", expected (", 2, "): " "one");
-STD_TORCH_CHECK(fine);
+DYNEMB_CHECK(fine);
 """
     assert list(cpp_messages(source)) == ['op: "a" is {f(1, 2)}, expected ({2}): one']
 

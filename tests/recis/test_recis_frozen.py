@@ -260,3 +260,15 @@ def test_exported_tables_and_embeddings(strict: bool) -> None:
         program = torch.export.export(td.freeze(live), (ids,), dynamic_shapes=shapes, strict=strict)
         for given in (ids, torch.arange(20).reshape(4, 5), ids[:0]):
             assert torch.equal(program.module()(given), live.eval()(given))
+
+
+@pytest.mark.traced
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traces_are_refused() -> None:
+    """A trace would keep the number of bags, which decides what is looked up together."""
+    for source in (embedding(combiner="mean"), EmbeddingEngine({"a": option(), "b": option()})):
+        frozen = td.freeze(source)
+        ids = torch.arange(6).reshape(2, 3)
+        given: Any = {"a": ids, "b": ids} if isinstance(source, EmbeddingEngine) else ids
+        with pytest.raises(RuntimeError, match=r"torch\.jit\.trace would keep .* torch\.export"):
+            torch.jit.trace(frozen, (given,), strict=False)

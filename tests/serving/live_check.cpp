@@ -79,7 +79,7 @@ struct Check {
         rows(kBatch * world.table.dim),
         found(kBatch) {}
   char* begin(int64_t) { return reinterpret_cast<char*>(row.data()); }
-  void read(int64_t i, int64_t) {
+  void read(int64_t i) {
     std::memcpy(&rows[i * world.table.dim], row.data(), 4 * world.table.dim);
     found[i] = true;
   }
@@ -124,7 +124,8 @@ void read_until(World& world, int64_t reads, uint64_t seed) {
   }
 }
 
-// One update after another: rows for some ids, of which a part were not there, and others go.
+// One update after another: rows for some ids, of which a part were not there, and others go. A
+// part of the ids that get rows are among those to take out, too.
 void write_until_ended(World& world) {
   const LiveWriter writer = world.writer();
   const int64_t words = world.table.row_words, dim = world.table.dim;
@@ -145,7 +146,7 @@ void write_until_ended(World& world) {
                                                     static_cast<int64_t>(erased.size())});
     if (outcome.wanted > outcome.free) std::abort();
     for (size_t i = 0; i < numbers.size(); ++i) {
-      const bool there = static_cast<int64_t>(i) < count;
+      const bool there = static_cast<int64_t>(i) < count;  // numbers of ids come first
       world.saying[numbers[i]].store(said(version, there, false));
     }
   };
@@ -166,6 +167,7 @@ void write_until_ended(World& world) {
       numbers.insert(goes ? numbers.end() : numbers.begin() + static_cast<int64_t>(ids.size()) - 1,
                      number);
     }
+    for (size_t i = 0; i < ids.size(); i += 3) erased.push_back(ids[i]);
     update(version);
     if (version % kRehashEvery == 0) rehash_live(writer);
   }

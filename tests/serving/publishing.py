@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from packaged import Features, SmallModel, base_of, features, small_model
 from torch import Tensor
@@ -13,6 +15,7 @@ import torch_dynemb as td
 from torch_dynemb.checkpoint.delta_log.batch import ERASE, ROWS, TABLES, Head, Pieces, encoded
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, of_tensors
 from torch_dynemb.checkpoint.files.tensor_file import raw
+from torch_dynemb.serving import whole_commits
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -112,4 +115,36 @@ def write_commit_of_two_ranks(
         sink.close()
 
 
-__all__ = ["INPUTS", "answer", "new_trainer", "publish", "train", "write_commit_of_two_ranks"]
+class FailingChanges:
+    """Has the n-th change of a table or of the dense part raise, before or after it is made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, late: bool) -> None:
+        self._late, self._calls, self._fails_at = late, 0, 0
+        for name in ("take", "_copy"):
+            monkeypatch.setattr(whole_commits, name, self._wrapped(getattr(whole_commits, name)))
+
+    def fail(self, call: int) -> None:
+        """Has this call from now on raise, counted from 1; 0: none."""
+        self._calls, self._fails_at = 0, call
+
+    def _wrapped(self, change: Callable[[Any], None]) -> Callable[[Any], None]:
+        def failing(of: Any) -> None:
+            self._calls += 1
+            fails = self._calls == self._fails_at
+            if not fails or self._late:
+                change(of)
+            if fails:
+                raise OSError(5, "injected")
+
+        return failing
+
+
+__all__ = [
+    "INPUTS",
+    "FailingChanges",
+    "answer",
+    "new_trainer",
+    "publish",
+    "train",
+    "write_commit_of_two_ranks",
+]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from logged_models import IDS, Model, act, train
+from publishing import FailingChanges
+from torch import Tensor
 
 from torch_dynemb import serving
 from torch_dynemb.checkpoint import DeltaLog, follow
@@ -45,6 +49,134 @@ def test_live_tables_follow_and_refuse_what_they_have_no_room_for(tmp_path: Path
     log.close()
 
 
+def answers(model: torch.nn.Module) -> Tensor:
+    """What a model gives for all ids."""
+    ids = torch.arange(IDS).view(-1, 1)
+    with torch.no_grad():
+        output: Tensor = model(ids, ids, ids)
+    return output
+
+
+def of_trainer(model: Model) -> Tensor:
+    result = answers(model.eval())
+    model.train()
+    return result
+
+
+def test_the_dense_part_follows_and_no_run_reads_two_versions(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    model = Model()
+    train(model, generator)
+    log = DeltaLog(tmp_path / "log")
+    log.attach(model)
+    live, keeping = serving.live(model, headroom=IDS), serving.live(model, headroom=IDS)
+    follower = follow(tmp_path / "log", live)
+    follow(tmp_path / "log", live)  # runs take turns with both
+    keeps = follow(tmp_path / "log", keeping, dense="keep")
+    expected, seen = {of_trainer(model).numpy().tobytes()}, []
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            seen.append(answers(live).numpy().tobytes())
+
+    readers = [threading.Thread(target=run) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(15):
+            train(model, generator)
+            log.publish()
+            log.flush()
+            expected.add(of_trainer(model).numpy().tobytes())
+            assert follower.update() == 1
+            assert torch.equal(answers(live), of_trainer(model))
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert len(seen) > 0
+    assert set(seen) <= expected
+    assert keeps.update() == 15
+    assert (keeps.dense_behind, follower.dense_behind) == (15, 0)
+    assert not torch.equal(answers(keeping), of_trainer(model))
+    keeping.dense.load_state_dict(model.dense.state_dict())
+    assert torch.equal(answers(keeping), of_trainer(model))
+    log.close()
+
+
+def test_a_run_that_raises_lets_commits_in(tmp_path: Path) -> None:
+    model = Model()
+    log = DeltaLog(tmp_path / "log")
+    log.attach(model)
+    live = serving.live(model, headroom=IDS)
+    follower = follow(tmp_path / "log", live)
+    with pytest.raises(TypeError, match="expected int64 or int32 ids"):
+        live(torch.ones(2), torch.ones(2), torch.ones(2))
+    other = copy.deepcopy(live)  # which has turns of its own
+    train(model, torch.Generator().manual_seed(5))
+    log.publish()
+    log.close()
+    assert follower.update() == 1
+    assert torch.equal(answers(live), of_trainer(model))
+    assert not torch.equal(answers(other), of_trainer(model))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_in_any_table_leaves_the_commit_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    model = Model()
+    log = DeltaLog(tmp_path / "log")
+    for _ in range(8):
+        train(model, generator)
+    log.attach(model)
+    live = serving.live(model, headroom=IDS)
+    follower = follow(tmp_path / "log", live)
+    before = answers(live)
+    sizes = [tables.sizes() for tables in serving.live_tables(live).values()]
+    for _ in range(3):
+        train(model, generator)
+    model.bags.group.erase(1, torch.arange(0, IDS, 2))
+    log.publish()
+    log.close()
+    failing = FailingChanges(monkeypatch, late=late)
+    for fails_at in range(1, 20):
+        failing.fail(fails_at)
+        try:
+            follower.update()
+        except OSError:
+            assert torch.equal(answers(live), before), fails_at
+            assert [tables.sizes() for tables in serving.live_tables(live).values()] == sizes
+            assert follower.sequence == 0
+        else:
+            break
+    assert fails_at == 5  # three tables and the dense part
+    assert follower.sequence == 1
+    assert torch.equal(answers(live), of_trainer(model))
+
+
+def test_dense_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model = Model()
+    log = DeltaLog(tmp_path / "log")
+    log.attach(model)
+    live = serving.live(model, headroom=IDS)
+    live.dense = torch.nn.Linear(3, 1)
+    follower = follow(tmp_path / "log", live)
+    train(model, torch.Generator().manual_seed(5))
+    log.publish()
+    log.close()
+    with pytest.raises(ValueError, match=r"'dense.weight' of torch.float32 \(1, 16\), and"):
+        follower.update()
+    live.dense = torch.nn.Identity()
+    with pytest.raises(ValueError, match=r"'dense.weight', of which the model has none.*'keep'"):
+        follower.update()
+    assert follower.sequence == 0
+    with pytest.raises(ValueError, match="follow: dense is None, expected 'follow' or 'keep'"):
+        follow(tmp_path / "log", live, dense=None)  # type: ignore[arg-type]
+
+
 def test_rows_that_a_format_cannot_hold_refuse_the_commit(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(5)
     model = Model()
@@ -60,7 +192,7 @@ def test_rows_that_a_format_cannot_hold_refuse_the_commit(tmp_path: Path) -> Non
     log.publish()
     log.flush()
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="with NaN, infinity, or values beyond"):
+        with pytest.raises(RuntimeError, match="with NaN, infinity, or a range that no"):
             follower.update()
     assert torch.equal(live.bags({"a": ids, "b": ids}), before[0])
     assert torch.equal(live.one(ids), before[1])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,8 @@ import pytest
 import torch
 from altered_packages import with_manifest
 from http_server import environment
-from packaged import HEADROOM, SmallModel, base_of, features, small_model
-from publishing import INPUTS, answer, new_trainer, publish, train
+from packaged import HEADROOM, VERSION, SmallModel, base_of, features, small_model
+from publishing import INPUTS, FailingChanges, answer, new_trainer, publish, train
 
 from torch_dynemb import checkpoint, serving
 from torch_dynemb.checkpoint.delta_log.segment import Segment
@@ -92,16 +93,128 @@ def publish_and_update(package: Package, folder: Path, served: serving.ServedMod
         served.follower.update()
 
 
-def test_the_dense_part_stays_that_of_the_export(live_package: Package, tmp_path: Path) -> None:
+def test_the_dense_part_follows(live_package: Package, tmp_path: Path) -> None:
     model, publisher = new_trainer(live_package, tmp_path / "log")
-    with publisher, serving.load(live_package.path, follow=tmp_path / "log") as served:
-        train(model, 1, dense=True)
-        publish(publisher)
+    with (
+        publisher,
+        serving.load(live_package.path, follow=tmp_path / "log") as served,
+        serving.load(live_package.path, follow=tmp_path / "log") as later,
+    ):
+        for number in range(1, 6):
+            train(model, number, dense=number != 3)
+            publish(publisher)
+            assert served.follower.update() == 1
+            assert_same(served, model)
+            assert served.run(*INPUTS)[1]["scale"].tolist() == model.scale.tolist()
+            assert served.dense_version == f"{VERSION}+{number}"
+        assert served.dense_behind == served.stats()[U].dense_behind == 0
+        assert later.follower.update() == 5
+        assert_same(later, model)
+
+
+def test_no_run_reads_two_versions(live_package: Package, tmp_path: Path) -> None:
+    model, publisher = new_trainer(live_package, tmp_path / "log")
+    expected = {answer(model)[0].detach().numpy().tobytes()}
+    seen: list[bytes] = []
+    with publisher, serving.load(live_package.path, follow=tmp_path / "log", runners=2) as served:
+        stop = threading.Event()
+
+        def run() -> None:
+            while not stop.is_set():
+                seen.append(served.run(*INPUTS)[0].numpy().tobytes())
+
+        readers = [threading.Thread(target=run) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        try:
+            for number in range(1, 16):
+                train(model, number, dense=True)
+                publish(publisher)
+                expected.add(answer(model)[0].detach().numpy().tobytes())
+                served.follower.update()
+                assert_same(served, model)
+        finally:
+            stop.set()
+            for reader in readers:
+                reader.join()
+    assert len(seen) > 0
+    assert set(seen) <= expected
+
+
+def test_a_dense_part_that_is_kept_is_counted(live_package: Package, tmp_path: Path) -> None:
+    model, publisher = new_trainer(live_package, tmp_path / "log")
+    with (
+        publisher,
+        serving.load(live_package.path, follow=tmp_path / "log", dense="keep") as served,
+    ):
+        for number in (1, 2, 3):
+            train(model, number, dense=number != 2)
+            publish(publisher)
         served.follower.update()
         score, others = served.run(*INPUTS)
         assert torch.equal(others["pooled"], answer(model)[1])
         assert not torch.equal(score, answer(model)[0])
         assert others["scale"].tolist() == [2.0]
+        assert served.dense_behind == served.stats()[U].dense_behind == 2
+        assert served.dense_version == served.version
+    with pytest.raises(ValueError, match="dense is 'kept', expected 'follow' or 'keep'"):
+        serving.load(live_package.path, dense="kept")  # type: ignore[arg-type]
+
+
+def test_a_dense_tensor_that_a_package_has_not_is_refused(
+    live_package: Package, tmp_path: Path
+) -> None:
+    model, publisher = new_trainer(live_package, tmp_path / "log")
+    publisher.close()
+    model.register_buffer("other", torch.ones(3))
+    publisher.attach(model, base=base_of(live_package.path))
+    with publisher:
+        train(model, 1, dense=True)
+        publish(publisher)
+    with serving.load(live_package.path, follow=tmp_path / "log") as served:
+        before = served.run(*INPUTS)[0]
+        with pytest.raises(ValueError, match=r"dense tensor 'other', of which the package has non"):
+            served.follower.update()
+        assert torch.equal(served.run(*INPUTS)[0], before)
+        assert served.sequence == 0
+    folder = with_manifest(live_package, tmp_path / "unused", unused=["model.other"])
+    with serving.load(folder, follow=tmp_path / "log") as served:
+        assert served.follower.update() == 1
+        assert_same(served, model)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_in_any_table_leaves_the_commit_before(
+    live_package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    model, publisher = new_trainer(live_package, tmp_path / "log")
+    failing = FailingChanges(monkeypatch, late=late)
+    with publisher, serving.load(live_package.path, follow=tmp_path / "log") as served:
+        train(model, 1, dense=True)
+        publish(publisher)
+        served.follower.update()
+        expected = served.run(*INPUTS)[0]
+        stats = {name: of.ids for name, of in served.stats().items()}
+        train(model, 2, dense=True)
+        publish(publisher)
+        for fails_at in range(1, 20):
+            failing.fail(fails_at)
+            try:
+                served.follower.update()
+            except OSError:
+                assert torch.equal(served.run(*INPUTS)[0], expected), fails_at
+                assert {name: of.ids for name, of in served.stats().items()} == stats
+                assert served.sequence == 1
+            else:
+                break
+        # what takes turns: both tables and the dense part of a copy, or of both
+        assert fails_at > 4
+        assert_same(served, model)
+        failing.fail(0)
+        train(model, 3, dense=True)
+        publish(publisher)
+        served.follower.update()
+        assert_same(served, model)
 
 
 def test_a_commit_without_headroom_is_refused_whole(live_package: Package, tmp_path: Path) -> None:

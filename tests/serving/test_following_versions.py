@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import versions_program
-from packaged import HEADROOM, VERSION, Features, small_model
+from altered_packages import with_manifest
+from packaged import HEADROOM, VERSION, Features, base_of, small_model
 from publishing import answer, new_trainer, publish, train, write_commit_of_two_ranks
 from torch import Tensor
 
 from torch_dynemb import checkpoint, ops, serving
+from torch_dynemb.checkpoint.delta_log import batch as batch_format
 from torch_dynemb.checkpoint.delta_log.segment import Segment
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def test_each_commit_is_a_version_with_the_bits_of_the_trainer(
             expected[f"{VERSION}+{number}"] = sum_of(outputs)
             for of_model in said.values():
                 assert (of_model["applied"], of_model["sequence"]) == (1, number), said
+            assert said["model"]["behind"] == 1 + number // 2  # the first one has all of it
             assert said["model"]["pooled"] == sum_of([outputs[1]])
             assert said["versions"]["version"] == f"{VERSION}+{number}"
             assert said["versions"]["outputs"] == sum_of(outputs)
@@ -146,12 +149,79 @@ def test_logs_that_do_not_go_on_are_told(
         )
         assert said["versions"]["outputs"] == first["versions"]["outputs"]
         assert said["model"]["pooled"] == first["model"]["pooled"]
+    last = sorted(log.rglob("*.delta"))[-1]
+    last.with_name(f"{9:0<20}.delta").write_bytes(last.read_bytes())
+    with versions_program.following(program, live_package.path, log) as follower:
+        assert "no batch has the number in its name" in follower.update()["versions"]["damaged"]
     other = tmp_path / "other"
     with checkpoint.DeltaLog(other) as of_other:
         of_other.attach(model)
         publish(of_other)
     with versions_program.following(program, live_package.path, other) as follower:
         assert "and not since" in follower.update()["versions"]["new base"]
+
+
+def test_a_rollback_is_told_at_once(live_package: Package, program: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log)
+    with versions_program.following(program, live_package.path, log) as follower:
+        with publisher:
+            for number in (1, 2):
+                train(model, number)
+                publish(publisher)
+            before = follower.update()
+            assert follower.update()["versions"]["applied"] == 0
+        publisher.rollback(1)
+        for _ in range(2):
+            said = follower.update()
+            for of_model, served in zip(said.values(), before.values(), strict=True):
+                assert "commit 2 was read last, and it is there no longer" in of_model["new base"]
+                assert of_model["sequence"] == 2
+                assert of_model.get("outputs") == served.get("outputs")
+
+
+def test_a_dense_tensor_that_a_package_has_not_is_refused(
+    live_package: Package, program: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log)
+    publisher.close()
+    model.register_buffer("other", torch.ones(3))
+    publisher.attach(model, base=base_of(live_package.path))
+    before = sum_of(answer(model, inputs()))
+    with publisher:
+        train(model, 1, dense=True)
+        publish(publisher)
+    with versions_program.following(program, live_package.path, log) as follower:
+        said = follower.update()
+        assert "changes the dense tensor 'other', which the package" in said["versions"]["refused"]
+        assert (said["versions"]["outputs"], said["versions"]["sequence"]) == (before, 0)
+        assert (said["model"]["applied"], said["model"]["behind"]) == (1, 1)
+    folder = with_manifest(live_package, tmp_path / "unused", unused=["model.other"])
+    with versions_program.following(program, folder, log) as follower:
+        assert follower.update()["versions"]["outputs"] == sum_of(answer(model, inputs()))
+
+
+@pytest.mark.parametrize(
+    "crafted", [{"bytes": 0}, {"bytes": 47}, {"bytes": 1 << 63}, {"base_sequence": (1 << 64) - 1}]
+)
+def test_heads_with_numbers_that_no_batch_has_are_told(
+    live_package: Package, program: Path, tmp_path: Path, crafted: dict[str, int]
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log)
+    with publisher:
+        train(model, 1)
+        publish(publisher)
+    (file,) = log.rglob("*.delta")
+    data = file.read_bytes()
+    head = batch_format.head_of(data)
+    assert head is not None
+    text = batch_format._head_bytes(head._replace(**crafted))
+    file.write_bytes(text + data[len(text) :])
+    with versions_program.following(program, live_package.path, log) as follower:
+        said = follower.update()
+        assert "byte 0: its head says that" in said["versions"]["damaged"]
 
 
 def test_torn_tails_are_no_commits_and_damage_is_told(

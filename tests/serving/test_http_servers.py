@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -113,6 +116,7 @@ def test_servers_answer_with_the_bits_of_the_model(live_package: Package, port: 
         assert client.describe() == {
             "version": VERSION,
             "sequence": None,
+            "dense_behind": 0,
             "stopped": None,
             "inputs": NAMES,
             "tables": {"bags.u": described(100, 8, 0), "bags.v": described(110, 4, 0)},
@@ -147,6 +151,114 @@ def test_servers_answer_with_the_bits_of_the_model(live_package: Package, port: 
     for thread in threads:
         thread.join()
     assert answers == [before] * 40
+
+
+def raw_answer(port: int, path: str, text: str, **headers: str) -> tuple[int, str]:
+    """Status and error of a POST of any text."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    try:
+        connection.putrequest("POST", path)
+        sizes = (
+            {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(text.encode()))}
+        )
+        for name, value in (sizes | headers).items():
+            connection.putheader(name, value)
+        connection.endheaders(text.encode())
+        response = connection.getresponse()
+        return response.status, json.loads(response.read()).get("error", "")
+    finally:
+        connection.close()
+
+
+# how a request writes the id 3, and what both servers say of it; None: it is taken
+IDS: list[tuple[str, str | None]] = [
+    ("3", None),
+    ("-0", None),
+    ("9223372036854775807", None),
+    ("-9223372036854775808", None),
+    ("3.5", "whole number of 64 bits"),
+    ("3.0", "whole number of 64 bits"),
+    ("1e3", "whole number of 64 bits"),
+    ("-0.0", "whole number of 64 bits"),
+    ("9223372036854775808", "whole number of 64 bits"),
+    ("-9223372036854775809", "whole number of 64 bits"),
+    ("true", "whole number of 64 bits"),
+    ("false", "whole number of 64 bits"),
+    ("null", "whole number of 64 bits"),
+    ('"3"', "whole number of 64 bits"),
+    ("{}", "whole number of 64 bits"),
+    ("[3]", "differ in depth"),
+]
+NO_JSON = ["NaN", "Infinity", "-Infinity", "+3", "03", ".5", "3.", "3e", "nul", "[", ""]
+
+
+def assert_ids_are_taken_as_they_are_written(port: int) -> None:
+    others = '"features_u_0": [1, 2], "features_u_1": [0, 1, 2], "shift": [[0.5], [0.5]]'
+    for text, says in IDS:
+        row = f"[1, {text}, 2]"
+        run = f'{{"inputs": {{{others}, "features_v": [{row}, [4, 5, 6]]}}}}'
+        update = f'{{"table": "bags.u", "ids": [1], "rows": [[{"0.5, " * 7}1]], "erased": {row}}}'
+        for path, field, body in [("/run", "inputs.features_v", run), ("/rows", "erased", update)]:
+            status, error = raw_answer(port, path, body)
+            assert status == (200 if says is None else 400), (path, text, error)
+            if says is not None:
+                assert error.startswith(f"{field}: "), (text, error)
+                assert says in error, (text, error)
+    for text in NO_JSON:
+        status, _ = raw_answer(port, "/rows", f'{{"table": "bags.u", "erased": [{text}}}')
+        assert status == 400, text
+
+
+def assert_wrong_fields_are_refused_by_name(port: int) -> None:
+    request, _ = request_of(2, 4)
+    with Client(port) as client:
+        before = client.run(request)
+        for change, says in [
+            ({"weights": [1.0]}, "inputs has 'weights', expected one of"),
+            ({"shift": [[0.5], [True]]}, "inputs.shift: expected a number"),
+            ({"shift": [[0.5], ["0.5"]]}, "inputs.shift: expected a number"),
+            ({"shift": [[0.5], [1e39]]}, "inputs.shift: a number is too large for its dtype"),
+            ({"shift": [[0.5], [10**400]]}, "inputs.shift: a number is too large for its dtype"),
+            ({"shift": [[0.5], 0.5]}, "inputs.shift: lists of a tensor differ in depth"),
+            ({"shift": [0.5, [0.5]]}, "inputs.shift: lists of a tensor differ in depth"),
+            ({"shift": 0.5}, "'shift' has shape"),
+            ({"shift": []}, "'shift' has shape"),
+            ({"features_v": [1, 2, 3]}, "'features_v' has shape"),
+            ({"features_v": [[[1, 2, 3]]] * 2}, "'features_v' has shape"),
+            ({"features_v": None}, "inputs.features_v: "),
+        ]:
+            with pytest.raises(RefusedError, match=re.escape(says)):
+                client.run(request | change)
+        for body, says in [
+            ({"inputs": [1]}, "inputs: expected an object"),
+            ({}, "inputs: expected an object"),
+            ([], "the request: expected an object"),
+            ({"inputs": request, "input": {}}, "the request has 'input', expected one of"),
+            ({"inputs": {}}, "inputs lacks 'features_u_0'"),
+        ]:
+            with pytest.raises(RefusedError, match=re.escape(says)):
+                client._post("/run", body)  # type: ignore[arg-type]
+        for body, says in [
+            ({"table": "bags.u", "erase": [1]}, "the request has 'erase', expected one of"),
+            ({"ids": [1]}, "table: expected a string"),
+            ({"table": 3}, "table: expected a string"),
+            ({"table": "bags.u", "ids": [[1]], "rows": [[0.5] * 8]}, "ids"),
+            ({"table": "bags.u", "ids": 1, "rows": [[0.5] * 8]}, "ids"),
+            ({"table": "bags.u", "ids": [1], "rows": [[True] * 8]}, "rows: expected a number"),
+            ({"table": "bags.u", "ids": [1], "rows": [[1e39] * 8]}, "rows: a number is too large"),
+        ]:
+            with pytest.raises(RefusedError, match=re.escape(says)):
+                client._post("/rows", body)
+        assert client.run(request) == before
+
+
+def test_requests_are_taken_as_they_are_written_or_refused_by_name(port: int) -> None:
+    assert_ids_are_taken_as_they_are_written(port)
+    assert_wrong_fields_are_refused_by_name(port)
+    huge = raw_answer(port, "/run", "", **{"Content-Length": str(1 << 40)})
+    assert huge == (413, f"the request has more than {64 << 20} bytes")
+    chunked = raw_answer(port, "/run", "0\r\n\r\n", **{"Transfer-Encoding": "chunked"})
+    assert chunked == (411, "the request has no Content-Length")
 
 
 def test_servers_take_updates_while_they_serve(live_package: Package, port: int) -> None:
@@ -260,9 +372,10 @@ def test_servers_follow_a_delta_log(
 
         first = client.describe()
         assert (first["sequence"], first["stopped"]) == (None, None)
-        train(model, 1)
+        train(model, 1, dense=True)
         publish(publisher)
         wait_for(lambda said: said["sequence"] == 1)
+        assert client.describe()["dense_behind"] == 0
         for found, expected in zip(
             client.run(request)["outputs"], answer(model, inputs), strict=True
         ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from altered_packages import with_manifest
+from altered_packages import copied, with_manifest
 from packaged import HEADROOM, VERSION, dynamic_shapes, features, small_model
 from quick_packages import QUICK
 from safetensors import safe_open
@@ -21,7 +22,7 @@ import torch_dynemb as td
 from torch_dynemb import serving
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.serving.packages import export as export_module
-from torch_dynemb.serving.packages.manifest import TABLES, read_manifest
+from torch_dynemb.serving.packages.manifest import MANIFEST, TABLES, read_manifest
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -82,9 +83,9 @@ def test_a_package_takes_updates_as_live_tables_do(
 
 def test_the_dense_version_is_that_of_the_export(served: serving.ServedModel) -> None:
     before = served.stats()
-    assert before == {U: (100, HEADROOM, 0), V: (110, HEADROOM, 0)}
+    assert before == {U: (100, HEADROOM, 0, 0), V: (110, HEADROOM, 0, 0)}
     served.apply(U, torch.tensor([5]), torch.ones(1, 8))
-    assert served.stats()[U] == (100, HEADROOM, 1)
+    assert served.stats()[U] == (100, HEADROOM, 1, 0)
     assert served.dense_version == served.version == VERSION
     assert served.tables == {U: (100, 8), V: (110, 4)}
 
@@ -96,7 +97,7 @@ def test_ids_without_headroom_are_refused_whole(
     with pytest.raises(serving.NoHeadroomError, match=f"'{U}' has {HEADROOM} rows free.*want 301"):
         served.apply(U, ids, torch.ones(len(ids), 8))
     assert_same(served, live)
-    assert served.stats()[U] == (100, HEADROOM, 0)
+    assert served.stats()[U] == (100, HEADROOM, 0, 0)
     assert served.apply(U, ids[:-1], torch.ones(len(ids) - 1, 8)) == (HEADROOM, 10, 0)
     assert served.stats()[U].free_rows == 0
 
@@ -140,6 +141,17 @@ def test_mixed_packages_are_refused(live_package: Package, tmp_path: Path) -> No
     for tensor, folder in mixed_packages(live_package, tmp_path).items():
         with pytest.raises(DamagedFileError, match=f"{tensor}'.*different packages were mixed"):
             serving.load(folder)
+
+
+def test_packages_whose_rows_have_another_layout_are_refused(
+    live_package: Package, tmp_path: Path
+) -> None:
+    """Version 3 kept scale and bias of rows of 8 bits in 16 bits each, before the codes."""
+    folder = copied(live_package, tmp_path / "earlier", (MANIFEST,))
+    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 3}
+    (folder / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(RuntimeError, match=r"format version 3, but .* reads 4: export the model"):
+        serving.load(folder)
 
 
 WRONG: dict[str, tuple[Callable[[serving.ServedModel], Any], type[Exception], str]] = {
@@ -248,7 +260,7 @@ def test_threads_run_and_update_one_package(served: serving.ServedModel) -> None
         for thread in threads:
             thread.join()
     assert not errors
-    assert served.stats()[U] == (100, HEADROOM, 300)
+    assert served.stats()[U] == (100, HEADROOM, 300, 0)
 
 
 @pytest.mark.long
@@ -271,7 +283,7 @@ def test_packages_with_rows_of_8_bits_make_them_of_floats(
         ids, rows = torch.arange(95, 105), torch.randn(10, 8)
         assert served.apply(U, ids, rows) == tables_of(live).update("u", ids, rows) == (5, 5, 0)
         assert_same(served, live)
-        with pytest.raises(RuntimeError, match="which rows of 8 and 4 bits cannot hold"):
+        with pytest.raises(RuntimeError, match="a range that no scale of its format holds"):
             served.apply(U, ids, rows / 0)
         assert_same(served, live)
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, sums_of_bytes
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages import load as load_module
 from torch_dynemb.serving.packages.manifest import (
@@ -259,6 +259,32 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
         td.serving.load(tmp_path)
 
 
+def test_manifests_of_other_programs_are_refused(package: Package, tmp_path: Path) -> None:
+    """Fields that are missing, unknown, or of another type, with the right checksum."""
+    folder = copied(package, tmp_path / "other", (MANIFEST,))
+    content = json.loads((folder / MANIFEST).read_bytes())
+    del content["crc32c"]
+    own = ("format", "format_version")
+    changed = [{k: v for k, v in content.items() if k != key} for key in content if key not in own]
+    changed = [fields for fields in changed if "base" in fields or "base" not in content]
+    changed += [content | {key: 3} for key in content if key not in (*own, "version", "base")]
+    changed += [
+        content | {"unknown": 1},
+        content | {"tables": {"u": {}}},
+        content | {"inputs": [{"name": "a", "dtype": "no_dtype", "sizes": [], "value": None}]},
+        content | {"inputs": [{"name": "a", "dtype": "int64", "sizes": [{}], "value": None}]},
+        content | {"files": {CODE: content["files"][CODE]}},
+        content | {"constants": dict.fromkeys(content["constants"], "another file")},
+        content | {"ops": {"dynemb::find": 3}},
+    ]
+    for fields in changed:
+        text = json.dumps(fields, separators=(",", ":")).encode()[:-1]
+        end = f',"crc32c":"{sums_of_bytes(text):08x}"}}\n'
+        (folder / MANIFEST).write_bytes(text + end.encode())
+        with pytest.raises(DamagedFileError, match=r"has not the fields that .*: another program"):
+            td.serving.load(folder)
+
+
 FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
     "torch": ({"torch": "2.1.0"}, r"with torch 2\.1\.0, but this is torch .*: load it with"),
     "machine": ({"machine": "pdp11"}, "for pdp11, but this machine is"),
@@ -293,9 +319,10 @@ def test_a_package_of_a_later_format_is_refused(
     package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(package, tmp_path / "later", (MANIFEST,))
-    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 4}
+    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 5}
     (folder / MANIFEST).write_text(json.dumps(content))
-    with pytest.raises(RuntimeError, match="format version 4, but this torch_dynemb reads 1 to 3"):
+    words = "format version 5, but of such a package this torch_dynemb reads 1 and 3"
+    with pytest.raises(RuntimeError, match=words):
         td.serving.load(folder)
 
 

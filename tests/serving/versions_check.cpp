@@ -202,6 +202,11 @@ void update(SomeModel& model, int64_t until) {
     std::cout << "\"damaged\": " << quoted(error.what());
   } catch (const NoHeadroom& error) {
     std::cout << "\"headroom\": " << quoted(error.what());
+  } catch (const std::runtime_error& error) {
+    std::cout << "\"refused\": " << quoted(error.what());
+  }
+  if constexpr (std::is_same_v<SomeModel, Model>) {
+    std::cout << ", \"behind\": " << model.dense_behind();
   }
   const auto sequence = model.sequence();
   std::cout << ", \"sequence\": " << (sequence ? std::to_string(*sequence) : "null");
@@ -211,7 +216,7 @@ void follow(const char* package, const char* log) {
   constexpr int64_t kMoreIds = 250;  // there are no more than 200
   Model model(package);
   VersionedModel versions(package, /*runners=*/2);
-  model.follow(log);
+  model.follow(log, DensePart::kKept);
   versions.follow(log);
   std::atomic<bool> stop{false};
   int64_t mixed = 0;

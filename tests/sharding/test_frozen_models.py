@@ -246,6 +246,36 @@ def test_exported(one_rank: None, kind: str, strict: bool) -> None:
             assert torch.equal(of, expected[name])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced(one_rank: None) -> None:
+    """Bags of any batch; static tables and sequences are refused: a trace would keep sizes."""
+
+    class Keyed(nn.Module):
+        def __init__(self, tables: tuple[Table, ...]) -> None:
+            super().__init__()
+            self.model = td.freeze(trained(0, tables, "plain"))
+            self.keys = batch(0, tables, "plain", 1, VOCABULARY).keys()
+
+        def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> Any:
+            features = KeyedJaggedTensor(keys=self.keys, values=ids, lengths=lengths)
+            return list(self.model(features).values())
+
+    def arguments(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = torch.randint(0, 4, (samples * len(model.keys),))
+        return torch.randint(0, VOCABULARY, (int(lengths.sum()),)), lengths
+
+    model = Keyed(tuple(table for table in pooled("table_wise") if table.dynamic))
+    traced = torch.jit.trace(model, arguments(3), strict=False)
+    for samples in (0, 1, 9):
+        given = arguments(samples)
+        for out, expected in zip(traced(*given), model(*given), strict=True):
+            assert torch.equal(out, expected)
+    for tables in (pooled("table_wise"), unpooled("table_wise")):
+        model = Keyed(tables)
+        with pytest.raises(RuntimeError, match=r"torch\.jit\.trace would keep the sizes"):
+            torch.jit.trace(model, arguments(3))
+
+
 def first_samples(features: Any, samples: int) -> Any:
     """The first samples of a batch, or none."""
     lengths = features.lengths().view(len(features.keys()), -1)[:, :samples]

@@ -16,7 +16,7 @@ from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
 from torch_dynemb.checkpoint.delta_log.log import DeltaLog
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.reader import NewBaseNeededError
-from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, follows
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
@@ -40,6 +40,7 @@ __all__ = [
     "DeltaLog",
     "DeltaSink",
     "DirectorySink",
+    "EndingSink",
     "FollowTarget",
     "Follower",
     "IdSlots",

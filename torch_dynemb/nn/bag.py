@@ -70,7 +70,7 @@ def bag_inputs(
         if ids.is_cpu and not torch.compiler.is_compiling():
             ended = torch.constant_pad_nd(offsets, (0, 1), ids.shape[0])
             return GroupedIds(ids, ended, per_sample_weights)
-    bags = offsets.shape[0] - include_last_offset
+    bags = offsets.shape[0] - int(include_last_offset)
     return GroupedIds(*ops.ids_concat([ids], bags=bags, offsets=[offsets]), per_sample_weights)
 
 

@@ -304,8 +304,10 @@ def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> Grouped
     offsets = torch.cat([kept[:1] + given.offsets[:1], kept[1:], ends[-1:] + wrong_end])
     # With every feature once the count is known, so compiled code needs no value of a tensor.
     every = sorted(chosen) == list(range(len(keys)))
-    # item(), not int(), which torch.export would want to know
-    count = given.ids.shape[0] if every else ends[-1].item()
+    count: Any = given.ids.shape[0]
+    if not every:
+        # item(), not int(), which torch.export would want to know; torch.jit.trace keeps its value
+        count = ends[-1] if torch.jit.is_tracing() else ends[-1].item()
     position = torch.arange(count, device=ends.device)
     feature = torch.searchsorted(ends, position, right=True).clamp(max=len(chosen) - 1)
     source = (position + moves[feature]).clamp(0, given.ids.shape[0] - 1)

@@ -230,7 +230,7 @@ class LiveSlab(IntEnum):
 
 
 LIVE_SLAB_COLUMNS = 4
-LIVE_HEADER_WORDS = 2  # of a row, before its codes
+LIVE_HEADER_WORDS = 2  # of a row, before its values
 
 
 class RowClock(IntEnum):

@@ -238,6 +238,8 @@ def ids_concat(
             f"ids_concat: offsets has {len(given)} entries, expected one for each of {len(ids)} "
             "features: give None for those whose bags have one length"
         )
+    if torch.jit.is_tracing():
+        return _traced_concat(ids, bags, given or [None] * len(ids))
     ragged = [f for f, of_feature in enumerate(given) if of_feature is not None]
     if not ragged and torch.compiler.is_exporting():
         # code that AOTInductor has compiled cannot call an op with an empty list of tensors
@@ -246,6 +248,44 @@ def ids_concat(
     return ConcatenatedIds(
         *torch.ops.dynemb.ids_concat(list(ids), [given[f] for f in ragged], ragged, bags)
     )
+
+
+def _traced_concat(
+    ids: Sequence[Tensor], bags: int, offsets: Sequence[Tensor | None]
+) -> ConcatenatedIds:
+    """:func:`ids_concat` of torch's own ops, for ``torch.jit.trace``.
+
+    A trace keeps integers that ops of other libraries are given, such as the number of bags. Here
+    it is the size of a tensor each time. Features of different numbers of bags do not stack.
+    """
+    first = torch.zeros((), dtype=torch.int64, device=ids[0].device)  # of the feature's ids
+    begins, wrong = [], first
+    for of_feature, own in zip(ids, offsets, strict=True):
+        count = of_feature.numel()
+        if own is None:
+            begins.append(first + _even_bags(of_feature, bags))
+        else:
+            own = own.to(torch.int64)
+            if own.shape[0] == bags + 1:
+                own, end = own[:-1], own[-1]
+                wrong = wrong + (end - count).abs()
+            # what the lookup would not see, because the bags of another feature end there
+            wrong = wrong + own[:1].abs().sum()
+            begins.append(first + own)
+        first = first + count
+    every = torch.stack(begins).reshape(-1)
+    joined = torch.cat([of_feature.reshape(-1).to(torch.int64) for of_feature in ids])
+    # offsets that end elsewhere are refused by the lookup
+    return ConcatenatedIds(joined, torch.cat([every, (first + wrong).reshape(1)]))
+
+
+def _even_bags(ids: Tensor, bags: int) -> Tensor:
+    """Where the bags of one length begin that a feature has."""
+    if isinstance(bags, Tensor) and ids.dim() == 2:  # a size of a tensor: each row is a bag
+        bags, length = ids.shape[0], ids.shape[1]
+    else:
+        length = ids.numel() // max(bags, 1)
+    return torch.arange(bags, device=ids.device) * length
 
 
 @register_fake("ids_concat")

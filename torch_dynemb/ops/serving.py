@@ -32,7 +32,7 @@ class LiveTensors(NamedTuple):
             buckets, which follow each other: the one in use, and the one for the next rehash.
         tables: int64 [T, 16], the state of each (``columns.LiveTable``).
         meta: int64 [T, 16], constants (``columns.Meta``); REGION_BUCKETS is that of one range.
-        rows: int64 [rows, words], one for each slab: id, generation and scales, then values.
+        rows: int64 [rows, words], one for each slab: id, generation, then values.
         free: int64 [slabs, 4], which rows have no owner (``columns.LiveSlab``).
         init_data: float64 [numbers], what ids read that are not there.
         formats: of the rows of each slab (``LIVE_FORMATS``).
@@ -167,7 +167,7 @@ def serve_apply_(
         table: whose ids these are.
         ids: int64 [n]; of an id that is there several times, the last row stays.
         values: float32 [n, dim], their rows.
-        erased: int64 [m]; ids that are not there are passed over.
+        erased: int64 [m]; ids that are not there, or are in ``ids``, are passed over.
 
     Returns:
         What has been done; where ``wanted`` is more than ``free``, nothing.

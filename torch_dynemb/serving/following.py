@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
-from torch import nn
+from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.delta_log.commits import Commit
 from torch_dynemb.checkpoint.delta_log.targets import (
     FollowTarget,
+    WholeTarget,
     check_names,
     checked_delta,
     follows,
+    nothing,
 )
 from torch_dynemb.checkpoint.parts import table_name
+from torch_dynemb.checkpoint.saving.rest import dense_state
 from torch_dynemb.ops.columns import Meta
-from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
+from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.live_models import live_tables
+from torch_dynemb.serving.turns import Turns, turns_of
+from torch_dynemb.serving.whole_commits import (
+    DenseChange,
+    check_changes,
+    dense_changes,
+    take_changes,
+)
 
 
-class _LiveModel:
-    """Applies commits to the live tables of a model; the dense part stays."""
+class _LiveModel(WholeTarget):
+    """Applies commits to the live tables of a model, and to its dense part."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._turns: Turns | None = None
+
+    def follow_dense(self) -> None:
+        self._turns = turns_of(self._model)
 
     def check(self, commit: Commit) -> None:
-        known = set()
-        for log_name, change in self._changes(commit):
-            known.add(log_name)
-            check_room(change)
-            check_values(change)
-        check_names(commit, known)
+        changes = dict(self._changes(commit))
+        check_names(commit, set(changes))
+        check_changes(list(changes.values()), self._dense(commit))
 
-    def apply(self, commit: Commit) -> None:
-        for _, change in self._changes(commit):
-            take(change)
+    def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
+        changes = [change for _, change in self._changes(commit)]
+        with nullcontext() if self._turns is None else self._turns.alone():
+            take_changes(changes, self._dense(commit), taken)
+
+    def _dense(self, commit: Commit) -> list[DenseChange]:
+        own = dense_state(self._model) if commit.dense else {}
+        tensors = {name: of for name, of in own.items() if isinstance(of, Tensor)}
+        return dense_changes("the model", commit.dense, tensors, set())
 
     def _changes(self, commit: Commit) -> Iterator[tuple[str, TableChange]]:
         """What a commit does to the live tables that it knows, by their names there."""

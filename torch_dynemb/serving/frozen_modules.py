@@ -52,6 +52,14 @@ class ReadOnly(nn.Module):
             "torch.jit.trace or torch.export"
         )
 
+    def _refuse_trace(self) -> None:
+        """Raises RuntimeError in ``torch.jit.trace``, for a forward that reads sizes of bags."""
+        if torch.jit.is_tracing():
+            raise RuntimeError(
+                f"{type(self).__name__}: torch.jit.trace would keep the sizes of the example's "
+                "features, and give wrong rows for others: use torch.export"
+            )
+
 
 class FrozenModule(ReadOnly):
     """Base of the frozen modules: a lookup that only reads.

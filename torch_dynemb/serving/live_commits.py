@@ -12,9 +12,13 @@ from torch_dynemb.checkpoint.delta_log.commits import TableDelta
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.serving.live_state import LiveState, NoHeadroomError
+from torch_dynemb.serving.row_formats import RowKind, stored_rows
 
-_QUANTIZED = {ops.LIVE_FORMATS[name] for name in ("int8", "int4", "fp8")}
-_MOST = 65504.0  # of float16, which scales of quantized rows are
+_QUANTIZED: dict[int, RowKind] = {
+    ops.LIVE_FORMATS["int8"]: "int8",
+    ops.LIVE_FORMATS["int4"]: "int4",
+    ops.LIVE_FORMATS["fp8"]: "fp8",
+}
 
 
 class TableChange(NamedTuple):
@@ -43,7 +47,8 @@ def check_room(change: TableChange) -> None:
     if delta.ids.numel() <= free:
         return
     wanted = _missing(change, delta.ids)
-    gone = delta.removed.numel() - _missing(change, delta.removed)
+    removed = delta.removed[~torch.isin(delta.removed, delta.ids)]  # others keep their rows
+    gone = removed.numel() - _missing(change, removed)
     if wanted - gone > free:
         raise NoHeadroomError(table, wanted=wanted - gone, free=free)
 
@@ -57,11 +62,11 @@ def check_values(change: TableChange) -> None:
         )
     number = state.names.index(table)
     code = state.tensors.formats[int(state.tensors.meta[number, Meta.SLAB])]
-    if code in _QUANTIZED and not bool((delta.rows.abs() <= _MOST).all()):
+    if code in _QUANTIZED and bool(stored_rows(delta.rows, _QUANTIZED[code]).lost.any()):
         raise RuntimeError(
-            f"follow: the commit has rows of table {table!r} with NaN, infinity, or values beyond "
-            f"{_MOST}, which quantized live rows cannot hold: nothing of it has been applied. Make "
-            "live tables with rows='bf16', or find out why they diverge"
+            f"follow: the commit has rows of table {table!r} with NaN, infinity, or a range that "
+            "no scale of quantized rows holds (int4: values up to 65504): nothing of it has been "
+            "applied. Make live tables with rows='bf16', or find out why they diverge"
         )
 
 

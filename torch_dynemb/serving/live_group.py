@@ -18,17 +18,23 @@ from torch_dynemb.ops.columns import (
     LiveTable,
     Meta,
     Pooling,
+    RowFormat,
     buckets_for,
 )
+from torch_dynemb.ops.quantized import row_bytes
 from torch_dynemb.ops.serving import LIVE_FORMATS
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_state import ROW_DTYPES, LiveState, LiveUpdate, LiveVersion
 from torch_dynemb.serving.missing import CountedTables, note_missing
 
 _IDS_AT_ONCE = 1 << 16  # that are copied
-_ROW_ALIGNMENT = 128  # bits
-_CODE_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "fp8": 8}
-_FORMAT_NAMES = {code: name for name, code in LIVE_FORMATS.items()}
+_ROW_ALIGNMENT = 16  # bytes
+_FLOAT_BYTES = {LIVE_FORMATS["fp32"]: 4, LIVE_FORMATS["bf16"]: 2, LIVE_FORMATS["fp16"]: 2}
+_QUANTIZED = {
+    LIVE_FORMATS["int8"]: RowFormat.INT8,
+    LIVE_FORMATS["int4"]: RowFormat.INT4,
+    LIVE_FORMATS["fp8"]: RowFormat.FLOAT8,
+}
 
 
 class LiveTables(CountedTables):
@@ -46,7 +52,7 @@ class LiveTables(CountedTables):
         source: what to copy. Rows of a narrower format are rounded.
         headroom: how many ids each table may have more than now: a number for all, or by name.
         rows: how rows are stored, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as in
-            ``source``. Int formats keep a scale and a bias for each row as float16.
+            ``source``. Rows of 8 bits and less are those of frozen tables, byte by byte.
         dense_version: what :meth:`version` says of the dense part.
 
     Raises:
@@ -230,14 +236,15 @@ class LiveTables(CountedTables):
         """Gives ids their rows, and takes others out, while threads read. All of it, or nothing.
 
         Other threads see the rows of the update one after another. An id that is in ``erased`` and
-        in ``ids`` is taken out first and put in again.
+        in ``ids`` gets its row and is not taken out, so no reader misses it.
 
         Args:
             table: its name.
             ids: int64 [n]; those that are not there are inserted. Of an id that is there several
                 times the last row counts.
             rows: float32, bfloat16 or float16 [n, dim].
-            erased: int64 [m], ids to take out; those that are not there are passed over.
+            erased: int64 [m], ids to take out; those that are not there, or are in ``ids``, are
+                passed over.
 
         Returns:
             How many ids were inserted, updated and erased.
@@ -348,8 +355,8 @@ def _formats(source: FrozenTables, rows: str | None) -> list[str]:
 
 
 def _row_words(code: int, dim: int) -> int:
-    bits = _CODE_BITS[_FORMAT_NAMES[code]]
-    return LIVE_HEADER_WORDS + 2 * -(-dim * bits // _ROW_ALIGNMENT)
+    size = _FLOAT_BYTES[code] * dim if code in _FLOAT_BYTES else row_bytes(_QUANTIZED[code], dim)
+    return LIVE_HEADER_WORDS + 2 * -(-size // _ROW_ALIGNMENT)
 
 
 __all__ = ["LiveTables"]

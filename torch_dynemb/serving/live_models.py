@@ -30,7 +30,7 @@ def live(
     :class:`LiveTables`. Their :meth:`LiveTables.update` and :meth:`LiveTables.erase` are for one
     thread at a time; any number may run the model meanwhile, as it is, exported by
     ``torch.export``, or packaged by AOTInductor with the tables as constants that the user manages.
-    The dense part stays as it is: a new one is a new model.
+    The dense part changes by commits of a delta log only (:func:`torch_dynemb.checkpoint.follow`).
 
     Args:
         model: a module with dynamic tables, or what :func:`torch_dynemb.freeze` has made of one.

@@ -125,7 +125,7 @@ class LiveState(NamedTuple):
             table: its number.
             ids: int64 [n].
             values: float32 [n, dim].
-            erased: int64 [m].
+            erased: int64 [m]; what is in ``ids``, too, is not taken out.
 
         Raises:
             NoHeadroomError: new ids want more rows than there are.

@@ -90,6 +90,19 @@ def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: 
         reader.since = since
 
 
+def mark_changed(tables: Tables, changes: Changes) -> None:
+    """Has all rows count as changed, for every reader.
+
+    For bytes that :func:`take_changes` may have cleared after another thread had set them.
+
+    Args:
+        tables: of the group.
+        changes: what was taken.
+    """
+    for marks, owners in zip(change_marks(tables), changes.owners, strict=True):
+        marks[: owners.shape[0]] = CHANGED
+
+
 def _read_slab(
     tables: Tables, reader: ChangeReader, slab: int, changed: list[ChangedIds]
 ) -> Tensor:
@@ -248,6 +261,7 @@ __all__ = [
     "ChangeReader",
     "ChangedIds",
     "Changes",
+    "mark_changed",
     "read_changes",
     "reader_of",
     "record_changes",

@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 class SQLiteSink:
-    """The batches of one rank, a row of a table each; it has what `DeltaSink` asks for.
+    """The batches of one rank, a row of a table each.
+
+    It has what `DeltaSink` and `EndingSink` ask for.
 
     A log calls `append` in a thread and the rest in others, and a connection of SQLite is for one
     thread, so every call has its own. One writer: a second one would append a number that is there
@@ -53,6 +55,14 @@ class SQLiteSink:
                 return
             from_sequence = row[0] + 1
             yield row[1]
+
+    def ending(self, sequence: int) -> bytes | None:
+        """Return the last 48 bytes of a batch, by which followers notice a rollback."""
+        with self._connection() as database:
+            row = database.execute(
+                "SELECT substr(data, -48) FROM batches WHERE sequence = ?", (sequence,)
+            ).fetchone()
+        return None if row is None else row[0]
 
     def truncate(self, before: int) -> None:
         """Drop the batches before a number."""

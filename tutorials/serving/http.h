@@ -32,21 +32,25 @@ namespace detail {
 
 constexpr size_t kMostHeaderBytes = size_t{64} << 10, kMostBytes = size_t{64} << 20;
 
+inline std::string message(const std::string& status, const std::string& content) {
+  return "HTTP/1.1 " + status +
+         "\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(content.size()) +
+         "\r\n\r\n" + content;
+}
+
+inline std::string refusal(const std::string& status, const std::string& why) {
+  return message(status, "{\"error\":" + dynemb::serving::quoted(why) + "}");
+}
+
 inline std::string response(const Handler& handler, const std::string& name,
                             const std::string& body) {
-  std::string status = "200 OK", answer;
   try {
-    auto found = handler(name, body);
-    if (!found) status = "404 Not Found";
-    answer = found.value_or("{\"error\":\"there is no such path\"}");
+    const auto found = handler(name, body);
+    return found ? message("200 OK", *found) : refusal("404 Not Found", "there is no such path");
   } catch (const std::exception& error) {
-    status = "400 Bad Request";
     const std::string what = error.what();  // behind the first line, an op tells where it was
-    answer = "{\"error\":" + dynemb::serving::quoted(what.substr(0, what.find('\n'))) + "}";
+    return refusal("400 Bad Request", what.substr(0, what.find('\n')));
   }
-  return "HTTP/1.1 " + status +
-         "\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(answer.size()) +
-         "\r\n\r\n" + answer;
 }
 
 inline bool send_all(int connection, const std::string& data) {
@@ -75,10 +79,19 @@ inline void answer_all(int connection, const Handler& handler) {
     const std::string name = data.substr(0, data.find(' ', data.find(' ') + 1));
     std::string headers = data.substr(0, head);
     std::transform(headers.begin(), headers.end(), headers.begin(), ::tolower);
+    if (headers.find("\r\ntransfer-encoding:") != std::string::npos) {
+      send_all(connection, refusal("411 Length Required", "the request has no Content-Length"));
+      return;
+    }
     const size_t field = headers.find("\r\ncontent-length:");
     const size_t length =
         field == std::string::npos ? 0 : std::strtoul(&headers[field + 17], nullptr, 10);
-    if (length > kMostBytes) return;
+    if (length > kMostBytes) {
+      send_all(connection,
+               refusal("413 Content Too Large",
+                       "the request has more than " + std::to_string(kMostBytes) + " bytes"));
+      return;
+    }
     while (data.size() < head + 4 + length) {
       if (!receive()) return;
     }

@@ -54,34 +54,32 @@ DYNEMB_INLINE int64_t find_live(const LiveTable& table, int64_t* range, int64_t 
   return 0;
 }
 
-// Copies the codes of a row; false unless it was the id's, and whole, from begin to end.
+// Copies the stored values of a row; false unless it was the id's, and whole, from begin to end.
 template <bool kValidated>
-DYNEMB_INLINE bool copy_live_row(const LiveTable& table, int64_t stored, int64_t id, int64_t* state,
-                                 char* codes) {
+DYNEMB_INLINE bool copy_live_row(const LiveTable& table, int64_t stored, int64_t id, char* values) {
   const int64_t handle = decode_handle(stored);
   const int64_t number = handle_row(handle);
   if (static_cast<uint64_t>(number) >= static_cast<uint64_t>(table.row_count)) return false;
   const int64_t* row = table.row(number);
   if (kValidated && load_word(row + kLiveIdWord) != id) return false;
-  *state = load_word_acquire(row + kLiveStateWord);
-  if (kValidated && live_generation(*state) != handle_generation(handle)) return false;
+  const int64_t generation = load_word_acquire(row + kLiveGenerationWord);
+  if (kValidated && generation != handle_generation(handle)) return false;
   const int64_t words = table.row_words - kLiveHeaderWords;
   for (int64_t w = 0; w < words; w += 2) {
     const int64_t two[] = {load_word(row + kLiveHeaderWords + w),
                            load_word(row + kLiveHeaderWords + w + 1)};
-    std::memcpy(codes + 8 * w, two, sizeof two);
+    std::memcpy(values + 8 * w, two, sizeof two);
   }
   if (kValidated) {
     acquire_fence();
-    return load_word(row + kLiveStateWord) == *state;
+    return load_word(row + kLiveGenerationWord) == generation;
   }
   return true;
 }
 
 // Finds an id and copies its row, until both go together.
 template <bool kValidated>
-inline LiveRead read_live_again(const LiveTable& table, int64_t id, uint64_t hash, int64_t* state,
-                                char* codes) {
+inline LiveRead read_live_again(const LiveTable& table, int64_t id, uint64_t hash, char* values) {
   // A handle whose row is another's is replaced before the row changes, so nobody sees it twice
   // after having seen the row change; only a damaged index has it again and again.
   constexpr int kMostRepeats = 64;
@@ -94,7 +92,7 @@ inline LiveRead read_live_again(const LiveTable& table, int64_t id, uint64_t has
       if (!kValidated || load_word(table.active) == active) return LiveRead::kMissing;
       continue;  // the range may have been cleared meanwhile
     }
-    if (copy_live_row<kValidated>(table, stored, id, state, codes)) return LiveRead::kRead;
+    if (copy_live_row<kValidated>(table, stored, id, values)) return LiveRead::kRead;
     acquire_fence();
     repeats = stored == last ? repeats + 1 : 0;
     last = stored;
@@ -157,8 +155,8 @@ DYNEMB_INLINE void find_live_block(const LiveTable& table, int64_t* range, const
   }
 }
 
-// Reads `count` ids, in order: sink.begin(i) gives where the codes of the row of ids[i] go
-// (live_code_words words), and sink.read(i, state) follows if it is there, or sink.missing(i).
+// Reads `count` ids, in order: sink.begin(i) gives where the stored values of the row of ids[i] go
+// (live_value_words words), and sink.read(i) follows if it is there, or sink.missing(i).
 // Returns which id has a damaged row, -1: none.
 template <bool kValidated, class Sink>
 DYNEMB_INLINE int64_t read_live(const LiveTable& table, const int64_t* ids, int64_t count,
@@ -180,24 +178,23 @@ DYNEMB_INLINE int64_t read_live(const LiveTable& table, const int64_t* ids, int6
     const LiveBlock& block = blocks[(b - 2) % 3];
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t at = block.begin + i;
-      char* codes = sink.begin(at);
-      int64_t state;
+      char* values = sink.begin(at);
       LiveRead outcome = LiveRead::kMissing;
       if (block.stored[i] != 0) {
-        if (copy_live_row<kValidated>(table, block.stored[i], ids[at], &state, codes)) {
-          sink.read(at, state);
+        if (copy_live_row<kValidated>(table, block.stored[i], ids[at], values)) {
+          sink.read(at);
           continue;
         }
-        outcome = read_live_again<kValidated>(table, ids[at], block.hash[i], &state, codes);
+        outcome = read_live_again<kValidated>(table, ids[at], block.hash[i], values);
       } else if (kValidated) {
         acquire_fence();  // a rehash may have cleared the range before it was searched
         if (load_word(table.active) != active) {
-          outcome = read_live_again<kValidated>(table, ids[at], block.hash[i], &state, codes);
+          outcome = read_live_again<kValidated>(table, ids[at], block.hash[i], values);
         }
       }
       if (outcome == LiveRead::kDamaged) return at;
       if (outcome == LiveRead::kRead) {
-        sink.read(at, state);
+        sink.read(at);
       } else {
         sink.missing(at);
       }

@@ -77,7 +77,7 @@ void free_row(const LiveWriter& writer, int64_t stored) {
   check_sound(handle_row(handle) < writer.table.row_count);
   int64_t* row = writer.table.row(handle_row(handle));
   const int64_t generation = next_live_generation(handle_generation(handle));
-  store_word_release(row + kLiveStateWord, live_state(generation, 0, 0));
+  store_word_release(row + kLiveGenerationWord, generation);
   release_fence();
   store_word(row + kLiveIdWord, writer.slab[kLiveSlabFreeHead]);
   writer.slab[kLiveSlabFreeHead] = handle_row(handle) + 1;
@@ -89,16 +89,15 @@ int64_t write_row(const LiveWriter& writer, int64_t id, const int64_t* packed) {
   const int64_t number = take_row(writer);
   int64_t* row = writer.table.row(number);
   // odd already, unless the row has never had an owner
-  const int64_t odd = live_generation(load_word(row + kLiveStateWord)) | 1;
-  store_word(row + kLiveStateWord, live_state(odd, 0, 0));
+  const int64_t odd = load_word(row + kLiveGenerationWord) | 1;
+  store_word(row + kLiveGenerationWord, odd);
   release_fence();  // whoever sees a word of what follows sees that the row is being written
   store_word(row + kLiveIdWord, id);
   for (int64_t w = kLiveHeaderWords; w < writer.table.row_words; ++w) {
     store_word(row + w, packed[w]);
   }
   const int64_t even = next_live_generation(odd);
-  const int64_t state = packed[kLiveStateWord];
-  store_word_release(row + kLiveStateWord, live_state(even, live_scale(state), live_bias(state)));
+  store_word_release(row + kLiveGenerationWord, even);
   return encode_handle(make_handle(number, even));
 }
 
@@ -130,22 +129,25 @@ int64_t count_distinct(std::vector<int64_t>& ids) {
   return static_cast<int64_t>(ids.size());
 }
 
-// What the update would do, as far as room goes.
-LiveOutcome plan(const LiveWriter& writer, const LiveUpdate& update) {
+// What the update would do, as far as room goes. `gone` gets the ids to take out, sorted: those
+// that are there and have no row in the update.
+LiveOutcome plan(const LiveWriter& writer, const LiveUpdate& update, std::vector<int64_t>& gone) {
   int64_t* range = active_range(writer.table);
   const auto is_there = [&](int64_t id) {
     return slot_of(writer.table, range, id).line != nullptr;
   };
-  std::vector<int64_t> gone;
+  std::vector<int64_t> given;
+  if (update.erased_count > 0) given.assign(update.ids, update.ids + update.count);
+  std::sort(given.begin(), given.end());
   for (int64_t i = 0; i < update.erased_count; ++i) {
-    if (is_there(update.erased[i])) gone.push_back(update.erased[i]);
+    const int64_t id = update.erased[i];
+    if (!std::binary_search(given.begin(), given.end(), id) && is_there(id)) gone.push_back(id);
   }
   LiveOutcome outcome{};
   outcome.erased = count_distinct(gone);
   std::vector<int64_t> fresh;
   for (int64_t i = 0; i < update.count; ++i) {
-    const int64_t id = update.ids[i];
-    if (!is_there(id) || std::binary_search(gone.begin(), gone.end(), id)) fresh.push_back(id);
+    if (!is_there(update.ids[i])) fresh.push_back(update.ids[i]);
   }
   outcome.inserted = outcome.wanted = count_distinct(fresh);
   outcome.updated = update.count - outcome.inserted;
@@ -184,11 +186,13 @@ void rehash_live(const LiveWriter& writer) {
 }
 
 LiveOutcome apply_live(const LiveWriter& writer, const LiveUpdate& update) {
-  const LiveOutcome outcome = plan(writer, update);
+  std::vector<int64_t> gone;
+  const LiveOutcome outcome = plan(writer, update, gone);
   if (outcome.wanted > outcome.free) return outcome;
-  for (int64_t i = 0; i < update.erased_count; ++i) {
-    const Slot slot = slot_of(writer.table, active_range(writer.table), update.erased[i]);
-    if (slot.line != nullptr) erase(writer, slot);
+  for (const int64_t id : gone) {
+    const Slot slot = slot_of(writer.table, active_range(writer.table), id);
+    check_sound(slot.line != nullptr);
+    erase(writer, slot);
   }
   int64_t* counters = writer.counters;
   if (needs_live_rehash(writer.table.range_buckets, counters[kLiveTableSize],

@@ -14,8 +14,9 @@ struct LiveWriter {
   int64_t* slab;      // [kLiveSlabColumns]
 };
 
-// Rows that are written one after another: first `erased` are taken out, then ids get theirs. Of an
-// id that is there several times, the last row stays.
+// Rows that are written one after another: first `erased` are taken out, then ids get theirs. An id
+// in both keeps its place and gets its row, so that no reader misses it. Of an id that is there
+// several times, the last row stays.
 struct LiveUpdate {
   const int64_t* ids;
   int64_t count;

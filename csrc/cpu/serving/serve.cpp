@@ -41,24 +41,24 @@ struct ServeCall {
   float* output;
 };
 
-// Where rows are until they are summed or copied to the output: codes, then room for values.
+// Where rows are until they are summed or copied to the output: as they are stored, then room for
+// their floats.
 struct RowSlots {
-  int64_t code_bytes;
+  int64_t stored_bytes;
   int64_t slot_bytes;
   std::vector<float> memory;
 
-  RowSlots(const std::vector<LiveTable>& tables, int64_t count) : code_bytes(0), slot_bytes(0) {
+  RowSlots(const std::vector<LiveTable>& tables, int64_t count) : stored_bytes(0), slot_bytes(0) {
     int64_t dim = 0;
     for (const LiveTable& table : tables) {
-      code_bytes = std::max(code_bytes, 8 * (table.row_words - kLiveHeaderWords));
+      stored_bytes = std::max(stored_bytes, 8 * (table.row_words - kLiveHeaderWords));
       dim = std::max(dim, table.dim);
     }
-    code_bytes = (code_bytes + kLiveScaleBytes + 15) / 16 * 16;
-    slot_bytes = code_bytes + (4 * dim + 15) / 16 * 16;
+    slot_bytes = stored_bytes + (4 * dim + 15) / 16 * 16;
     memory.resize(static_cast<size_t>(count * slot_bytes / 4));
   }
-  char* codes(int64_t slot) { return reinterpret_cast<char*>(memory.data()) + slot * slot_bytes; }
-  float* values(int64_t slot) { return reinterpret_cast<float*>(codes(slot) + code_bytes); }
+  char* stored(int64_t slot) { return reinterpret_cast<char*>(memory.data()) + slot * slot_bytes; }
+  float* values(int64_t slot) { return reinterpret_cast<float*>(stored(slot) + stored_bytes); }
 };
 
 struct ServeJob {
@@ -78,8 +78,8 @@ struct RowSink {
   int64_t padding_id;
   const int64_t* ids;  // of the tile
 
-  DYNEMB_INLINE const float* decoded(int64_t state, int64_t slot) {
-    return decode_live_row(table.format, state, table.dim, slots.codes(slot), slots.values(slot));
+  DYNEMB_INLINE const float* decoded(int64_t slot) {
+    return decode_live_row(table.format, table.dim, slots.stored(slot), slots.values(slot));
   }
   // What an id reads that is not there; nullptr: padding.
   DYNEMB_INLINE const float* missing_row(int64_t i, int64_t slot) {
@@ -136,9 +136,9 @@ struct BagSink : RowSink {
   }
   DYNEMB_INLINE char* begin(int64_t i) {
     while (i >= end) end_bag();
-    return slots.codes(rows);
+    return slots.stored(rows);
   }
-  DYNEMB_INLINE void read(int64_t i, int64_t state) { take(i, decoded(state, rows)); }
+  DYNEMB_INLINE void read(int64_t i) { take(i, decoded(rows)); }
   DYNEMB_INLINE void missing(int64_t i) { take(i, missing_row(i, rows)); }
 };
 
@@ -153,8 +153,8 @@ struct SequenceSink : RowSink {
       std::memcpy(out, values, bytes);
     }
   }
-  DYNEMB_INLINE char* begin(int64_t) { return slots.codes(0); }
-  DYNEMB_INLINE void read(int64_t i, int64_t state) { take(i, decoded(state, 0)); }
+  DYNEMB_INLINE char* begin(int64_t) { return slots.stored(0); }
+  DYNEMB_INLINE void read(int64_t i) { take(i, decoded(0)); }
   DYNEMB_INLINE void missing(int64_t i) { take(i, missing_row(i, 0)); }
 };
 

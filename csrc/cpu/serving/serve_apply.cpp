@@ -42,11 +42,12 @@ Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> rows, Ten
   packed.resize(static_cast<size_t>(ids.numel() * view.row_words));
   const auto* value = static_cast<const float*>(values.data_ptr());
   for (int64_t i = 0; i < ids.numel(); ++i) {
-    STD_TORCH_CHECK(pack_live_row(view.format, value + i * view.dim, view.dim,
-                                  packed.data() + i * view.row_words),
-                    "dynemb::", op, ": values[", i, "], the row of id ", id[i],
-                    ", has NaN, infinity or a value beyond 65504, which rows of 8 and 4 bits "
-                    "cannot hold: leave the id out, or make tables with rows of floats");
+    STD_TORCH_CHECK(
+        pack_live_row(view.format, value + i * view.dim, view.dim,
+                      packed.data() + i * view.row_words),
+        "dynemb::", op, ": values[", i, "], the row of id ", id[i],
+        ", has NaN, infinity or a range that no scale of its format holds (int4: values "
+        "up to 65504): leave the id out, or make tables with rows of floats");
   }
   const LiveWriter writer{view, live.table_row(table), slabs + m[kMetaSlab] * kLiveSlabColumns};
   const OneWriter one_writer(op, slabs);

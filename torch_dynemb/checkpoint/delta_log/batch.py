@@ -43,6 +43,8 @@ _CRC = struct.Struct("<I")
 _END = 0xD7E5D7E5  # no part of a commit is zeros, which a power failure leaves
 HEAD_BYTES = _HEAD.size
 COMMIT_BYTES = _RECORD.size + _COMMIT.size
+_LEAST_BYTES = HEAD_BYTES + COMMIT_BYTES
+_LARGEST = (1 << 62) - 1
 
 
 class Head(NamedTuple):
@@ -172,7 +174,7 @@ def head_of(text: bytes | bytearray) -> Head | None:
         text: HEAD_BYTES, or more or fewer.
 
     Raises:
-        ValueError: it is a head of another format version.
+        ValueError: it is a head of another format version, or of numbers that no batch has.
     """
     text = bytes(text[:HEAD_BYTES])
     if len(text) < HEAD_BYTES:
@@ -195,6 +197,13 @@ def head_of(text: bytes | bytearray) -> Head | None:
         return None
     if version != VERSION:
         raise ValueError(f"its format version is {version}, and this library reads {VERSION}")
+    if size < _LEAST_BYTES or size % 8 != 0 or size > _LARGEST:
+        raise ValueError(f"its head says that the batch has {size} bytes, which no batch has")
+    if rank >= ranks or not base_sequence < sequence <= _LARGEST:
+        raise ValueError(
+            f"its head says that it is batch {sequence} of rank {rank} of {ranks} after a base "
+            f"with commit {base_sequence}, which no batch is"
+        )
     return Head(
         rank,
         ranks,
@@ -217,9 +226,11 @@ def decoded(data: Tensor) -> Batch:
     Raises:
         BrokenBatchError: they are no batch.
     """
-    head = head_of(_text(data[:HEAD_BYTES]))
-    least = HEAD_BYTES + COMMIT_BYTES
-    if head is None or head.bytes != data.numel() or data.numel() < least:
+    try:
+        head = head_of(_text(data[:HEAD_BYTES]))
+    except ValueError as error:
+        raise BrokenBatchError(str(error), commit=False) from error
+    if head is None or head.bytes != data.numel():
         raise BrokenBatchError("its head is damaged", commit=False)
     end = _commit_of(data, head)
     if end is None:
@@ -229,10 +240,12 @@ def decoded(data: Tensor) -> Batch:
     for number in range(head.records - 1):
         text = _text(data[at : at + _RECORD.size])
         where = f"record {number} of batch {head.sequence}"
-        record = _record_of(text, head)
+        record = _record_of(text, head.sequence, head.step)
         if record is None:
             raise BrokenBatchError(f"{where} has a damaged header", commit=True)
         kind, table, size, crc = record
+        if size > data.numel():
+            raise BrokenBatchError(f"{where} is longer than the batch", commit=True)
         payload = data[at + _RECORD.size : at + _RECORD.size + size]
         if payload.numel() != size or ops.crc32c(payload) != crc:
             raise BrokenBatchError(f"{where} does not have its checksum", commit=True)
@@ -246,10 +259,27 @@ def decoded(data: Tensor) -> Batch:
     return Batch(head, records, chain)
 
 
+def chain_of(commit: bytes | bytearray | memoryview, sequence: int) -> int | None:
+    """The chain in the commit at the end of a batch; None: it is damaged, or of another batch.
+
+    Args:
+        commit: the last COMMIT_BYTES of the batch, or more.
+        sequence: number of the batch.
+    """
+    text = bytes(commit[-COMMIT_BYTES:])
+    if len(text) < COMMIT_BYTES:
+        return None
+    number, step, *_ = _RECORD.unpack(text[: _RECORD.size])
+    return _chain_in(text, number, step) if number == sequence else None
+
+
 def _commit_of(data: Tensor, head: Head) -> int | None:
     """The chain in the commit at the end of a batch; None: it is damaged."""
-    text = _text(data[-COMMIT_BYTES:])
-    record = _record_of(text[: _RECORD.size], head)
+    return _chain_in(_text(data[-COMMIT_BYTES:]), head.sequence, head.step)
+
+
+def _chain_in(text: bytes, sequence: int, step: int) -> int | None:
+    record = _record_of(text[: _RECORD.size], sequence, step)
     payload = text[_RECORD.size :]
     if record != (COMMIT, 0, _COMMIT.size, _crc(payload)):
         return None
@@ -280,12 +310,12 @@ def _record_bytes(head: Head, kind: int, table: int, size: int, crc: int) -> byt
     return text + _CRC.pack(_crc(text))
 
 
-def _record_of(text: bytes, head: Head) -> tuple[int, int, int, int] | None:
+def _record_of(text: bytes, sequence: int, step: int) -> tuple[int, int, int, int] | None:
     """Kind, table, size and checksum of a record; None: its header is damaged."""
     if len(text) < _RECORD.size:
         return None
-    sequence, step, kind, table, size, payload_crc, crc = _RECORD.unpack(text)
-    if crc != _crc(text[: -_CRC.size]) or (sequence, step) != (head.sequence, head.step):
+    *of_batch, kind, table, size, payload_crc, crc = _RECORD.unpack(text)
+    if crc != _crc(text[: -_CRC.size]) or of_batch != [sequence, step]:
         return None
     return kind, table, size, payload_crc
 
@@ -328,6 +358,7 @@ __all__ = [
     "Pieces",
     "Record",
     "as_tensor",
+    "chain_of",
     "decoded",
     "encoded",
     "head_of",

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.delta_log.batch import DENSE, ERASE, ROWS, TABLES, Batch
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, tables_of_payload, tensors_of
-from torch_dynemb.checkpoint.entries import ID, WEIGHT, state_entry
+from torch_dynemb.checkpoint.entries import ID, PACKED, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 
 _STATE = state_entry("")
+DTYPES_OF_ROWS = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+}
 
 
 class TableDelta(NamedTuple):
@@ -28,6 +32,7 @@ class TableDelta(NamedTuple):
         removed: int64 [m], ids that are gone.
         optimizer: name of what trains the rows; None: the log has no optimizer state.
         optimizer_steps: that it has made.
+        scores: int64 [n], custom scores of the ids; None: the table keeps none.
     """
 
     embedding_dim: int
@@ -38,6 +43,7 @@ class TableDelta(NamedTuple):
     removed: Tensor
     optimizer: str | None
     optimizer_steps: int
+    scores: Tensor | None = None
 
 
 class Commit(NamedTuple):
@@ -64,6 +70,7 @@ class _Piece(NamedTuple):
     rows: Tensor
     state: dict[str, Tensor]
     removed: Tensor
+    scores: Tensor | None = None
 
 
 def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
@@ -87,7 +94,7 @@ def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
                 if record.kind == DENSE:
                     dense.update(tensors_of(record.payload))
         tables = {name: _whole(name, of_table, whole=whole) for name, of_table in pieces.items()}
-    except (LookupError, ValueError) as error:
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedFileError(
             f"delta log: commit {head.sequence} cannot be understood: {error}"
         ) from error
@@ -107,16 +114,43 @@ def _pieces_of(batch: Batch) -> list[_Piece]:
                 for name, values in tensors.items()
                 if name.startswith(_STATE)
             }
-            pieces[record.table] = pieces[record.table]._replace(
-                ids=tensors[ID], rows=tensors[WEIGHT], state=state
+            piece = pieces[record.table]._replace(
+                ids=tensors[ID],
+                rows=tensors[WEIGHT],
+                state=state,
+                scores=tensors.get(score_entry("custom")),
             )
+            _check_rows(piece)
+            pieces[record.table] = piece
         elif record.kind == ERASE:
-            pieces[record.table] = pieces[record.table]._replace(
-                removed=tensors_of(record.payload)[ID]
-            )
+            removed = tensors_of(record.payload)[ID]
+            _check_ids(pieces[record.table], removed)
+            pieces[record.table] = pieces[record.table]._replace(removed=removed)
         elif record.kind not in (DENSE, TABLES):
             raise ValueError(f"it has a record of kind {record.kind}")
     return pieces
+
+
+def _check_ids(piece: _Piece, ids: Tensor) -> None:
+    if ids.dtype != torch.int64 or ids.dim() != 1:
+        raise ValueError(f"table {piece.table.name!r} has ids of {ids.dtype} {tuple(ids.shape)}")
+
+
+def _check_rows(piece: _Piece) -> None:
+    """Raises ValueError where a record has other rows than its table says."""
+    table, count = piece.table, piece.ids.shape[:1]
+    _check_ids(piece, piece.ids)
+    dtype = torch.float32 if table.dtype == PACKED else DTYPES_OF_ROWS.get(table.dtype)
+    if piece.rows.dtype != dtype or piece.rows.shape != (*count, table.columns):
+        raise ValueError(
+            f"table {table.name!r} of {table.columns} columns of {table.dtype} has rows of "
+            f"{piece.rows.dtype} {tuple(piece.rows.shape)} for {piece.ids.numel()} ids"
+        )
+    if piece.scores is not None:
+        _check_ids(piece, piece.scores)
+    beside = [*piece.state.values(), *([] if piece.scores is None else [piece.scores])]
+    if any(values.shape[:1] != count for values in beside):
+        raise ValueError(f"table {table.name!r} has no state or score for each of its ids")
 
 
 def _whole(name: str, pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
@@ -145,6 +179,7 @@ def _whole(name: str, pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
         first.removed,
         table.optimizer,
         table.optimizer_steps,
+        first.scores,
     )
 
 
@@ -153,18 +188,21 @@ def _joined(pieces: Sequence[_Piece]) -> _Piece:
     if len(pieces) == 1:
         return pieces[0]
     filled = [piece for piece in pieces if piece.ids.numel() > 0] or pieces[:1]
+    scores = [piece.scores for piece in filled if piece.scores is not None]
     state = {name: torch.cat([piece.state[name] for piece in filled]) for name in filled[0].state}
     return pieces[0]._replace(
         ids=torch.cat([piece.ids for piece in filled]),
         rows=torch.cat([piece.rows for piece in filled]),
         state=state,
         removed=torch.cat([piece.removed for piece in pieces]),
+        scores=torch.cat(scores) if len(scores) == len(filled) else None,
     )
 
 
 def _sorted(piece: _Piece) -> _Piece:
     ids, order = piece.ids.sort()
-    return piece._replace(ids=ids, rows=piece.rows[order])
+    scores = None if piece.scores is None else piece.scores[order]
+    return piece._replace(ids=ids, rows=piece.rows[order], scores=scores)
 
 
 __all__ = ["Commit", "TableDelta", "commit_of"]

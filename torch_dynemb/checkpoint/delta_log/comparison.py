@@ -15,6 +15,7 @@ from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.scores import get_score
 from torch_dynemb.table.tables import exported, one_table
 
 _IDS_AT_ONCE = 1 << 18
@@ -85,7 +86,8 @@ def _differing(
         )
     found: list[Tensor] = []
     known: list[Tensor] = []
-    for batch in table.batches(_IDS_AT_ONCE, state=state, scores=False):
+    custom = "custom" in part.config.policy.scores
+    for batch in table.batches(_IDS_AT_ONCE, state=state, scores=custom):
         own = part.ids.owned(batch.ids)
         known.append(batch.ids[own])
         found.append(batch.ids[own][_differs(part, table, batch, own, state=state)])
@@ -114,6 +116,11 @@ def _differs(
         pairs += [(now.state[name], batch.state[name][own]) for name in now.state]
     elif state:
         return torch.ones_like(result).cpu()
+    if "custom" in part.config.policy.scores:
+        if "custom" not in batch.score_names:
+            return torch.ones_like(result).cpu()
+        saved = batch.scores[:, batch.score_names.index("custom")]
+        pairs.append((get_score(tables, part.table, ids[there], score="custom").scores, saved[own]))
     for mine, theirs in pairs:
         given = _flat(theirs.to(ids.device)[there])
         of_model = _flat(mine)

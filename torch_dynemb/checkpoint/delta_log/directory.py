@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -21,14 +23,15 @@ from torch_dynemb.checkpoint.manifest.places import checked_path
 _DISK = Disk()
 _NAME = re.compile(r"(\d{20})\.delta")
 _LOCK = "lock"
+_MOST_RANKS = 1 << 16
 
 
 class DirectorySink:
     """The batches of one rank in files of a directory; see :class:`DeltaSink`.
 
     A batch is on the disk before :meth:`append` returns. The directory has one writer, which holds
-    a lock of the file system; the lock of a process that has died is nobody's. Any number of
-    processes read.
+    a lock of the file system. The lock ends with its process: a forked child, such as a worker of a
+    DataLoader, has no part in it. Any number of processes read.
 
     Args:
         path: of the directory; it is made by the first batch.
@@ -67,27 +70,42 @@ class DirectorySink:
         if self._lock is not None:
             return
         self._make_folders(self.path)
-        file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with _forking:
+            file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                writer = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+                os.close(file)
+                raise RuntimeError(
+                    f"DeltaLog: {self.path} has a writer, process {writer}: close that log, or "
+                    "take another directory"
+                ) from error
+            except BaseException:  # a file system without locks
+                os.close(file)
+                raise
+            self._lock = file
+            _locked.add(self)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            writer = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(file)
-            raise RuntimeError(
-                f"DeltaLog: {self.path} has a writer, process {writer}: close that log, or take "
-                "another directory"
-            ) from error
-        os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
-        self._lock = file
+            os.ftruncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
+        except BaseException:  # the disk is full
+            self.close()
+            raise
 
     def close(self) -> None:
         """Lets others write."""
         if self._lock is not None:
             with suppress(OSError):  # at once, although a forked child may have the file, too
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._close_lock()
+
+    def _close_lock(self) -> None:
+        """Closes the file of the lock; alone, in a forked child, it leaves the parent its lock."""
+        if self._lock is not None:
             os.close(self._lock)
             self._lock, self._end = None, None
+            _locked.discard(self)
 
     def append(self, data: memoryview, sequence: int) -> None:
         """Keeps a batch; see :meth:`DeltaSink.append`.
@@ -237,6 +255,30 @@ class DirectorySink:
                     self._met = path, place
                     yield data
 
+    def ending(self, sequence: int) -> bytes | None:
+        """The end of a batch; see :meth:`EndingSink.ending`.
+
+        Args:
+            sequence: number of the batch.
+
+        Raises:
+            DamagedFileError: a batch before it is damaged.
+            OSError: the disk fails.
+        """
+        segments = [of for of in self._segments() if of[0] <= sequence]
+        if not segments:
+            return None
+        path = segments[-1][1]
+        try:
+            segment = Segment(path, last=True)
+        except FileNotFoundError:
+            return None
+        with segment:
+            for place in segment.heads(self._known_begin(path, segment, sequence + 1)):
+                if place.head.sequence == sequence:
+                    return segment.commit(place)
+        return None
+
     def _known_begin(self, path: Path, segment: Segment, from_sequence: int) -> int:
         """From where on to look for a batch: where the last one was read, if it is still there."""
         if self._met is None or self._met[0] != path:
@@ -254,6 +296,24 @@ class DirectorySink:
             return []
         found = (_NAME.fullmatch(name) for name in names)
         return sorted((int(match[1]), self.path / match[0]) for match in found if match)
+
+
+# A lock is of an open file, which a forked child has, too, and keeps when its parent is killed.
+_locked: weakref.WeakSet[DirectorySink] = weakref.WeakSet()
+_forking = threading.RLock()  # so that no fork comes between a lock and its place in _locked
+
+
+def _close_in_child() -> None:
+    try:
+        for sink in list(_locked):
+            sink._close_lock()
+    finally:
+        _forking.release()
+
+
+os.register_at_fork(
+    before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child
+)
 
 
 def rank_folder(rank: int, ranks: int) -> str:
@@ -281,6 +341,11 @@ def rank_folders(path: Path) -> list[Path]:
         return []
     found = [re.fullmatch(r"r(\d+)-of-(\d+)", name) for name in names]
     counts = {int(match[2]) for match in found if match}
+    if max(counts, default=0) > _MOST_RANKS:
+        raise ValueError(
+            f"DeltaLog: {path} has a folder of a log of {max(counts)} ranks, and there are at most "
+            f"{_MOST_RANKS}: remove it"
+        )
     if len(counts) > 1:
         raise ValueError(
             f"DeltaLog: {path} has logs of {sorted(counts)} ranks: publish to a new directory when "

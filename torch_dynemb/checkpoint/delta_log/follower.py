@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Literal
 
 from torch import nn
 
 from torch_dynemb.argument_checks import integer, number
 from torch_dynemb.checkpoint.delta_log.bases import base_folder, base_folders, newest_base
+from torch_dynemb.checkpoint.delta_log.batch import Batch
 from torch_dynemb.checkpoint.delta_log.commits import commit_of
 from torch_dynemb.checkpoint.delta_log.reader import LogReader, batch_of, sinks_of
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
-from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, target_of
+from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, WholeTarget, target_of
 from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.threads import one_thread
 
 Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
+Dense = Literal["follow", "keep"]
+
+
+def check_dense(owner: str, dense: object) -> None:
+    """Raises ValueError for what is no value of ``dense``.
+
+    Args:
+        owner: the function that errors name.
+        dense: the argument.
+    """
+    if dense not in ("follow", "keep"):
+        raise ValueError(f"{owner}: dense is {dense!r}, expected 'follow' or 'keep'")
 
 
 class Follower:
@@ -29,10 +44,18 @@ class Follower:
     Args:
         reader: of the log.
         target: what takes the commits.
+        dense: what becomes of the dense part, see :func:`follow`.
+
+    Attributes:
+        dense: see the argument.
     """
 
-    def __init__(self, reader: LogReader, target: FollowTarget) -> None:
+    def __init__(self, reader: LogReader, target: FollowTarget, *, dense: Dense = "follow") -> None:
         self._reader, self._target = reader, target
+        self.dense: Dense = dense
+        self._dense_behind = 0
+        if dense == "follow" and isinstance(target, WholeTarget):
+            target.follow_dense()
         self._step: int | None = None
         self._one = threading.Lock()
         self._stopping = threading.Event()
@@ -51,6 +74,15 @@ class Follower:
     def step(self) -> int | None:
         """Step of training of the last commit that was applied; None: none was."""
         return self._step
+
+    @property
+    def dense_behind(self) -> int:
+        """How many commits that changed the dense part were applied without it.
+
+        It is 0 unless :attr:`dense` is ``"keep"``. A log that publishes no dense part
+        (``DeltaLog(dense=False)``) does not say whether that has changed.
+        """
+        return self._dense_behind
 
     @plain_torch()
     def update(self, *, until: int | None = None) -> int:
@@ -79,11 +111,23 @@ class Follower:
         with self._one, one_thread():
             for batches in self._reader.read(until):
                 commit = commit_of(batches)
+                changes_dense = bool(commit.dense)
+                if self.dense == "keep":
+                    commit = commit._replace(dense={})
                 self._target.check(commit)
-                self._target.apply(commit)
-                self._step = commit.step
+                taken = partial(self._taken, batches, commit.step, changes_dense)
+                if isinstance(self._target, WholeTarget):
+                    self._target.apply(commit, taken)
+                else:
+                    self._target.apply(commit)
+                    taken()
                 applied += 1
         return applied
+
+    def _taken(self, batches: list[Batch], step: int, changes_dense: bool) -> None:
+        self._reader.taken(batches)
+        self._step = step
+        self._dense_behind += changes_dense and self.dense == "keep"
 
     def start(self, every_seconds: float = 0.01) -> None:
         """Updates from now on in a thread, until :meth:`stop`, or until an update fails.
@@ -146,12 +190,15 @@ def follow(
     *,
     base: str | PathLike[str] | None = None,
     sequence: int | None = None,
+    dense: Dense = "follow",
 ) -> Follower:
     """Keeps a model up to date with what a :class:`DeltaLog` publishes.
 
-    A model with live tables (:func:`torch_dynemb.serving.live`) goes on serving meanwhile; its
-    dense part stays. A model that trains, or could, takes rows, removed ids, and the dense part;
-    optimizer state where the log has it and the optimizer is the same; scores of ids are its own.
+    A model takes rows, removed ids and the dense part. One with live tables
+    (:func:`torch_dynemb.serving.live`) goes on serving meanwhile: its runs wait while a commit is
+    applied, so that none reads two versions. One that trains, or could, also takes custom scores,
+    and optimizer state where the log has it and the optimizer is the same; other scores of ids are
+    its own.
 
     Args:
         log: directory of the log; or a sink, or those of all ranks that write it.
@@ -159,6 +206,9 @@ def follow(
         base: path of the checkpoint that the model has the content of; default: the one in the
             directory of the log, if there is one only.
         sequence: number of the commit that the model has the content of, in the place of a base.
+        dense: ``"follow"``: commits change the dense part, too. ``"keep"``: it stays as it is,
+            and :attr:`Follower.dense_behind` counts the commits that it lacks. Runs of a model with
+            live tables then never wait, and may read some rows of a commit and some from before.
 
     Returns:
         What applies commits. Nothing has been applied yet.
@@ -166,7 +216,7 @@ def follow(
     Raises:
         TypeError: log is no log, or model no model that can follow.
         ValueError: both base and sequence are given; or none, and the log is not in a directory, or
-            has several bases.
+            has several bases; or dense is none of its values.
         FileNotFoundError: ``base`` is no checkpoint.
 
     Example:
@@ -190,6 +240,7 @@ def follow(
         >>> log.close()
         >>> folder.cleanup()
     """
+    check_dense("follow", dense)
     sinks, target = sinks_of(log), target_of(model)
     if sequence is not None:
         if base is not None:
@@ -198,9 +249,9 @@ def follow(
                 "the content of one of them"
             )
         integer("follow: sequence", sequence, least=0, what="int or None")
-        return Follower(LogReader(sinks, base=None, sequence=sequence), target)
+        return Follower(LogReader(sinks, base=None, sequence=sequence), target, dense=dense)
     with open_checkpoint(_base_of("follow", log, base)) as saved:
-        return Follower(LogReader(sinks, base=saved.uuid, sequence=None), target)
+        return Follower(LogReader(sinks, base=saved.uuid, sequence=None), target, dense=dense)
 
 
 def replay(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.save import check_saveable, save
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.process.forked import watch
 from torch_dynemb.process.interrupts import held_back
 
 
@@ -105,6 +108,9 @@ class DeltaLog:
         self._writing: Writing | None = None
         self._sequence, self._drop_rest = 0, False
         self._steps, self._published_at = 0, 0.0
+        self._one = threading.RLock()  # of the thread that is in a call
+        self.forked = False  # in a child, which has neither the lock nor the thread that writes
+        watch(self)
 
     @property
     def sequence(self) -> int:
@@ -136,10 +142,14 @@ class DeltaLog:
                 directory is given none; or the log is of another number of ranks.
             FileNotFoundError: ``base`` is no checkpoint.
             DamagedFileError: the log or the base is damaged.
-            RuntimeError: the log has a writer or a model already, rows lie in a store, or gradients
-                are pending.
+            RuntimeError: the log has a writer or a model already, rows lie in a store, gradients
+                are pending, or another thread trains the model.
             OSError: the disk fails. In all cases nothing is recorded.
         """
+        with self._alone("attach"):
+            self._attach(model, base)
+
+    def _attach(self, model: nn.Module, base: str | PathLike[str] | None) -> None:
         ranks = self._ranks
         if self._recorded is not None:
             raise RuntimeError("DeltaLog.attach: the log has a model: close() the log before")
@@ -168,7 +178,9 @@ class DeltaLog:
             def save_base(path: Path) -> None:
                 save(path, model, process_group=self._process_group)
 
+            reading = ranks.run(lambda: recorded.guard("DeltaLog.attach"))
             find_base(self._own, ranks, recorded, log=self._path, base=base, save=save_base)
+            ranks.run(reading.check)
         except BaseException:
             if recorded is not None:
                 recorded.stop()
@@ -218,11 +230,16 @@ class DeltaLog:
 
         Raises:
             TypeError, ValueError: ``step`` is no int, or less than 0.
-            RuntimeError: the log has no model, gradients are pending, or others have taken the
-                place of the tables or of what they hold: then a new base is needed.
+            RuntimeError: the log has no model, gradients are pending, another thread trains the
+                model or calls the log, or others have taken the place of the tables or of what they
+                hold: then a new base is needed. The next publish has what this one has not.
             Exception: what has made the thread fail that wrote the commit before. There is no such
                 commit then, and the next publish has its changes.
         """
+        with self._alone("publish"):
+            return self._publish(step)
+
+    def _publish(self, step: int | None) -> int:
         recorded = self._attached("publish")
         parts = recorded.parts
         if step is None:
@@ -251,6 +268,10 @@ class DeltaLog:
             Exception: what has made the thread fail. There is no such commit then, and the next
                 publish has its changes.
         """
+        with self._alone("flush"):
+            self._flush()
+
+    def _flush(self) -> None:
         recorded, writing = self._attached("flush"), self._writing
         if writing is None:
             return
@@ -311,7 +332,11 @@ class DeltaLog:
             Exception: as :meth:`publish`, and as :func:`torch_dynemb.checkpoint.save`; the old base
                 stays that of the log.
         """
-        self._attached("save")
+        with self._alone("save"):
+            return self._save(path)
+
+    def _save(self, path: str | PathLike[str] | None) -> int:
+        recorded = self._attached("save")
         assert self._model is not None
         if path is None and self._path is None:
             raise ValueError(
@@ -324,6 +349,12 @@ class DeltaLog:
             assert log is not None
             target = base_folder(log, sequence)
         save(target, self._model, process_group=self._process_group)
+        try:
+            self._ranks.run(recorded.check_unchanged)
+        except BaseException:  # it has no commit's content
+            if path is None and log is not None:
+                self._ranks.on_first(lambda: remove_bases(log, after=sequence - 1))
+            raise
         former, uuid = self._own.base_sequence, self._ranks.run(lambda: uuid_of(target))
         self._own.base, self._own.base_sequence = uuid, sequence
         self.publish()  # it says whose content the checkpoint has
@@ -398,12 +429,16 @@ class DeltaLog:
         """
         if self._recorded is None:
             return
-        try:
-            self.flush()
-        finally:
-            self._recorded.stop()
+        if self.forked:
             self._model, self._recorded, self._writing = None, None, None
-            self._own.stop_writing()
+            return
+        with self._alone("close"):
+            try:
+                self.flush()
+            finally:
+                self._recorded.stop()
+                self._model, self._recorded, self._writing = None, None, None
+                self._own.stop_writing()
 
     def __enter__(self) -> DeltaLog:
         return self
@@ -411,10 +446,31 @@ class DeltaLog:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @contextmanager
+    def _alone(self, method: str) -> Iterator[None]:
+        """Raises RuntimeError where another thread is in the log."""
+        if self.forked:
+            yield  # the thread is none of this process
+            return
+        if not self._one.acquire(blocking=False):
+            raise RuntimeError(
+                f"DeltaLog.{method}: another thread is calling the log: let one thread publish, "
+                "the one that trains"
+            )
+        try:
+            yield
+        finally:
+            self._one.release()
+
     def _attached(self, method: str) -> RecordedModel:
         if self._recorded is None:
             raise RuntimeError(
                 f"DeltaLog.{method}: the log has no model: call attach(model) before"
+            )
+        if self.forked:
+            raise RuntimeError(
+                f"DeltaLog.{method}: this process is a fork of the one that publishes: publish "
+                "there, or attach the log to a model of this process, in another directory"
             )
         return self._recorded
 

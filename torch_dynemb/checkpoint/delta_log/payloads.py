@@ -18,6 +18,9 @@ from torch_dynemb.checkpoint.files.tensor_file import (
     sections_of,
 )
 
+_MOST_JSON_BYTES = 16 << 20
+_MOST_COLUMNS = 1 << 48
+
 
 @dataclass(frozen=True)
 class LoggedTable:
@@ -41,6 +44,14 @@ class LoggedTable:
     optimizer: str | None
     optimizer_steps: int
 
+    def check(self) -> None:
+        """Raises ValueError for values that no table has."""
+        numbers = (self.embedding_dim, self.first_column, self.columns, self.optimizer_steps)
+        whole = all(type(number) is int and 0 <= number < _MOST_COLUMNS for number in numbers)
+        texts = isinstance(self.name, str) and isinstance(self.dtype, str)
+        if not whole or not texts or not isinstance(self.optimizer, str | None):
+            raise ValueError(f"{self} is no table")
+
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Tensors as a safetensors file, in pieces.
@@ -53,6 +64,7 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """
     shapes = [TensorShape(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
     header = header_of(shapes, alignment=8)
+    _check_size(len(header))
     return [as_tensor(header), *tensors.values()]
 
 
@@ -66,7 +78,10 @@ def tensors_of(payload: Tensor) -> dict[str, Tensor]:
         ValueError: it is no such payload.
     """
     length = header_bytes(bytes(raw(payload[:8])))
+    _check_size(length)
     sections = sections_of(bytes(raw(payload[8 : 8 + length])), 8 + length, payload.numel())
+    if sum(section.bytes for section in sections.values()) > payload.numel():
+        raise ValueError("its tensors overlap")
     result = {}
     for name, section in sections.items():
         values = payload[section.begin : section.begin + section.bytes]
@@ -79,7 +94,17 @@ def tensors_of(payload: Tensor) -> dict[str, Tensor]:
 def of_tables(tables: list[LoggedTable]) -> list[Tensor]:
     """Descriptions of tables as JSON, in pieces."""
     text = json.dumps([asdict(table) for table in tables], separators=(",", ":")).encode()
+    _check_size(len(text))
     return [as_tensor(text)]
+
+
+def _check_size(size: int) -> None:
+    """Raises ValueError for more JSON than a reader takes, of a hundred thousand tables."""
+    if size > _MOST_JSON_BYTES:
+        raise ValueError(
+            f"delta log: {size} bytes describe tables or tensors, and {_MOST_JSON_BYTES} are the "
+            "most: publish fewer tables and dense tensors in one log"
+        )
 
 
 def tables_of_payload(payload: Tensor) -> list[LoggedTable]:
@@ -91,10 +116,14 @@ def tables_of_payload(payload: Tensor) -> list[LoggedTable]:
     Raises:
         ValueError: it is no such payload.
     """
+    _check_size(payload.numel())
     try:
         entries: list[dict[str, Any]] = json.loads(bytes(raw(payload)))
-        return [LoggedTable(**entry) for entry in entries]
-    except (TypeError, ValueError) as error:
+        tables = [LoggedTable(**entry) for entry in entries]
+        for table in tables:
+            table.check()
+        return tables
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its tables cannot be read: {error!r}") from error
 
 

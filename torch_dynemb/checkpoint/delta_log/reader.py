@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 
-from torch_dynemb.checkpoint.delta_log.batch import Batch, BrokenBatchError, as_tensor, decoded
+from torch_dynemb.checkpoint.delta_log.batch import (
+    Batch,
+    BrokenBatchError,
+    as_tensor,
+    chain_of,
+    decoded,
+)
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink, rank_folders
-from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 
 
@@ -64,7 +70,7 @@ class LogReader:
     def read(self, until: int | None = None) -> Iterator[list[Batch]]:
         """The batches of all ranks, commit after commit, as far as all have written them.
 
-        A commit counts as read when the next one is asked for.
+        :meth:`taken` is called before the next one is asked for.
 
         Args:
             until: number of the last commit that is wanted; None: all that are there.
@@ -88,11 +94,19 @@ class LogReader:
             for rank, stream in enumerate(streams):
                 data = next(stream, None)
                 if data is None:
+                    self._check_end()
                     return
                 batches.append(self._following(rank, batch_of(data)))
             yield batches
-            self.sequence += 1
-            self._chains = {rank: batch.chain for rank, batch in enumerate(batches)}
+
+    def taken(self, batches: Sequence[Batch]) -> None:
+        """Goes on after a commit.
+
+        Args:
+            batches: of the commit, as :meth:`read` gave them.
+        """
+        self._chains = {rank: batch.chain for rank, batch in enumerate(batches)}
+        self.sequence = batches[0].head.sequence
 
     def _following(self, rank: int, batch: Batch) -> Batch:
         """A batch that must be the next one of a rank."""
@@ -117,6 +131,19 @@ class LogReader:
             )
         return batch
 
+    def _check_end(self) -> None:
+        """Raises NewBaseNeededError where what was read last is there no longer."""
+        if not self.sequence:  # nothing was read
+            return
+        for rank, sink in enumerate(self._sinks):
+            chain = _chain_after(sink, self.sequence)
+            if chain is None or chain != self._chains.get(rank, chain):
+                raise NewBaseNeededError(
+                    f"delta log: commit {self.sequence} was read last, and it is there no longer, "
+                    "or is another one: the log was rolled back. Load the base, and follow from "
+                    "there"
+                )
+
     def _start(self) -> int | None:
         """Number of the commit that the base has the content of; None: the log is empty."""
         seen: set[str] = set()
@@ -131,6 +158,15 @@ class LogReader:
             f"delta log: it has changes since the checkpoints {sorted(seen)}, and not since "
             f"{self._base}: load one of these, and follow from there"
         )
+
+
+def _chain_after(sink: DeltaSink, sequence: int) -> int | None:
+    """The chain after a batch; None: it is not there."""
+    if isinstance(sink, EndingSink):
+        end = sink.ending(sequence)
+    else:
+        end = next(iter(sink.read(sequence)), None)
+    return None if end is None else chain_of(end, sequence)
 
 
 def sinks_of(log: object) -> Callable[[], Sequence[DeltaSink]]:

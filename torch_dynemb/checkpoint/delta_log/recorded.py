@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.delta_log.batch import DENSE, ERASE, ROWS, TABLES, Pieces
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, of_tensors
-from torch_dynemb.checkpoint.entries import ID, WEIGHT, state_entry
+from torch_dynemb.checkpoint.entries import ID, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
-from torch_dynemb.checkpoint.saving.rest import dense_source
+from torch_dynemb.checkpoint.saving.rest import dense_source, dense_state
 from torch_dynemb.ops.columns import GENERATION_BITS
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.changes import (
     Changes,
+    mark_changed,
     read_changes,
     reader_of,
     record_changes,
@@ -27,7 +28,9 @@ from torch_dynemb.table.content import optimizer_steps
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import handle_rows, read_rows, state_tensors
+from torch_dynemb.table.scores import get_score
 from torch_dynemb.table.tables import one_table
+from torch_dynemb.table.undisturbed import Undisturbed
 
 
 class ChangedRows(NamedTuple):
@@ -38,12 +41,14 @@ class ChangedRows(NamedTuple):
         rows: [n, columns].
         state: by name, [n] or [n, columns] each.
         removed: int64 [m].
+        scores: int64 [n], custom scores; None: the table keeps none.
     """
 
     ids: Tensor
     rows: Tensor
     state: dict[str, Tensor]
     removed: Tensor
+    scores: Tensor | None
 
 
 class Changed(NamedTuple):
@@ -68,6 +73,8 @@ class Changed(NamedTuple):
             if part.ids.numel() > 0:
                 tensors = {ID: part.ids, WEIGHT: part.rows}
                 tensors |= {state_entry(name): values for name, values in part.state.items()}
+                if part.scores is not None:
+                    tensors[score_entry("custom")] = part.scores
                 result.append(Pieces(ROWS, number, of_tensors(tensors)))
         if self.dense:
             result.append(Pieces(DENSE, 0, of_tensors(self.dense)))
@@ -112,14 +119,15 @@ class RecordedModel:
         self._dense_now()
         self._dense_before: dict[str, Tensor] = {}
         self._taken: Changed | None = None
+        self._reading: Undisturbed | None = None  # the last one
         self._since = f"delta log {id(self)}"
         for group in groups_of(self.parts):
-            record_changes(group.tables, name, scores=False)
+            record_changes(group.tables, name, scores=_keeps_custom(group))
 
     def begin(self) -> None:
         """From now on: what the model holds now is known to those who follow."""
         for group in groups_of(self.parts):
-            reader = record_changes(group.tables, self._name, scores=False)
+            reader = record_changes(group.tables, self._name, scores=_keeps_custom(group))
             changes = read_changes(group.tables, reader)
             take_changes(group.tables, reader, changes, self._since)
         self._dense_before = self._dense_now()
@@ -161,16 +169,19 @@ class RecordedModel:
         What it gives is known from now on, unless it is given back.
 
         Raises:
-            RuntimeError: others have taken the place of the tables, or of what they hold.
+            RuntimeError: others have taken the place of the tables, or of what they hold; or
+                another thread changes them meanwhile. Nothing counts as known then.
         """
         self.give_back()
         groups = groups_of(self.parts)
-        changes = [self._changes_of(group) for group in groups]
-        of_parts = []
-        for part, owed in zip(self.parts, self._owed, strict=True):
-            number = next(k for k, group in enumerate(groups) if group is part.group)
-            of_parts.append(self._copied(part, changes[number], owed))
-        dense = self._dense_now() if self._dense else {}
+        reading = self.guard("DeltaLog.publish")
+        with reading:
+            changes = [self._changes_of(group) for group in groups]
+            of_parts = []
+            for part, owed in zip(self.parts, self._owed, strict=True):
+                number = next(k for k, group in enumerate(groups) if group is part.group)
+                of_parts.append(self._copied(part, changes[number], owed))
+            dense = self._dense_now() if self._dense else {}
         of_dense = {
             name: values
             for name, values in dense.items()
@@ -184,8 +195,29 @@ class RecordedModel:
                 take_changes(group.tables, reader, of_group, self._since)
             self._owed = [owed[:0] for owed in self._owed]
             self._dense_before = dense
-            self._taken = result
+            self._taken, self._reading = result, reading
+            if reading.is_disturbed():  # while bytes were cleared, which may have lost some
+                for group, of_group in zip(groups, changes, strict=True):
+                    mark_changed(group.tables, of_group)
         return result
+
+    def guard(self, call: str) -> Undisturbed:
+        """What refuses a reading of the model beside another thread that trains it.
+
+        Args:
+            call: begins the error.
+
+        Raises:
+            RuntimeError: another thread changes the tables now.
+        """
+        dense = dense_state(self._model).values() if self._dense else ()
+        tensors = [value for value in dense if type(value) is Tensor]
+        return Undisturbed(call, groups_of(self.parts), tensors)
+
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError where the model has changed since :meth:`changed`."""
+        if self._reading is not None:
+            self._reading.check()
 
     def _changes_of(self, group: TableGroup) -> Changes:
         reader = reader_of(group.tables, self._name)
@@ -207,11 +239,15 @@ class RecordedModel:
             handles = find(tables, *one_table(tables, part.table, ids)).handles
             removed, ids, handles = ids[handles < 0], ids[handles >= 0], handles[handles >= 0]
         rows, state = self._rows_of(part, ids, handles)
+        scores = None
+        if "custom" in part.config.policy.scores:
+            scores = get_score(part.group.tables, part.table, ids, score="custom").scores.cpu()
         return ChangedRows(
             ids.cpu(),
             rows.cpu(),
             {name: tensor.cpu() for name, tensor in state.items()},
             removed.cpu(),
+            scores,
         )
 
     def _rows_of(
@@ -260,6 +296,11 @@ class RecordedModel:
         return {
             piece.name: piece.values.to("cpu", copy=True).contiguous() for piece in source.pieces
         }
+
+
+def _keeps_custom(group: TableGroup) -> bool:
+    """Whether followers need scores: those that a program gives, which no lookup of theirs does."""
+    return any("custom" in table.policy.scores for table in group.config.tables)
 
 
 def _same(before: Tensor | None, now: Tensor) -> bool:

@@ -90,6 +90,14 @@ class Segment:
         except ValueError:
             return False
 
+    def commit(self, place: Placed) -> bytes:
+        """The last COMMIT_BYTES of a batch, fewer where the file ends.
+
+        Args:
+            place: of the batch.
+        """
+        return bytes(self._bytes(place.end - COMMIT_BYTES, COMMIT_BYTES))
+
     def read(self, place: Placed) -> bytearray | None:
         """A batch.
 
@@ -144,7 +152,10 @@ class Segment:
             found = text.find(MAGIC)
             while found >= 0:
                 at = begin - len(overlap) + found
-                if head_of(self._bytes(at, HEAD_BYTES)) is not None:
+                try:
+                    if head_of(self._bytes(at, HEAD_BYTES)) is not None:
+                        return True
+                except ValueError:  # the head of another version
                     return True
                 found = text.find(MAGIC, found + 1)
             begin += len(text) - len(overlap)

@@ -11,7 +11,8 @@ class DeltaSink(Protocol):
     """Keeps the batches of one rank: bytes with ascending numbers.
 
     A directory is built in. A sink of one's own, such as a topic of a message queue, has these four
-    methods. Batches are readable by themselves: a sink need not look into them.
+    methods. Batches are readable by themselves: a sink need not look into them. A sink that can
+    read a part of a batch should be an :class:`EndingSink`, too.
     """
 
     def append(self, data: memoryview, sequence: int) -> None:
@@ -39,7 +40,7 @@ class DeltaSink(Protocol):
         ...
 
     def truncate(self, before: int) -> None:
-        """Drops batches at the beginning, of which a sink may keep some.
+        """Drops batches at the beginning, of which a sink may keep some; the last one stays.
 
         Args:
             before: batches from this number on stay.
@@ -55,4 +56,21 @@ class DeltaSink(Protocol):
         ...
 
 
-__all__ = ["DeltaSink"]
+@runtime_checkable
+class EndingSink(Protocol):
+    """A sink that gives the end of a batch without the rest of it.
+
+    Followers that find no new batch look whether the one that they read last is there, to notice a
+    rollback. Of a sink without this method they read that batch as a whole each time.
+    """
+
+    def ending(self, sequence: int) -> bytes | bytearray | memoryview | None:
+        """The last 48 bytes of a batch, or None where it is not there.
+
+        Args:
+            sequence: number of the batch.
+        """
+        ...
+
+
+__all__ = ["DeltaSink", "EndingSink"]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
+from torch_dynemb.checkpoint.delta_log.applying import PartChange
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.entries import PACKED
-from torch_dynemb.checkpoint.parts import TablePart, parts_of
+from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.checkpoint.saving.rest import dense_state
-from torch_dynemb.table.content import set_optimizer_steps
+from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.dense_state import dense_only
-from torch_dynemb.table.lookup import find
-from torch_dynemb.table.row_access import state_tensors, write_rows
-from torch_dynemb.table.tables import one_table
 
 
 @runtime_checkable
@@ -130,7 +128,35 @@ def check_names(commit: Commit, known: set[str]) -> None:
         )
 
 
-class _TrainedModel:
+def nothing() -> None:
+    """Do nothing, where no one asks when a commit has been taken."""
+
+
+class WholeTarget(ABC):
+    """A target of this package: it takes a commit whole or not at all, while signals wait."""
+
+    @abstractmethod
+    def check(self, commit: Commit) -> None:
+        """See :meth:`FollowTarget.check`.
+
+        Args:
+            commit: the next one.
+        """
+
+    @abstractmethod
+    def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
+        """Takes a commit that it has checked; an error leaves it at the one before.
+
+        Args:
+            commit: the next one.
+            taken: is called when the commit has been taken, before signals come.
+        """
+
+    def follow_dense(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Prepares for commits with a dense part, before the first one."""
+
+
+class _TrainedModel(WholeTarget):
     """A model with tables that train, such as another trainer's; see :func:`follow`."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -148,7 +174,7 @@ class _TrainedModel:
                     f"follow: table {part.name!r} has rows of {delta.dtype} in the log, and of "
                     f"{part.dtype} in the model: follow with a model like the one that is published"
                 )
-            _check_room(part, _Owned.of(part, delta))
+            PartChange(part, delta).check()
         # a model on one of several ranks need not have a part of each table
         if all(part.ids.whole for part in parts):
             check_names(commit, {part.name for part in parts})
@@ -163,83 +189,44 @@ class _TrainedModel:
                     "one that is published, or publish with dense=False"
                 )
 
-    def apply(self, commit: Commit) -> None:
-        for part in parts_of(self._model):
-            delta = commit.tables.get(part.name)
-            if delta is not None:
-                _apply(part, delta)
-        if commit.dense:
+    def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
+        changes = [
+            PartChange(part, commit.tables[part.name])
+            for part in parts_of(self._model)
+            if part.name in commit.tables
+        ]
+        for change in changes:
+            change.prepare()
+        own = dense_state(self._model) if commit.dense else {}
+        dense = {name: own[name].clone() for name in commit.dense}
+        begun: list[PartChange] = []
+        with held_back():
+            try:
+                for change in changes:
+                    begun.append(change)
+                    change.apply()
+                self._load(commit.dense)
+            except BaseException:
+                self._load(dense)
+                for change in reversed(begun):
+                    change.undo()
+                raise
+            for change in changes:
+                change.finish()
+            taken()
+
+    def _load(self, dense: Mapping[str, Tensor]) -> None:
+        if dense:
             with dense_only():
-                self._model.load_state_dict(commit.dense, strict=False)
+                self._model.load_state_dict(dense, strict=False)
 
 
-class _Owned:
-    """What a commit does to the ids of a part.
-
-    Attributes:
-        ids: int64 [n].
-        chosen: bool, which of those of the whole table they are.
-        removed: int64 [m].
-        handles: int64 [n]; negative: the id is not there yet.
-    """
-
-    def __init__(self, ids: Tensor, chosen: Tensor, removed: Tensor, handles: Tensor) -> None:
-        self.ids, self.chosen, self.removed, self.handles = ids, chosen, removed, handles
-
-    @staticmethod
-    def of(part: TablePart, delta: TableDelta) -> _Owned:
-        chosen = part.ids.owned(delta.ids)
-        removed = delta.removed[part.ids.owned(delta.removed)].to(part.group.device)
-        ids = delta.ids[chosen].to(part.group.device)
-        tables = part.group.tables
-        handles = find(tables, *one_table(tables, part.table, ids)).handles
-        return _Owned(ids, chosen, removed, handles)
-
-
-def _check_room(part: TablePart, owned: _Owned) -> None:
-    """Raises RuntimeError where a table would evict ids that the published one has kept."""
-    capacity = part.config.policy.capacity
-    new = int((owned.handles < 0).sum())
-    if capacity is None or new == 0:
-        return
-    gone = int(part.group.contains(part.table, owned.removed).sum())
-    size = part.group.size(part.table)
-    if size - gone + new > capacity:
-        raise RuntimeError(
-            f"follow: table {part.name!r} has {size} ids and a capacity of {capacity}, and the "
-            f"commit takes {gone} of them away and brings {new}: give it the capacity of the table "
-            "that is published. Nothing of the commit has been applied"
-        )
-
-
-def _apply(part: TablePart, delta: TableDelta) -> None:
-    group, tables, table = part.group, part.group.tables, part.table
-    owned = _Owned.of(part, delta)
-    columns = slice(part.columns.start, part.columns.stop)
-    if owned.removed.numel() > 0:
-        group.erase(table, owned.removed)
-    everything = bool(owned.chosen.all()) and part.columns == range(part.embedding_dim)
-    rows = delta.rows if everything else delta.rows[owned.chosen][:, columns]
-    rows = rows.to(group.device)
-    new = owned.handles < 0
-    if bool(new.any()):
-        group.insert_or_assign(table, owned.ids[new], rows[new])
-    own = state_tensors(tables, tables.config.slab_of(table))
-    name = None if part.optimizer is None else part.optimizer.description()["name"]
-    state: dict[str, Tensor] = {}
-    handles, there = owned.handles, ~new
-    if delta.optimizer is not None and delta.optimizer == name:
-        state = {
-            word: values[owned.chosen].to(group.device)
-            for word, values in delta.state.items()
-            if word in own
-        }
-        set_optimizer_steps(tables, table, delta.optimizer_steps)
-        handles = find(tables, *one_table(tables, table, owned.ids)).handles
-        there = torch.ones_like(new)
-    if bool(there.any()):
-        of_state = {word: values[there] for word, values in state.items()}
-        write_rows(tables, table, owned.ids[there], handles[there], rows[there], of_state)
-
-
-__all__ = ["FollowTarget", "check_names", "checked_delta", "follows", "target_of"]
+__all__ = [
+    "FollowTarget",
+    "WholeTarget",
+    "check_names",
+    "checked_delta",
+    "follows",
+    "nothing",
+    "target_of",
+]

@@ -55,6 +55,7 @@ class FrozenDynamicEmbedding(ReadOnly):
             KeyError: a dict has other names than those of the children.
             TypeError, ValueError: dtypes, shapes or devices do not match.
         """
+        self._refuse_trace()
         owner = type(self).__name__
         requests = requests_of(owner, self.emb_opt, input_ids, input_weights)
         lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), None)
@@ -104,6 +105,7 @@ class FrozenEmbeddingEngine(ReadOnly, FeatureLookups):
             KeyError: a feature is missing.
             TypeError, ValueError: dtypes, shapes or devices do not match.
         """
+        self._refuse_trace()
         return finished(self._prepared(input_features))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenEmbeddingEngine:

@@ -23,6 +23,7 @@ from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.places import checked_path, make_parents, unfinished
 from torch_dynemb.checkpoint.parts import table_name
+from torch_dynemb.checkpoint.saving.rest import dense_state
 from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import LiveSlab, Meta
 from torch_dynemb.serving.freeze import freeze
@@ -32,6 +33,7 @@ from torch_dynemb.serving.live_models import live, live_tables
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.base import ExportedTable, base_of, position_of
 from torch_dynemb.serving.packages.code_file import sums_of_file
+from torch_dynemb.serving.packages.dim_names import dim_names
 from torch_dynemb.serving.packages.inputs import inputs_of
 from torch_dynemb.serving.packages.manifest import (
     CODE,
@@ -148,7 +150,8 @@ def export(
     )
     with exports_for_compiled_code(), _arguments_of_the_model(frozen):
         program = torch.export.export(frozen.eval(), inputs, dynamic_shapes=dynamic_shapes)
-    taken = inputs_of(program)
+        named = dim_names(program, frozen.forward, inputs, dynamic_shapes)
+    taken = inputs_of(program, named)
     disk = Disk()
     make_parents(disk, target)
     name = uuid.uuid4().hex
@@ -182,6 +185,7 @@ def export(
             inputs=taken,
             files=files,
             base=package_base,
+            unused=sorted(dense_state(frozen).keys() - constants.keys()),
         )
         _write(disk, folder / MANIFEST, manifest_text(manifest))
         disk.sync_folder(folder)

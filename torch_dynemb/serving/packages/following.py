@@ -6,40 +6,51 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_dynemb.checkpoint.delta_log.commits import Commit
-from torch_dynemb.checkpoint.delta_log.follower import Follower, Log
+from torch_dynemb.checkpoint.delta_log.follower import Dense, Follower, Log
 from torch_dynemb.checkpoint.delta_log.reader import LogReader, sinks_of
-from torch_dynemb.checkpoint.delta_log.targets import check_names, checked_delta
+from torch_dynemb.checkpoint.delta_log.targets import (
+    WholeTarget,
+    check_names,
+    checked_delta,
+    nothing,
+)
 from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.live_package import LivePackage
-from torch_dynemb.serving.packages.manifest import PackageManifest, ServedTable
+from torch_dynemb.serving.packages.loaded import Loaded
+from torch_dynemb.serving.packages.manifest import PackageManifest
+from torch_dynemb.serving.packages.versions import Versions
+from torch_dynemb.serving.whole_commits import DenseChange, dense_changes
 
 
-class _FollowingPackage:
-    """Takes commits for a loaded package; its dense part stays.
+class _FollowingPackage(WholeTarget):
+    """Takes commits for a loaded package.
 
     Args:
         base: of the package.
-        tables: of the package.
-        live: gives what updates them.
+        manifest: of the package.
+        versions: gives what it changes.
     """
 
     def __init__(
-        self,
-        base: PackageBase,
-        tables: dict[str, ServedTable],
-        live: Callable[[], LivePackage],
+        self, base: PackageBase, manifest: PackageManifest, versions: Callable[[], Versions]
     ) -> None:
-        self._names, self._tables, self._live = base.tables, tables, live
+        self._names, self._tables, self._versions = base.tables, manifest.tables, versions
+        self._unused = set(manifest.unused)
 
     def check(self, commit: Commit) -> None:
         check_names(commit, set(self._names.values()))
-        live = self._live()
-        live.check(self._changes(commit, live))
+        with self._versions().reading() as loaded:
+            loaded.live.check(self._changes(commit, loaded.live), self._dense(commit, loaded))
 
-    def apply(self, commit: Commit) -> None:
-        live = self._live()
-        live.take(self._changes(commit, live))
+    def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
+        def take(loaded: Loaded) -> None:
+            loaded.live.take(self._changes(commit, loaded.live), self._dense(commit, loaded))
+
+        self._versions().change(take, taken)
+
+    def _dense(self, commit: Commit, loaded: Loaded) -> list[DenseChange]:
+        return dense_changes("the package", commit.dense, loaded.dense, self._unused)
 
     def _changes(self, commit: Commit, live: LivePackage) -> list[TableChange]:
         changes = []
@@ -51,7 +62,11 @@ class _FollowingPackage:
 
 
 def follower_of(
-    folder: Path, manifest: PackageManifest, log: Log, live: Callable[[], LivePackage]
+    folder: Path,
+    manifest: PackageManifest,
+    log: Log,
+    dense: Dense,
+    versions: Callable[[], Versions],
 ) -> Follower:
     """What applies the commits of a log to a loaded package.
 
@@ -59,7 +74,8 @@ def follower_of(
         folder: of the package.
         manifest: its own.
         log: as of :func:`torch_dynemb.checkpoint.follow`.
-        live: gives what updates its tables.
+        dense: what becomes of the dense part, as of :func:`torch_dynemb.checkpoint.follow`.
+        versions: gives what the commits change.
 
     Raises:
         TypeError: ``log`` is none.
@@ -68,7 +84,7 @@ def follower_of(
     chains = {} if base.sequence is None else {base.rank: base.chain}
     uuid = base.uuid if base.sequence is None else None
     reader = LogReader(sinks_of(log), base=uuid, sequence=base.sequence, chains=chains)
-    return Follower(reader, _FollowingPackage(base, manifest.tables, live))
+    return Follower(reader, _FollowingPackage(base, manifest, versions), dense=dense)
 
 
 def base_for(folder: Path, manifest: PackageManifest) -> PackageBase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,8 @@ class Size(NamedTuple):
     """The size of a dimension.
 
     Attributes:
-        symbol: the dynamic size that it depends on; None: it is ``plus``.
+        symbol: the dynamic size that it depends on, by the name of its ``torch.export.Dim`` if it
+            has one, such as ``batch``; None: it is ``plus``.
         times, plus: it is ``times * symbol + plus``.
         least, most: of the symbol; None: any.
     """
@@ -49,8 +50,12 @@ class Input(NamedTuple):
     value: bool | int | float | str | None
 
 
-def inputs_of(program: torch.export.ExportedProgram) -> list[Input]:
+def inputs_of(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> list[Input]:
     """What an exported program takes, leaf by leaf.
+
+    Args:
+        program: the program.
+        names: what the user calls its symbols, for those that have a name.
 
     Raises:
         ValueError: an input is neither a tensor nor a constant.
@@ -63,7 +68,7 @@ def inputs_of(program: torch.export.ExportedProgram) -> list[Input]:
         name = spec.arg.name
         value = nodes[name].meta.get("val")
         if isinstance(value, Tensor):
-            sizes = [_size_of(size, program) for size in value.shape]
+            sizes = [_size_of(size, program, names) for size in value.shape]
             result.append(Input(name, value.dtype, sizes, None))
         elif value is None or isinstance(value, _CONSTANTS):
             result.append(Input(name, None, [], value))
@@ -75,7 +80,9 @@ def inputs_of(program: torch.export.ExportedProgram) -> list[Input]:
     return result
 
 
-def _size_of(size: int | torch.SymInt, program: torch.export.ExportedProgram) -> Size | None:
+def _size_of(
+    size: int | torch.SymInt, program: torch.export.ExportedProgram, names: Mapping[str, str]
+) -> Size | None:
     if isinstance(size, int):
         return Size(None, 0, size, size, size)
     expression = size.node.expr
@@ -91,7 +98,7 @@ def _size_of(size: int | torch.SymInt, program: torch.export.ExportedProgram) ->
     least = int(bounds.lower) if bounds is not None else 0
     most = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None
     return Size(
-        str(symbol),
+        names.get(str(symbol), str(symbol)),
         int(times),
         int(plus),
         least if least > _LEAST_CHECKED else 0,

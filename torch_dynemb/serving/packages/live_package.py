@@ -12,10 +12,11 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
-from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
+from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.live_state import LiveState, LiveUpdate
 from torch_dynemb.serving.packages.manifest import LivePart
 from torch_dynemb.serving.packages.memory import ConstantMemory
+from torch_dynemb.serving.whole_commits import DenseChange, check_changes, take_changes
 
 
 class LiveStats(NamedTuple):
@@ -25,11 +26,14 @@ class LiveStats(NamedTuple):
         ids: how many it has.
         free_rows: how many new ids it has rows for.
         updates: how many updates it has taken since the export.
+        dense_behind: how many commits of a delta log that changed the dense part were applied
+            without it (``dense="keep"``).
     """
 
     ids: int
     free_rows: int
     updates: int
+    dense_behind: int = 0
 
 
 class LivePackage:
@@ -75,24 +79,19 @@ class LivePackage:
                     result[name] = LiveStats(sizes[name], free[name], updates[name])
         return result
 
-    def check(self, changes: Sequence[TableChange]) -> None:
-        """Raises what forbids a commit of a delta log, as :func:`check_room` and the like do."""
+    def check(self, tables: Sequence[TableChange], dense: Sequence[DenseChange]) -> None:
+        """Raises what forbids a commit of a delta log, as :func:`check_changes` does."""
         with self._writing:
-            for change in changes:
-                check_room(change)
-                check_values(change)
+            check_changes(tables, dense)
 
-    def take(self, changes: Sequence[TableChange]) -> None:
+    def take(self, tables: Sequence[TableChange], dense: Sequence[DenseChange]) -> None:
         """Applies a commit that was checked, as a whole.
 
         Raises:
             NoHeadroomError: another update has taken the rows meanwhile; nothing has changed.
         """
         with self._writing:
-            for change in changes:
-                check_room(change)
-            for change in changes:
-                take(change)
+            take_changes(tables, dense)
 
     def state_of(self, owner: str, table: object) -> LiveState:
         """The tables of which one is called so.

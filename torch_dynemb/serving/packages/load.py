@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.checkpoint.delta_log.follower import Log
+from torch_dynemb.checkpoint.delta_log.follower import Dense, Log, check_dense
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
@@ -19,6 +19,7 @@ from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.serving.packages.code_file import check_code
 from torch_dynemb.serving.packages.following import base_for, follower_of
 from torch_dynemb.serving.packages.live_package import LivePackage, with_headroom
+from torch_dynemb.serving.packages.loaded import Loaded, Loader
 from torch_dynemb.serving.packages.manifest import (
     CODE,
     DENSE,
@@ -33,7 +34,8 @@ from torch_dynemb.serving.packages.platform import (
     torch_series,
     wrong_op,
 )
-from torch_dynemb.serving.packages.served_model import Loaded, Loader, ServedModel
+from torch_dynemb.serving.packages.served_model import ServedModel
+from torch_dynemb.serving.packages.versions import Versions
 
 # Code that nobody runs, by package and number of runners. Torch never unloads compiled code, so
 # each package's is loaded as often as it is open at the same time, and taken up again.
@@ -41,7 +43,11 @@ _idle: defaultdict[tuple[str, int], list[Loader]] = defaultdict(list)
 
 
 def load(
-    path: str | os.PathLike[str], *, runners: int = 1, follow: Log | None = None
+    path: str | os.PathLike[str],
+    *,
+    runners: int = 1,
+    follow: Log | None = None,
+    dense: Dense = "follow",
 ) -> ServedModel:
     """Loads a package that :func:`torch_dynemb.serving.export` has written.
 
@@ -56,8 +62,12 @@ def load(
             loader keeps the lock of the Python interpreter during a run (torch 2.13), so threads of
             one Python process take turns whatever this is. Those of a C++ program do not.
         follow: a delta log, as :func:`torch_dynemb.checkpoint.follow` takes it, whose commits the
-            rows shall take; the package was exported with ``headroom=`` and ``base=``. Nothing is
+            model shall take; the package was exported with ``headroom=`` and ``base=``. Nothing is
             applied yet: :attr:`ServedModel.follower` does so when it is asked, or in a thread.
+        dense: ``"follow"``: commits change the dense part, too, and a run reads one version of rows
+            and dense part. The tables are then in memory twice. ``"keep"``: the dense part stays
+            that of the export, in the memory of one; :attr:`ServedModel.dense_behind` counts the
+            commits that it lacks. Only with ``follow``.
 
     Returns:
         The model, ready to run.
@@ -66,8 +76,8 @@ def load(
         FileNotFoundError: there is no package.
         DamagedFileError: a file is missing, or is not what was written.
         TypeError: ``follow`` is no log.
-        ValueError: ``follow`` is given, and the package was exported without ``headroom=`` or
-            without ``base=``.
+        ValueError: ``dense`` is none of its values; or ``follow`` is given, and the package was
+            exported without ``headroom=`` or without ``base=``.
         RuntimeError: the package was made for another version of torch or of this library, for
             another processor, or for a device that is not here.
         MemoryError: the tables do not fit in memory.
@@ -83,10 +93,25 @@ def load(
     integer("serving.load: runners", runners, least=1)
     manifest = read_manifest(folder)
     _check_platform(folder, manifest)
+    check_dense("serving.load", dense)
     if follow is not None:
         base_for(folder, manifest)
         sinks_of(follow)
     check_code(folder / CODE, manifest.files[CODE])
+    copies = 2 if follow is not None and dense == "follow" else 1
+    versions = Versions([_loaded(folder, manifest, runners) for _ in range(copies)])
+    if follow is None:
+        return ServedModel(manifest, versions)
+    return ServedModel(manifest, versions, partial(follower_of, folder, manifest, follow, dense))
+
+
+def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
+    """A copy of a package, ready to run.
+
+    Raises:
+        DamagedFileError: a file is not what was written.
+        MemoryError: the tables do not fit in memory.
+    """
     memory = _read_constants(folder, manifest)
     live = LivePackage(manifest.live, memory)
     idle = _idle[manifest.uuid, runners]
@@ -105,16 +130,16 @@ def load(
             f"{sorted(memory.tensors)}: files of different packages were mixed"
         )
     constants = {name: memory.tensors[name] for name in asked}
+    dense = {name: memory.tensors[name] for name in asked if manifest.constants[name] == DENSE}
     if manifest.device == "cpu":
         # the code keeps the addresses, and references to the tensors that it never gives back;
         # those own no memory
         loader.load_constants(constants, False, True, True)
-        follower = None if follow is None else partial(follower_of, folder, manifest, follow)
-        return ServedModel(manifest, Loaded(loader, memory, live, idle), follower)
+        return Loaded(loader, memory, live, dense, idle)
     device = torch.device(manifest.device)
     copies = {name: tensor.to(device) for name, tensor in constants.items()}
     loader.load_constants(copies, False, True, False)  # into memory that the code owns
-    return ServedModel(manifest, Loaded(loader, None, live, idle))
+    return Loaded(loader, None, live, {}, idle)
 
 
 def _check_platform(folder: Path, manifest: PackageManifest) -> None:

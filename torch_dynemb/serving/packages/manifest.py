@@ -6,6 +6,7 @@ The text ends with the crc32c of all that is before it, so that a reader needs n
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from torch_dynemb.serving.packages.inputs import Input, Size
 
 FORMAT = "torch_dynemb serving package"
 # A package has the least version that has all of it, so that older programs read it.
-FORMAT_VERSION = 3  # says which commit of a delta log its rows have
-_WITHOUT_BASE = 2  # has rows that are updated
-_WITHOUT_LIVE = 1
+FORMAT_VERSION = 4  # has rows that are updated; quantized ones are as in frozen tables
+_WITH_BASE = 3  # says which commit of a delta log its rows have
+_READ_ONLY = 1
 
 MANIFEST = "manifest.json"
 CODE = "model.pt2"
@@ -28,7 +29,7 @@ DENSE = "dense.safetensors"
 
 _END = ',"crc32c":"{:08x}"}}\n'
 _END_BYTES = len(_END.format(0))
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 24  # the checksums of tables of 12 TB
 
 
 class ServedTable(NamedTuple):
@@ -74,6 +75,7 @@ class PackageManifest(NamedTuple):
         inputs: what the model takes, leaf by leaf.
         files: sizes and checksums by name.
         base: what its rows were made of; None: it follows no delta log.
+        unused: dense tensors of the model that the code does without; none without a base.
     """
 
     uuid: str
@@ -91,6 +93,7 @@ class PackageManifest(NamedTuple):
     inputs: list[Input]
     files: dict[str, FileSums]
     base: PackageBase | None = None
+    unused: Sequence[str] = ()
 
 
 def manifest_text(manifest: PackageManifest) -> bytes:
@@ -107,7 +110,7 @@ def manifest_text(manifest: PackageManifest) -> bytes:
     if not manifest.live:
         del content["live"]
     if manifest.base is None:
-        del content["base"]
+        del content["base"], content["unused"]
     else:
         content["base"] = manifest.base._asdict()
     text = json.dumps(content, separators=(",", ":")).encode()[:-1]
@@ -115,9 +118,9 @@ def manifest_text(manifest: PackageManifest) -> bytes:
 
 
 def _version_of(manifest: PackageManifest) -> int:
-    if manifest.base is not None:
+    if manifest.live:
         return FORMAT_VERSION
-    return _WITHOUT_BASE if manifest.live else _WITHOUT_LIVE
+    return _READ_ONLY if manifest.base is None else _WITH_BASE
 
 
 def _input_entry(given: Input) -> dict[str, Any]:
@@ -153,15 +156,27 @@ def read_manifest(folder: Path) -> PackageManifest:
         raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
-    if content.get("format_version") not in range(_WITHOUT_LIVE, FORMAT_VERSION + 1):
+    known = (FORMAT_VERSION,) if "live" in content else (_READ_ONLY, _WITH_BASE)
+    if content.get("format_version") not in known:
         raise RuntimeError(
             f"serving.load: {folder} has format version {content.get('format_version')!r}, but "
-            f"this torch_dynemb reads {_WITHOUT_LIVE} to {FORMAT_VERSION}: export the model "
-            "again, or load the package with the version that wrote it"
+            f"of such a package this torch_dynemb reads {' and '.join(map(str, known))}: export "
+            "the model again, or load the package with the version that wrote it"
         )
     body = text[:-_END_BYTES]
     if text[-_END_BYTES:] != _END.format(sums_of_bytes(body)).encode():
         raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
+    try:
+        return _manifest_of(content)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(
+            f"{path}: the manifest has not the fields that torch_dynemb.serving.export writes "
+            f"({type(error).__name__}: {error}): another program wrote it"
+        ) from error
+
+
+def _manifest_of(content: dict[str, Any]) -> PackageManifest:
+    """The manifest in a JSON object; what is missing or of another type raises built-in errors."""
     del content["format"], content["format_version"], content["crc32c"]
     content["tables"] = {name: ServedTable(**t) for name, t in content["tables"].items()}
     content["live"] = {path: LivePart(**p) for path, p in content.get("live", {}).items()}
@@ -172,7 +187,32 @@ def read_manifest(folder: Path) -> PackageManifest:
         name: FileSums(sums["bytes"], sums["block_bytes"], tuple(sums["sums"]))
         for name, sums in content["files"].items()
     }
-    return PackageManifest(**content)
+    manifest = PackageManifest(**content)
+    _check_types(manifest)
+    return manifest
+
+
+def _check_types(manifest: PackageManifest) -> None:
+    texts = ("uuid", "library", "torch", "machine", "device")
+    wrong = [name for name in texts if not isinstance(getattr(manifest, name), str)]
+    for name in ("ops", "constants"):
+        if not all(isinstance(text, str) for text in getattr(manifest, name).values()):
+            wrong.append(name)
+    lists: list[tuple[str, Any, type]] = [
+        ("instructions", manifest.instructions, str),
+        ("missing", [] if manifest.missing is None else manifest.missing, str),
+    ]
+    for part in manifest.live.values():
+        lists += [("live", part.tables, str), ("live", part.formats, int), ("live", part.rows, int)]
+    for name, values, kind in lists:
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            wrong.append(name)
+    if not set(manifest.constants.values()) <= {TABLES, DENSE}:
+        wrong.append("constants")
+    if set(manifest.files) != {CODE, TABLES, DENSE}:
+        wrong.append("files")
+    if wrong:
+        raise ValueError(f"{wrong[0]} is {getattr(manifest, wrong[0])!r}")
 
 
 def _input_of(entry: dict[str, Any]) -> Input:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,45 +16,23 @@ from torch.utils import _pytree as pytree
 from torch_dynemb.checkpoint.delta_log.follower import Follower
 from torch_dynemb.serving.live_state import LiveUpdate
 from torch_dynemb.serving.packages.inputs import Input, leaves_of, shape_text, tensors_of
-from torch_dynemb.serving.packages.live_package import LivePackage, LiveStats
+from torch_dynemb.serving.packages.live_package import LiveStats
 from torch_dynemb.serving.packages.manifest import PackageManifest, ServedTable
-from torch_dynemb.serving.packages.memory import ConstantMemory
-
-Loader: TypeAlias = torch._C._aoti.AOTIModelPackageLoader
-
-
-class Loaded:
-    """What runs; goes when the last run that uses it has ended.
-
-    Args:
-        loader: of torch, with the compiled code.
-        memory: of its constants; None where the code has copies of them on a GPU.
-        live: what updates those of its tables that take updates.
-        idle: where the loader goes then.
-    """
-
-    def __init__(
-        self,
-        loader: Loader,
-        memory: ConstantMemory | None,
-        live: LivePackage,
-        idle: list[Loader],
-    ) -> None:
-        self.loader, self.memory, self.live = loader, memory, live
-        weakref.finalize(self, idle.append, loader).atexit = False
+from torch_dynemb.serving.packages.versions import Versions
 
 
 class ServedModel:
     """A model of a package, ready to run. Any number of threads may run it.
 
     Made by :func:`load`. As a context it is closed at its end. Rows of a package that was exported
-    with ``headroom=`` may be updated while threads run it; its dense part stays as it is.
+    with ``headroom=`` may be updated while threads run it; its dense part changes by the commits of
+    a delta log only.
 
     Args:
         manifest: what its package says of itself.
-        loaded: the compiled code, with its constants.
-        follow: makes :attr:`follower` of a function that gives what updates the tables as long as
-            the model is open; None: it follows no delta log.
+        versions: the compiled code, with its constants.
+        follow: makes :attr:`follower` of a function that gives the versions as long as the model is
+            open; None: it follows no delta log.
 
     Attributes:
         version: what the exporting program calls this version of the model. Updates of rows do not
@@ -68,8 +46,8 @@ class ServedModel:
     def __init__(
         self,
         manifest: PackageManifest,
-        loaded: Loaded,
-        follow: Callable[[Callable[[], LivePackage]], Follower] | None = None,
+        versions: Versions,
+        follow: Callable[[Callable[[], Versions]], Follower] | None = None,
     ) -> None:
         self.version: str | int = manifest.version
         self.tables: dict[str, ServedTable] = dict(manifest.tables)
@@ -80,11 +58,12 @@ class ServedModel:
         self._missing = torch.zeros(len(manifest.missing or ()), dtype=torch.int64)
         self._counting = threading.Lock()
         self._base = manifest.base
-        self._loaded: Loaded | None = loaded
+        self._versions: Versions | None = versions
         # weak: this model has the follower, and its memory should go when nobody has the model
-        live = partial(_live_of, weakref.ref(self))
-        self._follower = None if follow is None else follow(live)
-        in_spec, out_spec = loaded.loader.get_call_spec()
+        opened = partial(_versions_of, weakref.ref(self))
+        self._follower = None if follow is None else follow(opened)
+        with versions.reading() as loaded:
+            in_spec, out_spec = loaded.loader.get_call_spec()
         self._in_spec = pytree.treespec_loads(in_spec)
         self._out_spec = pytree.treespec_loads(out_spec)
 
@@ -141,14 +120,17 @@ class ServedModel:
 
         A run that goes on meanwhile gets of each id the row from before or from after the update,
         never a part of both, and of several ids rows of both. A run that begins later gets the new
-        ones. Threads that update take turns. Rows are quantized where those of the package are.
+        ones. Threads that update take turns. Rows are quantized where those of the package are. A
+        model that follows a delta log with its dense part makes a version of each update, which
+        runs get as a whole.
 
         Args:
             table: its name in :attr:`tables`.
             ids: int64 [n]; those that are not there are inserted. Of an id that is there several
                 times the last row counts.
             rows: float32, bfloat16 or float16 [n, embedding_dim].
-            erased: int64 [m], ids to take out before; those that are not there are passed over.
+            erased: int64 [m], ids to take out before; those that are not there, or are in ``ids``,
+                are passed over.
 
         Returns:
             How many ids were inserted, updated and erased.
@@ -159,7 +141,9 @@ class ServedModel:
             RuntimeError: the package was exported without ``headroom=``; the model is closed; a
                 padding id, or a row that the format cannot hold. Nothing has changed.
         """
-        return self._open("apply").live.update(table, ids, rows, erased)
+        # copies, which the other version takes later
+        given = [of.clone() if isinstance(of, Tensor) else of for of in (ids, rows, erased)]
+        return self._open("apply").change(lambda loaded: loaded.live.update(table, *given))
 
     def erase(self, table: str, ids: Tensor) -> int:
         """Takes ids out of a table while threads run; their rows are free for others.
@@ -175,7 +159,8 @@ class ServedModel:
             TypeError, ValueError: a table that there is not; dtype or shape of ids.
             RuntimeError: the package was exported without ``headroom=``, or the model is closed.
         """
-        return self._open("erase").live.erase(table, ids)
+        given = ids.clone() if isinstance(ids, Tensor) else ids
+        return self._open("erase").change(lambda loaded: loaded.live.erase(table, given))
 
     def stats(self) -> dict[str, LiveStats]:
         """Ids, free rows and updates of the tables that take updates, by name.
@@ -185,15 +170,17 @@ class ServedModel:
         Raises:
             RuntimeError: the model is closed.
         """
-        return self._open("stats").live.stats()
+        with self._open("stats").reading() as loaded:
+            stats = loaded.live.stats()
+        return {name: of._replace(dense_behind=self.dense_behind) for name, of in stats.items()}
 
     @property
     def follower(self) -> Follower:
         """What applies the commits of the delta log: ``update()``, or ``start()`` for a thread.
 
-        A commit is taken as a whole or refused, and then the rows from before go on being served;
-        the dense part stays that of the export. Runs get rows of a commit one after another, as
-        with :meth:`apply`.
+        A commit is taken as a whole or refused, and then the rows from before go on being served.
+        A run reads rows and dense part of one commit. With ``dense="keep"`` the dense part stays
+        that of the export, and runs get rows of a commit one after another, as with :meth:`apply`.
 
         Raises:
             RuntimeError: the package was loaded without ``follow=``.
@@ -216,11 +203,22 @@ class ServedModel:
 
     @property
     def dense_version(self) -> str | int:
-        """The version of all that is not a row of a table: that of the export, whatever is updated.
+        """The version of all that is not a row of a table.
 
-        A new dense part is a new package.
+        It is that of the export, whatever rows are updated. A model that follows a delta log with
+        its dense part adds the number of the commit, such as ``"monday+17"``.
         """
-        return self.version
+        if self._follower is None or self._follower.dense == "keep" or self.sequence is None:
+            return self.version
+        return f"{self.version}+{self.sequence}"
+
+    @property
+    def dense_behind(self) -> int:
+        """How many commits that changed the dense part were applied without it; 0: it is current.
+
+        Only ``dense="keep"`` of :func:`load` leaves it behind.
+        """
+        return 0 if self._follower is None else self._follower.dense_behind
 
     @property
     def missing(self) -> dict[str, int]:
@@ -245,25 +243,25 @@ class ServedModel:
             self._missing += counts.to(self._missing.device)
 
     def _run(self, tensors: list[Tensor]) -> list[Tensor]:
-        loaded = self._open("run")
-        outputs = loaded.loader.boxed_run(tensors)
-        if loaded.memory is None:
-            return outputs
-        # an output that is a constant, or a part of one, has to outlive the tables
-        return [o.clone() if loaded.memory.has(o) else o for o in outputs]
+        with self._open("run").reading() as loaded:
+            outputs = loaded.loader.boxed_run(tensors)
+            if loaded.memory is None:
+                return outputs
+            # an output that is a constant, or a part of one, has to outlive the tables
+            return [o.clone() if loaded.memory.has(o) else o for o in outputs]
 
-    def _open(self, method: str) -> Loaded:
-        loaded = self._loaded
-        if loaded is None:
+    def _open(self, method: str) -> Versions:
+        versions = self._versions
+        if versions is None:
             raise _closed(method)
-        return loaded
+        return versions
 
     __call__ = run
 
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` has been called."""
-        return self._loaded is None
+        return self._versions is None
 
     def close(self) -> None:
         """Gives the memory of the tables back, when runs of other threads have ended.
@@ -273,7 +271,7 @@ class ServedModel:
         if self._follower is not None:
             with suppress(Exception):
                 self._follower.stop()
-        self._loaded = None
+        self._versions = None
 
     def __enter__(self) -> ServedModel:
         return self
@@ -290,12 +288,12 @@ class ServedModel:
         return f"ServedModel({state}version={self.version!r}, inputs=[{takes}])"
 
 
-def _live_of(reference: weakref.ref[ServedModel]) -> LivePackage:
-    """What updates the tables of a model for its follower."""
+def _versions_of(reference: weakref.ref[ServedModel]) -> Versions:
+    """What the follower of a model changes."""
     model = reference()
     if model is None:
         raise _closed("follow")
-    return model._open("follow").live
+    return model._open("follow")
 
 
 def _closed(method: str) -> RuntimeError:
@@ -304,4 +302,4 @@ def _closed(method: str) -> RuntimeError:
     )
 
 
-__all__ = ["Loaded", "Loader", "ServedModel"]
+__all__ = ["ServedModel"]

@@ -140,6 +140,8 @@ class FrozenEmbeddingBagCollection(FrozenModule):
             ValueError: weights are missing; or there is a batch size per feature, and no
                 ``inverse_indices``, or torch.export traces.
         """
+        if self.static is not None or features.variable_stride_per_key():
+            self._refuse_trace()
         owner = type(self).__name__
         ids = jagged_ids(owner, features)
         of_samples = {} if ids.bags is None else bags_of_samples(owner, features, ids.bags)
@@ -226,6 +228,7 @@ class FrozenEmbeddingCollection(FrozenModule):
             ValueError: there is a batch size per feature, and no ``inverse_indices``, or
                 torch.export traces.
         """
+        self._refuse_trace()
         owner = type(self).__name__
         jagged = jagged_ids(owner, features)
         split = split_ids(jagged)

@@ -1,0 +1,89 @@
+"""Errors of packages call dynamic sizes as the user did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import torch_dynemb as td
+from torch_dynemb.nn.features import KeyedJagged
+from torch_dynemb.serving.packages.dim_names import dim_names
+from torch_dynemb.serving.packages.inputs import Input, inputs_of, shape_text, tensors_of
+
+pytestmark = [pytest.mark.cpu_only("programs are the same on any device"), pytest.mark.traced]
+
+
+class Bags(nn.Module):
+    """Ids in a dict, as they come from a data loader, beside dense values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = td.freeze(td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1)))
+
+    def forward(self, features: dict[str, Any], dense: Tensor) -> Tensor:
+        ragged: Tensor = self.bag(*features["ragged"])
+        even: Tensor = self.bag(features["even"])
+        return ragged + even + dense
+
+
+BATCH, LENGTH, IDS = Dim("batch", min=0), Dim("length"), Dim("ids", max=1000)
+EXAMPLE = (
+    {"ragged": (torch.arange(7), torch.tensor([0, 2, 4])), "even": torch.ones(3, 2).long()},
+    torch.ones(3, 4),
+)
+OF_FEATURES = {"even": {0: BATCH, 1: LENGTH}, "ragged": ({0: IDS}, {0: BATCH})}
+
+
+def taken(model: nn.Module, inputs: tuple[Any, ...], shapes: Any) -> list[Input]:
+    program = torch.export.export(model, inputs, dynamic_shapes=shapes)
+    return inputs_of(program, dim_names(program, model.forward, inputs, shapes))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [(OF_FEATURES, {0: BATCH}), {"dense": [BATCH, None], "features": OF_FEATURES}],
+    ids=["positions", "names"],
+)
+def test_sizes_have_the_names_of_their_dims(shapes: Any) -> None:
+    inputs = taken(Bags(), EXAMPLE, shapes)
+    assert [shape_text(of.sizes) for of in inputs] == [
+        "(ids [<= 1000])",
+        "(batch)",
+        "(batch, length)",
+        "(batch, 4)",
+    ]
+    ids, offsets, even, dense = torch.utils._pytree.tree_leaves(EXAMPLE)
+    with pytest.raises(
+        ValueError, match=r"'dense' has shape \(2, 4\), expected \(batch, 4\)"
+    ) as of:
+        tensors_of(inputs, [ids, offsets, even, dense[:2]], torch.device("cpu"))
+    assert "where ids is 7 by now, where batch is 3 by now" in str(of.value)
+
+
+def test_sizes_that_are_computed_from_a_dim_have_its_name() -> None:
+    class Keyed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            tables = [td.TableConfig(name, 4) for name in "ab"]
+            self.bags = td.freeze(
+                td.DynamicEmbeddingBagCollection(tables, optimizer=td.SGD(lr=0.1))
+            )
+
+        def forward(self, features: KeyedJagged) -> Any:
+            return self.bags(features)
+
+    jagged = KeyedJagged(["a", "b"], torch.arange(7), torch.tensor([0, 2, 4, 5, 7]))
+    with td.nn.features.exports_for_compiled_code():
+        inputs = taken(Keyed(), (jagged,), ([{0: IDS}, {0: 2 * BATCH + 1}, None],))
+    assert [shape_text(of.sizes) for of in inputs][:2] == ["(ids [<= 1000])", "(2 * batch + 1)"]
+
+
+def test_sizes_without_a_name_keep_that_of_torch() -> None:
+    model = td.freeze(td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1)))
+    (ids,) = taken(model, (torch.ones(3, 2).long(),), ({0: Dim.DYNAMIC, 1: LENGTH},))
+    assert shape_text(ids.sizes).endswith(", length)")
+    assert shape_text(ids.sizes).startswith("(s")

@@ -1,0 +1,40 @@
+"""The code of a package with its constants: what runs."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.serving.packages.live_package import LivePackage
+from torch_dynemb.serving.packages.memory import ConstantMemory
+
+Loader: TypeAlias = torch._C._aoti.AOTIModelPackageLoader
+
+
+class Loaded:
+    """What runs; goes when the last run that uses it has ended.
+
+    Args:
+        loader: of torch, with the compiled code.
+        memory: of its constants; None where the code has copies of them on a GPU.
+        live: what updates those of its tables that take updates.
+        dense: its tensors that are no part of a table, by name.
+        idle: where the loader goes then.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        memory: ConstantMemory | None,
+        live: LivePackage,
+        dense: dict[str, Tensor],
+        idle: list[Loader],
+    ) -> None:
+        self.loader, self.memory, self.live, self.dense = loader, memory, live, dense
+        weakref.finalize(self, idle.append, loader).atexit = False
+
+
+__all__ = ["Loaded", "Loader"]

@@ -1,0 +1,173 @@
+"""A commit of a delta log is taken by live tables and dense tensors as a whole, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.delta_log.targets import nothing
+from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, InitKind, Meta
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
+
+
+class DenseChange(NamedTuple):
+    """A dense tensor of a served model, and what a commit makes of it.
+
+    Attributes:
+        name: in the log.
+        tensor: of the model.
+        values: of the commit.
+    """
+
+    name: str
+    tensor: Tensor
+    values: Tensor
+
+
+def check_changes(tables: Sequence[TableChange], dense: Sequence[DenseChange]) -> None:
+    """Refuses a commit that one of the tables or tensors cannot take; changes nothing.
+
+    Args:
+        tables: changes of tables.
+        dense: changes of the dense part.
+
+    Raises:
+        NoHeadroomError: a table has no rows for new ids.
+        ValueError: a dense tensor has another shape or kind, or a table a padding id that the
+            commit has a row for.
+        RuntimeError: rows cannot be stored in the format of a table.
+    """
+    for change in tables:
+        _check_padding(change)
+        check_room(change)
+        check_values(change)
+    for name, tensor, values in dense:
+        floats = tensor.is_floating_point() and values.is_floating_point()
+        if tensor.shape != values.shape or not (floats or tensor.dtype == values.dtype):
+            raise ValueError(
+                f"follow: the commit has a dense tensor {name!r} of {values.dtype} "
+                f"{tuple(values.shape)}, and the model has one of {tensor.dtype} "
+                f"{tuple(tensor.shape)}: serve a model like the one that is published, or give "
+                "dense='keep'"
+            )
+
+
+def take_changes(
+    tables: Sequence[TableChange],
+    dense: Sequence[DenseChange],
+    taken: Callable[[], object] = nothing,
+) -> None:
+    """Takes a commit that was checked, while signals wait.
+
+    Args:
+        tables: changes of tables.
+        dense: changes of the dense part.
+        taken: is called when the commit has been taken, before signals come.
+
+    Raises:
+        Exception: what a table or tensor raises; all of them are as they were.
+    """
+    tables = [change for change in tables if not change.empty]
+    for change in tables:  # others may have taken the rows meanwhile
+        check_room(change)
+    before = [_contrary(change) for change in tables]
+    old = [change._replace(values=change.tensor.clone()) for change in dense]
+    begun: list[TableChange] = []
+    with held_back():
+        try:
+            for change, contrary in zip(tables, before, strict=True):
+                begun.append(contrary)
+                take(change)
+            _copy(dense)
+        except BaseException:
+            _copy(old)
+            for contrary in reversed(begun):
+                take(contrary)
+            raise
+        taken()
+
+
+def dense_changes(
+    owner: str, commit_dense: Mapping[str, Tensor], known: Mapping[str, Tensor], unused: set[str]
+) -> list[DenseChange]:
+    """Which tensors of a served model a commit changes.
+
+    Args:
+        owner: what errors call the model.
+        commit_dense: dense tensors of the commit, by their names in the trained model.
+        known: dense tensors of the served model; it may be a part of another module, so that names
+            begin with the path of that.
+        unused: names of tensors that the served model does without.
+
+    Raises:
+        ValueError: the served model has no such tensor, or several.
+    """
+    changes = []
+    for name, values in commit_dense.items():
+        found = [name] if name in known else [of for of in known if of.endswith(f".{name}")]
+        if not found and any(of == name or of.endswith(f".{name}") for of in unused):
+            continue
+        if len(found) != 1:
+            raise ValueError(
+                f"follow: the commit changes the dense tensor {name!r}, of which {owner} has "
+                f"{found or 'none'}: follow with a model like the one that is published, or give "
+                "dense='keep' to serve its rows with the dense part that is here"
+            )
+        changes.append(DenseChange(name, known[found[0]], values))
+    return changes
+
+
+def _check_padding(change: TableChange) -> None:
+    padding = _padding_of(change)
+    if padding is not None and bool((change.delta.ids == padding).any()):
+        raise ValueError(
+            f"follow: table {change.table!r} has the padding id {padding}, which has no row, but "
+            "the commit has one for it: serve a model like the one that is published"
+        )
+
+
+def _padding_of(change: TableChange) -> int | None:
+    meta = change.state.tensors.meta[change.state.names.index(change.table)]
+    return int(meta[Meta.PADDING_ID]) if int(meta[Meta.HAS_PADDING]) else None
+
+
+def _contrary(change: TableChange) -> TableChange:
+    """What takes a change back: rows of before, and no new ids."""
+    delta, padding = change.delta, _padding_of(change)
+    ids = torch.cat([delta.ids, delta.removed]).unique()
+    ids = ids if padding is None else ids[ids != padding]
+    # ids that are there are those that read the same whatever others read
+    rows = _rows_or(0.0, change, ids)
+    there = (rows == _rows_or(1.0, change, ids)).all(1) | rows.isnan().any(1)
+    before = delta._replace(
+        dtype="float32", ids=ids[there], rows=rows[there], removed=ids[~there], scores=None
+    )
+    return change._replace(delta=before)
+
+
+def _rows_or(default: float, change: TableChange, ids: Tensor) -> Tensor:
+    """float32 [n, dim], rows of a live table; an id that is not there reads a number."""
+    live, number = change.state.tensors, change.state.names.index(change.table)
+    dim = change.delta.embedding_dim
+    record = torch.zeros(INIT_RECORD_COLUMNS, dtype=torch.float64)
+    record[:4] = torch.tensor([0, dim, InitKind.CONSTANT, default])
+    meta = live.meta.clone()
+    meta[number, Meta.DEFAULT_BEGIN] = live.init_data.numel()
+    meta[number, Meta.DEFAULT_COUNT] = 1
+    live = live._replace(meta=meta, init_data=torch.cat([live.init_data, record]))
+    return ops.serve_rows(live, ids, ids[:0], feature_tables=[number], dim=dim).output
+
+
+def _copy(dense: Sequence[DenseChange]) -> None:
+    # tensors of a model may have been made in inference mode
+    with torch.inference_mode():
+        for _, tensor, values in dense:
+            tensor.copy_(values)
+
+
+__all__ = ["DenseChange", "check_changes", "dense_changes", "take_changes"]

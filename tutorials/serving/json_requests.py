@@ -1,0 +1,142 @@
+"""The tensors of a JSON request: nested lists, of which each is taken as it is or refused by name.
+
+``csrc/serving/json_tensors.h`` reads them by the same rules, in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_dynemb as td
+
+MOST_BYTES = 64 << 20  # of a request
+
+
+def fields_of(content: object, known: Sequence[str], owner: str) -> Mapping[str, Any]:
+    """An object of a request.
+
+    Args:
+        content: what should be one.
+        known: the keys that it may have.
+        owner: what errors begin with.
+
+    Raises:
+        ValueError: it is something else, or has other keys.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"{owner}: expected an object")
+    others = [key for key in content if key not in known]
+    if others:
+        raise ValueError(f"{owner} has '{others[0]}', expected one of {list(known)}")
+    return content
+
+
+def tensor_of(values: object, dtype: torch.dtype, sizes: Sequence[int], field: str) -> Tensor:
+    """A tensor of nested lists.
+
+    Args:
+        values: numbers, or lists of them, all as deep.
+        dtype: of the tensor. Integers are written as whole numbers, bools as ``true`` and
+            ``false``.
+        sizes: of the dimensions; an empty list does not tell those in it.
+        field: what errors begin with.
+
+    Raises:
+        ValueError: the lists are no tensor of such numbers.
+    """
+    shape: list[int] = []
+    level = [values]
+    while level and all(isinstance(of, list) for of in level):
+        lengths = {len(of) for of in level}  # type: ignore[arg-type]
+        if len(lengths) > 1:
+            raise ValueError(f"{field}: lists of a tensor differ in length")
+        shape += lengths
+        level = [value for of in level for value in of]  # type: ignore[attr-defined]
+    if any(isinstance(value, list) for value in level):
+        raise ValueError(f"{field}: lists of a tensor differ in depth")
+    if not level:
+        shape += sizes[len(shape) :]
+    _check_kinds(level, dtype, field)
+    if dtype.is_floating_point:
+        tensor = _floats(level, dtype, field)
+    else:
+        tensor = torch.tensor(level, dtype=dtype)
+    return tensor.reshape(shape)
+
+
+def _floats(values: Sequence[object], dtype: torch.dtype, field: str) -> Tensor:
+    try:
+        tensor = torch.tensor(values, dtype=torch.float64).to(dtype)
+    except OverflowError:  # an integer that no float holds
+        tensor = torch.tensor(torch.inf)
+    if not bool(tensor.isfinite().all()):
+        raise ValueError(f"{field}: a number is too large for its dtype")
+    return tensor
+
+
+def _check_kinds(values: Sequence[Any], dtype: torch.dtype, field: str) -> None:
+    if dtype == torch.bool:
+        if not {type(value) for value in values} <= {bool}:
+            raise ValueError(f"{field}: expected true or false")
+    elif dtype.is_floating_point:
+        if not {type(value) for value in values} <= {int, float}:
+            raise ValueError(f"{field}: expected a number")
+    else:
+        if not {type(value) for value in values} <= {int}:
+            raise ValueError(f"{field}: expected a whole number of 64 bits")
+        limits = torch.iinfo(dtype)
+        if values and not (limits.min <= min(values) and max(values) <= limits.max):
+            raise ValueError(f"{field}: expected a whole number of {limits.bits} bits")
+
+
+def inputs_of(content: object, model: td.serving.ServedModel) -> list[Any]:
+    """What a run of a model is given.
+
+    Args:
+        content: the request, ``{"inputs": {name: nested lists}}``.
+        model: what takes them. Inputs that are no tensors are compiled in.
+
+    Raises:
+        ValueError: an input is missing, unknown, or no tensor of its dtype.
+    """
+    request = fields_of(content, ["inputs"], "the request")
+    names = [given.name for given in model.inputs if given.dtype is not None]
+    inputs = fields_of(request.get("inputs"), names, "inputs")
+    missing = [name for name in names if name not in inputs]
+    if missing:
+        raise ValueError(f"inputs lacks '{missing[0]}'")
+    return [
+        given.value
+        if given.dtype is None
+        else tensor_of(
+            inputs[given.name],
+            given.dtype,
+            [0 if size is None else size.plus for size in given.sizes],
+            f"inputs.{given.name}",
+        )
+        for given in model.inputs
+    ]
+
+
+def update_of(content: object, model: td.serving.ServedModel) -> tuple[str, Tensor, Tensor, Tensor]:
+    """The table, ids, rows and erased ids of an update.
+
+    Raises:
+        ValueError: a field is missing, unknown, or has something else in it.
+    """
+    request = fields_of(content, ["table", "ids", "rows", "erased"], "the request")
+    name = request.get("table")
+    if not isinstance(name, str):
+        raise ValueError("table: expected a string")
+    table = model.tables.get(name)
+    dim = 0 if table is None else table.embedding_dim
+    return (
+        name,
+        tensor_of(request.get("ids", []), torch.int64, [0], "ids"),
+        tensor_of(request.get("rows", []), torch.float32, [0, dim], "rows"),
+        tensor_of(request.get("erased", []), torch.int64, [0], "erased"),
+    )
