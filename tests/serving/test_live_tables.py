@@ -370,7 +370,7 @@ def test_compiled_models_read_updates() -> None:
         (("t", [[1]], 1), ValueError, r"update: ids has shape \(1, 1\), expected 1 dimension"),
         (("t", [1.0], 1), TypeError, r"update: ids is a tensor of dtype torch.float32"),
         (("t", [1, 2], 1), ValueError, r"rows has shape \(1, 4\), expected \(2, 4\)"),
-        (("t", [1, 5], 2), RuntimeError, r"ids\[1\] is 5, the padding id of table 0"),
+        (("t", [1, 5], 2), RuntimeError, r"ids\[1\] is 5, the padding id of table 't'"),
     ],
 )
 def test_wrong_updates_change_nothing(
@@ -404,5 +404,5 @@ def test_damaged_tables_are_told() -> None:
     tables = live_bag(4, 20).frozen_tables
     tables.update("t", torch.arange(3), torch.ones(3, 4))
     tables.tensors().rows[0][:, 1] += 2
-    with pytest.raises(RuntimeError, match=r"serve_rows: table 0 is damaged: .* from id 0"):
+    with pytest.raises(RuntimeError, match=r"serve_rows: table 't' is damaged: .* from id 0"):
         rows_of(tables, torch.arange(3))

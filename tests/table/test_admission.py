@@ -235,7 +235,7 @@ def test_a_full_table_that_raises_counts_nothing(rule: admission.AdmissionRule) 
     group.insert(0, torch.tensor([7, 7]))
     sketch = group.index.sketch.clone()
     for _ in range(3):
-        with raises_in_step(group, "table 0 has (2 ids and room for 0|no room for the)"):
+        with raises_in_step(group, "table 't0' has (2 ids and room for 0|no room for the)"):
             group.insert(0, torch.tensor([7, 8]))
     counted = group.stats(wait=True)["t0"].counted
     assert counted == (1 if isinstance(rule, td.AdmitFrequent) else 0)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from torch_dynemb._library.arguments import check_arguments, refuse_size, refuse_sparse
+from torch_dynemb._library.error_names import name_tables_of
 
 LIBRARY = Path(__file__).parents[1] / "_C.abi3.so"
 _OUT_OF_MEMORY = "out of GPU memory"  # in cuda/runtime/launch.cu and cuda/memory
@@ -51,12 +52,14 @@ def _refuse_sparse_tensors() -> None:
 
 
 def raises_out_of_memory(function: Function) -> Function:
-    """Gives a function that calls ops the exception that torch's own functions raise.
+    """Gives a function that calls ops the exceptions that callers expect.
+
+    Errors call tables by the names that :func:`know_names` has noted.
 
     The library says "out of GPU memory" with the bytes and what to do, but cannot raise
     ``torch.OutOfMemoryError``: that class is not part of LibTorch's stable ABI. Code that
-    ``torch.compile`` has compiled calls ops without these functions and gets the same words in a
-    ``RuntimeError``.
+    ``torch.compile`` has compiled calls ops without these functions: it gets the same words in a
+    ``RuntimeError``, with numbers of tables.
     """
 
     @functools.wraps(function)
@@ -64,6 +67,7 @@ def raises_out_of_memory(function: Function) -> Function:
         try:
             return function(*arguments, **keywords)
         except RuntimeError as error:
+            name_tables_of(error, arguments)
             if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY not in str(error):
                 raise
             raise torch.OutOfMemoryError(str(error)) from None

@@ -307,7 +307,8 @@ def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> Grouped
     count: Any = given.ids.shape[0]
     if not every:
         # item(), not int(), which torch.export would want to know; torch.jit.trace keeps its value
-        count = ends[-1] if torch.jit.is_tracing() else ends[-1].item()
+        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        count = ends[-1] if tracing else ends[-1].item()
     position = torch.arange(count, device=ends.device)
     feature = torch.searchsorted(ends, position, right=True).clamp(max=len(chosen) - 1)
     source = (position + moves[feature]).clamp(0, given.ids.shape[0] - 1)

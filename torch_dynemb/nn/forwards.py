@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.error_names import name_feature
 from torch_dynemb.nn.features import Features, group_ids
 from torch_dynemb.nn.inputs import integer_ids
 from torch_dynemb.ops.columns import Pooling
@@ -59,13 +60,18 @@ class BagsOfFeatures:
             pooling: how the rows of a bag become one.
             **more: of the lookup.
         """
-        return self._lookup(
-            *group_ids(type(self).__name__, self.feature_names, features),
-            feature_tables=self.feature_tables,
-            feature_dims=self.feature_dims,
-            pooling=pooling,
-            **more,
-        )
+        grouped = group_ids(type(self).__name__, self.feature_names, features)
+        try:
+            return self._lookup(
+                *grouped,
+                feature_tables=self.feature_tables,
+                feature_dims=self.feature_dims,
+                pooling=pooling,
+                **more,
+            )
+        except RuntimeError as error:
+            name_feature(error, self.feature_names, grouped.offsets.shape[0] - 1)
+            raise
 
     def split(self, output: Tensor) -> dict[str, Tensor]:
         """The columns of an output by feature name.

@@ -238,7 +238,7 @@ def ids_concat(
             f"ids_concat: offsets has {len(given)} entries, expected one for each of {len(ids)} "
             "features: give None for those whose bags have one length"
         )
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return _traced_concat(ids, bags, given or [None] * len(ids))
     ragged = [f for f, of_feature in enumerate(given) if of_feature is not None]
     if not ragged and torch.compiler.is_exporting():

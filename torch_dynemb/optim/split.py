@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from torch_dynemb._library.error_names import name_tables_of
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 from torch_dynemb.ops.tensors import RowTensors
@@ -164,16 +165,20 @@ class SplitOptimizer(FusedOptimizer):
         update = getattr(torch.ops.dynemb, f"{self._config.op_name}_update_")
         # gradients that were applied and not forgotten would count twice
         with nullcontext() if torch.compiler.is_compiling() else held_back():
-            update(
-                *rows.updated,
-                pending.handles,
-                pending.ids,
-                pending.tables,
-                pending.gradients,
-                pending.counts[:, 0].contiguous(),
-                updates,
-                list(range(self._tables)),
-            )
+            try:
+                update(
+                    *rows.updated,
+                    pending.handles,
+                    pending.ids,
+                    pending.tables,
+                    pending.gradients,
+                    pending.counts[:, 0].contiguous(),
+                    updates,
+                    list(range(self._tables)),
+                )
+            except RuntimeError as error:
+                name_tables_of(error, [rows])
+                raise
             pending.counts.zero_()
 
     def _take_scale(self) -> None:

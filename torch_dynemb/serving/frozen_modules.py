@@ -54,7 +54,7 @@ class ReadOnly(nn.Module):
 
     def _refuse_trace(self) -> None:
         """Raises RuntimeError in ``torch.jit.trace``, for a forward that reads sizes of bags."""
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(
                 f"{type(self).__name__}: torch.jit.trace would keep the sizes of the example's "
                 "features, and give wrong rows for others: use torch.export"

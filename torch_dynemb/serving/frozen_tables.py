@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
@@ -229,7 +230,11 @@ class FrozenTables(CountedTables):
         index = IndexTensors(
             buffers["buckets"], none, tables, none, none, none, none, buffers["meta"], none, none
         )
-        found = ops.find(index, ids, offsets, feature_tables)
+        try:
+            found = ops.find(index, ids, offsets, feature_tables)
+        except RuntimeError as error:
+            name_tables(error, self.names)
+            raise
         note_missing(self.place, found.missing)
         return found
 
@@ -259,14 +264,18 @@ class FrozenTables(CountedTables):
         """
         buffers: Any = self._buffers
         if in_host_memory(buffers["buckets"]):
-            read = self._read(
-                ids,
-                offsets,
-                per_sample_weights,
-                feature_tables=feature_tables,
-                feature_dims=feature_dims,
-                pooling=pooling,
-            )
+            try:
+                read = self._read(
+                    ids,
+                    offsets,
+                    per_sample_weights,
+                    feature_tables=feature_tables,
+                    feature_dims=feature_dims,
+                    pooling=pooling,
+                )
+            except RuntimeError as error:
+                name_tables(error, self.names)
+                raise
             note_missing(self.place, read.missing)
             return read.output
         handles = self.find(ids, offsets, feature_tables).handles

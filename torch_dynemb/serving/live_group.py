@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.ops.columns import (
     BUCKET_WORDS,
@@ -185,23 +186,27 @@ class LiveTables(CountedTables):
         Raises:
             RuntimeError: an argument does not fit the tables, or is not on the CPU.
         """
-        if pooling == Pooling.NONE:
-            return ops.serve_rows(
+        try:
+            if pooling == Pooling.NONE:
+                return ops.serve_rows(
+                    self.tensors(),
+                    ids,
+                    offsets,
+                    feature_tables=feature_tables,
+                    dim=feature_dims[0],
+                )
+            return ops.serve_bag(
                 self.tensors(),
                 ids,
                 offsets,
+                per_sample_weights,
                 feature_tables=feature_tables,
-                dim=feature_dims[0],
+                feature_dims=feature_dims,
+                pooling=pooling,
             )
-        return ops.serve_bag(
-            self.tensors(),
-            ids,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
+        except RuntimeError as error:
+            name_tables(error, self.names)
+            raise
 
     def lookup(
         self,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import described
 from torch_dynemb.ops.columns import LiveTable, Meta
 
@@ -132,7 +133,11 @@ class LiveState(NamedTuple):
             RuntimeError: a padding id, a row that the format cannot hold, damaged tables, or
                 another thread is updating these tables.
         """
-        done = ops.serve_apply_(self.tensors, table, ids, values, erased)
+        try:
+            done = ops.serve_apply_(self.tensors, table, ids, values, erased)
+        except RuntimeError as error:
+            name_tables(error, self.names)
+            raise
         if done.wanted > done.free:
             raise NoHeadroomError(self.names[table], wanted=done.wanted, free=done.free)
         return LiveUpdate(done.inserted, done.updated, done.erased)

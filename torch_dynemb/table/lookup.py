@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.ops.columns import NO_HANDLE, Clock, Pooling
 from torch_dynemb.ops.tensors import RowTensors
@@ -151,16 +152,20 @@ def find_and_read(
         As :func:`read`.
     """
     if tables.read_by_one_op:
-        return ops.find_and_read(
-            tables.index,
-            tables.rows,
-            ids,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
+        try:
+            return ops.find_and_read(
+                tables.index,
+                tables.rows,
+                ids,
+                offsets,
+                per_sample_weights,
+                feature_tables=feature_tables,
+                feature_dims=feature_dims,
+                pooling=pooling,
+            )
+        except RuntimeError as error:
+            name_tables(error, tables.config.names)
+            raise
     handles = find(tables, ids, offsets, feature_tables).handles
     handles = without_expired(tables, ids, offsets, feature_tables, handles)
     return read(

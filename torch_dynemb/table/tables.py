@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.error_names import know_names
 from torch_dynemb.argument_checks import flat_int64
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -67,6 +68,8 @@ class Tables:
             and "expiry" not in self.config.layout.score_words
         )
         object.__setattr__(self, "read_by_one_op", one_op)
+        for meta in (self.index.meta, self.rows.meta):
+            know_names(meta, self.config.names)
 
     @property
     def device(self) -> torch.device:

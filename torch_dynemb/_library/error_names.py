@@ -1,0 +1,103 @@
+"""Names of tables and features in errors of ops, which know them by their numbers only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+_NUMBER = re.compile(r"\btable (\d+)\b")
+_PLACE = re.compile(r" \(csrc/[^()]*\)$")
+_OFFSET = re.compile(r"\boffsets\[(\d+)\]")
+_MOST_NAMED = 5
+
+_names: MutableMapping[Tensor, list[str]] = WeakIdKeyDictionary()
+
+
+def know_names(meta: Tensor, names: Sequence[str]) -> None:
+    """Notes what tables are called, until their tensor is gone.
+
+    Args:
+        meta: the tensor of constants that all ops on the tables are given.
+        names: in the order of their numbers.
+    """
+    _names[meta] = list(names)
+
+
+def name_tables_of(error: RuntimeError, arguments: Sequence[object]) -> None:
+    """:func:`name_tables` of an op's error, where its tables have noted names.
+
+    Args:
+        error: what the op raised.
+        arguments: of the op: tensors, and records of them with a ``meta`` or ``rows.meta``.
+    """
+    for meta in _constants(arguments):
+        names = _names.get(meta)
+        if names is not None:
+            name_tables(error, names)
+            return
+
+
+def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
+    """Puts names into the message of an error: for a number, or else behind the message.
+
+    Args:
+        error: what an op raised; its message changes, unless it has a name already.
+        names: of the tables of the call, in the order of their numbers.
+    """
+    if len(error.args) != 1 or not isinstance(error.args[0], str):
+        return
+    message, *rest = error.args[0].split("\n", 1)
+    if not names or any(repr(name) in message for name in names):
+        return
+
+    def named(number: re.Match[str]) -> str:
+        table = int(number[1])
+        return f"table {names[table]!r}" if table < len(names) else number[0]
+
+    says, count = _NUMBER.subn(named, message)
+    if count == 0:
+        place = _PLACE.search(message)
+        end = len(message) if place is None else place.start()
+        says = f"{message[:end]}; {_list(names)}{message[end:]}"
+    error.args = ("\n".join([says, *rest]),)
+
+
+def name_feature(error: RuntimeError, features: Sequence[str], bags: int) -> None:
+    """Says of which feature the offset is that an error names, as one of all features together.
+
+    Args:
+        error: what an op raised.
+        features: their names, in the order of their bags.
+        bags: of all features.
+    """
+    if len(error.args) != 1 or not isinstance(error.args[0], str) or bags < len(features):
+        return
+    message = error.args[0]
+    found = _OFFSET.search(message)
+    if found is None:
+        return
+    bag = max(int(found[1]) - 1, 0)  # which ends there
+    name = features[min(bag // (bags // len(features)), len(features) - 1)]
+    error.args = (f"{message[: found.end()]}, of feature {name!r},{message[found.end() :]}",)
+
+
+def _list(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"table {names[0]!r}"
+    more = ", ..." if len(names) > _MOST_NAMED else ""
+    return f"tables {', '.join(map(repr, names[:_MOST_NAMED]))}{more}"
+
+
+def _constants(arguments: Sequence[Any]) -> Iterator[Tensor]:
+    for argument in arguments:
+        for record in (argument, getattr(argument, "rows", None)):
+            meta = getattr(record, "meta", None)
+            if isinstance(meta, Tensor):
+                yield meta
+
+
+__all__ = ["know_names", "name_feature", "name_tables", "name_tables_of"]
