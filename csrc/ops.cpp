@@ -17,6 +17,7 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("reserve(int[] size, int dtype, bool huge_pages) -> Tensor");
   m.def("release_(Tensor(a!) tensor, int begin, int end) -> ()");
   m.def("available_memory() -> int");
+  m.def("being_changed(int[] memory) -> bool");
   m.def("reserve_cuda(int[] size, int dtype, int device) -> Tensor");
   m.def("available_cuda_memory(int device) -> int");
   m.def("raise_device_errors(int device) -> ()");

@@ -50,6 +50,7 @@ HOST_OPS = {
     "reserve",
     "release_",
     "available_memory",
+    "being_changed",
     "reserve_cuda",
     "available_cuda_memory",
     "compiled_with",

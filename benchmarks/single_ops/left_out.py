@@ -12,7 +12,7 @@ LEFT_OUT = {
     **dict.fromkeys(
         (
             *("simd_level", "set_simd_level", "store_io_paths", "advance_step_"),
-            *("reported_counts", "compiled_with"),
+            *("reported_counts", "compiled_with", "being_changed"),
         ),
         _PROCESS,
     ),

@@ -24,6 +24,7 @@ HOST_ONLY = {
     "reserve",
     "release_",
     "available_memory",
+    "being_changed",
     "changed_ids_",
     "crc32c",
     "compiled_with",

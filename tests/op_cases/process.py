@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Case]] = {
         "uint8": lambda: ([3, 4], 5, False),
     },
     "available_memory": {"": lambda: ()},
+    "being_changed": {"": lambda: ([64, 128],)},
     "advance_step_": {
         "": lambda: step_arguments(None),
         "time": lambda: step_arguments(1001),

@@ -23,7 +23,10 @@ expecttest = pytest.importorskip("expecttest")
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # Without tensors: these run as they are under torch.compile, and return no tensor to be faked.
-PLAIN = {"available_memory", "compiled_with", "set_simd_level", "simd_level", "store_io_paths"}
+PLAIN = {
+    *("available_memory", "being_changed", "compiled_with", "set_simd_level", "simd_level"),
+    "store_io_paths",
+}
 # With an autograd formula.
 DIFFERENTIABLE = {
     "embedding_bag",
@@ -302,6 +305,7 @@ dynemb::sgd_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)
             "reserve",
             "release_",
             "available_memory",
+            "being_changed",
             "simd_level",
             "set_simd_level",
             "compiled_with",
@@ -315,6 +319,7 @@ dynemb::advance_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tenso
 dynemb::reserve(int[] size, int dtype, bool huge_pages) -> Tensor
 dynemb::release_(Tensor(a!) tensor, int begin, int end) -> ()
 dynemb::available_memory() -> int
+dynemb::being_changed(int[] memory) -> bool
 dynemb::simd_level() -> int
 dynemb::set_simd_level(int level) -> ()
 dynemb::compiled_with() -> int[]

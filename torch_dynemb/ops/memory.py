@@ -51,6 +51,19 @@ def available_memory() -> int:
     return available
 
 
+def being_changed(tensors: Sequence[Tensor]) -> bool:
+    """Return whether an op of another thread is changing one of the tensors now.
+
+    Ops of the CPU hold ``index.tables`` while they change an index, the weights of the first slab
+    while they update rows, and the counts of pending gradients while they add to them.
+
+    Args:
+        tensors: such tensors; those of a GPU are never held.
+    """
+    changed: bool = torch.ops.dynemb.being_changed([tensor.data_ptr() for tensor in tensors])
+    return changed
+
+
 def has_cuda_kernels() -> bool:
     """Whether the library was built with its CUDA kernels."""
     has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(

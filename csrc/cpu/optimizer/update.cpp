@@ -34,7 +34,7 @@ struct UpdateCall {
         given(update_tensors(op, kernels.state, state, meta.size(0), row_clock, hyper, updates,
                              tables_argument, updated_tables)) {
     check_row_clock(op, given.clock, row_clock.numel());
-    writer_.emplace(op, given.clock);
+    writer_.emplace(op, weights.empty() ? given.clock : weights[0].data_ptr());
     STD_TORCH_CHECK(
         *given.seen == given.extra[kRowClockUpdates], "dynemb::", op,
         ": the rows were updated between this lookup's forward and its backward (update ",

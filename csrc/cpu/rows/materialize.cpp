@@ -1,9 +1,11 @@
 // materialize_: writes the initial value of every row that its id has not trained yet.
 #include <torch/csrc/stable/library.h>
 
+#include <optional>
 #include <vector>
 
 #include "cpu/index/args.h"
+#include "cpu/index/one_writer.h"
 #include "cpu/rows/initial_row.h"
 #include "cpu/rows/state.h"
 #include "cpu/rows/undo.h"
@@ -57,6 +59,11 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
   const std::vector<SlabState> states = state_tensors(op, weights, state);
   Tensor result = zeros_cpu({1}, ScalarType::Long);
   auto* written = static_cast<int64_t*>(result.data_ptr());
+  check_no_writer(op, index.tables);
+  std::optional<OneWriter> writer;  // a row that is trained meanwhile must not become initial
+  if (!weights.empty()) {
+    writer.emplace(op, weights[0].data_ptr(), OneWriter::Others::kWait);
+  }
   for (int64_t t = 0; t < index.table_count; ++t) {
     if (index.meta_row(t)[kMetaTiered] != 0) continue;  // what is not in memory stays unwritten
     const TableView view = index.table(t);

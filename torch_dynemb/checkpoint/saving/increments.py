@@ -114,6 +114,13 @@ class Increment(NamedTuple):
             assert reader is not None
             take_changes(group.tables, reader, changes, uuid)
 
+    def lost(self) -> None:
+        """Forget which checkpoint changes are counted from: some were not seen."""
+        for group in self.groups:
+            reader = _reader(group)
+            assert reader is not None
+            reader.since = None
+
 
 def _reader(group: TableGroup) -> ChangeReader | None:
     return reader_of(group.tables, _READER)

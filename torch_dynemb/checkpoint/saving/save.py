@@ -6,6 +6,7 @@ import math
 import os
 import uuid as uuids
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -43,7 +44,13 @@ from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.saving.handle import SaveHandle, check_none_running
 from torch_dynemb.checkpoint.saving.held import hold_rows, release_rows
 from torch_dynemb.checkpoint.saving.increments import increment_of, parent_of
-from torch_dynemb.checkpoint.saving.rest import RestSource, dense_source, state_source, write_rest
+from torch_dynemb.checkpoint.saving.rest import (
+    RestSource,
+    dense_source,
+    dense_state,
+    state_source,
+    write_rest,
+)
 from torch_dynemb.checkpoint.saving.source import GroupSource, source_of, write_initial_rows
 from torch_dynemb.checkpoint.saving.staging import staged
 from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write_group
@@ -54,6 +61,7 @@ from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.storage.tiers.ssd import SSDTiers
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.undisturbed import Undisturbed
 
 _DISK = Disk()
 # What writing takes besides: some pieces of 8 MiB, and by row its id, slot, owner and number; of
@@ -133,10 +141,10 @@ def save(
             cannot be saved without pickling it.
         FileExistsError: ``path`` is there and no checkpoint.
         FileNotFoundError: ``since`` is no checkpoint.
-        RuntimeError: it is not known what has changed since ``since``, another save goes on in the
-            background, gradients are pending for an optimizer's ``step()``, memory is short for
-            the copy, or ``asynchronous`` is asked for where rows lie in an :class:`ExternalStore`,
-            or on a disk that is full.
+        RuntimeError: another thread trains or changes the model at the same time; it is not known
+            what has changed since ``since``, another save goes on in the background, gradients are
+            pending for an optimizer's ``step()``, memory is short for the copy, or ``asynchronous``
+            is asked for where rows lie in an :class:`ExternalStore`, or on a disk that is full.
         OSError: the disk is full, or fails. In all cases all ranks raise, and what was at ``path``
             before is as it was. With ``asynchronous``, what the thread raises is raised by
             ``wait()``, or by the next ``optimizer.step()``.
@@ -185,7 +193,13 @@ def save(
     told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in told for place in places])
     uuid = told[0][1]
-    source = ranks.run(lambda: source_of_model(parts, model, state, ranks, asynchronous))
+    reading = ranks.run(lambda: _begin_reading(parts, model))
+
+    def read() -> ModelSource:
+        with reading:
+            return source_of_model(parts, model, state, ranks, asynchronous)
+
+    source = ranks.run(read)
     increment = increment_of(ranks, parts, parent)
     handle = SaveHandle(target)
     if not asynchronous:
@@ -194,13 +208,24 @@ def save(
             for of, group in zip(source.groups, groups_of(parts), strict=True)
         ]
         source = source._replace(groups=groups, parent=parent)
-        write_checkpoint(ranks, disk, target, uuid, source, progress)
+        write_checkpoint(ranks, disk, target, uuid, source, progress, reading)
         increment.taken(uuid)
+        if reading.is_disturbed():  # since it was checked last
+            increment.lost()
         return handle
     copies = staged(ranks, source, _BUFFER_BYTES + _bytes_of_orders(source))
+
+    def hold() -> None:
+        with reading:
+            increment.taken(uuid)
+            hold_rows(copies.groups)
+
     try:
-        increment.taken(uuid)
-        ranks.run(lambda: hold_rows(copies.groups))
+        try:
+            ranks.run(hold)
+        except BaseException:
+            increment.lost()
+            raise
         behind = background_ranks(ranks)
         handle._run(
             lambda: _write_copies(behind, disk, target, uuid, copies, progress), groups_of(parts)
@@ -274,6 +299,13 @@ def source_of_model(
     )
 
 
+def _begin_reading(parts: Sequence[TablePart], model: nn.Module) -> Undisturbed:
+    """Guard what is read from now on; steps that have begun end before."""
+    end_steps(parts)
+    dense = [value for value in dense_state(model).values() if type(value) is torch.Tensor]
+    return Undisturbed("checkpoint.save", groups_of(parts), dense)
+
+
 def _bytes_of_orders(source: ModelSource) -> int:
     return sum(
         slab.used * (_BYTES_OF_ROW_ORDER if slab.reader is None else _BYTES_OF_STORED_ROW)
@@ -288,7 +320,13 @@ def _bytes_of_orders(source: ModelSource) -> int:
 
 @plain_torch()
 def write_checkpoint(
-    ranks: Ranks, disk: Disk, target: Path, uuid: str, source: ModelSource, progress: bool | None
+    ranks: Ranks,
+    disk: Disk,
+    target: Path,
+    uuid: str,
+    source: ModelSource,
+    progress: bool | None,
+    reading: AbstractContextManager[object] | None = None,
 ) -> None:
     """Writes all files on all ranks, then the manifest on the first.
 
@@ -299,11 +337,17 @@ def write_checkpoint(
         uuid: of the checkpoint.
         source: what this rank saves.
         progress: show a progress bar.
+        reading: a context that raises at its end unless what was read inside it is whole.
 
     Raises:
         OSError: the disk is full, or fails.
+        RuntimeError: what ``reading`` raises.
     """
     folder = unfinished(target, uuid)
+
+    def write() -> _Written:
+        with reading or nullcontext():
+            return _write_files(ranks, disk, folder, source, progress)
 
     def begin() -> None:
         with room_told(folder):
@@ -313,7 +357,7 @@ def write_checkpoint(
 
     try:
         ranks.on_first(begin)
-        written = ranks.run(lambda: _write_files(ranks, disk, folder, source, progress))
+        written = ranks.run(write)
         of_ranks = ranks.gather(written)
         ranks.on_first(
             lambda: finish_folder(
