@@ -84,19 +84,22 @@ def read_options(path: Path) -> Mapping[str, Any]:
     return options
 
 
-def files_of(folder: Path, table: str, item: str) -> dict[tuple[int, int], Path]:
+def files_of(folder: Path, table: str, item: str, suffix: str = "") -> dict[tuple[int, int], Path]:
     """The files of an item of a table by rank and number of ranks.
 
     Args:
         folder: of the collection.
         table: its name.
         item: such as ``emb_keys``.
+        suffix: with which their names end.
     """
     prefix = f"{table}_{item}"
     found = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = _FILE.fullmatch(path.name.removeprefix(prefix))
-        if match is not None and path.name.startswith(prefix):
+        if not path.name.startswith(prefix) or not path.name.endswith(suffix):
+            continue
+        match = _FILE.fullmatch(path.name.removeprefix(prefix).removesuffix(suffix))
+        if match is not None:
             found[int(match[1]), int(match[2])] = path
     return found
 
