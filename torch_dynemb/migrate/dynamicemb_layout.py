@@ -11,11 +11,12 @@ github.com/NVIDIA/recsys-examples.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch_dynemb.checkpoint.files.bounded_json import json_of
 
 SECOND = 10**9  # DynamicEmb's times are those of a GPU's clock, in nanoseconds
 # what a dump of a table may have; state has had two names
@@ -76,7 +77,7 @@ def read_options(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        options = json.loads(path.read_text())
+        options = json_of(path)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(options, dict):
