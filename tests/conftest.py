@@ -7,6 +7,7 @@ that say so, and do not import the rest. A file that does not say where it runs 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What a shell without job control starts in the background ignores Ctrl-C, and so do its
+    # children. Tests press it, in this process and in others.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--device") == "marked":
         from marked_device import marked_device
 

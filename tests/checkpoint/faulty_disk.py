@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch_dynemb.checkpoint.entries import UNFINISHED
 from torch_dynemb.checkpoint.files.disk import Disk
 
 # What a failure leaves of what was written: all of it, as when a process is killed; all names, but
@@ -47,12 +48,14 @@ class FaultyDisk(Disk):
         kill_at: number of the call, from 1; 0: none.
         leaves: what :meth:`crash` keeps, one of ``LEAVES``.
         graveyard: a folder for what is removed, of the same file system; needed for "synced".
+        exchanges: whether it can exchange two names.
         calls: their names.
     """
 
     kill_at: int = 0
     leaves: str = "all"
     graveyard: Path | None = None
+    exchanges: bool = True
     calls: list[str] = field(default_factory=list)
     _dead: bool = False
     _changes: list[_Change] = field(default_factory=list)
@@ -111,6 +114,14 @@ class FaultyDisk(Disk):
         super().rename(source, target)
         self._changes.append(_Change("rename", target, source))
 
+    def exchange(self, first: Path, second: Path) -> bool:
+        if not self.exchanges:
+            return False
+        self._die_at("exchange")
+        assert super().exchange(first, second)
+        self._changes.append(_Change("exchange", second, first))
+        return True
+
     def remove(self, path: Path) -> None:
         dies = self._dies("remove")
         if self.leaves == "synced" and path.exists():
@@ -120,7 +131,11 @@ class FaultyDisk(Disk):
             self._changes.append(_Change("remove", path, kept))
         elif dies and path.is_dir():
             half = sorted(file for file in path.rglob("*") if file.is_file())
-            half.sort(key=lambda file: file.name != "manifest.json")
+            manifest = path / "manifest.json"
+            if manifest in half:
+                half.remove(manifest)
+                manifest.rename(path / UNFINISHED)
+            half = [file for file in half if file.name != UNFINISHED]
             for file in half[: (len(half) + 1) // 2]:
                 file.unlink()
         else:
@@ -146,13 +161,17 @@ class FaultyDisk(Disk):
             if change.durable or self.leaves == "names":
                 if change.kind == "file" and path.exists():
                     os.truncate(path, change.synced_bytes)
-                elif change.kind == "rename":
+                elif change.kind in ("rename", "exchange"):
                     assert change.before is not None
+                    # what a save has written since is in the folder that came to that place
                     moved.append((change.before, change.path))
             elif change.kind == "folder":
                 shutil.rmtree(path)
             elif change.kind == "file":
                 path.unlink()
+            elif change.kind == "exchange":
+                assert change.before is not None
+                assert super().exchange(change.before, path)
             else:
                 assert change.before is not None
                 path.rename(change.before) if change.kind == "rename" else change.before.rename(
@@ -175,7 +194,11 @@ class FullDisk(Disk):
     def __init__(self, method: str = "write", number: int = 1, error: int = errno.ENOSPC) -> None:
         self.seen = 0
         self._number, self._error = number, error
+        self._exchanges = method != "rename"  # where a disk can, nothing is renamed
         setattr(self, method, self._failing(getattr(self, method)))
+
+    def exchange(self, first: Path, second: Path) -> bool:
+        return self._exchanges and super().exchange(first, second)
 
     def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

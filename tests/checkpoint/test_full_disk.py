@@ -51,9 +51,10 @@ CALLS = {
     "the folder of a table": ("make_folder", 3),
     "a file": ("create", 2),
     "sync of a folder": ("sync_folder", 2),
+    "in exchange for the old one": ("exchange", 1),
     "away with the old one": ("rename", 1),
     "in its place": ("rename", 2),
-    "sync of the renames": ("sync_folder", 8),
+    "sync of the names": ("sync_folder", 8),
 }
 
 

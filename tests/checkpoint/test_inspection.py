@@ -177,3 +177,27 @@ def test_damaged_checkpoints_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert "do not go together" in said(tables=torch.zeros(2))
     del state["dim4.weights"]
     assert "lack ['dim4.weights']" in said()
+
+
+class _Pickled:
+    pass
+
+
+@pytest.mark.parametrize("kind", ["pickle", "text", "empty", "folder of nothing", "not UTF-8"])
+@pytest.mark.parametrize(
+    "command", [["inspect"], ["checkpoint", "inspect"], ["checkpoint", "verify"]]
+)
+def test_commands_refuse_other_files_in_a_line(
+    command: list[str], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / ("\udcff" if kind == "not UTF-8" else "file")
+    if kind in ("pickle", "not UTF-8"):
+        torch.save({"a": _Pickled()}, path)
+    elif kind == "folder of nothing":
+        path.mkdir()
+    else:
+        path.write_text("" if kind == "empty" else "some text\n" * 100)
+    assert main([*command, str(path)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert len(told.splitlines()) == 1

@@ -94,15 +94,15 @@ def old_one(saved: Saved, path: Path) -> None:
     shutil.copytree(saved.folder, path, copy_function=os.link)
 
 
-def killed_before(call: str) -> Callable[[Saved, Path], None]:
+def killed_before(call: str, *, exchanges: bool = True) -> Callable[[Saved, Path], None]:
     """The old one, and what a save has left that died at its last call of a kind."""
 
     def prepare(saved: Saved, path: Path) -> None:
         old_one(saved, path)
-        disk = FaultyDisk()
+        disk = FaultyDisk(exchanges=exchanges)
         save_on(disk, path, saved.old, 0)
         number = len(disk.calls) - disk.calls[::-1].index(call)
-        assert save_killed(FaultyDisk(number), path, saved.old, 0)
+        assert save_killed(FaultyDisk(number, exchanges=exchanges), path, saved.old, 0)
 
     return prepare
 
@@ -111,9 +111,14 @@ BEFORE = {
     "nothing": nothing,
     "old": old_one,
     "half written": killed_before("create"),
-    "between renames": killed_before("rename"),
+    "before the exchange": killed_before("exchange"),
+    "between renames": killed_before("rename", exchanges=False),
     "half removed": killed_before("remove"),
 }
+
+
+# Whether the disk can exchange two names.
+EXCHANGES = {before: before != "between renames" for before in BEFORE}
 
 
 def check_points(
@@ -139,12 +144,13 @@ def check_points(
         shutil.copytree(template, place, copy_function=os.link)
         # so that it makes folders above, too, where there is nothing
         path = place / "a" / "b" / "last" if before == "nothing" else place / "last"
-        disk = FaultyDisk(number, leaves, graveyard)
+        disk = FaultyDisk(number, leaves, graveyard, exchanges=EXCHANGES[before])
         died = save_killed(disk, path, saved.new, 1)
         epoch = found(path, saved.contents)
         where = f"{before}, call {number} ({disk.calls[-1]}), {leaves} left"
         assert epoch in allowed if died else epoch == 1, where
-        if number % check_next == 0 or disk.calls[-1] in ("rename", "remove", "sync_folder"):
+        names_change = disk.calls[-1] in ("exchange", "rename", "remove", "sync_folder")
+        if number % check_next == 0 or names_change:
             save_on(FaultyDisk(), path, saved.new, 1)
             assert found(path, saved.contents) == 1, where
             assert [entry.name for entry in path.parent.iterdir()] == ["last"], where
@@ -159,15 +165,15 @@ def calls_of(saved: Saved, folder: Path, before: str) -> list[str]:
     path = folder / "tried" / "last"
     path.parent.mkdir()
     BEFORE[before](saved, path)
-    disk = FaultyDisk()
+    disk = FaultyDisk(exchanges=EXCHANGES[before])
     save_on(disk, path, saved.new, 1)
     return disk.calls
 
 
 def test_save_has_points_of_every_kind(saved: Saved, tmp_path: Path) -> None:
     calls = calls_of(saved, tmp_path, "old")
-    kinds = {"make_folder", "create", "write", "sync", "close", "sync_folder", "rename", "remove"}
-    assert set(calls) == kinds
+    kinds = {"make_folder", "create", "write", "sync", "close", "sync_folder", "remove"}
+    assert set(calls) == kinds | {"exchange"}
     assert len(calls) > 100
 
 
@@ -190,7 +196,7 @@ def test_what_was_saved_survives_a_power_failure(before: str, saved: Saved, tmp_
     path = tmp_path / ("a/b/last" if before == "nothing" else "last")
     graveyard = tmp_path / "graveyard"
     graveyard.mkdir()
-    disk = FaultyDisk(0, "synced", graveyard)
+    disk = FaultyDisk(0, "synced", graveyard, exchanges=EXCHANGES[before])
     save_on(disk, path, saved.new, 1)
     disk.crash()
     assert found(path, saved.contents) == 1

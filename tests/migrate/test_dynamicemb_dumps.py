@@ -475,6 +475,7 @@ def test_a_full_disk_leaves_the_dump_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     DynamicEmbDump(tmp_path, trained())
+    (tmp_path / "model/notes.tmp").write_text("of the user")
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
 
     def full(file: int, begin: int, size: int) -> None:

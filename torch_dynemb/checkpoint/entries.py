@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ FORMAT = "torch_dynemb checkpoint"
 VERSION = 1
 
 MANIFEST = "manifest.json"
+UNFINISHED = "torch_dynemb-unfinished"  # who writes a checkpoint, or removes one
 DENSE = "dense"
 STATE = "state"
 
@@ -115,6 +117,25 @@ def dense_file(kind: str, rank: int, ranks: int) -> str:
     return f"{kind}/r{rank:03}-of-{ranks:03}.safetensors"
 
 
+_OF_RANK = r"r\d{3,}-of-\d{3,}"
+_FILE = re.compile(
+    rf"((counts-|removed-|sketch-)?{_OF_RANK}(\.c\d+-\d+)?(\.p\d+)?(\.g\d+)?\.safetensors)"
+)
+_SPOOL = re.compile(r"spool-\d+-(ids|values)")
+
+
+def is_own(folder: str, name: str) -> bool:
+    """Whether a save writes files of this name.
+
+    Args:
+        folder: within the checkpoint; empty for the checkpoint itself.
+        name: of the file.
+    """
+    if folder:
+        return _FILE.fullmatch(name) is not None
+    return name in (MANIFEST, UNFINISHED) or _SPOOL.fullmatch(name) is not None
+
+
 # https://huggingface.co/docs/safetensors/index: the names of dtypes
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -159,12 +180,14 @@ __all__ = [
     "SKETCH",
     "SLOT",
     "STATE",
+    "UNFINISHED",
     "VERSION",
     "WEIGHT",
     "counts_file",
     "dense_file",
     "free_rows_entry",
     "group_file",
+    "is_own",
     "removed_file",
     "rows_file",
     "score_entry",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,8 +81,22 @@ def load(path: Path) -> list[SavedGroup]:
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except UnicodeError as error:
+        raise ValueError(
+            f"{path}: cannot be read as a checkpoint: its path is not UTF-8, which torch.load "
+            "needs: rename it"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path}: cannot be read as a checkpoint: it has pickled objects beside tensors, which "
+            "could run any code, or it is damaged: save state dicts with torch.save"
+        ) from error
+    except Exception as error:  # of whatever reads a file that is none
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path}: cannot be read as a checkpoint: {first}") from error
+    try:
         groups = list(saved_groups(checkpoint))
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as a checkpoint: {error}") from error
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(

@@ -27,6 +27,7 @@ from torch_dynemb.migrate.dynamicemb_writing import (
     dump_table,
     dumped_scores,
     unfinished,
+    unfinished_of,
 )
 from torch_dynemb.migrate.load import load
 from torch_dynemb.policy.admission import AdmitFrequent
@@ -91,6 +92,13 @@ def DynamicEmbDump(  # noqa: N802
         parts = _parts_of(call, model)
         target = checked_path(call, path)
         flag(f"{call}: allow_overwrite", allow_overwrite)
+        try:
+            os.fspath(target).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{call}: path is {os.fspath(target)!r}, which is not UTF-8, as torch needs to map "
+                "its files: give another path"
+            ) from error
         if target.exists() and not target.is_dir():
             raise FileExistsError(f"{call}: {target} is no folder: give another path")
         if target.is_dir() and any(target.iterdir()) and not allow_overwrite:
@@ -123,8 +131,8 @@ def DynamicEmbDump(  # noqa: N802
         ranks.on_first(lambda: _rename(written, [_place(target, name) for name in names]))
     except BaseException:
         if ranks.rank == 0:
-            for folder in {_place(target, name)[0] for name in names}:
-                for left in folder.glob("*.tmp") if folder.is_dir() else ():
+            for name in names:
+                for left in unfinished_of(*_place(target, name)):
                     left.unlink(missing_ok=True)
         raise
 
@@ -299,12 +307,12 @@ def _wanted(
 
 def _rename(written: Sequence[Path], places: Sequence[tuple[Path, str]]) -> None:
     """Gives files their names, and removes those of a dump that was there before."""
-    for folder, table in places:
-        for item in (*ITEMS, *COUNTER_ITEMS):
-            for old in files_of(folder, table, item).values():
-                old.unlink()
     for path in written:
         unfinished(path).replace(path)
+    for folder, table in places:
+        for item in (*ITEMS, *COUNTER_ITEMS):
+            for old in set(files_of(folder, table, item).values()) - set(written):
+                old.unlink()
 
 
 __all__ = ["DynamicEmbDump", "DynamicEmbLoad"]

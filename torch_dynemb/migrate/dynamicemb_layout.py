@@ -11,11 +11,12 @@ github.com/NVIDIA/recsys-examples.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch_dynemb.checkpoint.files.bounded_json import json_of
 
 SECOND = 10**9  # DynamicEmb's times are those of a GPU's clock, in nanoseconds
 # what a dump of a table may have; state has had two names
@@ -76,7 +77,7 @@ def read_options(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        options = json.loads(path.read_text())
+        options = json_of(path)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(options, dict):
@@ -84,19 +85,22 @@ def read_options(path: Path) -> Mapping[str, Any]:
     return options
 
 
-def files_of(folder: Path, table: str, item: str) -> dict[tuple[int, int], Path]:
+def files_of(folder: Path, table: str, item: str, suffix: str = "") -> dict[tuple[int, int], Path]:
     """The files of an item of a table by rank and number of ranks.
 
     Args:
         folder: of the collection.
         table: its name.
         item: such as ``emb_keys``.
+        suffix: with which their names end.
     """
     prefix = f"{table}_{item}"
     found = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = _FILE.fullmatch(path.name.removeprefix(prefix))
-        if match is not None and path.name.startswith(prefix):
+        if not path.name.startswith(prefix) or not path.name.endswith(suffix):
+            continue
+        match = _FILE.fullmatch(path.name.removeprefix(prefix).removesuffix(suffix))
+        if match is not None:
             found[int(match[1]), int(match[2])] = path
     return found
 

@@ -18,7 +18,15 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.together import Ranks
-from torch_dynemb.migrate.dynamicemb_layout import OPTIMIZERS, SECOND, options_file, table_file
+from torch_dynemb.migrate.dynamicemb_layout import (
+    COUNTER_ITEMS,
+    ITEMS,
+    OPTIMIZERS,
+    SECOND,
+    files_of,
+    options_file,
+    table_file,
+)
 from torch_dynemb.ops.columns import Clock, Hyper
 from torch_dynemb.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 from torch_dynemb.optim.base import OptimizerConfig
@@ -216,6 +224,20 @@ def dump_table(
 def unfinished(path: Path) -> Path:
     """The name of a file while it is written."""
     return path.with_name(path.name + _UNFINISHED)
+
+
+def unfinished_of(folder: Path, table: str) -> list[Path]:
+    """What a dump of a table has written under names of files that are not whole.
+
+    Args:
+        folder: of the collection.
+        table: its name there.
+    """
+    options = unfinished(options_file(folder, table))
+    found = [options] if options.exists() else []
+    for item in (*ITEMS, *COUNTER_ITEMS):
+        found += files_of(folder, table, item, _UNFINISHED).values()
+    return found
 
 
 class _Described(NamedTuple):

@@ -9,7 +9,6 @@ stands for ``TABLE@SLOT^BEGIN@END@SIZE``: ids that are dealt to slots BEGIN to E
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ import torch
 
 from torch_dynemb.argument_checks import text
 from torch_dynemb.checkpoint.entries import DTYPES
+from torch_dynemb.checkpoint.files.bounded_json import json_of, parsed
 from torch_dynemb.checkpoint.files.tensor_file import header_bytes
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.migrate.files import Path_, RawFile
@@ -222,7 +222,7 @@ def _keys(folder: Path) -> Mapping[str, Any]:
             f"read_recis: {folder} is no checkpoint of RecIS: it has no {_KEYS}"
         )
     try:
-        keys = json.loads(path.read_text())
+        keys = json_of(path)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(keys, dict):
@@ -242,7 +242,9 @@ def _headers(folder: Path) -> dict[str, _Block]:
         with path.open("rb") as file:
             try:
                 length = header_bytes(file.read(8))
-                entries = json.loads(file.read(length))
+                if 8 + length > size:
+                    raise ValueError(f"its header would have {length} bytes, the file has {size}")
+                entries = parsed(file.read(length))
                 for name, entry in entries.items():
                     if name == "__metadata__" or entry["dtype"] not in DTYPES:
                         continue  # dense tensors of other dtypes, which no table has

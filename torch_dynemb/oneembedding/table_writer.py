@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid as uuids
 from collections.abc import Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,7 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.entries import NO_GROUP
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.manifest.places import (
-    check_replaceable,
-    make_parents,
-    settle,
-    unfinished,
-)
+from torch_dynemb.checkpoint.manifest.places import check_replaceable, check_unclaimed, claimed
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedPart, SavedRest, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.saved_table import (
@@ -80,11 +76,9 @@ class PersistentTableWriter:
         self._folder, self._key_type, self._value_type = folder, key_type, value_type
         self._target = target
         self._uuid = uuids.uuid4().hex
-        self._unfinished = unfinished(folder, self._uuid)
         self._closed = False
-        make_parents(_DISK, folder)
-        settle(_DISK, folder)
-        _DISK.make_folder(self._unfinished)
+        self._claim = ExitStack()
+        self._unfinished = self._claim.enter_context(claimed(_DISK, folder, self._uuid))
         self._spools = [
             KeyValueSpool(self._unfinished, number, value_type, target.layout.width)
             for number in range(len(target.tables))
@@ -168,6 +162,7 @@ class PersistentTableWriter:
             for spool in self._spools:
                 spool.remove()
             _DISK.remove(self._unfinished)
+            self._claim.close()
 
     @plain_torch()
     def close(self) -> None:
@@ -191,6 +186,7 @@ class PersistentTableWriter:
                 self._uuid, "full", None, 1, tables, [], SavedRest(), SavedRest(values=None)
             )
             finish_folder(_DISK, self._unfinished, self._folder, self._uuid, manifest)
+            self._claim.close()
         except BaseException:
             self._remove()
             raise
@@ -334,6 +330,7 @@ def writer_for(
 def _writer(
     folder: Path, key_type: torch.dtype, value_type: torch.dtype, target: _Target
 ) -> PersistentTableWriter:
+    check_unclaimed(folder)
     check_replaceable(folder)
     return PersistentTableWriter(folder, key_type, value_type, target)
 

@@ -7,7 +7,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.entries import MANIFEST, UNFINISHED
+from torch_dynemb.checkpoint.files.exchange import exchange
 
 
 class Disk:
@@ -58,14 +59,32 @@ class Disk:
         """Gives a file or a folder another name, at once."""
         source.rename(target)
 
-    def remove(self, path: Path) -> None:
-        """Removes a folder with all that is in it; it may be gone already.
+    def exchange(self, first: Path, second: Path) -> bool:
+        """Gives each of two folders the other's name, at once; False: it cannot."""
+        return exchange(first, second)
 
-        The manifest goes first, so that nobody takes what is left on the way for a checkpoint.
+    def remove(self, path: Path) -> None:
+        """Removes a folder that this library made, with all that is in it; it may be gone already.
+
+        The manifest becomes the mark of an unfinished checkpoint first, so that nothing takes what
+        is left on the way for a whole one, or for a folder of the user. The mark goes last.
         """
+        mark = path / UNFINISHED
         with suppress(OSError):
-            (path / MANIFEST).unlink()
-        shutil.rmtree(path, ignore_errors=True)
+            (path / MANIFEST).rename(mark)
+        with suppress(OSError):
+            for entry in list(path.iterdir()):
+                if entry == mark:
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    with suppress(OSError):
+                        entry.unlink()
+        with suppress(OSError):
+            mark.unlink()
+        with suppress(OSError):
+            path.rmdir()
 
 
 __all__ = ["Disk"]

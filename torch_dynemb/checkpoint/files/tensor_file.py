@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.entries import DTYPE_NAMES, DTYPES
+from torch_dynemb.checkpoint.files.bounded_json import parsed
 
 _ALIGNMENT = 4096
 _MOST_HEADER_BYTES = 1 << 28
@@ -103,7 +104,7 @@ def sections_of(text: bytes, data_begin: int, file_bytes: int) -> dict[str, Stor
     """
     result = {}
     try:
-        entries = json.loads(text)
+        entries = parsed(text)
         entries.pop("__metadata__", None)
         for name, entry in entries.items():
             dtype = DTYPES[entry["dtype"]]

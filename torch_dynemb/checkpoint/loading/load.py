@@ -16,8 +16,8 @@ from torch_dynemb.checkpoint.files.summed_files import check_file
 from torch_dynemb.checkpoint.loading.group import GroupLoad, is_filled
 from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.table_plan import OnMissingState, TablePlan, plan_of
-from torch_dynemb.checkpoint.manifest.file import check_full, read_manifest
-from torch_dynemb.checkpoint.manifest.places import checked_path, locate
+from torch_dynemb.checkpoint.manifest.file import check_full
+from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
@@ -75,6 +75,13 @@ class LoadReport(NamedTuple):
         )
 
 
+_ATTEMPTS = 10  # of a load whose checkpoint is replaced meanwhile
+
+
+class _ReplacedError(RuntimeError):
+    """Another checkpoint has taken the place of the one that was read."""
+
+
 @plain_torch()
 def load(
     path: str | PathLike[str],
@@ -112,7 +119,8 @@ def load(
         DamagedFileError: a file is damaged or missing, or of another format version; it is a
             ValueError.
         ValueError: the checkpoint does not fit the model.
-        RuntimeError: there is too little room or memory, or a save goes on in the background. In
+        RuntimeError: there is too little room or memory, a save goes on in the background, or other
+            processes replace the checkpoint faster than it is read. In
             all these cases all ranks raise, and the model is as it was, except where memory or the
             disk fails while rows are read into tables that had ids: these are empty then.
     """
@@ -132,32 +140,50 @@ def load(
                 "'error'"
             )
         check_none_running()
-        folder = locate(target)
-        manifest = read_manifest(folder)
+        folder, manifest = located(target)
         check_full("checkpoint.load", folder, manifest)
         return folder, manifest, parts_of(model)
 
-    folder, manifest, parts = ranks.run(prepare)
-    ranks.agree(
-        "checkpoint.load",
-        path=os.fspath(path),
-        uuid=manifest.uuid,
-        strict=strict,
-        optimizer_state=optimizer_state,
-        on_missing_state=on_missing_state,
-    )
-    report = load_parts(
-        ranks,
-        "checkpoint.load",
-        folder,
-        manifest,
-        parts,
-        model,
-        strict=strict,
-        on_missing_state=on_missing_state,
-        optimizer_state=optimizer_state,
-        progress=progress,
-    )
+    def once() -> tuple[Manifest, list[TablePart], LoadReport]:
+        folder, manifest, parts = ranks.run(prepare)
+        ranks.agree(
+            "checkpoint.load",
+            path=os.fspath(path),
+            uuid=manifest.uuid,
+            strict=strict,
+            optimizer_state=optimizer_state,
+            on_missing_state=on_missing_state,
+        )
+        try:
+            report = load_parts(
+                ranks,
+                "checkpoint.load",
+                folder,
+                manifest,
+                parts,
+                model,
+                strict=strict,
+                on_missing_state=on_missing_state,
+                optimizer_state=optimizer_state,
+                progress=progress,
+            )
+        except (ValueError, OSError, RuntimeError) as error:  # files of two checkpoints do not fit
+            if is_replaced(folder, manifest.uuid):
+                raise _ReplacedError(
+                    f"checkpoint.load: {folder} was replaced or removed while it was read: load "
+                    "it again, or save less often"
+                ) from error
+            raise
+        return manifest, parts, report
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            manifest, parts, report = once()
+            break
+        except _ReplacedError:
+            # ranks may not have met the same, so all of them leave that to the caller
+            if ranks.group is not None or attempt == _ATTEMPTS - 1:
+                raise
     whole = not report.missing and not report.unexpected and optimizer_state
     whole = whole and not any(of.evicted or of.fresh for of in report.tables.values())
     saved = manifest.tables

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from torch_dynemb.checkpoint.entries import FORMAT, FULL, MANIFEST, VERSION
+from torch_dynemb.checkpoint.files.bounded_json import json_of
+from torch_dynemb.checkpoint.files.presence import is_file
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, sums_of_bytes
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
@@ -20,8 +21,6 @@ from torch_dynemb.checkpoint.manifest.records import (
     canonical,
 )
 
-_MOST_BYTES = 1 << 30
-
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint.
@@ -31,20 +30,7 @@ def read_manifest(folder: Path) -> Manifest:
         DamagedFileError: it is damaged, or of another format.
     """
     path = folder / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} is no checkpoint: it has no {MANIFEST}, which is written when everything "
-            "else is there"
-        )
-    size = path.stat().st_size
-    if size > _MOST_BYTES:
-        raise DamagedFileError(f"{path}: the file has {size} bytes, which no manifest has")
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
+    content = read_content(folder)
     if content.get("version") != VERSION:
         raise DamagedFileError(
             f"{path}: the checkpoint has format version {repr(content.get('version'))[:100]}, but "
@@ -66,6 +52,29 @@ def read_manifest(folder: Path) -> Manifest:
     except ValueError as error:
         raise DamagedFileError(f"{path}: {error}") from error
     return manifest
+
+
+def read_content(folder: Path) -> dict[str, Any]:
+    """The JSON of the manifest of a checkpoint, whole or not, of any version.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFileError: it is none of a checkpoint.
+        OSError: it cannot be read.
+    """
+    path = folder / MANIFEST
+    if not is_file(path):
+        raise FileNotFoundError(
+            f"{folder} is no checkpoint: it has no {MANIFEST}, which is written when everything "
+            "else is there"
+        )
+    try:
+        content = json_of(path)
+    except ValueError as error:
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
+    return content
 
 
 def check_full(call: str, folder: Path, manifest: Manifest) -> None:
@@ -113,4 +122,4 @@ def _rest_of(rest: dict[str, Any]) -> SavedRest:
     )
 
 
-__all__ = ["check_full", "read_manifest"]
+__all__ = ["check_full", "read_content", "read_manifest"]

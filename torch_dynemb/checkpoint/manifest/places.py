@@ -1,20 +1,33 @@
 """Where a checkpoint lies: the folder, and the names it has while one takes the place of another.
 
-A save writes into ``NAME.tmp-UUID``. Where ``NAME`` is a checkpoint already, that one becomes
-``NAME.old-UUID`` for the moment between two renames; who dies there leaves the new one, whole,
-under its first name.
+A save writes into ``NAME.tmp-UUID``, which it claims (``claim.py``). Where ``NAME`` is a checkpoint
+already, the two exchange their names at once; a file system that cannot do so has the old one at
+``NAME.old-UUID`` for the moment between two renames. A loader finds it there.
+
+Nothing that a save did not write is removed. A folder counts as left by a save only if its name
+ends as a save's does, in 32 hexadecimal digits, and if it has the manifest of a checkpoint or the
+file of a claim that has ended. Other files in a checkpoint move into the one that replaces it.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.entries import MANIFEST, is_own
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.manifest.file import read_manifest
+from torch_dynemb.checkpoint.files.presence import is_file, is_folder, is_there
+from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, writer_of
+from torch_dynemb.checkpoint.manifest.file import read_content, read_manifest
+from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.process.interrupts import held_back
+
+_ATTEMPTS = 100  # of a loader, each of which a save has disturbed
 
 
 def checked_path(owner: str, path: object) -> Path:
@@ -35,43 +48,107 @@ def unfinished(path: Path, uuid: str) -> Path:
 
 def check_replaceable(path: Path) -> None:
     """Raises FileExistsError where something lies that is no checkpoint."""
-    if os.path.lexists(path) and not (path / MANIFEST).is_file():
-        raise FileExistsError(
-            f"checkpoint.save: {path} is there and no checkpoint, which a save would replace: "
-            "choose another path, or remove it"
-        )
-
-
-def locate(path: Path) -> Path:
-    """The folder of the last whole checkpoint.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    if (path / MANIFEST).is_file():
-        return path
-    for left in left_behind(path):
-        if _is_whole(left):
-            return left
-    raise FileNotFoundError(
-        f"{path} is no checkpoint: "
-        + (f"it has no {MANIFEST}" if path.exists() else "there is nothing")
+    if not is_there(path):
+        return
+    why = f"it has no {MANIFEST}"
+    if is_file(path / MANIFEST):
+        try:
+            read_content(path)
+            return
+        except DamagedFileError as error:
+            why = str(error)
+    raise FileExistsError(
+        f"checkpoint.save: {path} is there and no checkpoint, which a save would replace: "
+        f"choose another path, or remove it ({why})"
     )
 
 
+def check_unclaimed(path: Path) -> None:
+    """Raises RuntimeError while another call writes a checkpoint there."""
+    for folder in [path, *left_behind(path)]:
+        _check_unclaimed(path, folder)
+
+
+def _check_unclaimed(path: Path, folder: Path) -> None:
+    writer, who = writer_of(folder)
+    if writer == Writer.ALIVE:
+        raise RuntimeError(
+            f"checkpoint.save: {who} is saving to {path} now: wait until it has ended, or give "
+            "each of them a path of its own; nothing has been replaced by this call"
+        )
+
+
+def located(path: Path) -> tuple[Path, Manifest]:
+    """The folder of the last whole checkpoint, and its manifest.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFileError: its manifest is damaged.
+        OSError: it cannot be read.
+    """
+    for _ in range(_ATTEMPTS):
+        # in this order, since a save may put another one in its place meanwhile
+        with suppress(FileNotFoundError):
+            return path, read_manifest(path)
+        left = left_behind(path)
+        for folder in left:
+            with suppress(FileNotFoundError, DamagedFileError):
+                return folder, read_manifest(folder)
+        if not left and not is_file(path / MANIFEST):
+            break
+    raise FileNotFoundError(
+        f"{path} is no checkpoint: "
+        + (f"it has no {MANIFEST}" if is_there(path) else "there is nothing")
+    )
+
+
+def is_replaced(folder: Path, uuid: str) -> bool:
+    """Whether another checkpoint has taken the place of one that is read, or it was removed.
+
+    Args:
+        folder: where it was.
+        uuid: of the one that is read.
+    """
+    try:
+        return read_manifest(folder).uuid != uuid
+    except FileNotFoundError:
+        return True
+    except (OSError, DamagedFileError):
+        return False
+
+
 def left_behind(path: Path) -> list[Path]:
-    """What saves that died have left beside a checkpoint: first what is newer."""
-    if not path.parent.is_dir():
+    """Folders beside a checkpoint with the names of unfinished ones: first what is newer.
+
+    Raises:
+        OSError: the folder above cannot be read.
+    """
+    if not is_folder(path.parent):
         return []
-    names = (f"{path.name}.tmp-", f"{path.name}.old-")
-    found = [entry for entry in path.parent.iterdir() if entry.name.startswith(names)]
-    return sorted(found, key=lambda entry: (entry.name.startswith(names[1]), entry.name))
+    name = re.compile(re.escape(path.name) + r"\.(tmp|old)-[0-9a-f]{32}")
+    found = [path.parent / entry for entry in os.listdir(path.parent) if name.fullmatch(entry)]
+    old = f"{path.name}.old-"
+    return sorted(found, key=lambda entry: (entry.name.startswith(old), entry.name))
 
 
 def _is_whole(folder: Path) -> bool:
     try:
         read_manifest(folder)
-    except (OSError, ValueError):
+    except (FileNotFoundError, DamagedFileError):
+        return False
+    return True
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a save that has ended made the folder."""
+    if folder.is_symlink() or not is_folder(folder):
+        return False
+    writer, _ = writer_of(folder)
+    if writer != Writer.NONE:
+        return writer == Writer.DEAD
+    try:
+        read_content(folder)
+    except (FileNotFoundError, DamagedFileError):
         return False
     return True
 
@@ -80,7 +157,7 @@ def make_parents(disk: Disk, path: Path) -> None:
     """Makes the folders above a checkpoint, and waits until they are on the disk."""
     missing = []
     parent = path.parent
-    while not parent.is_dir():
+    while not is_folder(parent):
         missing.append(parent)
         parent = parent.parent
     for folder in reversed(missing):
@@ -88,48 +165,148 @@ def make_parents(disk: Disk, path: Path) -> None:
         disk.sync_folder(folder.parent)
 
 
-def settle(disk: Disk, path: Path) -> None:
+@contextmanager
+def claimed(disk: Disk, path: Path, uuid: str) -> Iterator[Path]:
+    """Makes the folder in which a checkpoint is written; no other call writes it meanwhile.
+
+    What dead saves have left is put in its place or removed.
+
+    Args:
+        disk: the file system.
+        path: of the checkpoint.
+        uuid: of the checkpoint.
+
+    Raises:
+        RuntimeError: another call writes it.
+        OSError: the disk is full, or fails.
+    """
+    folder = unfinished(path, uuid)
+    make_parents(disk, path)
+    disk.make_folder(folder)
+    try:
+        claim = Claim(folder)
+    except BaseException:
+        disk.remove(folder)
+        raise
+    try:
+        try:
+            for other in [path, *left_behind(path)]:
+                if other != folder:
+                    _check_unclaimed(path, other)
+            _settle(disk, path, folder)
+        except BaseException:
+            disk.remove(folder)
+            raise
+        yield folder
+    except BaseException:
+        claim.release()
+        raise
+    claim.release(path, folder)
+
+
+def _settle(disk: Disk, path: Path, own: Path) -> None:
     """Puts a checkpoint that a dead save has left in its place, and removes the rest."""
-    left = left_behind(path)
-    if left and not path.exists():
+    left = [entry for entry in left_behind(path) if entry != own and _is_left(entry)]
+    if left and not is_there(path):
         whole = next((entry for entry in left if _is_whole(entry)), None)
         if whole is not None:
             disk.rename(whole, path)
             disk.sync_folder(path.parent)
+            left.remove(whole)
     for entry in left:
-        disk.remove(entry)
+        _remove(disk, entry, path)
 
 
 def put_in_place(disk: Disk, whole: Path, path: Path, uuid: str) -> None:
     """Gives a checkpoint that is on the disk its name, in place of the one before.
 
     Raises:
+        FileExistsError: something else has the name by now.
         OSError: the disk fails; the one before has its name.
     """
-    old = path.with_name(f"{path.name}.old-{uuid}") if path.exists() else None
-    moves = [(whole, path)] if old is None else [(path, old), (whole, path)]
+    check_replaceable(path)
+    if not is_there(path):
+        _renamed(disk, [(whole, path)])
+        return
+    with held_back():
+        exchanged = disk.exchange(whole, path)
+        if exchanged:
+            try:
+                disk.sync_folder(path.parent)
+            except OSError:
+                disk.exchange(whole, path)
+                raise
+    old = whole if exchanged else path.with_name(f"{path.name}.old-{uuid}")
+    if not exchanged:
+        _renamed(disk, [(path, old), (whole, path)])
+    _remove(disk, old, path)
+
+
+def _renamed(disk: Disk, moves: list[tuple[Path, Path]]) -> None:
     done: list[tuple[Path, Path]] = []
     with held_back():
         try:
             for source, target in moves:
                 disk.rename(source, target)
                 done.append((source, target))
-            disk.sync_folder(path.parent)
+            disk.sync_folder(moves[-1][1].parent)
         except OSError:
             for source, target in reversed(done):
                 disk.rename(target, source)
             raise
-    if old is not None:
-        disk.remove(old)
+
+
+# -- what the user has put in --------------------------------------------------------------------
+
+
+def _remove(disk: Disk, old: Path, new: Path) -> None:
+    """Removes a checkpoint that another one has replaced; files of the user move into that one.
+
+    Where that one has other things of their names, or they cannot be moved, the old one stays.
+    """
+    for within in _files_of_others(old):
+        target = new / within
+        try:
+            if is_there(target):
+                return
+            target.parent.mkdir(exist_ok=True)
+            (old / within).rename(target)
+        except OSError:
+            return
+    disk.remove(old)
+
+
+def _files_of_others(folder: Path) -> list[Path]:
+    """What no save has written into a checkpoint: paths within it.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    found = []
+    for name in sorted(os.listdir(folder)):
+        path = folder / name
+        if path.is_symlink() or not is_folder(path):
+            if not is_own("", name):
+                found.append(Path(name))
+            continue
+        inner = sorted(os.listdir(path))
+        found += [
+            Path(name, of)
+            for of in inner
+            if not is_own(name, of) or not is_file(path / of) or (path / of).is_symlink()
+        ]
+    return found
 
 
 __all__ = [
     "check_replaceable",
+    "check_unclaimed",
     "checked_path",
+    "claimed",
+    "is_replaced",
     "left_behind",
-    "locate",
+    "located",
     "make_parents",
     "put_in_place",
-    "settle",
     "unfinished",
 ]

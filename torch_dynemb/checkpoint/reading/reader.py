@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
-from torch_dynemb.checkpoint.manifest.file import read_manifest
-from torch_dynemb.checkpoint.manifest.places import checked_path, locate
+from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
@@ -73,20 +72,12 @@ class Checkpoint:
         try:
             yield
         except DamagedFileError as error:
-            if self._replaced():
+            if is_replaced(self.folder, self.uuid):
                 raise RuntimeError(
                     f"checkpoint {self.folder} was replaced or removed while it was read: open it "
                     "again"
                 ) from error
             raise
-
-    def _replaced(self) -> bool:
-        try:
-            return read_manifest(self.folder).uuid != self.uuid
-        except FileNotFoundError:
-            return True
-        except (OSError, DamagedFileError):
-            return False
 
     @plain_torch()
     def dense(self) -> dict[str, Any]:
@@ -187,8 +178,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
         3
         >>> folder.cleanup()
     """
-    folder = locate(checked_path("checkpoint.open", path))
-    return Checkpoint(folder, read_manifest(folder))
+    return Checkpoint(*located(checked_path("checkpoint.open", path)))
 
 
 __all__ = ["Checkpoint", "open"]

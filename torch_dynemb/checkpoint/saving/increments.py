@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.manifest.file import read_manifest
-from torch_dynemb.checkpoint.manifest.places import checked_path, locate
+from torch_dynemb.checkpoint.manifest.places import checked_path, located
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.together import Ranks
 from torch_dynemb.table.change_reader import ChangeReader
@@ -154,7 +153,7 @@ def parent_of(
             f"checkpoint.save: since is {path}, which the increment would replace: give another "
             "path"
         )
-    uuid = read_manifest(locate(path)).uuid
+    uuid = located(path)[1].uuid
     for group in groups:
         reader = _reader(group)
         if reader is None:

@@ -6,7 +6,7 @@ import math
 import os
 import uuid as uuids
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -18,14 +18,15 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.entries import DELTA, DENSE, FULL, MANIFEST, NO_GROUP, STATE
+from torch_dynemb.checkpoint.files.bounded_json import check_values
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.manifest.places import (
     check_replaceable,
+    check_unclaimed,
     checked_path,
-    make_parents,
+    claimed,
     put_in_place,
-    settle,
     unfinished,
 )
 from torch_dynemb.checkpoint.manifest.records import (
@@ -139,12 +140,14 @@ def save(
     Raises:
         TypeError, ValueError: a wrong argument, tables that do not go together, or an entry that
             cannot be saved without pickling it.
-        FileExistsError: ``path`` is there and no checkpoint.
+        FileExistsError: ``path`` is there and no checkpoint. Files of other programs in a
+            checkpoint are kept: they move into the one that replaces it.
         FileNotFoundError: ``since`` is no checkpoint.
-        RuntimeError: another thread trains or changes the model at the same time; it is not known
-            what has changed since ``since``, another save goes on in the background, gradients are
-            pending for an optimizer's ``step()``, memory is short for the copy, or ``asynchronous``
-            is asked for where rows lie in an :class:`ExternalStore`, or on a disk that is full.
+        RuntimeError: another process saves to ``path``; another thread trains or changes the model;
+            it is not known what has changed since ``since``, another save goes on in the
+            background, gradients are pending for an optimizer's ``step()``, memory is short for the
+            copy, or ``asynchronous`` is asked for where rows lie in an :class:`ExternalStore`, or
+            on a disk that is full.
         OSError: the disk is full, or fails. In all cases all ranks raise, and what was at ``path``
             before is as it was. With ``asynchronous``, what the thread raises is raised by
             ``wait()``, or by the next ``optimizer.step()``.
@@ -174,6 +177,7 @@ def save(
             )
         flag("checkpoint.save: asynchronous", asynchronous)
         check_none_running()
+        check_unclaimed(target)
         check_replaceable(target)
         parts = parts_of(model)
         for group in groups_of(parts):
@@ -349,24 +353,24 @@ def write_checkpoint(
         with reading or nullcontext():
             return _write_files(ranks, disk, folder, source, progress)
 
-    def begin() -> None:
-        with room_told(folder):
-            make_parents(disk, target)
-            settle(disk, target)
-            disk.make_folder(folder)
+    with ExitStack() as claim:
 
-    try:
-        ranks.on_first(begin)
-        written = ranks.run(write)
-        of_ranks = ranks.gather(written)
-        ranks.on_first(
-            lambda: finish_folder(
-                disk, folder, target, uuid, _manifest_of(uuid, source.parent, of_ranks)
+        def begin() -> None:
+            with room_told(folder):
+                claim.enter_context(claimed(disk, target, uuid))
+
+        try:
+            ranks.on_first(begin)
+            written = ranks.run(write)
+            of_ranks = ranks.gather(written)
+            ranks.on_first(
+                lambda: finish_folder(
+                    disk, folder, target, uuid, _manifest_of(uuid, source.parent, of_ranks)
+                )
             )
-        )
-    except BaseException:
-        disk.remove(folder)  # also where ranks do not write to one disk, as they should
-        raise
+        except BaseException:
+            disk.remove(folder)  # also where ranks do not write to one disk, as they should
+            raise
 
 
 def _write_copies(
@@ -495,6 +499,7 @@ def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: M
         with room_told(inner):
             disk.sync_folder(inner)
     text = manifest.text()
+    check_values(text)
     writer = SummedWriter(disk, folder / MANIFEST)
     try:
         writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -53,6 +54,9 @@ def run(
         return _USAGE
     chosen = parser.parse_args(given)
     command: Command = chosen.run
+    for stream in (sys.stdout, sys.stderr):  # a path may have bytes that are no text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = command(chosen)
         sys.stdout.flush()

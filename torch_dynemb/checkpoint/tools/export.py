@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -76,13 +76,16 @@ class _ParquetFile:
     def __init__(self, arrow: Any, parquet: Any, path: Path) -> None:
         self._arrow, self._parquet, self._path = arrow, parquet, path
         self._writer: Any = None
+        self._file: BinaryIO | None = None
 
     def append(self, columns: Columns) -> None:
         table = self._arrow.table({name: self._array(of) for name, of in columns.items()})
         if self._writer is None:
             # values of rows seldom repeat
+            # Arrow opens no path that is not UTF-8
+            self._file = self._path.open("xb")
             self._writer = self._parquet.ParquetWriter(
-                str(self._path), table.schema, use_dictionary=False
+                self._file, table.schema, use_dictionary=False
             )
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
@@ -100,8 +103,12 @@ class _ParquetFile:
         return self._arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            if self._file is not None:
+                self._file.close()
 
 
 _ARROW = {

@@ -25,10 +25,11 @@ from torch_dynemb.checkpoint.entries import (
     sketch_file,
 )
 from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.presence import is_there
 from torch_dynemb.checkpoint.files.summed_files import SummedReader, SummedWriter
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import checked_path, left_behind, settle, unfinished
+from torch_dynemb.checkpoint.manifest.places import checked_path, claimed
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedFile,
@@ -235,31 +236,30 @@ def write_parts(
         DamagedFileError: a file is damaged or missing.
         OSError: the disk is full, or fails. In all cases nothing is left of it.
     """
-    if left_behind(target):
-        settle(_DISK, target)
-    if target.exists():
+    if is_there(target):
         raise FileExistsError(f"{target} is there already: give another path")
     uuid = uuids.uuid4().hex
-    folder = unfinished(target, uuid)
     rest = [*source.manifest.dense.files, *source.manifest.state.files]
     total = sum(split.table.ids * split.table.row_bytes for split in splits.values())
     total += sum(file.bytes for file in rest)
-    try:
-        _DISK.make_folder(folder)
-        files = TensorFiles(_DISK, folder)
-        with progress_bar(f"{doing} {source.folder.name}", total, progress) as bar:
-            tables = {
-                name: _write_table(files, split, bar.update) for name, split in splits.items()
-            }
-            for file in rest:
-                _copy(source.folder, files, file, bar.update)
-        before = source.manifest
-        manifest = Manifest(uuid, FULL, None, parts, tables, [], before.dense, before.state)
-        finish_folder(_DISK, folder, target, uuid, manifest)
-    except BaseException:
-        with held_back():
-            _DISK.remove(folder)
-        raise
+    with claimed(_DISK, target, uuid) as folder:
+        if is_there(target):  # which a dead one has left
+            raise FileExistsError(f"{target} is there already: give another path")
+        try:
+            files = TensorFiles(_DISK, folder)
+            with progress_bar(f"{doing} {source.folder.name}", total, progress) as bar:
+                tables = {
+                    name: _write_table(files, split, bar.update) for name, split in splits.items()
+                }
+                for file in rest:
+                    _copy(source.folder, files, file, bar.update)
+            before = source.manifest
+            manifest = Manifest(uuid, FULL, None, parts, tables, [], before.dense, before.state)
+            finish_folder(_DISK, folder, target, uuid, manifest)
+        except BaseException:
+            with held_back():
+                _DISK.remove(folder)
+            raise
 
 
 def _copy(folder: Path, files: TensorFiles, file: SavedFile, progress: Progress) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_dynemb.checkpoint.files.bounded_json import parsed
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, FileSums, sums_of_bytes
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.inputs import Input, Size
@@ -151,8 +152,8 @@ def read_manifest(folder: Path) -> PackageManifest:
         raise DamagedFileError(f"{path}: the file is larger than any manifest")
     text = path.read_bytes()
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parsed(text)
+    except ValueError as error:
         raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
