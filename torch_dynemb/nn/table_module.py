@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,8 +34,6 @@ FORGOTTEN_SPLIT_STEPS = 256
 # Lookups until which that is not reported again.
 NEVER = -(1 << 62)
 
-_table_numbers = itertools.count()
-
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
     """Raises RuntimeError when a gradient comes whose rows need not be in memory any more."""
@@ -45,11 +42,6 @@ def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> 
             f"{owner}: backward of a lookup {tiers.epoch - epoch} steps ago, since when its rows "
             "may have left memory: call backward before optimizer.step(), or leave storage out"
         )
-
-
-def default_name() -> str:
-    """A name for a table that was given none: unique in the process, equal from run to run."""
-    return f"dynamic_embedding_{next(_table_numbers)}"
 
 
 class TableModule(nn.Module):
@@ -515,4 +507,4 @@ class TableModule(nn.Module):
         return f"{self._group.sizes()}, optimizer={config!r}, trainable={self.trainable}"
 
 
-__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule", "default_name"]
+__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule"]
