@@ -149,7 +149,8 @@ def write(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     tables.index.slabs[:, Slab.GENERATION].clamp_(min=generation)
     tables.index.slabs[:, Slab.COMMITTED_ROWS].clamp_(max=tables.index.free_rows.shape[1])
     for name, target in used_tensors(tables):  # of the lengths that `tables` and `slabs` give now
-        if name not in ("tables", "slabs"):
+        # an entry that has no values may be absent
+        if name not in ("tables", "slabs") and target.numel() > 0:
             # a state may be of parameters, which the tables must not become
             target.copy_(tensors[name].detach())
     tables.bind_memory()
@@ -180,7 +181,28 @@ def check(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless ``tensors`` is the complete, sound state of a group like this."""
     check_format(tensors, FORMAT_VERSION, describe(tables))
     expected = dict(used_tensors(tables))
-    check_content(tables, plain_entries(expected, tensors, _FIXED))
+    empty = _empty_entries(tables, expected, tensors.get("slabs"))
+    check_content(tables, plain_entries(expected, tensors, _FIXED, empty=empty))
+
+
+def _empty_entries(
+    tables: Tables, expected: Mapping[str, Tensor], slabs: Tensor | None
+) -> list[str]:
+    """Names of the entries that have no values by the config, or by the state's ``slabs``.
+
+    Args:
+        expected: the entries of the tables now.
+        slabs: the entry of the state; what is wrong with it is left to :func:`check`.
+    """
+    empty = [name for name in _FIXED if expected[name].numel() == 0]
+    if not isinstance(slabs, Tensor) or slabs.shape != tables.index.slabs.shape or slabs.is_meta:
+        return empty
+    counts = slabs[:, [Slab.NEXT_ROW, Slab.FREE_COUNT]].tolist()
+    for slab, (used, free) in zip(tables.config.slabs, counts, strict=True):
+        of_rows = ("weights", "generations", *state_names(tables)) if used == 0 else ()
+        of_free = ("free_rows",) if free == 0 else ()
+        empty += [f"{slab.name}.{name}" for name in (*of_rows, *of_free)]
+    return empty
 
 
 def in_own_order(tables: Tables, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
