@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import flag
+from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import is_replicated, refuse_replicated
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
@@ -417,8 +418,21 @@ class TableModule(nn.Module):
         self._report_forgotten_step()
         if leaves_tables_out():
             return
+        support_default_planner()
         for name, tensor in self._group.state_tensors().items():
             destination[prefix + name] = tensor
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Where ``torch.distributed.checkpoint.state_dict`` finds what names of entries begin with.
+
+        A table may be named as an attribute is, which is not looked at then.
+        """
+        return {name.partition(".")[0]: "_state_entries" for name in self._group.state_names()}
+
+    @property
+    def _state_entries(self) -> StateNames:
+        """Stands for the entries of the state dict, which are not attributes."""
+        return StateNames()
 
     def _load_from_state_dict(
         self,

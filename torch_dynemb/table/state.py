@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Clock, Meta, Slab, Table
 from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.row_access import materialize, state_names
 from torch_dynemb.table.state_check import check_content
 from torch_dynemb.table.state_entries import check_format, plain_entries, read_format
@@ -80,6 +81,26 @@ def format_entry(tables: Tables) -> Tensor:
     """The entry ``format`` of a state: what :func:`check` compares, as JSON in uint8."""
     policies = {table.name: table.policy.description() for table in tables.config.tables}
     return _as_text({"version": FORMAT_VERSION, **describe(tables), "policies": policies})
+
+
+def entry_owners(entry: object) -> set[str] | None:
+    """What stands before the last dot in names of entries of a group.
+
+    Args:
+        entry: of a state dict, named ``format``.
+
+    Returns:
+        Names of tables and slabs, and ``""`` for what belongs to all; None: the entry is not of a
+        table group.
+    """
+    if type(entry) is not Tensor or entry.is_meta:
+        return None
+    try:
+        tables = read_format({"format": entry})["tables"]
+        slabs = [SlabConfig(t["embedding_dim"], getattr(torch, t["dtype"])) for t in tables]
+        return {"", *(table["name"] for table in tables), *(slab.name for slab in slabs)}
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
 
 
 def save(tables: Tables) -> dict[str, Tensor]:
