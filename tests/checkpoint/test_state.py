@@ -89,6 +89,45 @@ def test_state_dict_round_trip(transport: Callable[[dict[str, Tensor]], dict[str
     assert source.sizes() == target.sizes()
 
 
+def test_a_state_without_its_empty_entries_loads() -> None:
+    source, target = used(), collection(seed=5)
+    target.load_state_dict(
+        {name: tensor for name, tensor in source.state_dict().items() if tensor.numel() > 0}
+    )
+    assert_equal_states(source, target)
+    new = collection()  # also where all entries of rows are empty
+    target.load_state_dict(
+        {name: tensor for name, tensor in new.state_dict().items() if tensor.numel() > 0}
+    )
+    assert_equal_states(new, target)
+
+
+def test_not_strict_leaves_missing_tables_as_they_are() -> None:
+    source = nn.ModuleDict({"one": used()})
+    target = nn.ModuleDict({"one": collection(), "other": used()})
+    sizes = target["other"].sizes()
+    state = {**source.state_dict(), "one.more": torch.zeros(1), "further": torch.zeros(1)}
+    missing, unexpected = target.load_state_dict(state, strict=False)
+    assert missing == ["other.format"]
+    assert sorted(unexpected) == ["further", "one.more"]
+    assert_equal_states(source["one"], target["one"])
+    assert target["other"].sizes() == sizes
+
+
+def test_models_of_the_helpers_of_safetensors(tmp_path: Path) -> None:
+    torch_files = pytest.importorskip("safetensors.torch")
+    source = nn.Sequential(td.DynamicEmbeddingBag(4, optimizer=td.Adam(lr=0.1)), nn.Linear(4, 2))
+    for ids in (torch.empty(1, 0, dtype=torch.int64), torch.arange(6)[None]):
+        source(ids).sum().backward()
+        source[0].optimizer.step()
+        target = nn.Sequential(
+            td.DynamicEmbeddingBag(4, optimizer=td.Adam(lr=0.1)), nn.Linear(4, 2)
+        )
+        torch_files.save_model(source, str(tmp_path / "model"))
+        assert torch_files.load_model(target, str(tmp_path / "model")) == (set(), [])
+        assert_equal_states(source, target)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda config: type(config).__name__)
 @pytest.mark.parametrize("duplicate", [through_state_dict, copy.deepcopy, unpickled, from_file])
 def test_continuing_is_bit_identical(

@@ -88,7 +88,7 @@ def test_a_state_without_values() -> None:
 
 def test_missing_and_unexpected_entries() -> None:
     target, state = used(), used().state_dict()
-    for name in state:
+    for name in (name for name, tensor in state.items() if tensor.numel() > 0):
         lacking = {key: tensor for key, tensor in state.items() if key != name}
         for strict in (True, False):
             if name == "format" and not strict:

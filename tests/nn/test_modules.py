@@ -302,10 +302,46 @@ def test_ids_of_from_embedding_default_to_row_numbers() -> None:
     assert torch.equal(dynamic(torch.arange(ROWS)), weight())
 
 
-def test_default_names_differ() -> None:
-    names = [module.table.name for module in (embedding(), bag(), embedding())]
-    assert len(set(names)) == 3
-    assert embedding(name="users").table.name == "users"
+def two_unnamed_tables() -> nn.Module:
+    """In nested modules, and one that trains otherwise than the other."""
+    pair = nn.ModuleList([embedding(), bag()])
+    return nn.ModuleDict({"pair": pair, "named": embedding(name="users")})
+
+
+def test_unnamed_tables_of_a_second_instance_have_the_same_initial_rows() -> None:
+    def initial() -> list[Tensor]:
+        torch.manual_seed(3)
+        model = two_unnamed_tables()
+        first, second = model["pair"]
+        return [first(IDS).detach(), second(IDS[:, None]).detach(), model["named"](IDS).detach()]
+
+    rows = initial()
+    assert all(map(torch.equal, rows, initial()))
+    for one, other in itertools.combinations(rows, 2):
+        assert not torch.equal(one, other)
+    torch.manual_seed(3)
+    first = embedding()
+    assert not torch.equal(first(IDS), embedding()(IDS))  # no more than two nn.Embedding have
+
+
+def test_a_second_instance_loads_the_state_of_unnamed_tables() -> None:
+    first = two_unnamed_tables()
+    for place, module in enumerate(first["pair"]):
+        module(IDS[: 2 + place].reshape(-1, 1)).sum().backward()
+        module.optimizer.step()
+    second = two_unnamed_tables()
+    second.load_state_dict(first.state_dict())
+    assert [len(module) for module in second["pair"]] == [2, 3]
+    for one, other in zip(first["pair"], second["pair"], strict=True):
+        other.optimizer.load_state_dict(one.optimizer.state_dict())
+        ids = torch.arange(2 * ROWS).reshape(-1, 1)  # new ones start equal, too
+        assert torch.equal(one(ids), other(ids))
+    wider = nn.ModuleDict({**two_unnamed_tables(), "more": embedding()})
+    with pytest.raises(RuntimeError, match=r'Missing key.*"more.format"'):
+        wider.load_state_dict(first.state_dict())
+    missing, unexpected = wider.load_state_dict(first.state_dict(), strict=False)
+    assert missing == ["more.format"]
+    assert unexpected == []
 
 
 def test_initial_values_depend_on_seed_and_name_only() -> None:

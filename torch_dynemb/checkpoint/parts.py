@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.nn import DynamicEmbedding, DynamicEmbeddingBag
+from torch_dynemb.nn.embedding import UNNAMED
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.config import TableConfig
@@ -165,8 +166,8 @@ def _tables_of_module(module: TableModule, path: str) -> Iterable[TablePart]:
     for number, config in enumerate(group.config.tables):
         name = table_name(path, config.name)
         if isinstance(module, DynamicEmbedding | DynamicEmbeddingBag):
-            # whose one table may have a name that another run numbers otherwise
-            name = path or "embedding"
+            # its one table may have no name of its own
+            name = path or UNNAMED
         yield TablePart(name, group, number, config.embedding_dim)
 
 

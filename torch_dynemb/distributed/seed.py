@@ -28,7 +28,19 @@ def common_seed() -> int:
 
     Collective where there is a default process group.
     """
-    seed = torch.initial_seed()
+    return _of_first_rank(torch.initial_seed())
+
+
+def drawn_seed() -> int:
+    """A number from torch's generator of the CPU, that of rank 0 where there are ranks.
+
+    Collective where there is a default process group.
+    """
+    drawn = torch.randint((1 << 63) - 1, (), dtype=torch.int64, device="cpu")
+    return _of_first_rank(int(drawn))
+
+
+def _of_first_rank(seed: int) -> int:
     everyone = default_group()
     return seed if everyone is None else from_first_rank(seed, everyone)
 
@@ -54,4 +66,4 @@ def common_start(
     return from_first_rank(start, process_group, device=device)
 
 
-__all__ = ["CommonStart", "common_seed", "common_start"]
+__all__ = ["CommonStart", "common_seed", "common_start", "drawn_seed"]

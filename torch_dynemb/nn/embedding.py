@@ -9,15 +9,19 @@ from torch import Tensor, nn
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
+from torch_dynemb.distributed.seed import drawn_seed
 from torch_dynemb.initializers import Initializer, Normal
 from torch_dynemb.nn.forwards import RowsOfIds
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
 from torch_dynemb.nn.static_arguments import ClassAttribute, advises
-from torch_dynemb.nn.table_module import TableModule, default_name
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import EvalDefault, TableConfig
+
+# Of a table without a name of its own: the path of its module tells it from others.
+UNNAMED = "embedding"
 
 
 class SingleTable(TableModule):
@@ -43,7 +47,7 @@ class SingleTable(TableModule):
         storage: Storage | None,
     ) -> None:
         table = TableConfig(
-            name=default_name() if name is None else name,
+            name=UNNAMED if name is None else name,
             embedding_dim=embedding_dim,
             initializer=Normal() if initializer is None else initializer,
             padding_idx=padding_idx,
@@ -61,6 +65,7 @@ class SingleTable(TableModule):
             device=device,
             max_rows=max_rows,
             memory_budget=memory_budget,
+            seed=drawn_seed() if name is None else None,
         )
 
     from_pretrained = ClassAttribute()
@@ -170,8 +175,9 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
 
     Args:
         embedding_dim: columns of a row, at least 1.
-        name: names the table in checkpoints and seeds its initial values; default: made up, equal
-            in every run that makes the same modules in the same order.
+        name: names the table in state dicts and seeds its initial values, together with
+            ``torch.initial_seed()``. Default: state dicts call it ``"embedding"``, and the seed of
+            its initial values is drawn from torch's generator, as nn.Embedding draws its weight.
         padding_idx: an id that is looked up as zeros, never inserted and never trained.
         initializer: of new rows; default: normal(0, 1) as in nn.Embedding.
         optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``; None only where

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import flag
+from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import is_replicated, refuse_replicated
 from torch_dynemb.nn.static_arguments import ATTRIBUTES, missing_attribute
@@ -36,8 +36,6 @@ FORGOTTEN_SPLIT_STEPS = 256
 # Lookups until which that is not reported again.
 NEVER = -(1 << 62)
 
-_table_numbers = itertools.count()
-
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
     """Raises RuntimeError when a gradient comes whose rows need not be in memory any more."""
@@ -46,11 +44,6 @@ def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> 
             f"{owner}: backward of a lookup {tiers.epoch - epoch} steps ago, since when its rows "
             "may have left memory: call backward before optimizer.step(), or leave storage out"
         )
-
-
-def default_name() -> str:
-    """A name for a table that was given none: unique in the process, equal from run to run."""
-    return f"dynamic_embedding_{next(_table_numbers)}"
 
 
 class TableModule(nn.Module):
@@ -433,8 +426,21 @@ class TableModule(nn.Module):
         self._report_forgotten_step()
         if leaves_tables_out():
             return
+        support_default_planner()
         for name, tensor in self._group.state_tensors().items():
             destination[prefix + name] = tensor
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Where ``torch.distributed.checkpoint.state_dict`` finds what names of entries begin with.
+
+        A table may be named as an attribute is, which is not looked at then.
+        """
+        return {name.partition(".")[0]: "_state_entries" for name in self._group.state_names()}
+
+    @property
+    def _state_entries(self) -> StateNames:
+        """Stands for the entries of the state dict, which are not attributes."""
+        return StateNames()
 
     def _load_from_state_dict(
         self,
@@ -531,4 +537,4 @@ class TableModule(nn.Module):
         return ", ".join(lines) if len(tables) == 1 else "\n".join(lines)
 
 
-__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule", "default_name"]
+__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule"]

@@ -165,6 +165,9 @@ class FrozenTables(CountedTables):
         error_msgs: list[str],
     ) -> None:
         own = dict(self.named_buffers())
+        # writers that take two empty tensors for shared ones drop them
+        empty = {prefix + name: buffer for name, buffer in own.items() if buffer.numel() == 0}
+        state_dict = {**empty, **state_dict}
         absent = [prefix + name for name in own if prefix + name not in state_dict]
         if absent:  # the others would not go with what is here
             missing_keys += absent

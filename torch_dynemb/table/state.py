@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Clock, Meta, Slab, Table
 from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.row_access import materialize, state_names
 from torch_dynemb.table.state_check import check_content, clamp_committed
 from torch_dynemb.table.state_entries import check_format, plain_entries, read_format
@@ -82,6 +83,26 @@ def format_entry(tables: Tables) -> Tensor:
     return _as_text({"version": FORMAT_VERSION, **describe(tables), "policies": policies})
 
 
+def entry_owners(entry: object) -> set[str] | None:
+    """What stands before the last dot in names of entries of a group.
+
+    Args:
+        entry: of a state dict, named ``format``.
+
+    Returns:
+        Names of tables and slabs, and ``""`` for what belongs to all; None: the entry is not of a
+        table group.
+    """
+    if type(entry) is not Tensor or entry.is_meta:
+        return None
+    try:
+        tables = read_format({"format": entry})["tables"]
+        slabs = [SlabConfig(t["embedding_dim"], getattr(torch, t["dtype"])) for t in tables]
+        return {"", *(table["name"] for table in tables), *(slab.name for slab in slabs)}
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
 def save(tables: Tables) -> dict[str, Tensor]:
     """Copies of the used part of everything, after writing the rows that are not written yet.
 
@@ -149,7 +170,8 @@ def write(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     tables.index.slabs[:, Slab.GENERATION].clamp_(min=generation)
     clamp_committed(tables)
     for name, target in used_tensors(tables):  # of the lengths that `tables` and `slabs` give now
-        if name not in ("tables", "slabs"):
+        # an entry that has no values may be absent
+        if name not in ("tables", "slabs") and target.numel() > 0:
             # a state may be of parameters, which the tables must not become
             target.copy_(tensors[name].detach())
     tables.bind_memory()
@@ -180,7 +202,28 @@ def check(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless ``tensors`` is the complete, sound state of a group like this."""
     check_format(tensors, FORMAT_VERSION, describe(tables))
     expected = dict(used_tensors(tables))
-    check_content(tables, plain_entries(expected, tensors, _FIXED))
+    empty = _empty_entries(tables, expected, tensors.get("slabs"))
+    check_content(tables, plain_entries(expected, tensors, _FIXED, empty=empty))
+
+
+def _empty_entries(
+    tables: Tables, expected: Mapping[str, Tensor], slabs: Tensor | None
+) -> list[str]:
+    """Names of the entries that have no values by the config, or by the state's ``slabs``.
+
+    Args:
+        expected: the entries of the tables now.
+        slabs: the entry of the state; what is wrong with it is left to :func:`check`.
+    """
+    empty = [name for name in _FIXED if expected[name].numel() == 0]
+    if not isinstance(slabs, Tensor) or slabs.shape != tables.index.slabs.shape or slabs.is_meta:
+        return empty
+    counts = slabs[:, [Slab.NEXT_ROW, Slab.FREE_COUNT]].tolist()
+    for slab, (used, free) in zip(tables.config.slabs, counts, strict=True):
+        of_rows = ("weights", "generations", *state_names(tables)) if used == 0 else ()
+        of_free = ("free_rows",) if free == 0 else ()
+        empty += [f"{slab.name}.{name}" for name in (*of_rows, *of_free)]
+    return empty
 
 
 def in_own_order(tables: Tables, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -105,22 +105,30 @@ def _check_kind(name: str, given: Any) -> None:
 
 
 def plain_entries(
-    expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], fixed: Collection[str]
+    expected: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    fixed: Collection[str],
+    *,
+    empty: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """The entries by name; whole numbers in memory of the CPU, as kernels read them.
 
     Args:
         expected: entries of dtypes and shapes that ``tensors`` must have.
         fixed: those that must have all of the shape; the others may have another length.
+        empty: those without a value: writers that take two empty tensors for shared ones drop them.
 
     Raises:
         ValueError: entries are missing, or of another kind, dtype or shape.
     """
-    missing = sorted(set(expected) - set(tensors))
+    missing = sorted(set(expected) - set(tensors) - set(empty))
     if missing:
         raise ValueError(f"state lacks {missing}")
     plain = {}
     for name, own in expected.items():
+        if name not in tensors:
+            plain[name] = torch.empty((0, *own.shape[1:]), dtype=own.dtype, device=own.device)
+            continue
         given = tensors[name]
         _check_kind(name, given)
         skip = 0 if name in fixed else 1
