@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.nn.recomputation import repeats_a_forward
-from torch_dynemb.nn.replication import is_replicated, refuse_replicated
+from torch_dynemb.nn.replication import (
+    has_other_ranks,
+    is_replicated,
+    refuse_other_ranks,
+    refuse_replicated,
+)
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
@@ -70,6 +75,8 @@ class TableModule(nn.Module):
     its row in the backward. ``use_reentrant=False`` gives it the row in the forward. Compile what
     calls ``checkpoint``, not what it calls: compiled code does not know that it runs again.
     """
+
+    _private_to_rank = False  # see private_to_rank()
 
     def __init__(
         self,
@@ -271,6 +278,8 @@ class TableModule(nn.Module):
         anchor = self._anchor()
         learning = trains and self._learns_by(anchor)
         self._check_call(anchor)
+        if learning and has_other_ranks():
+            self._check_other_ranks()
         # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
         if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
             self._count_lookup()
@@ -372,6 +381,15 @@ class TableModule(nn.Module):
     def _check_not_replicated(self, anchor: nn.Parameter) -> None:
         if is_replicated(anchor, self._own_anchor[0]):
             refuse_replicated(self)
+
+    def _check_other_ranks(self) -> None:
+        """Raise RuntimeError unless ranks share the rows, or are meant not to."""
+        if not (self._private_to_rank or self._is_shared()):
+            refuse_other_ranks(self, self._group.names)
+
+    def _is_shared(self) -> bool:
+        """Return whether the rows are those of a table that lies on several ranks."""
+        return False
 
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
