@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import flag
+from torch_dynemb.nn import backward_updates, loss_scaling
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
     has_other_ranks,
@@ -55,6 +56,12 @@ def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> 
 def default_name() -> str:
     """A name for a table that was given none: unique in the process, equal from run to run."""
     return f"dynamic_embedding_{next(_table_numbers)}"
+
+
+def _watch(module: TableModule) -> None:
+    """Have calls of torch checked that would come too late for the module's rows."""
+    backward_updates.register(module)
+    loss_scaling.watch_scalers()
 
 
 class TableModule(nn.Module):
@@ -124,6 +131,7 @@ class TableModule(nn.Module):
         self.grad_anchor = nn.Parameter(anchor, requires_grad=trainable)
         self._own_anchor = (self.grad_anchor,)
         self._optimizer = self._make_optimizer()
+        _watch(self)
 
     # -- properties ----------------------------------------------------------------------------
 
@@ -280,9 +288,13 @@ class TableModule(nn.Module):
         self._check_call(anchor)
         if learning and has_other_ranks():
             self._check_other_ranks()
-        # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
-        if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
-            self._count_lookup()
+        if learning and not torch.compiler.is_compiling():
+            if loss_scaling.scaled_task != loss_scaling.NO_TASK:
+                loss_scaling.check_not_scaled(type(self).__name__)
+            # not on a GPU, whose count would have to be waited for; train(False) and state_dict
+            # report
+            if not ids.is_cuda:
+                self._count_lookup()
         weights_learn = (
             per_sample_weights is not None
             and per_sample_weights.requires_grad
@@ -515,6 +527,7 @@ class TableModule(nn.Module):
         self._optimizer = self._make_optimizer()
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved)
+        _watch(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableModule:
         twin = type(self).__new__(type(self))
