@@ -20,6 +20,7 @@ from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autog
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
 from torch_dynemb.ops.index import check_ids
+from torch_dynemb.ops.open_lookups import lookup_opened, update_begins
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
@@ -444,11 +445,16 @@ def _embedding_inference_fake(
 # Registered at the Autograd key itself: torch.library.register_autograd takes the lists of tensors
 # apart and puts them together again on every call, which takes longer than a small lookup.
 class _Lookup(NamedTuple):
-    """What a lookup's backward needs and autograd need not see."""
+    """What a lookup's backward needs and autograd need not see.
+
+    Attributes:
+        updates_rows: whether the backward updates the rows, and must follow no other update.
+    """
 
     rows: RowTensors
     optimizer: int
     applies_delayed: bool
+    updates_rows: bool
     tables: list[int]
     dims: list[int]
     pooling: int
@@ -465,7 +471,8 @@ def _checked_lookup(
             f"{OPTIMIZER_NAMES} (plus {APPLIES_DELAYED} for delayed gradients), or {NO_OPTIMIZER} "
             "for none"
         )
-    return _Lookup(rows, position, applies_delayed, tables, dims, pooling)
+    updates_rows = position != NO_OPTIMIZER and not applies_delayed and not rows.pending
+    return _Lookup(rows, position, applies_delayed, updates_rows, tables, dims, pooling)
 
 
 @raises_out_of_memory
@@ -532,6 +539,8 @@ class _DifferentiableLookup(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(updates)
         ctx.lookup = lookup
+        if lookup.updates_rows:
+            lookup_opened(lookup.rows.row_clock, ctx)
         return output, updates
 
     @staticmethod
@@ -542,6 +551,8 @@ class _DifferentiableLookup(torch.autograd.Function):
             grad_output = grad_output.contiguous()
             ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
             lookup = ctx.lookup
+            if lookup.updates_rows:
+                update_begins(lookup.rows.row_clock, ctx)
             if per_sample_weights is not None and ctx.needs_input_grad[5]:
                 # before the update, which changes the rows
                 weight_grad = bag_weight_grad(

@@ -19,6 +19,7 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
+from torch_dynemb.ops.open_lookups import name_tables
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.process.forked import check_own
 from torch_dynemb.storage.memory import TableMemory
@@ -67,6 +68,7 @@ class Tables:
             and "expiry" not in self.config.layout.score_words
         )
         object.__setattr__(self, "read_by_one_op", one_op)
+        name_tables(self.rows.row_clock, self.config.names)
 
     @property
     def device(self) -> torch.device:
