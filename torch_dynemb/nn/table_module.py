@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import flag
-from torch_dynemb.nn import backward_updates, loss_scaling
+from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
     has_other_ranks,
@@ -62,6 +62,7 @@ def _watch(module: TableModule) -> None:
     """Have calls of torch checked that would come too late for the module's rows."""
     backward_updates.register(module)
     loss_scaling.watch_scalers()
+    gradient_clipping.watch_clipping()
 
 
 class TableModule(nn.Module):
@@ -426,6 +427,7 @@ class TableModule(nn.Module):
             done = "have gathered gradients" if split else "have updated the rows"
             names = ", ".join(self._group.config.names[:3])
             names += ", ..." if len(self._group.config.names) > 3 else ""
+            self._optimizer.accumulation_is_known()
             warnings.warn(
                 f"{type(self).__name__} ({names}): {backwards} backwards {done} "
                 f"{self._missing_step()}",
@@ -442,9 +444,11 @@ class TableModule(nn.Module):
         return self
 
     def _missing_step(self) -> str:
+        split = self._group.config.split
+        accumulation = "" if split else "; gradients are accumulated with split=True only"
         return (
             "since the last optimizer.step() of the module: call it once per training step; "
-            "torch_dynemb.table_optimizers(model) has the optimizers of all tables"
+            f"torch_dynemb.table_optimizers(model) has the optimizers of all tables{accumulation}"
         )
 
     # -- state, copies, devices ----------------------------------------------------------------
