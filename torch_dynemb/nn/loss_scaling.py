@@ -19,9 +19,8 @@ from torch.amp import GradScaler
 
 from torch_dynemb.nn.backward_updates import names_of, updated_in_backward
 
-NO_TASK = -1
-# The backward of a scaled loss that began last; it is compared with the one that runs.
-scaled_task = NO_TASK
+# The backward of a scaled loss that began last, for comparison with the one that runs; -1: none.
+scaled_task = -1
 
 _REMEDY = (
     "construct it with split=True, and call scaler.step(module.optimizer) as for any optimizer; or "
@@ -47,14 +46,14 @@ def check_not_scaled(owner: str) -> None:
     Args:
         owner: the module.
     """
-    if scaled_task != NO_TASK and torch._C._current_graph_task_id() == scaled_task:
+    if scaled_task >= 0 and torch._C._current_graph_task_id() == scaled_task:
         raise RuntimeError(
             f"{owner}: a training lookup in the backward of a loss that GradScaler has scaled: its "
             f"rows would be updated by gradients that are multiplied by the scale: {_REMEDY}"
         )
 
 
-def _watch_subclass(kind: type[GradScaler], **arguments: Any) -> None:
+def _watch_subclass(kind: type[GradScaler], /, **arguments: Any) -> None:
     super(GradScaler, kind).__init_subclass__(**arguments)
     _watch(kind)
 
@@ -109,4 +108,4 @@ def _is_reached(anchor: Tensor) -> bool:
     return reached
 
 
-__all__ = ["NO_TASK", "check_not_scaled", "watch_scalers"]
+__all__ = ["check_not_scaled", "watch_scalers"]

@@ -16,6 +16,7 @@ from torch_dynemb.argument_checks import flag
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
+    WORLD,
     has_other_ranks,
     is_replicated,
     refuse_other_ranks,
@@ -287,10 +288,13 @@ class TableModule(nn.Module):
         anchor = self._anchor()
         learning = trains and self._learns_by(anchor)
         self._check_call(anchor)
-        if learning and has_other_ranks():
-            self._check_other_ranks()
-        if learning and not torch.compiler.is_compiling():
-            if loss_scaling.scaled_task != loss_scaling.NO_TASK:
+        if learning and torch.compiler.is_compiling():
+            if has_other_ranks():
+                self._check_other_ranks()
+        elif learning:
+            if WORLD.default_pg is not None and has_other_ranks():
+                self._check_other_ranks()
+            if loss_scaling.scaled_task >= 0:
                 loss_scaling.check_not_scaled(type(self).__name__)
             # not on a GPU, whose count would have to be waited for; train(False) and state_dict
             # report

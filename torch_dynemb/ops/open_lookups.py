@@ -18,14 +18,16 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
-# By the id of the tables' row_clock: nodes of the autograd graph. An open node has the tensors of
-# its tables, so while one of a list is alive, no other tensor gets that id.
-_open: dict[int, list[weakref.ref[Any]]] = {}
-# The keys of lists with several nodes: empty in a program that looks tables up once a forward.
-_several: set[int] = set()
+# By the id of the tables' row_clock: the node of the autograd graph that was opened last. An open
+# node has the tensors of its tables, so while it is alive, no other tensor gets that id.
+_open: dict[int, weakref.ref[Any]] = {}
+# By the same key, all nodes where several are open: empty in a program that looks tables up once a
+# forward.
+_several: dict[int, list[weakref.ref[Any]]] = {}
 # By the same key, the backward that has updated the rows last.
 _last_backwards: dict[int, int] = {}
 _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_ref = weakref.ref
 _task = torch._C._current_graph_task_id
 _REENTRANT = CheckpointFunction.backward.__code__
 
@@ -58,14 +60,12 @@ def lookup_opened(row_clock: Tensor, node: Any) -> None:
             "whose rows another one has updated earlier in this backward: construct the module "
             "with split=True, or look the concatenated ids up once and split the result"
         )
-    nodes = _open.get(key)
-    if nodes is None:
-        _open[key] = [weakref.ref(node)]
-        return
-    nodes[:] = [ref for ref in nodes if ref() is not None]
-    nodes.append(weakref.ref(node))
-    if len(nodes) > 1:
-        _several.add(key)
+    last = _open.get(key)
+    _open[key] = opened = _ref(node)
+    if last is not None:
+        nodes = [ref for ref in _several.get(key, [last]) if ref() is not None]
+        if nodes:
+            _several[key] = [*nodes, opened]
 
 
 def update_begins(row_clock: Tensor, node: Any) -> None:
@@ -83,21 +83,19 @@ def update_begins(row_clock: Tensor, node: Any) -> None:
         _refuse_several()
     key = id(row_clock)
     _last_backwards[key] = _task()
-    nodes = _open.pop(key, None)
-    if nodes is not None and len(nodes) > 1:
-        others = [ref for ref in nodes if ref() is not None and ref() is not node]
-        if others:
-            _open[key] = others
-        if len(others) < 2:
-            _several.discard(key)
+    _open.pop(key, None)
+    if _several and key in _several:
+        nodes = [ref for ref in _several.pop(key) if ref() is not None and ref() is not node]
+        if nodes:
+            _open[key] = nodes[-1]
+        if len(nodes) > 1:
+            _several[key] = nodes
 
 
 def _refuse_several() -> None:
     """Raise RuntimeError if the backward that runs has several lookups of the same tables."""
-    for key in list(_several):
-        nodes = [node for ref in _open.get(key, []) if (node := ref()) is not None]
-        if len(nodes) < 2:
-            _several.discard(key)
+    for refs in list(_several.values()):
+        nodes = [node for ref in refs if (node := ref()) is not None]
         # a graph that is kept, such as a loss to be printed later, is not part of this backward
         meeting = [node for node in nodes if torch._C._will_engine_execute_node(node)]
         if len(meeting) > 1:

@@ -85,7 +85,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     lookups_since_step = 0
-    # How many steps more look for accumulation, also where lookups are not counted; -1: none does.
+    # How many steps of compiled code, whose lookups are not counted, may still ask the kernels
+    # for the number of backwards; -1: nothing asks.
     _watched_steps = 32
     _step_supports_amp_scaling = True  # so that GradScaler.step reaches `found_inf` below
 
@@ -242,8 +243,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not torch.compiler.is_compiling() and (
-            self._watched_steps > 0 or (self._watched_steps == 0 and self.lookups_since_step > 1)
+        if (
+            self.lookups_since_step != 1
+            and self._watched_steps >= 0
+            and not torch.compiler.is_compiling()
         ):
             self._report_accumulation()
         self._apply_gradients()
@@ -257,7 +260,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _report_accumulation(self) -> None:
         """Warn, once, if several backwards have updated the rows since the last step."""
-        self._watched_steps = max(0, self._watched_steps - 1)
+        if self.lookups_since_step == 0:
+            if self._watched_steps == 0:
+                return
+            self._watched_steps -= 1
         if not self._rows.row_clock.is_cpu:  # a GPU would have to be waited for
             return
         backwards = self.updates_since_step()
