@@ -7,29 +7,21 @@ those, but only after the first update; here both are refused before any row cha
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 # By the id of the tables' row_clock: the node of the autograd graph that was opened last. An open
 # node has the tensors of its tables, so while it is alive, no other tensor gets that id.
-_open: dict[int, weakref.ref[Any]] = {}
+OPEN: dict[int, weakref.ref[Any]] = {}
 # By the same key, all nodes where several are open: empty in a program that looks tables up once a
-# forward.
-_several: dict[int, list[weakref.ref[Any]]] = {}
-# By the same key, the backward that has updated the rows last.
-_last_backwards: dict[int, int] = {}
+# forward. Lookups write and read both on their own, since a call takes longer than what it does.
+SEVERAL: dict[int, list[weakref.ref[Any]]] = {}
 _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-_ref = weakref.ref
-_task = torch._C._current_graph_task_id
-_REENTRANT = CheckpointFunction.backward.__code__
 
 
 def name_tables(row_clock: Tensor, names: Sequence[str]) -> None:
@@ -42,59 +34,41 @@ def name_tables(row_clock: Tensor, names: Sequence[str]) -> None:
     _names[row_clock] = list(names)
 
 
-def lookup_opened(row_clock: Tensor, node: Any) -> None:
-    """Note a lookup whose backward will update the rows.
+def opened_again(key: int, node: Any) -> None:
+    """Note a lookup of tables that have an open one, or had it.
 
     Args:
-        row_clock: of the tables.
+        key: of the tables, in ``OPEN``.
         node: of the autograd graph, with the lookup as ``lookup``.
-
-    Raises:
-        RuntimeError: a checkpoint repeats the lookup in a backward that has updated the rows.
     """
-    key = id(row_clock)
-    task = _task()
-    if task >= 0 and _last_backwards.get(key, -1) >= task and _in_reentrant_checkpoint():
-        raise RuntimeError(
-            f"dynemb: a checkpoint with use_reentrant=True looks up {_described([node])} again, "
-            "whose rows another one has updated earlier in this backward: construct the module "
-            "with split=True, or look the concatenated ids up once and split the result"
-        )
-    last = _open.get(key)
-    _open[key] = opened = _ref(node)
-    if last is not None:
-        nodes = [ref for ref in _several.get(key, [last]) if ref() is not None]
-        if nodes:
-            _several[key] = [*nodes, opened]
+    nodes = [ref for ref in SEVERAL.get(key, [OPEN[key]]) if ref() is not None]
+    if nodes:
+        SEVERAL[key] = [*nodes, weakref.ref(node)]
 
 
-def update_begins(row_clock: Tensor, node: Any) -> None:
+def update_begins(key: int, node: Any) -> None:
     """Check that a backward updates no rows twice, and note that this lookup has had its own.
 
     Args:
-        row_clock: of the tables.
-        node: as :func:`lookup_opened` got it.
+        key: of the tables, in ``OPEN``; 0: the backward does not update them.
+        node: as :func:`opened_again` got it.
 
     Raises:
         RuntimeError: the backward that runs has several lookups of the same tables; of these or of
             others. No row has changed.
     """
-    if _several:
-        _refuse_several()
-    key = id(row_clock)
-    _last_backwards[key] = _task()
-    _open.pop(key, None)
-    if _several and key in _several:
-        nodes = [ref for ref in _several.pop(key) if ref() is not None and ref() is not node]
-        if nodes:
-            _open[key] = nodes[-1]
-        if len(nodes) > 1:
-            _several[key] = nodes
+    _refuse_several()
+    OPEN.pop(key, None)
+    nodes = [ref for ref in SEVERAL.pop(key, []) if ref() is not None and ref() is not node]
+    if nodes:
+        OPEN[key] = nodes[-1]
+    if len(nodes) > 1:
+        SEVERAL[key] = nodes
 
 
 def _refuse_several() -> None:
     """Raise RuntimeError if the backward that runs has several lookups of the same tables."""
-    for refs in list(_several.values()):
+    for refs in list(SEVERAL.values()):
         nodes = [node for ref in refs if (node := ref()) is not None]
         # a graph that is kept, such as a loss to be printed later, is not part of this backward
         meeting = [node for node in nodes if torch._C._will_engine_execute_node(node)]
@@ -108,15 +82,6 @@ def _refuse_several() -> None:
             )
 
 
-def _in_reentrant_checkpoint() -> bool:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is _REENTRANT:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _described(nodes: Sequence[Any]) -> str:
     """Return the names of the tables of lookups; in code that is compiled only their numbers."""
     tables = sorted({table for node in nodes for table in node.lookup.tables})
@@ -127,4 +92,4 @@ def _described(nodes: Sequence[Any]) -> str:
     return f"tables {[names[table] for table in tables]}"
 
 
-__all__ = ["lookup_opened", "name_tables", "update_begins"]
+__all__ = ["OPEN", "SEVERAL", "name_tables", "opened_again", "update_begins"]
