@@ -81,7 +81,8 @@ class TableModule(nn.Module):
 
     Under activation checkpointing policies count ids once. With ``use_reentrant=True`` the forward
     runs without grad first, which only reads: a new id gives its ``eval_default`` there, and gets
-    its row in the backward. ``use_reentrant=False`` gives it the row in the forward. Compile what
+    its row in the backward. A second such checkpoint of the table in a backward reads rows that
+    the first has updated. ``use_reentrant=False`` gives it the row in the forward. Compile what
     calls ``checkpoint``, not what it calls: compiled code does not know that it runs again.
     """
 
