@@ -22,6 +22,7 @@ from torch_dynemb.nn import (
     DynamicEmbeddingCollection,
     KeyedJagged,
     prefetched,
+    private_to_rank,
 )
 from torch_dynemb.optim import (
     LAMB,
@@ -114,6 +115,7 @@ __all__ = [
     "clip_grad_norm_",
     "freeze",
     "prefetched",
+    "private_to_rank",
     "register_admission",
     "table_optimizers",
 ]

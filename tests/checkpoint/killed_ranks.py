@@ -35,6 +35,7 @@ class Sharded(nn.Module):
         self.table = td.DynamicEmbedding(
             4, optimizer=td.Adam(lr=0.1), policy=policy, max_rows=200, name="table"
         )
+        td.private_to_rank(self.table)
         self.dense = nn.Linear(4, 2)
 
     def train_to(self, epoch: int) -> Sharded:

@@ -27,7 +27,8 @@ class HalfTable(nn.Module):
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.slots = checkpoint.IdSlots(rank, rank + 1, 2)
-        self.rows = td.DynamicEmbedding(8, name="half", optimizer=td.Adam(lr=0.1))
+        rows = td.DynamicEmbedding(8, name="half", optimizer=td.Adam(lr=0.1))
+        self.rows = td.private_to_rank(rows)  # each rank has other ids
 
     def forward(self, ids: Tensor) -> Tensor:
         rows: Tensor = self.rows(ids[self.slots.owned(ids)])

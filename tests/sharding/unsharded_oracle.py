@@ -53,6 +53,7 @@ class Oracle:
                 self.modules[table.name] = td.DynamicEmbeddingBagCollection(
                     [config], optimizer=optimizer, mode=table.pooling
                 )
+            td.private_to_rank(self.modules[table.name])  # every rank has the whole oracle
 
     def __call__(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Outputs by name, the samples (or ids) of rank after rank."""

@@ -28,6 +28,7 @@ class RankModel(torch.nn.Module):
         self.table = td.DynamicEmbedding(
             8, name=f"of rank {rank}", optimizer=td.Adam(lr=0.1), storage=storage
         )
+        td.private_to_rank(self.table)
         self.dense = torch.nn.Linear(8, 1)
         self.rank = rank
 

@@ -5,6 +5,7 @@ from torch_dynemb.nn.collection import DynamicEmbeddingBagCollection, DynamicEmb
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import KeyedJagged
 from torch_dynemb.nn.prefetching import prefetched
+from torch_dynemb.nn.private_tables import private_to_rank
 
 __all__ = [
     "DynamicEmbedding",
@@ -13,4 +14,5 @@ __all__ = [
     "DynamicEmbeddingCollection",
     "KeyedJagged",
     "prefetched",
+    "private_to_rank",
 ]

@@ -1,14 +1,21 @@
-"""Refuses wrappers that would give every rank its own diverging copy of a table."""
+"""Refuses training that would give every rank its own diverging copy of a table."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
+
+# Its ``default_pg`` is the default process group or None, at a fifth of the time of a public call.
+WORLD = distributed_c10d._world
+_SHARED_BY = "torch_dynemb.torchrec, torch_dynemb.recis and torch_dynemb.oneembedding"
 
 
 def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
@@ -44,8 +51,30 @@ def refuse_replicated(module: nn.Module) -> None:
         replicated_by = f"{replaced_by} (its grad_anchor has been replaced)"
     raise RuntimeError(
         f"{owner}: the table is inside {replicated_by}, which would give "
-        "every rank its own diverging copy: wrap only the dense part of the model, or "
-        "shard the table"
+        "every rank its own diverging copy: ranks share the rows of tables of "
+        f"{_SHARED_BY}; on one rank, wrap only the dense part of the model"
+    )
+
+
+def has_other_ranks() -> bool:
+    """Return whether the default process group has ranks beside this one."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def refuse_other_ranks(module: nn.Module, names: Sequence[str]) -> None:
+    """Raise RuntimeError: each rank would train the rows on its own.
+
+    Args:
+        module: with the tables.
+        names: of its tables.
+    """
+    raise RuntimeError(
+        f"{type(module).__name__} (tables {list(names)}): a training lookup, but the process group "
+        f"has {dist.get_world_size()} ranks, and each would train its own diverging copy of the "
+        f"rows: use tables that ranks share, those of {_SHARED_BY}. If only this rank trains the "
+        "tables, as in a pipeline, or each rank has ids or a model of its own, call "
+        "torch_dynemb.private_to_rank(model) first; lookups in eval mode and under "
+        "torch.no_grad() are allowed"
     )
 
 
@@ -59,4 +88,4 @@ def _in_functional_call() -> bool:
     return False
 
 
-__all__ = ["is_replicated", "refuse_replicated"]
+__all__ = ["WORLD", "has_other_ranks", "is_replicated", "refuse_other_ranks", "refuse_replicated"]

@@ -12,9 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import flag
+from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
 from torch_dynemb.nn.recomputation import repeats_a_forward
-from torch_dynemb.nn.replication import is_replicated, refuse_replicated
+from torch_dynemb.nn.replication import (
+    WORLD,
+    has_other_ranks,
+    is_replicated,
+    refuse_other_ranks,
+    refuse_replicated,
+)
 from torch_dynemb.nn.static_arguments import ATTRIBUTES, missing_attribute
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
 from torch_dynemb.ops.update import NO_OPTIMIZER
@@ -46,6 +53,13 @@ def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> 
         )
 
 
+def _watch(module: TableModule) -> None:
+    """Have calls of torch checked that would come too late for the module's rows."""
+    backward_updates.register(module)
+    loss_scaling.watch_scalers()
+    gradient_clipping.watch_clipping()
+
+
 class TableModule(nn.Module):
     """Base of the modules. Its tables are not parameters: the optimizer updates them in backward.
 
@@ -61,9 +75,12 @@ class TableModule(nn.Module):
 
     Under activation checkpointing policies count ids once. With ``use_reentrant=True`` the forward
     runs without grad first, which only reads: a new id gives its ``eval_default`` there, and gets
-    its row in the backward. ``use_reentrant=False`` gives it the row in the forward. Compile what
+    its row in the backward. A second such checkpoint of the table in a backward reads rows that
+    the first has updated. ``use_reentrant=False`` gives it the row in the forward. Compile what
     calls ``checkpoint``, not what it calls: compiled code does not know that it runs again.
     """
+
+    _private_to_rank = False  # see private_to_rank()
 
     def __init__(
         self,
@@ -113,6 +130,7 @@ class TableModule(nn.Module):
         self.grad_anchor = nn.Parameter(anchor, requires_grad=trainable)
         self._own_anchor = (self.grad_anchor,)
         self._optimizer = self._make_optimizer()
+        _watch(self)
 
     def __getattr__(self, name: str) -> Any:
         if name in ATTRIBUTES:
@@ -272,9 +290,18 @@ class TableModule(nn.Module):
         anchor = self._anchor()
         learning = trains and self._learns_by(anchor)
         self._check_call(anchor)
-        # not on a GPU, whose count would have to be waited for; train(False) and state_dict report
-        if learning and not torch.compiler.is_compiling() and not ids.is_cuda:
-            self._count_lookup()
+        if learning and torch.compiler.is_compiling():
+            if has_other_ranks():
+                self._check_other_ranks()
+        elif learning:
+            if WORLD.default_pg is not None and has_other_ranks():
+                self._check_other_ranks()
+            if loss_scaling.scaled_task >= 0:
+                loss_scaling.check_not_scaled(type(self).__name__)
+            # not on a GPU, whose count would have to be waited for; train(False) and state_dict
+            # report
+            if not ids.is_cuda:
+                self._count_lookup()
         weights_learn = (
             per_sample_weights is not None
             and per_sample_weights.requires_grad
@@ -374,6 +401,15 @@ class TableModule(nn.Module):
         if is_replicated(anchor, self._own_anchor[0]):
             refuse_replicated(self)
 
+    def _check_other_ranks(self) -> None:
+        """Raise RuntimeError unless ranks share the rows, or are meant not to."""
+        if not (self._private_to_rank or self._is_shared()):
+            refuse_other_ranks(self, self._group.names)
+
+    def _is_shared(self) -> bool:
+        """Return whether the rows are those of a table that lies on several ranks."""
+        return False
+
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
 
@@ -397,6 +433,7 @@ class TableModule(nn.Module):
             done = "have gathered gradients" if split else "have updated the rows"
             names = ", ".join(self._group.config.names[:3])
             names += ", ..." if len(self._group.config.names) > 3 else ""
+            self._optimizer.accumulation_is_known()
             warnings.warn(
                 f"{type(self).__name__} ({names}): {backwards} backwards {done} "
                 f"{self._missing_step()}",
@@ -413,9 +450,11 @@ class TableModule(nn.Module):
         return self
 
     def _missing_step(self) -> str:
+        split = self._group.config.split
+        accumulation = "" if split else "; gradients are accumulated with split=True only"
         return (
             "since the last optimizer.step() of the module: call it once per training step; "
-            "torch_dynemb.table_optimizers(model) has the optimizers of all tables"
+            f"torch_dynemb.table_optimizers(model) has the optimizers of all tables{accumulation}"
         )
 
     # -- state, copies, devices ----------------------------------------------------------------
@@ -517,6 +556,7 @@ class TableModule(nn.Module):
         self._optimizer = self._make_optimizer()
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved)
+        _watch(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableModule:
         twin = type(self).__new__(type(self))

@@ -255,6 +255,9 @@ class Embedding(OptimizedLater):
         process_group = process_group_of(self.rank_group)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
+    def _is_shared(self) -> bool:
+        return self.rank_group is not None
+
     def check_optimizer(self, config: OptimizerConfig) -> None:
         """Raises ValueError where the store options leave too little room for a row's state.
 

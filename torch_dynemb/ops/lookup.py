@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autog
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
 from torch_dynemb.ops.index import check_ids
+from torch_dynemb.ops.open_lookups import OPEN, SEVERAL, opened_again, update_begins
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
@@ -444,11 +446,17 @@ def _embedding_inference_fake(
 # Registered at the Autograd key itself: torch.library.register_autograd takes the lists of tensors
 # apart and puts them together again on every call, which takes longer than a small lookup.
 class _Lookup(NamedTuple):
-    """What a lookup's backward needs and autograd need not see."""
+    """What a lookup's backward needs and autograd need not see.
+
+    Attributes:
+        update_key: of the tables in ``open_lookups``; 0: the backward updates no rows, or may come
+            after other updates.
+    """
 
     rows: RowTensors
     optimizer: int
     applies_delayed: bool
+    update_key: int
     tables: list[int]
     dims: list[int]
     pooling: int
@@ -465,7 +473,9 @@ def _checked_lookup(
             f"{OPTIMIZER_NAMES} (plus {APPLIES_DELAYED} for delayed gradients), or {NO_OPTIMIZER} "
             "for none"
         )
-    return _Lookup(rows, position, applies_delayed, tables, dims, pooling)
+    late = position == NO_OPTIMIZER or applies_delayed or rows.pending
+    key = 0 if late else id(rows.row_clock)
+    return _Lookup(rows, position, applies_delayed, key, tables, dims, pooling)
 
 
 @raises_out_of_memory
@@ -532,6 +542,11 @@ class _DifferentiableLookup(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(updates)
         ctx.lookup = lookup
+        key = lookup.update_key
+        if key:
+            if key in OPEN:
+                opened_again(key, ctx)
+            OPEN[key] = ref(ctx)
         return output, updates
 
     @staticmethod
@@ -542,6 +557,10 @@ class _DifferentiableLookup(torch.autograd.Function):
             grad_output = grad_output.contiguous()
             ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
             lookup = ctx.lookup
+            if SEVERAL:
+                update_begins(lookup.update_key, ctx)
+            else:
+                OPEN.pop(lookup.update_key, None)
             if per_sample_weights is not None and ctx.needs_input_grad[5]:
                 # before the update, which changes the rows
                 weight_grad = bag_weight_grad(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,6 +85,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     lookups_since_step = 0
+    # How many steps of compiled code, whose lookups are not counted, may still ask the kernels
+    # for the number of backwards; -1: nothing asks.
+    _watched_steps = 32
     _step_supports_amp_scaling = True  # so that GradScaler.step reaches `found_inf` below
 
     def __init__(
@@ -239,10 +243,43 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if (
+            self.lookups_since_step != 1
+            and self._watched_steps >= 0
+            and not torch.compiler.is_compiling()
+        ):
+            self._report_accumulation()
         self._apply_gradients()
         self._end_step(now)
         self.lookups_since_step = 0
         return loss
+
+    def accumulation_is_known(self) -> None:
+        """Have :meth:`step` not report that several backwards came before it."""
+        self._watched_steps = -1
+
+    def _report_accumulation(self) -> None:
+        """Warn, once, if several backwards have updated the rows since the last step."""
+        if self.lookups_since_step == 0:
+            if self._watched_steps == 0:
+                return
+            self._watched_steps -= 1
+        if not self._rows.row_clock.is_cpu:  # a GPU would have to be waited for
+            return
+        backwards = self.updates_since_step()
+        if backwards < 2:
+            return
+        self.accumulation_is_known()
+        names = ", ".join(str(group["name"]) for group in self.param_groups[:3])
+        names += ", ..." if len(self.param_groups) > 3 else ""
+        warnings.warn(
+            f"module.optimizer.step() of tables ({names}): {backwards} backwards came before it, "
+            "and each has updated the rows on its own: gradients that are accumulated, and losses "
+            "of one step, become one update with split=True, or if the losses are added before "
+            "one backward",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Does nothing: gradients of rows end with the backward, which has applied them.

@@ -77,6 +77,7 @@ class SplitOptimizer(FusedOptimizer):
 
     grad_scale: Tensor  # set by GradScaler.step, and deleted after it
     _found_inf: Tensor | None = None
+    _watched_steps = -1  # several backwards before a step are what it is for
     _plain = False  # whether the tables' hyper-parameters say: no scale, and nothing to skip
 
     def __init__(

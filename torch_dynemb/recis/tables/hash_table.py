@@ -152,6 +152,9 @@ class HashTable(OptimizedLater):
         process_group = process_group_of(self.rank_group)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
+    def _is_shared(self) -> bool:
+        return self.rank_group is not None or not self.slice.whole
+
     def _step_end(self) -> Callable[[int | None], None]:
         row_filter: RowFilter | None = getattr(self, "_filter", None)
         if row_filter is None:

@@ -344,6 +344,9 @@ class ShardTables(TableModule):
     def _check_not_replicated(self, anchor: nn.Parameter) -> None:
         """A sharded module runs inside the DDP that has the dense part, and is no part of it."""
 
+    def _is_shared(self) -> bool:
+        return True
+
 
 def pooling_of_kernel(pooling: PoolingType, routing: Routing) -> Pooling:
     """How a kernel pools: shards of the ids of a table add up what they have."""

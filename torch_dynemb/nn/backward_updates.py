@@ -1,0 +1,36 @@
+"""The modules of this process whose rows are updated in backward.
+
+Calls of torch that change gradients between backward and step come too late for such rows.
+``loss_scaling.py`` and ``gradient_clipping.py`` find out here whether a call concerns some.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+_modules: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def register(module: Any) -> None:
+    """Add a module with tables; it may get an optimizer, or another mode, later."""
+    _modules.add(module)
+
+
+def updated_in_backward() -> list[Any]:
+    """Return the registered modules whose rows a backward would update now."""
+    return [m for m in list(_modules) if m.trainable and not m.group.config.split]
+
+
+def names_of(modules: Iterable[Any]) -> str:
+    """Return modules with the names of their first tables, for an error."""
+    found = []
+    for module in modules:
+        names = module.group.names
+        more = ", ..." if len(names) > 3 else ""
+        found.append(f"{type(module).__name__} ({', '.join(names[:3])}{more})")
+    return " and ".join(sorted(found))
+
+
+__all__ = ["names_of", "register", "updated_in_backward"]

@@ -1,0 +1,94 @@
+"""Warns where torch clips the gradients of a model whose rows have been updated in backward.
+
+Such rows have moved by then, by gradients of any size, and ``parameters()`` has only an anchor of
+them. torch offers no hook around its clipping. ``clip_grad_norm_`` of torch, by whatever name a
+program or a framework (Lightning, accelerate, transformers) has imported it, clips by a function
+that it looks up in its module on every call; that function and ``clip_grad_value_`` are replaced by
+ones that warn first and then do the same. Programs that scale ``grad`` on their own are not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+
+from torch_dynemb.nn.backward_updates import names_of, updated_in_backward
+from torch_dynemb.optim import FusedOptimizer
+
+# by name in torch.nn.utils.clip_grad: the name in torch.nn.utils
+_CLIPPED_BY = {
+    "_clip_grads_with_norm_": "clip_grads_with_norm_",
+    "clip_grad_value_": "clip_grad_value_",
+}
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def watch_clipping() -> None:
+    """Have torch's clipping of gradients looked at in this process."""
+    for name, public in _CLIPPED_BY.items():
+        own: Any = getattr(clip_grad, name, None)  # the first name is private
+        if own is None or getattr(own, "watches_for", None) == __name__:
+            continue
+        watched = _watched(own)
+        for module, attribute in ((clip_grad, name), (nn.utils, public)):
+            if getattr(module, attribute, None) is own:
+                setattr(module, attribute, watched)
+
+
+def _watched(own: Any) -> Any:
+    @functools.wraps(own)
+    def clip(parameters: Tensor | Iterable[Tensor], *arguments: Any, **keywords: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return own(parameters, *arguments, **keywords)
+        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        _warn_of_rows(given)
+        return own(given, *arguments, **keywords)
+
+    clip.watches_for = __name__  # type: ignore[attr-defined]
+    return clip
+
+
+def _warn_of_rows(parameters: list[Tensor]) -> None:
+    """Warn once for a module of which the anchor is among parameters that are clipped."""
+    anchors = {
+        id(m.grad_anchor): m
+        for m in updated_in_backward()
+        if m not in _warned and not _clips_rows(m.optimizer)
+    }
+    met = [anchors[id(p)] for p in parameters if id(p) in anchors]
+    if not met:
+        return
+    _warned.update(met)
+    warnings.warn(
+        f"torch.nn.utils clips gradients, but backward has already updated the rows of "
+        f"{names_of(met)}, unclipped: construct it with split=True and call "
+        "torch_dynemb.clip_grad_norm_(model, max_norm), which clips one norm over parameters and "
+        "rows; or give its optimizer clip_norm, which clips each row",
+        RuntimeWarning,
+        stacklevel=_frames_to_the_program(),
+    )
+
+
+def _frames_to_the_program() -> int:
+    """Return how far from the caller the call of the program is that clips."""
+    frames, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in (__file__, clip_grad.__file__):
+        frames, frame = frames + 1, frame.f_back
+    return frames
+
+
+def _clips_rows(optimizer: FusedOptimizer) -> bool:
+    """Return whether each row's gradient is clipped in backward, by choice."""
+    groups = optimizer.param_groups
+    return all(group.get("clip_norm") or group.get("clip_value") for group in groups)
+
+
+__all__ = ["watch_clipping"]

@@ -1,0 +1,111 @@
+"""Refuses a backward of a loss that GradScaler has scaled, where it would update rows.
+
+A backward that updates rows would apply gradients that are still multiplied by the loss scale, and
+nothing in such a gradient says so. torch offers no hook around ``GradScaler.scale``, so the method
+is replaced by one that adds a hook to the scaled loss; what it returns stays the same. Subclasses
+with a ``scale`` of their own (FSDP's ``ShardedGradScaler``) are treated alike. Scalers that do not
+inherit from ``torch.amp.GradScaler`` are not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+from torch_dynemb.nn.backward_updates import names_of, updated_in_backward
+
+# The backward of a scaled loss that began last, for comparison with the one that runs; -1: none.
+scaled_task = -1
+
+_REMEDY = (
+    "construct it with split=True, and call scaler.step(module.optimizer) as for any optimizer; or "
+    "train with autocast(dtype=torch.bfloat16), which needs no scaler"
+)
+
+
+def watch_scalers() -> None:
+    """Have scaled losses checked, of any GradScaler in this process."""
+    kinds: list[type[GradScaler]] = [GradScaler]
+    for kind in kinds:
+        _watch(kind)
+        kinds += kind.__subclasses__()
+    GradScaler.__init_subclass__ = classmethod(_watch_subclass)  # type: ignore[assignment]
+
+
+def check_not_scaled(owner: str) -> None:
+    """Raise RuntimeError if a training lookup comes within the backward of a scaled loss.
+
+    Checkpoints with ``use_reentrant=True`` look up there, and :func:`_check_backward` cannot see
+    that they will.
+
+    Args:
+        owner: the module.
+    """
+    if scaled_task >= 0 and torch._C._current_graph_task_id() == scaled_task:
+        raise RuntimeError(
+            f"{owner}: a training lookup in the backward of a loss that GradScaler has scaled: its "
+            f"rows would be updated by gradients that are multiplied by the scale: {_REMEDY}"
+        )
+
+
+def _watch_subclass(kind: type[GradScaler], /, **arguments: Any) -> None:
+    super(GradScaler, kind).__init_subclass__(**arguments)
+    _watch(kind)
+
+
+def _watch(kind: type[GradScaler]) -> None:
+    own: Any = vars(kind).get("scale")
+    if own is None or getattr(own, "watches_for", None) == __name__:
+        return
+
+    @functools.wraps(own)
+    def scale(self: GradScaler, outputs: Any) -> Any:
+        scaled = own(self, outputs)
+        if torch.compiler.is_compiling() or not self.is_enabled():
+            return scaled
+        return _watched(scaled)
+
+    scale.watches_for = __name__  # type: ignore[attr-defined]
+    kind.scale = scale  # type: ignore[method-assign]
+
+
+def _watched(scaled: Any) -> Any:
+    if isinstance(scaled, Tensor):
+        if scaled.requires_grad:
+            scaled.register_hook(_check_backward)
+    elif isinstance(scaled, Iterator):
+        return map(_watched, scaled)
+    elif isinstance(scaled, list | tuple):
+        for part in scaled:
+            _watched(part)
+    return scaled
+
+
+def _check_backward(gradient: Tensor) -> None:
+    """Raise RuntimeError if the backward that begins here reaches rows that it would update."""
+    global scaled_task
+    scaled_task = torch._C._current_graph_task_id()
+    reached = [m for m in updated_in_backward() if _is_reached(m.grad_anchor)]
+    if reached:
+        raise RuntimeError(
+            f"GradScaler: the backward of a scaled loss would update the rows of "
+            f"{names_of(reached)} by gradients that are multiplied by the scale: {_REMEDY}. No row "
+            "has changed"
+        )
+
+
+def _is_reached(anchor: Tensor) -> bool:
+    # compiled code, too, has the anchor as an input
+    if not anchor.requires_grad:
+        return False
+    node: Any = torch.autograd.graph.get_gradient_edge(anchor).node
+    reached: bool = torch._C._will_engine_execute_node(node)
+    return reached
+
+
+__all__ = ["check_not_scaled", "watch_scalers"]

@@ -1,0 +1,95 @@
+"""Lookups whose backward, which updates the rows, is still to come.
+
+A backward updates the rows once for a lookup. The gradients of a second lookup of the same tables
+in the same backward would then meet rows that have changed since it read them. The kernels refuse
+those, but only after the first update; here both are refused before any row changes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# By the id of the tables' row_clock: the node of the autograd graph that was opened last. An open
+# node has the tensors of its tables, so while it is alive, no other tensor gets that id.
+OPEN: dict[int, weakref.ref[Any]] = {}
+# By the same key, all nodes where several are open: empty in a program that looks tables up once a
+# forward. Lookups write and read both on their own, since a call takes longer than what it does.
+SEVERAL: dict[int, list[weakref.ref[Any]]] = {}
+_names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def name_tables(row_clock: Tensor, names: Sequence[str]) -> None:
+    """Tell how tables are called in errors.
+
+    Args:
+        row_clock: of the tables.
+        names: one for each table.
+    """
+    _names[row_clock] = list(names)
+
+
+def opened_again(key: int, node: Any) -> None:
+    """Note a lookup of tables that have an open one, or had it.
+
+    Args:
+        key: of the tables, in ``OPEN``.
+        node: of the autograd graph, with the lookup as ``lookup``.
+    """
+    nodes = [ref for ref in SEVERAL.get(key, [OPEN[key]]) if ref() is not None]
+    if nodes:
+        SEVERAL[key] = [*nodes, weakref.ref(node)]
+
+
+def update_begins(key: int, node: Any) -> None:
+    """Check that a backward updates no rows twice, and note that this lookup has had its own.
+
+    Args:
+        key: of the tables, in ``OPEN``; 0: the backward does not update them.
+        node: as :func:`opened_again` got it.
+
+    Raises:
+        RuntimeError: the backward that runs has several lookups of the same tables; of these or of
+            others. No row has changed.
+    """
+    _refuse_several()
+    OPEN.pop(key, None)
+    nodes = [ref for ref in SEVERAL.pop(key, []) if ref() is not None and ref() is not node]
+    if nodes:
+        OPEN[key] = nodes[-1]
+    if len(nodes) > 1:
+        SEVERAL[key] = nodes
+
+
+def _refuse_several() -> None:
+    """Raise RuntimeError if the backward that runs has several lookups of the same tables."""
+    for refs in list(SEVERAL.values()):
+        nodes = [node for ref in refs if (node := ref()) is not None]
+        # a graph that is kept, such as a loss to be printed later, is not part of this backward
+        meeting = [node for node in nodes if torch._C._will_engine_execute_node(node)]
+        if len(meeting) > 1:
+            raise RuntimeError(
+                f"dynemb: {len(meeting)} lookups of {_described(meeting)} meet in one backward, "
+                "which updates the rows once for a lookup, so that the second one would not fit "
+                "them: construct the module with split=True, which sums gradients until "
+                "optimizer.step(), or look the concatenated ids up once and split the result. No "
+                "row has changed"
+            )
+
+
+def _described(nodes: Sequence[Any]) -> str:
+    """Return the names of the tables of lookups; in code that is compiled only their numbers."""
+    tables = sorted({table for node in nodes for table in node.lookup.tables})
+    names = _names.get(nodes[0].lookup.rows.row_clock)
+    if names is None:
+        dims = sorted({dim for node in nodes for dim in node.lookup.dims})
+        return f"compiled tables (numbers {tables} of their group, dims {dims})"
+    return f"tables {[names[table] for table in tables]}"
+
+
+__all__ = ["OPEN", "SEVERAL", "name_tables", "opened_again", "update_begins"]
