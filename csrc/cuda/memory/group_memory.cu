@@ -156,12 +156,9 @@ void GroupMemory::end_step(const Call& call, const Tensor& tables, const Tensor&
   reports_.write(call, tables, row_clock);
   end_capture();
   pending_.end_step();
-  if (headroom_.has_captured()) {
-    headroom_.end_step(call);
-    return;
-  }
   calls_.confirm();
-  tables_.end_step(call, calls_.insertions().empty());
+  if (headroom_.has_captured()) headroom_.end_step(call);
+  tables_.end_step(call, bounds_.held());
 }
 
 void GroupMemory::end_capture() {

@@ -37,24 +37,30 @@ bool MappedTables::is_mapped(const TableRoom& room) const {
 }
 
 bool MappedTables::map(const Call& call, const TableRoom& room) {
-  bool complete = true;
   if (!is_mapped(room)) {
     const RelaxedCapture relaxed(call.op);
-    const cudaStream_t stream = side_stream(call.op, call.device);
-    for (size_t t = 0; t < tables_.size(); ++t) {
-      complete = tables_[t].map(call.op, room.buckets[t], stream) && complete;
+    MappingAttempt attempt(side_stream(call.op, call.device));
+    bool complete = true;
+    for (size_t t = 0; complete && t < tables_.size(); ++t) {
+      complete = attempt.map(call.op, &tables_[t], room.buckets[t]);
     }
-    for (size_t s = 0; s < slabs_.size(); ++s) {
-      complete = slabs_[s].map(call.op, room.rows[s], stream) && complete;
+    for (size_t s = 0; complete && s < slabs_.size(); ++s) {
+      complete = attempt.map(call.op, &slabs_[s], room.rows[s]);
     }
+    if (!complete) return false;
+    attempt.keep();
   }
+  write_limits();
+  return true;
+}
+
+void MappedTables::write_limits() {
   for (size_t t = 0; t < tables_.size(); ++t) {
     shared_.table(static_cast<int64_t>(t))[kSharedBucketLimit] = tables_[t].mapped;
   }
   for (size_t s = 0; s < slabs_.size(); ++s) {
     shared_.slab(static_cast<int64_t>(s))[kSharedRowLimit] = slabs_[s].mapped;
   }
-  return complete;
 }
 
 void MappedTables::map_or_raise(const Call& call, const TableRoom& room, const char* what) {
@@ -85,36 +91,43 @@ void MappedTables::need(const TableRoom& room) {
   for (size_t s = 0; s < slabs_.size(); ++s) slabs_[s].need(room.rows[s]);
 }
 
-void MappedTables::end_step(const Call& call, bool idle) {
-  if (++steps_of_period_ < kStepsToRemember || !idle || call.capturing()) return;
+void MappedTables::end_step(const Call& call, const TableRoom& held) {
+  if (++steps_of_period_ < kStepsToRemember || call.capturing()) return;
   steps_of_period_ = 0;
+  const RelaxedCapture relaxed(call.op);  // another thread may capture
   for (size_t t = 0; t < tables_.size(); ++t) {
-    volatile int64_t* shared = shared_.table(static_cast<int64_t>(t));
-    shrink(call, &tables_[t], tables_[t].memory.size(), shared[kSharedBucketCount],
-           shared + kSharedBucketLimit);
+    shrink(call, &tables_[t], tables_[t].memory.size(), held.buckets[t],
+           shared_.table(static_cast<int64_t>(t)) + kSharedBucketLimit);
   }
   for (size_t s = 0; s < slabs_.size(); ++s) {
-    volatile int64_t* shared = shared_.slab(static_cast<int64_t>(s));
-    shrink(call, &slabs_[s], kGenerationMemory, shared[kSharedNextRow], shared + kSharedRowLimit);
+    shrink(call, &slabs_[s], kGenerationMemory, held.rows[s],
+           shared_.slab(static_cast<int64_t>(s)) + kSharedRowLimit);
   }
 }
 
+// Calls under way use nothing beyond `held`, so nothing has to be waited for.
 void MappedTables::shrink(const Call& call, Growing* growing, size_t spared, int64_t held,
                           volatile int64_t* limit) {
   const int64_t rows = growing->useful(held);
-  if ((growing->mapped - rows) * growing->row_bytes() >= kLeastRelease) {
-    *limit = rows;
-    growing->release(call.op, rows, spared);
-  }
   growing->begin_period();
+  if ((growing->mapped - rows) * growing->row_bytes() < kLeastRelease) return;
+  *limit = rows;  // before the driver may refuse
+  growing->release(call.op, rows, spared);
 }
 
 void MappedTables::release(const Call& call, const TableRoom& room) {
+  const RelaxedCapture relaxed(call.op);
   for (size_t t = 0; t < tables_.size(); ++t) {
-    tables_[t].release(call.op, std::max<int64_t>(room.buckets[t], 1));
+    const int64_t buckets = std::max<int64_t>(room.buckets[t], 1);
+    volatile int64_t* limit = shared_.table(static_cast<int64_t>(t)) + kSharedBucketLimit;
+    *limit = std::min(buckets, tables_[t].mapped);
+    tables_[t].release(call.op, buckets);
   }
   for (size_t s = 0; s < slabs_.size(); ++s) {
-    slabs_[s].release(call.op, std::max<int64_t>(room.rows[s], 1), kGenerationMemory);
+    const int64_t rows = std::max<int64_t>(room.rows[s], 1);
+    volatile int64_t* limit = shared_.slab(static_cast<int64_t>(s)) + kSharedRowLimit;
+    *limit = std::min(rows, slabs_[s].mapped);
+    slabs_[s].release(call.op, rows, kGenerationMemory);
   }
 }
 
