@@ -20,6 +20,7 @@ from emulator.mode import (
 from group_calls import train
 
 import torch_dynemb as td
+from torch_dynemb.table.changes import read_changes, record_changes, take_changes
 
 pytestmark = pytest.mark.own_device
 
@@ -96,6 +97,12 @@ def known_ids_once(group: td.TableGroup) -> int:
     return created_bytes()
 
 
+def steps_of_known_ids(group: td.TableGroup) -> None:
+    for _ in range(STEPS):
+        group.insert(0, torch.arange(100))
+        group.end_step()
+
+
 def test_memory_is_given_back_while_the_host_is_ahead() -> None:
     group = make_group()
     with emulated_cuda():
@@ -147,9 +154,7 @@ def test_memory_is_given_back_while_another_thread_captures() -> None:
     with emulated_cuda():
         mapped, forbidden = known_ids_once(group), forbidden_calls()
         set_capturing_elsewhere(True)
-        for _ in range(STEPS):
-            group.insert(0, torch.arange(100))
-            group.end_step()
+        steps_of_known_ids(group)
         assert forbidden_calls() == forbidden
         assert mapped - created_bytes() >= 60_000 * ROW
 
@@ -160,16 +165,12 @@ def test_a_driver_that_refuses_to_unmap_leaves_a_usable_table() -> None:
         mapped = known_ids_once(group)
         refuse_unmapping(1)
         with pytest.raises(RuntimeError, match="GPU driver failed in giving memory back"):
-            for _ in range(STEPS):
-                group.insert(0, torch.arange(100))
-                group.end_step()
+            steps_of_known_ids(group)
         values = group.read(0, torch.arange(1000))
         train(group, 0, torch.arange(20_000), torch.ones(20_000, 64))  # maps what is missing
         assert group.size(0) == 20_000
         assert not torch.equal(group.read(0, torch.arange(1000)), values)
-        for _ in range(STEPS):
-            group.insert(0, torch.arange(100))
-            group.end_step()
+        steps_of_known_ids(group)
         assert created_bytes() <= mapped
 
 
@@ -183,3 +184,37 @@ def test_a_compaction_that_the_driver_refuses_leaves_a_usable_table() -> None:
             group.compact()
         train(group, 0, torch.arange(13_000), torch.ones(13_000, 64))
         assert group.size(0) == 13_000
+
+
+# -- tensors that join the rows ------------------------------------------------------------------
+
+
+def test_marks_of_changed_rows_take_memory_as_rows_come() -> None:
+    group = make_group(tables=2)
+    with emulated_cuda():
+        train(group, 0, torch.arange(5000), torch.ones(5000, 64))
+        before = created_bytes()
+        reader = record_changes(group.tables, "test", scores=False)
+        rows = group.rows.weights[0].shape[0]
+        assert rows > 16 * MIB  # a byte for each of them
+        assert created_bytes() - before <= 2 * MIB
+        take_changes(group.tables, reader, read_changes(group.tables, reader), None)
+        train(group, 1, torch.arange(60_000), torch.ones(60_000, 64))
+        train(group, 0, torch.arange(10, 20), torch.ones(10, 64))
+        changes = read_changes(group.tables, reader)
+        assert sorted(changes.tables[0].ids.tolist()) == list(range(10, 20))
+        assert changes.tables[1].ids.numel() == 60_000
+
+
+def test_marks_without_memory_are_refused_and_leave_the_group_as_it_was() -> None:
+    group = make_group()
+    with emulated_cuda():
+        train(group, 0, torch.arange(100), torch.ones(100, 64))
+        state = list(group.rows.state)
+        set_memory_limit(created_bytes())
+        with pytest.raises(RuntimeError, match="out of GPU memory"):
+            record_changes(group.tables, "test", scores=False)
+        set_memory_limit(None)
+        assert all(a is b for a, b in zip(state, group.rows.state, strict=True))
+        record_changes(group.tables, "test", scores=False)
+        train(group, 0, torch.arange(100), torch.ones(100, 64))

@@ -68,6 +68,11 @@ void GroupMemory::bind(const Call& call, const TableRoom& room, const Tensor& ta
   if (pending_counts != nullptr) pending_.bind(call, read(call, *pending_counts));
 }
 
+void GroupMemory::add_rows(const Call& call, size_t slab, const RowMemory& part) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tables_.add_rows(call, slab, part);
+}
+
 void GroupMemory::release(const Call& call, const TableRoom& room) {
   const std::lock_guard<std::mutex> lock(mutex_);
   STD_TORCH_CHECK(

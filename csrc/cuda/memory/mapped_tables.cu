@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "cuda/memory/mapped_tables.h"
@@ -10,6 +11,17 @@ namespace {
 constexpr int64_t kStepsToRemember = 64;
 // Less than this is not worth giving back.
 constexpr int64_t kLeastRelease = int64_t{64} << 20;
+
+[[noreturn]] void raise_out_of_memory(const Call& call, int64_t missing_bytes, const char* what) {
+  size_t free_bytes = 0;
+  size_t total = 0;
+  check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
+  STD_TORCH_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
+                  (missing_bytes >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
+                  " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
+                  "use a GPU with more memory");
+  std::abort();  // the check has thrown
+}
 
 }  // namespace
 
@@ -24,6 +36,20 @@ std::vector<int64_t> MappedTables::handle_rows(bool captured) const {
   std::vector<int64_t> rows;
   for (const Growing& slab : slabs_) rows.push_back(captured ? slab.capacity : slab.mapped);
   return rows;
+}
+
+void MappedTables::add_rows(const Call& call, size_t slab, const RowMemory& part) {
+  Growing& rows = slabs_[slab];
+  for (const RowMemory& known : rows.memory) {
+    if (known.reservation == part.reservation && known.begin == part.begin) return;
+  }
+  const RelaxedCapture relaxed(call.op);
+  MappingAttempt attempt(side_stream(call.op, call.device));
+  if (!attempt.map_part(call.op, part, 0, rows.mapped)) {
+    raise_out_of_memory(call, rows.mapped * part.row_bytes, "another tensor of the rows needs");
+  }
+  rows.memory.push_back(part);
+  attempt.keep();
 }
 
 bool MappedTables::is_mapped(const TableRoom& room) const {
@@ -64,14 +90,7 @@ void MappedTables::write_limits() {
 }
 
 void MappedTables::map_or_raise(const Call& call, const TableRoom& room, const char* what) {
-  if (map(call, room)) return;
-  size_t free_bytes = 0;
-  size_t total = 0;
-  check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
-  STD_TORCH_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
-                  (missing_bytes(room) >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
-                  " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
-                  "use a GPU with more memory");
+  if (!map(call, room)) raise_out_of_memory(call, missing_bytes(room), what);
 }
 
 int64_t MappedTables::missing_bytes(const TableRoom& room) const {

@@ -36,6 +36,9 @@ class MappedTables {
   // more than now.
   std::vector<int64_t> handle_rows(bool captured) const;
 
+  // See GroupMemory.
+  void add_rows(const Call& call, size_t slab, const RowMemory& part);
+
   bool is_mapped(const TableRoom& room) const;
   // Maps memory for so much; false: it is not to be had.
   bool map(const Call& call, const TableRoom& room);
