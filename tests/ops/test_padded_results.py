@@ -52,9 +52,9 @@ def cutoff() -> object:
     ids=["dense", "deep", "tile", "cutoff"],
 )
 def test_gigabytes_of_padding(call: Callable[[], object], message: str, emulated: bool) -> None:
-    with emulated_cuda() if emulated else nullcontext():
-        with pytest.raises(RuntimeError, match=message):
-            call()
+    device = emulated_cuda() if emulated else nullcontext()
+    with device, pytest.raises(RuntimeError, match=message):
+        call()
 
 
 def test_padding_that_is_not_large_is_written() -> None:
