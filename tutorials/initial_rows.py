@@ -5,7 +5,8 @@
 Users and items have planted factors, items have a popularity, and a user's interactions come in
 the order of time. Both towers are dynamic tables, and the loss is an in-batch softmax, corrected
 by popularity. The last tenth of the interactions is predicted: recall@20 among all items, of users
-and items as they come, so some are new. For each initializer, the best of three learning rates counts.
+and items as they come, so some are new. For each initializer, the best of three learning rates
+counts.
 """
 
 from __future__ import annotations

@@ -122,6 +122,16 @@ void check_same_rows(const char* op, const std::vector<Tensor>& x_offsets,
   }
 }
 
+void check_padding(const char* op, const std::string& name, int64_t value, int64_t most,
+                   int64_t bytes) {
+  constexpr int64_t kMostBytes = int64_t{1} << 30;
+  STD_TORCH_CHECK(value <= most || bytes <= kMostBytes, "dynemb::", op, ": ", name, " is ", value,
+                  ", with which the result takes ", bytes >> 20,
+                  " MiB, but no row can have more than ", most,
+                  ": nearly all of it would be padding. Give at most ", most,
+                  ", or what makes at most ", kMostBytes >> 20, " MiB");
+}
+
 void check_tiles(const char* op, const std::vector<int64_t>& tile_lens,
                  const std::vector<int64_t>& pad_left) {
   check_numbers(op, "tile_lens", tile_lens, tile_lens.size(), 1);
@@ -129,7 +139,7 @@ void check_tiles(const char* op, const std::vector<int64_t>& tile_lens,
 }
 
 void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int64_t batch,
-                      int64_t dim) {
+                      int64_t dim, int64_t positions) {
   for (size_t f = 0; f < tile_lens.size(); ++f) {
     int64_t columns = 0;
     int64_t bytes = 0;
@@ -140,6 +150,7 @@ void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int
     DYNEMB_CHECK(fits, "dynemb::", op, ": ", entry_name("tile_lens", f), " is ", tile_lens[f],
                  ", with which tiles of ", batch, " bags and dim ", dim,
                  " are larger than an address space");
+    check_padding(op, entry_name("tile_lens", f), tile_lens[f], positions, batch > 0 ? bytes : 0);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "arguments/tensors.h"
@@ -32,12 +33,19 @@ void check_numbers(const char* op, const char* name, const std::vector<int64_t>&
 void check_same_rows(const char* op, const std::vector<Tensor>& x_offsets,
                      const std::vector<Tensor>& y_offsets);
 
+// Raises where an argument `name` asks for rows of `value` in a result of so many bytes, although
+// no row of the input has more than `most`, and the result is large: what it is then is padding,
+// which would be written for minutes.
+void check_padding(const char* op, const std::string& name, int64_t value, int64_t most,
+                   int64_t bytes);
+
 // Arguments of ragged_tile and its gradients.
 void check_tiles(const char* op, const std::vector<int64_t>& tile_lens,
                  const std::vector<int64_t>& pad_left);
-// Raises unless tiles of so many bags can be addressed: [batch, tile_len * dim] floats each.
+// Raises unless tiles of so many bags can be addressed, [batch, tile_len * dim] floats each, and
+// are more than padding of so many positions.
 void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int64_t batch,
-                      int64_t dim);
+                      int64_t dim, int64_t positions);
 // The dim of `rows` rows of whose tiles these are the gradients; whether there are as many as bags
 // is for check_tile_grads.
 int64_t tiled_dim(const CallContext& call, const std::vector<Tensor>& grads, int64_t rows,

@@ -129,11 +129,12 @@ def test_out_of_memory_in_growth_changes_nothing() -> None:
 
 
 def test_results_that_do_not_fit_into_memory_are_out_of_memory_too() -> None:
-    """2^48 bytes: torch's own allocator refuses them, on the CPU as on a GPU."""
-    rows, positions, offsets = torch.ones(1, 4), torch.tensor([0]), torch.tensor([0, 1])
-    message = r"ragged_tile: out of GPU memory: the call needs 268435457 MiB .*empty_cache"
+    """2^46 bytes: torch's own allocator refuses them, on the CPU as on a GPU."""
+    rows, positions = torch.ones(1, 2**14), torch.zeros(2**20, dtype=torch.int64)
+    offsets = torch.arange(2**10 + 1) * 2**10
+    message = r"ragged_tile: out of GPU memory: the call needs 67108865 MiB .*empty_cache"
     with emulated_cuda(), pytest.raises(torch.OutOfMemoryError, match=message):
-        ops.ragged_tile(rows, positions, offsets, features=1, tile_lens=[2**44])
+        ops.ragged_tile(rows, positions, offsets, features=1, tile_lens=[2**20])
 
 
 def test_reserving_more_than_the_region_is_refused_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,12 +40,18 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.emulator_set_seed.argtypes = [ctypes.c_ulonglong]
     loaded.emulator_set_memory_limit.argtypes = [ctypes.c_longlong]
     loaded.emulator_set_capturing.argtypes = [ctypes.c_int]
+    loaded.emulator_set_capturing_elsewhere.argtypes = [ctypes.c_int]
     loaded.emulator_set_calls_behind.argtypes = [ctypes.c_longlong]
+    loaded.emulator_refuse_unmapping.argtypes = [ctypes.c_longlong]
+    loaded.emulator_waits.argtypes = [ctypes.c_int]
+    loaded.emulator_waits.restype = ctypes.c_longlong
     for function in (
         loaded.emulator_set_calls_behind,
         loaded.emulator_set_seed,
         loaded.emulator_set_memory_limit,
         loaded.emulator_set_capturing,
+        loaded.emulator_set_capturing_elsewhere,
+        loaded.emulator_refuse_unmapping,
     ):
         function.restype = None
     loaded.emulator_created_bytes.restype = ctypes.c_longlong
@@ -74,6 +81,11 @@ def set_capturing(on: bool) -> None:
     _set("emulator_set_capturing", int(on))
 
 
+def set_capturing_elsewhere(on: bool) -> None:
+    """Whether another thread seems to capture another stream, in the global mode."""
+    _set("emulator_set_capturing_elsewhere", int(on))
+
+
 def forbidden_calls() -> int:
     """Number of calls so far that would have invalidated a capture."""
     return int(library().emulator_forbidden_calls())
@@ -87,6 +99,25 @@ def set_calls_behind(calls: int) -> None:
 def calls_behind() -> int:
     """How many insertions the device still seems to have to do."""
     return int(library().emulator_calls_behind())
+
+
+def refuse_unmapping(calls: int) -> None:
+    """The driver refuses so many calls that unmap memory."""
+    library().emulator_refuse_unmapping(calls)
+
+
+WAITS = (
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaStreamQuery",
+    "cudaEventQuery",
+)
+
+
+def waits() -> Counter[str]:
+    """How often the host has waited for the device so far, or asked whether it is done, by call."""
+    return Counter({name: int(library().emulator_waits(k)) for k, name in enumerate(WAITS)})
 
 
 def launches() -> int:

@@ -25,19 +25,34 @@ constexpr size_t kGranularity = size_t{2} << 20;
 constexpr size_t kTotalBytes = size_t{64} << 30;  // of the device, if a test sets no limit
 constexpr int kGarbageByte = 0xA5;
 
+enum WaitKind : int {
+  kWaitDevice = 0,
+  kWaitStream = 1,
+  kWaitEvent = 2,
+  kQueryStream = 3,
+  kQueryEvent = 4,
+  kWaitKinds = 5
+};
+
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
-std::atomic<bool> capturing{false};
-std::atomic<long long> forbidden_calls{0};  // each would have invalidated the capture
-std::atomic<long long> calls_behind{0};     // insertions that the device still has to do
+std::atomic<bool> capturing{false};            // the default stream, by this thread
+std::atomic<bool> capturing_elsewhere{false};  // another stream, by another thread
+std::atomic<long long> forbidden_calls{0};     // each would have invalidated the capture
+std::atomic<long long> calls_behind{0};        // insertions that the device still has to do
+
+// Calls in which the host waits for the device, or asks whether it is done.
+std::atomic<long long> waits[kWaitKinds];
 
 cudaError_t returned(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
   return error;
 }
-// For calls that a capture by this thread forbids, unless it has asked for the relaxed mode.
+// For calls that a capture forbids, of this thread or in the global mode of another one, unless
+// this thread has asked for the relaxed mode.
 cudaError_t unless_captured() {
-  const bool forbidden = capturing && capture_mode != cudaStreamCaptureModeRelaxed;
+  const bool forbidden =
+      (capturing || capturing_elsewhere) && capture_mode != cudaStreamCaptureModeRelaxed;
   if (forbidden) ++forbidden_calls;
   return returned(forbidden ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
@@ -68,6 +83,7 @@ CUmemGenericAllocationHandle next_handle = 1;
 off_t file_end = 0;
 long long created_bytes = 0;
 long long memory_limit = -1;
+long long refused_unmappings = 0;  // of cuMemUnmap, from now on
 
 int memory_file() {
   static const int file = memfd_create("emulated device memory", MFD_CLOEXEC);
@@ -176,6 +192,12 @@ void emulator_set_capturing(int on) { capturing = on != 0; }
 long long emulator_forbidden_calls() { return forbidden_calls; }
 void emulator_set_calls_behind(long long calls) { calls_behind = calls; }
 long long emulator_calls_behind() { return calls_behind; }
+void emulator_set_capturing_elsewhere(int on) { capturing_elsewhere = on != 0; }
+void emulator_refuse_unmapping(long long calls) {
+  const std::lock_guard<std::mutex> lock(mapping_mutex);
+  refused_unmappings = calls;
+}
+long long emulator_waits(int kind) { return waits[kind]; }
 void emulator_set_memory_limit(long long bytes) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   memory_limit = bytes;
@@ -242,6 +264,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return returned(cudaErrorInvalidValue);
 }
 cudaError_t cudaDeviceSynchronize() {
+  ++waits[kWaitDevice];
   if (capturing) ++forbidden_calls;
   return returned(capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
@@ -298,10 +321,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  ++waits[kWaitStream];
   if (capturing && stream == nullptr) return returned(cudaErrorStreamCaptureUnsupported);
   return unless_captured();
 }
 cudaError_t cudaStreamQuery(cudaStream_t) {
+  ++waits[kQueryStream];
   if (calls_behind > 0) {
     --calls_behind;
     return returned(cudaErrorNotReady);
@@ -326,8 +351,14 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return unless_captured(); }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return unless_captured(); }
+cudaError_t cudaEventQuery(cudaEvent_t) {
+  ++waits[kQueryEvent];
+  return unless_captured();
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  ++waits[kWaitEvent];
+  return unless_captured();
+}
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
@@ -404,6 +435,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (!is_device(properties->location)) return CUDA_ERROR_INVALID_DEVICE;
+  if (unless_captured() != cudaSuccess) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   const long long after = created_bytes + static_cast<long long>(size);
   if (memory_limit >= 0 && after > memory_limit) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -442,7 +474,12 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
 }
 
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
+  if (unless_captured() != cudaSuccess) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::lock_guard<std::mutex> lock(mapping_mutex);
+  if (refused_unmappings > 0) {
+    --refused_unmappings;
+    return CUDA_ERROR_UNKNOWN;
+  }
   if (!is_whole(size) || !is_mapped(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
   void* unmapped = mmap(address(pointer), size, PROT_NONE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

@@ -27,6 +27,11 @@ def know_names(meta: Tensor, names: Sequence[str]) -> None:
     _names[meta] = list(names)
 
 
+def known_names(meta: Tensor) -> list[str] | None:
+    """What :func:`know_names` has noted of a tensor, or None."""
+    return _names.get(meta)
+
+
 def name_tables_of(error: RuntimeError, arguments: Sequence[object]) -> None:
     """:func:`name_tables` of an op's error, where its tables have noted names.
 
@@ -100,4 +105,4 @@ def _constants(arguments: Sequence[Any]) -> Iterator[Tensor]:
                 yield meta
 
 
-__all__ = ["know_names", "name_feature", "name_tables", "name_tables_of"]
+__all__ = ["know_names", "known_names", "name_feature", "name_tables", "name_tables_of"]

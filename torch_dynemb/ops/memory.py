@@ -124,7 +124,8 @@ def bind_group(
     """Says which tensors of :func:`reserve_cuda` form a group, and maps memory for what it holds.
 
     Call it once the group has been filled in, and again whenever ``tables`` or ``slabs`` have been
-    written from outside. Waits for the device.
+    written from outside. Tensors that have joined ``rows.state`` since grow with the rows from then
+    on. Waits for the device.
 
     Args:
         index, rows: of the tables, on a GPU; no value changes.

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+
+from torch_dynemb._library.error_names import known_names
 
 # By the id of the tables' row_clock: the node of the autograd graph that was opened last. An open
 # node has the tensors of its tables, so while it is alive, no other tensor gets that id.
@@ -21,17 +21,6 @@ OPEN: dict[int, weakref.ref[Any]] = {}
 # By the same key, all nodes where several are open: empty in a program that looks tables up once a
 # forward. Lookups write and read both on their own, since a call takes longer than what it does.
 SEVERAL: dict[int, list[weakref.ref[Any]]] = {}
-_names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def name_tables(row_clock: Tensor, names: Sequence[str]) -> None:
-    """Tell how tables are called in errors.
-
-    Args:
-        row_clock: of the tables.
-        names: one for each table.
-    """
-    _names[row_clock] = list(names)
 
 
 def opened_again(key: int, node: Any) -> None:
@@ -85,11 +74,11 @@ def _refuse_several() -> None:
 def _described(nodes: Sequence[Any]) -> str:
     """Return the names of the tables of lookups; in code that is compiled only their numbers."""
     tables = sorted({table for node in nodes for table in node.lookup.tables})
-    names = _names.get(nodes[0].lookup.rows.row_clock)
+    names = known_names(nodes[0].lookup.rows.meta)
     if names is None:
         dims = sorted({dim for node in nodes for dim in node.lookup.dims})
         return f"compiled tables (numbers {tables} of their group, dims {dims})"
     return f"tables {[names[table] for table in tables]}"
 
 
-__all__ = ["OPEN", "SEVERAL", "name_tables", "opened_again", "update_begins"]
+__all__ = ["OPEN", "SEVERAL", "opened_again", "update_begins"]

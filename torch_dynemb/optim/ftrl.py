@@ -20,6 +20,8 @@ class Ftrl(OptimizerConfig):
 
     McMahan et al. 2013, algorithm 1; TensorFlow's Ftrl with learning_rate_power -0.5 and half its
     l2. A row's weights follow from z and s alone: its initial value is forgotten as s grows.
+    Decoupled weight decay comes after the update, of touched rows: w *= 1 - lr * weight_decay. It
+    does not add up over steps, because the next update makes w of z anew; z sees the decayed w.
 
     Attributes:
         lr: learning rate, above 0.
@@ -68,6 +70,7 @@ class GroupFtrl(Ftrl):
 
     u = what Ftrl shrinks z to, sign(z) * l1 - z or 0; w = 0 if |u| <= group_l1 * sqrt(dim), else
     (1 - group_l1 * sqrt(dim) / |u|) * u / ((beta + sqrt(s')) / lr + l2).
+    Decoupled weight decay comes after that, as in :class:`Ftrl`; |u| does not see it.
 
     Ni et al. 2021, "Adaptive optimizers with sparse group lasso for neural networks in CTR
     prediction".

@@ -70,6 +70,8 @@ class LARSSGD(OptimizerConfig):
 
     rate = lr * trust_coefficient * |w| / (|g| + weight_decay * |w|), or lr where |w| or |g| is 0;
     v = momentum * v + rate * (g + weight_decay * w); w -= v.
+    With decoupled weight decay, rate and v have no weight_decay, and touched rows decay before v is
+    taken off, by lr and not by rate: w = (1 - lr * weight_decay) * w - v. |w| is that before.
 
     You, Gitman, Ginsburg 2017; FBGEMM's LARS_SGD.
 

@@ -42,6 +42,8 @@ class TableMemory(Protocol):
     ) -> None:
         """Takes note of what a group holds; needed after its counts were written from outside.
 
+        Tensors that have joined ``rows.state`` since grow with the rows from then on.
+
         Args:
             index, rows: of the group.
             table_buckets, slab_rows: buckets of each table and rows of each slab to make room for

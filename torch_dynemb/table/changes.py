@@ -15,7 +15,6 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
 from torch_dynemb.process.interrupts import held_back
-from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.lookup import find
@@ -233,6 +232,9 @@ def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
         if not change_marks(tables):
             marks = [_new_marks(tables, slab) for slab in range(len(tables.config.slabs))]
             mark_static(marks)
+            # the device knows them before any update is given them
+            with_marks = tables.rows._replace(state=[*tables.rows.state, *marks])
+            tables.memory.bind(tables.index, with_marks)
             # the list itself is what modules and optimizers hold
             tables.rows.state.extend(marks)
         host.readers[name] = ChangeReader(name, free[0], scores)
@@ -252,9 +254,7 @@ def stop_recording(tables: Tables, name: str) -> None:
 
 def _new_marks(tables: Tables, slab: int) -> Tensor:
     rows = tables.rows.weights[slab].shape[0]
-    if isinstance(tables.memory, HostMemory):
-        return tables.memory.reserve((rows,), torch.uint8, huge_pages=False)
-    return torch.zeros(rows, dtype=torch.uint8, device=tables.device)
+    return tables.memory.reserve((rows,), torch.uint8, huge_pages=False)
 
 
 __all__ = [

@@ -20,7 +20,6 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
-from torch_dynemb.ops.open_lookups import name_tables
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.process.forked import check_own
 from torch_dynemb.storage.memory import TableMemory
@@ -71,7 +70,6 @@ class Tables:
         object.__setattr__(self, "read_by_one_op", one_op)
         for meta in (self.index.meta, self.rows.meta):
             know_names(meta, self.config.names)
-        name_tables(self.rows.row_clock, self.config.names)
 
     @property
     def device(self) -> torch.device:

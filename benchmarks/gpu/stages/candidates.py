@@ -117,7 +117,7 @@ class Candidates:
     def replayed(self, name: str, run: Run, end: Callable[[], object] | None = None) -> None:
         """A candidate that replays graphs; ``end`` is called when all batches are done.
 
-        One graph for all of them would make the library keep room for nine times as many ids.
+        One graph for all of them would make the library keep room for three times the ids of all.
         """
         if not self._settings.cuda:
             self.eager(name, run)

@@ -83,9 +83,10 @@ std::tuple<Lists, Lists, Lists, Lists> ragged_cutoff_3d(Lists values, Lists oute
     const int64_t rows = outer_offsets[f].size(0) - 1;
     cut_outer.push_back(empty_cpu({rows + 1}, ScalarType::Long));
     const std::string name = entry_name("keep_lengths", f);
-    check_result_memory(op, name.c_str(), keep_lengths[f],
-                        result_bytes(op, name.c_str(), keep_lengths[f],
-                                     {std::max<int64_t>(rows, 1), keep_lengths[f]}, 8));
+    const int64_t bytes = result_bytes(op, name.c_str(), keep_lengths[f],
+                                       {std::max<int64_t>(rows, 1), keep_lengths[f]}, 8);
+    check_padding(op, name, keep_lengths[f], lists[f].rows, bytes);
+    check_result_memory(op, name.c_str(), keep_lengths[f], bytes);
     cut_inner.push_back(empty_cpu({rows * keep_lengths[f] + 1}, ScalarType::Long));
   }
   for_each_feature(lists, [&](size_t f) {

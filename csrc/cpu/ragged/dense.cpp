@@ -19,6 +19,7 @@ using Lists = std::vector<Tensor>;
 struct Nested {
   std::vector<const int64_t*> offset;  // from outermost to innermost
   std::vector<int64_t> length;         // of dense dimensions 1, 2, ...
+  std::vector<int64_t> parts;          // of all rows of a depth
   std::vector<int64_t> size;           // of a dense part below each depth, in values
   int64_t rows;
   int64_t count;
@@ -52,6 +53,7 @@ std::vector<Nested> nested_of(const char* op, const Lists& values, const Lists& 
                       ", the length of the dense dimension");
       nested.offset.push_back(offset);
       nested.length.push_back(lengths[d]);
+      nested.parts.push_back(parts);
     }
     nested.size.assign(nested.depth(), 1);
     for (size_t d = nested.depth() - 1; d > 0; --d) {
@@ -90,12 +92,14 @@ Lists ragged_to_dense(Lists values, Lists offsets, std::vector<int64_t> depths,
   size_t at = 0;  // among all lengths
   for (size_t f = 0; f < nested.size(); ++f) {
     std::vector<int64_t> shape{nested[f].rows};
-    for (const int64_t length : nested[f].length) {
+    for (size_t d = 0; d < nested[f].depth(); ++d, ++at) {
+      const int64_t length = nested[f].length[d];
       shape.push_back(length);
-      const std::string name = entry_name("lengths", at++);
-      check_result_memory(
-          op, name.c_str(), length,
-          result_bytes(op, name.c_str(), length, shape, value_bytes(op, "values", f, values[f])));
+      const std::string name = entry_name("lengths", at);
+      const int64_t bytes =
+          result_bytes(op, name.c_str(), length, shape, value_bytes(op, "values", f, values[f]));
+      check_padding(op, name, length, nested[f].parts[d], bytes);
+      check_result_memory(op, name.c_str(), length, bytes);
     }
     dense.push_back(empty_cpu(shape, values[f].scalar_type()));
     rows += nested[f].rows;

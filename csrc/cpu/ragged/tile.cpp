@@ -73,7 +73,7 @@ std::vector<Tensor> ragged_tile(Tensor rows, Tensor positions, Tensor offsets,
   const auto features = static_cast<int64_t>(tile_lens.size());
   const BagArgs bags =
       bag_args(op, positions, offsets, features, weights, rows.size(0), rows.size(1));
-  check_tile_sizes(op, tile_lens, bags.batch, bags.dim);
+  check_tile_sizes(op, tile_lens, bags.batch, bags.dim, bags.ids);
   std::vector<Tensor> tiles;
   for (int64_t f = 0; f < features; ++f) {
     check_result_memory(op, entry_name("tile_lens", static_cast<size_t>(f)).c_str(), tile_lens[f],

@@ -32,17 +32,19 @@ __global__ void __launch_bounds__(kPlanBlock)
                  Plan plan, int32_t* block_counts, int64_t blocks, int64_t* erased) {
   if (plan.head[kPlanTouched] == 0 || plan.head[kPlanInvalid] != 0) return;
   const int64_t total = scan_counts(block_counts, blocks);
-  rank_features(index, features, plan);
+  rank_features(index, features, plan, slab_count);
   for (int64_t t = threadIdx.x; t < index.table_count; t += blockDim.x) {
-    const int64_t removed = table_total(features, plan, t);
+    const int64_t removed = plan.added[t];
     erased[t] = removed;
+    if (has_rows(index, t)) add_to(plan.slab_rows + index.meta_row(t)[kMetaSlab], removed);
     index.table_row(t)[kTableSize] -= removed;
     index.table_row(t)[kTableErased] += removed;
   }
+  __syncthreads();
   for (int64_t s = threadIdx.x; s < slab_count; s += blockDim.x) {
     int64_t* slab = slabs + s * kSlabColumns;
     plan.slab_free[s] = slab[kSlabFreeCount];
-    slab[kSlabFreeCount] += slab_total(index, features, plan, s);
+    slab[kSlabFreeCount] += plan.slab_rows[s];
   }
   if (threadIdx.x == 0) plan.head[kPlanTotal] = total;
 }

@@ -7,6 +7,7 @@ namespace {
 struct PlanJob {
   IndexArgs index;
   FeatureArgs features;
+  const int64_t* feature_order;  // see PlannedCall
   PolicyArgs policies;
   SlabArgs slabs;
   Plan plan;
@@ -38,10 +39,26 @@ __device__ bool divide_new_ids(const PlanJob& job, int64_t t, int64_t level) {
   return false;
 }
 
+// budget_level by all threads of the block.
+template <class Demand>
+__device__ int64_t budget_level_in_block(int64_t left, int64_t tables, const Demand& demand) {
+  if (left <= 0) return 0;
+  const auto sum = [&](const auto& value) {
+    return running_sums(tables, value, [](int64_t, int64_t) {});
+  };
+  int64_t level = left / tables;
+  for (;;) {
+    const int64_t spare = left - sum([&](int64_t t) { return min(demand(t), level); });
+    const int64_t unsatisfied = sum([&](int64_t t) { return int64_t{demand(t) > level}; });
+    if (unsatisfied == 0 || spare < unsatisfied) return level;
+    level += spare / unsatisfied;
+  }
+}
+
 // divide_new_ids for all tables. All threads of the block.
 __device__ void plan_room(const PlanJob& job, int* refused) {
   __shared__ long long budget;
-  __shared__ int64_t level;
+  __shared__ int64_t few_level;
   const int64_t tables = job.index.table_count;
   if (threadIdx.x == 0) budget = 0;
   __syncthreads();
@@ -58,14 +75,17 @@ __device__ void plan_room(const PlanJob& job, int* refused) {
               static_cast<unsigned long long>(-share));
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
-    level = limited ? budget_level(budget, tables,
-                                   [&](int64_t t) {
-                                     return budget_demand(job.policies.row(t),
-                                                          job.index.table_row(t)[kTableSize],
-                                                          job.plan.added[t]);
-                                   })
-                    : 0;
+  const auto demand = [&](int64_t t) {
+    return budget_demand(job.policies.row(t), job.index.table_row(t)[kTableSize],
+                         job.plan.added[t]);
+  };
+  int64_t level = 0;
+  if (limited && tables > kFew) {
+    level = budget_level_in_block(budget, tables, demand);
+  } else if (limited) {
+    if (threadIdx.x == 0) few_level = budget_level(budget, tables, demand);
+    __syncthreads();
+    level = few_level;
   }
   __syncthreads();
   for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
@@ -74,30 +94,48 @@ __device__ void plan_room(const PlanJob& job, int* refused) {
   __syncthreads();
 }
 
+// How many new ids of a table come in earlier features, of each feature. All threads of the block.
+__device__ void rank_in_tables(const PlanJob& job) {
+  const FeatureArgs& features = job.features;
+  const Plan& plan = job.plan;
+  if (job.feature_order == nullptr) return;  // no table has two features, and the plan is zeros
+  if (features.features <= kFew) {
+    for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
+      int64_t before = 0;
+      for (int64_t g = 0; g < f; ++g) {
+        if (features.table[g] == features.table[f]) before += plan.feature_count[g];
+      }
+      plan.feature_in_table[f] = before;
+    }
+    return;
+  }
+  const int64_t* order = job.feature_order;
+  int64_t* table_begin = plan.old_begin;  // not needed yet
+  running_sums(
+      features.features, [&](int64_t i) { return plan.feature_count[order[i]]; },
+      [&](int64_t i, int64_t before) {
+        plan.feature_in_table[order[i]] = before;
+        const int64_t t = features.table[order[i]];
+        if (i == 0 || features.table[order[i - 1]] != t) table_begin[t] = before;
+      });
+  __syncthreads();
+  for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
+    plan.feature_in_table[f] -= table_begin[features.table[f]];
+  }
+}
+
 // Where each feature's new ids lie among those of their table, and its rows among those of their
 // slab: a table's first ids get rows. All threads of the block.
 __device__ void rank_rows(const PlanJob& job) {
-  const FeatureArgs& features = job.features;
   const Plan& plan = job.plan;
-  for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
-    int64_t before = 0;
-    for (int64_t g = 0; g < f; ++g) {
-      if (features.table[g] == features.table[f]) before += plan.feature_count[g];
-    }
-    plan.feature_in_table[f] = before;
-  }
+  rank_in_tables(job);
   __syncthreads();
-  for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
-    const int64_t slab = job.index.meta_row(features.table[f])[kMetaSlab];
-    int64_t rows = 0;
-    for (int64_t g = 0; g < f; ++g) {
-      const int64_t t = features.table[g];
-      if (job.index.meta_row(t)[kMetaSlab] != slab) continue;
-      const int64_t before = plan.feature_in_table[g];
-      rows += min(before + plan.feature_count[g], plan.added[t]) - min(before, plan.added[t]);
-    }
-    plan.feature_row[f] = rows;
-  }
+  rank_in_slabs(job.index, job.features, plan, job.slabs.count, [&](int64_t f) {
+    const int64_t added = plan.added[job.features.table[f]];
+    const int64_t before = plan.feature_in_table[f];
+    return min(before + plan.feature_count[f], added) - min(before, added);
+  });
+  __syncthreads();
 }
 
 // Ids that a counter table gets at most: of those for whom there is no room, who has a counter is
@@ -129,19 +167,10 @@ __device__ bool plan_table(const PlanJob& job, int64_t t) {
   return true;
 }
 
-// Rows that a slab gives to new ids of all tables.
-__device__ int64_t rows_added(const PlanJob& job, int64_t slab) {
-  int64_t rows = 0;
-  for (int64_t t = 0; t < job.index.table_count; ++t) {
-    if (job.index.meta_row(t)[kMetaSlab] == slab) rows += job.plan.added[t];
-  }
-  return rows;
-}
-
 // Rows of a slab; false if it has too few.
 __device__ bool plan_slab(const PlanJob& job, int64_t s) {
   const int64_t* slab = job.slabs.slabs + s * kSlabColumns;
-  const int64_t fresh = max(rows_added(job, s) - slab[kSlabFreeCount], static_cast<int64_t>(0));
+  const int64_t fresh = max(job.plan.slab_rows[s] - slab[kSlabFreeCount], static_cast<int64_t>(0));
   const int64_t needed = slab[kSlabNextRow] + fresh;
   job.plan.slab_free[s] = slab[kSlabFreeCount];
   job.plan.slab_next[s] = slab[kSlabNextRow];
@@ -156,17 +185,6 @@ __device__ bool plan_slab(const PlanJob& job, int64_t s) {
   return true;
 }
 
-// Ids of a table in the call, padding among them.
-__device__ int64_t ids_of_table(const FeatureArgs& features, int64_t t) {
-  int64_t ids = 0;
-  for (int64_t f = 0; f < features.features; ++f) {
-    if (features.table[f] != t) continue;
-    ids +=
-        features.given_offset((f + 1) * features.batch) - features.given_offset(f * features.batch);
-  }
-  return ids;
-}
-
 // The counts of a table after the call, but for what evictions change later, and for ids that are
 // counted no longer, or because there is no room.
 __device__ void advance_table(const PlanJob& job, int64_t t) {
@@ -176,7 +194,7 @@ __device__ void advance_table(const PlanJob& job, int64_t t) {
   row[kTableInserted] += plan.added[t] + plan.counted[t];
   row[kTableRejected] += plan.rejected[t];
   row[kTableNotAdmitted] += plan.not_admitted[t];
-  row[kTableFound] += ids_of_table(job.features, t) - plan.missed[t] - plan.padding[t];
+  row[kTableFound] += plan.ids[t] - plan.missed[t] - plan.padding[t];
   row[kTableMissed] += plan.missed[t];
   if (plan.old_buckets[t] > 0) {
     row[kTableBucketCount] = plan.old_begin[t];
@@ -187,7 +205,7 @@ __device__ void advance_table(const PlanJob& job, int64_t t) {
 
 __device__ void advance_slab(const PlanJob& job, int64_t s) {
   int64_t* slab = job.slabs.slabs + s * kSlabColumns;
-  const int64_t rows = rows_added(job, s);
+  const int64_t rows = job.plan.slab_rows[s];
   const int64_t reused = min(rows, slab[kSlabFreeCount]);
   const int64_t end = slab[kSlabNextRow] + rows - reused;
   slab[kSlabCommittedRows] = committed_after(slab[kSlabCommittedRows], slab[kSlabNextRow], end,
@@ -207,7 +225,7 @@ __device__ void write_mirror(const PlanJob& job) {
     shared.table(t)[kSharedBucketCount] = row[kTableBucketCount];
     shared.table(t)[kSharedTombstones] =
         row[kTableTombstones] + job.plan.evicted[t] + job.plan.admitted[t];
-    const int64_t ids = job.plan.head[kPlanInvalid] == 0 ? ids_of_table(job.features, t) : 0;
+    const int64_t ids = job.plan.ids[t];
     if (ids > shared.table(t)[kSharedMostIds]) shared.table(t)[kSharedMostIds] = ids;
   }
   for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) {
@@ -223,38 +241,46 @@ __device__ void write_mirror(const PlanJob& job) {
 // One block: decides growth, checks room, advances the counts of tables and slabs.
 __global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_constant__ PlanJob job) {
   __shared__ int refused;
+  __shared__ unsigned long long old_buckets;
   const Plan& plan = job.plan;
   const int64_t tables = job.index.table_count;
-  if (threadIdx.x == 0) refused = plan.head[kPlanInvalid] != 0 ? 1 : 0;
+  if (threadIdx.x == 0) {
+    refused = plan.head[kPlanInvalid] != 0 ? 1 : 0;
+    old_buckets = 0;
+  }
+  __syncthreads();
+  const FeatureArgs& features = job.features;
+  for (int64_t f = threadIdx.x; refused == 0 && f < features.features; f += blockDim.x) {
+    add_to(plan.ids + features.table[f], features.given_offset((f + 1) * features.batch) -
+                                             features.given_offset(f * features.batch));
+  }
   __syncthreads();
   const bool touched = plan.head[kPlanTouched] != 0 && plan.head[kPlanInvalid] == 0;
   int64_t total = 0;
   if (touched) {
     total = scan_counts(job.insert_counts, job.blocks);
     if (job.placed_counts != nullptr) total = scan_counts(job.placed_counts, job.blocks);
-    rank_features(job.index, job.features, plan);
-    for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
-      plan.added[t] = table_total(job.features, plan, t);
-    }
-    __syncthreads();
+    rank_features(job.index, features, plan, job.slabs.count);
     if (job.policies.rows != nullptr) {
       plan_room(job, &refused);
       rank_rows(job);
     }
     for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
       if (!plan_table(job, t)) refused = 1;
+      if (plan.old_buckets[t] > 0) {
+        atomicAdd(&old_buckets, static_cast<unsigned long long>(plan.old_buckets[t]));
+      }
+      add_to(plan.slab_rows + job.index.meta_row(t)[kMetaSlab], plan.added[t]);
     }
+    __syncthreads();
     for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) {
       if (!plan_slab(job, s)) refused = 1;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int64_t old_buckets = 0;
-      for (int64_t t = 0; t < tables; ++t) old_buckets += plan.old_buckets[t];
-      if (old_buckets > job.room.old_buckets) {  // the host's bound was wrong: nothing may be lost
-        job.errors.report(kErrorMemory, 0);
-        refused = 1;
-      }
+    // the host's bound was wrong: nothing may be lost
+    if (threadIdx.x == 0 && static_cast<int64_t>(old_buckets) > job.room.old_buckets) {
+      job.errors.report(kErrorMemory, 0);
+      refused = 1;
     }
   }
   __syncthreads();
@@ -263,14 +289,23 @@ __global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_consta
   }
   if (touched && refused == 0) {
     for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) advance_slab(job, s);
+    for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
+      add_to(plan.head + kPlanEvictors, plan.evicted[t]);
+    }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int64_t buckets = 0;
+    const auto buckets = static_cast<int64_t>(old_buckets);
+    if (buckets > 0 && tables > kFew) {
+      running_sums(
+          tables, [&](int64_t t) { return plan.old_buckets[t]; },
+          [&](int64_t t, int64_t before) { plan.old_begin[t] = before; });
+    } else if (threadIdx.x == 0 && buckets > 0) {
+      int64_t before = 0;
       for (int64_t t = 0; t < tables; ++t) {
-        plan.old_begin[t] = buckets;
-        buckets += plan.old_buckets[t];
-        plan.head[kPlanEvictors] += plan.evicted[t];
+        plan.old_begin[t] = before;
+        before += plan.old_buckets[t];
       }
+    }
+    if (threadIdx.x == 0) {
       plan.old_begin[tables] = buckets;
       plan.head[kPlanRehash] = buckets;
       plan.head[kPlanTotal] = total;
@@ -287,17 +322,10 @@ __global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_consta
 void decide_insertion(const Call& call, const IndexArgs& index, const PolicyArgs& policies,
                       const SlabArgs& slabs, const PlannedCall& planned, const SharedWords& shared,
                       const InsertionRoom& room, int32_t* placed_counts) {
-  const PlanJob job{index,
-                    planned.features,
-                    policies,
-                    slabs,
-                    planned.plan,
-                    shared,
-                    error_sink(call),
-                    room,
-                    planned.block_counts,
-                    placed_counts,
-                    planned.blocks};
+  const PlanJob job{
+      index,         planned.features, planned.feature_order, policies, slabs,
+      planned.plan,  shared,           error_sink(call),      room,     planned.block_counts,
+      placed_counts, planned.blocks};
   call.launch(plan_insertion, kPlanBlock, kPlanBlock, job);
 }
 

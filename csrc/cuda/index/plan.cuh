@@ -17,7 +17,9 @@ struct Plan {
   // [slabs]
   int64_t* slab_free;  // free rows before the call
   int64_t* slab_next;  // next row before the call
+  int64_t* slab_rows;  // rows that the call takes (or frees)
   // [tables]
+  int64_t* ids;           // occurrences of ids, padding among them
   int64_t* missed;        // occurrences of ids that are not there
   int64_t* padding;       // occurrences of the padding id
   int64_t* added;         // new ids that get a row that no other id has
@@ -45,8 +47,8 @@ enum PlanHead : int {
 };
 
 constexpr int64_t kPlanFeatureArrays = 4;
-constexpr int64_t kPlanSlabArrays = 2;
-constexpr int64_t kPlanTableArrays = 12;
+constexpr int64_t kPlanSlabArrays = 3;
+constexpr int64_t kPlanTableArrays = 13;
 
 inline int64_t plan_words(int64_t features, int64_t tables, int64_t slabs) {
   return kPlanHeadWords + kPlanFeatureArrays * features + kPlanSlabArrays * slabs +
@@ -64,10 +66,10 @@ inline Plan make_plan(int64_t* words, int64_t features, int64_t tables, int64_t 
        {&plan.feature_count, &plan.feature_first, &plan.feature_in_table, &plan.feature_row}) {
     *array = take(features);
   }
-  for (int64_t** array : {&plan.slab_free, &plan.slab_next}) *array = take(slabs);
-  for (int64_t** array :
-       {&plan.missed, &plan.padding, &plan.added, &plan.evicted, &plan.rejected, &plan.not_admitted,
-        &plan.counted, &plan.admitted, &plan.uncounted, &plan.victims, &plan.old_buckets}) {
+  for (int64_t** array : {&plan.slab_free, &plan.slab_next, &plan.slab_rows}) *array = take(slabs);
+  for (int64_t** array : {&plan.ids, &plan.missed, &plan.padding, &plan.added, &plan.evicted,
+                          &plan.rejected, &plan.not_admitted, &plan.counted, &plan.admitted,
+                          &plan.uncounted, &plan.victims, &plan.old_buckets}) {
     *array = take(tables);
   }
   plan.old_begin = take(tables + 1);
@@ -135,41 +137,103 @@ __device__ __forceinline__ bool has_rows(const IndexArgs& index, int64_t table) 
   return index.meta_row(table)[kMetaUnscored] == 0;
 }
 
-// Ranks of the features' first ids, in all and within their slab. One block.
-__device__ __forceinline__ void rank_features(const IndexArgs& index, const FeatureArgs& features,
-                                              const Plan& plan) {
-  for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
-    const int64_t slab = index.meta_row(features.table[f])[kMetaSlab];
-    int64_t first = 0;
-    int64_t row = 0;
-    for (int64_t g = 0; g < f; ++g) {
-      const int64_t count = plan.feature_count[g];
-      first += count;
-      const int64_t other = features.table[g];
-      if (has_rows(index, other) && index.meta_row(other)[kMetaSlab] == slab) row += count;
+// The sum of the values of the threads before this one, and of all. All threads of a block of
+// kPlanBlock must call it.
+struct BlockSum {
+  int64_t before;
+  int64_t total;
+};
+__device__ __forceinline__ BlockSum sum_in_block(int64_t value) {
+  constexpr int kWarps = kPlanBlock / 32;
+  static_assert(kWarps == 32, "one warp sums the others");
+  __shared__ int64_t warp_sums[kWarps];
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const auto sum_in_warp = [&](int64_t sum) {
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int64_t left = __shfl_up_sync(0xffffffffu, sum, static_cast<unsigned>(distance));
+      if (lane >= distance) sum += left;
     }
-    plan.feature_first[f] = first;
-    plan.feature_row[f] = row;
+    return sum;
+  };
+  const int64_t sum = sum_in_warp(value);
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  if (warp == 0) warp_sums[lane] = sum_in_warp(warp_sums[lane]);
+  __syncthreads();
+  const BlockSum result{(warp > 0 ? warp_sums[warp - 1] : 0) + sum - value, warp_sums[kWarps - 1]};
+  __syncthreads();
+  return result;
+}
+
+// Calls write(i, sum of the values before i) for all i below `count`; returns the sum of all. All
+// threads of a block of kPlanBlock must call it.
+template <class Value, class Write>
+__device__ __forceinline__ int64_t running_sums(int64_t count, const Value& value,
+                                                const Write& write) {
+  int64_t before = 0;
+  for (int64_t first = 0; first < count; first += kPlanBlock) {
+    const int64_t i = first + static_cast<int64_t>(threadIdx.x);
+    const BlockSum sum = sum_in_block(i < count ? value(i) : 0);
+    if (i < count) write(i, before + sum.before);
+    before += sum.total;
+  }
+  return before;
+}
+
+__device__ __forceinline__ void add_to(int64_t* total, int64_t value) {
+  if (value == 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(total), static_cast<unsigned long long>(value));
+}
+
+// So many features or tables are gone through one by one; more, by running sums.
+constexpr int64_t kFew = 32;
+
+// plan.feature_row: the sum of value(g) over the earlier features of the same slab. All threads of
+// the block. A slab takes a pass over the features: a group has few.
+template <class Value>
+__device__ __forceinline__ void rank_in_slabs(const IndexArgs& index, const FeatureArgs& features,
+                                              const Plan& plan, int64_t slabs, const Value& value) {
+  const auto slab_of = [&](int64_t f) { return index.meta_row(features.table[f])[kMetaSlab]; };
+  if (features.features <= kFew) {
+    for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
+      int64_t rows = 0;
+      for (int64_t g = 0; g < f; ++g) rows += slab_of(g) == slab_of(f) ? value(g) : 0;
+      plan.feature_row[f] = rows;
+    }
+    return;
+  }
+  for (int64_t s = 0; s < slabs; ++s) {
+    running_sums(
+        features.features, [&](int64_t f) { return slab_of(f) == s ? value(f) : 0; },
+        [&](int64_t f, int64_t before) {
+          if (slab_of(f) == s) plan.feature_row[f] = before;
+        });
   }
 }
 
-// Distinct new (or erased) ids of one table, and of one slab.
-__device__ __forceinline__ int64_t table_total(const FeatureArgs& features, const Plan& plan,
-                                               int64_t table) {
-  int64_t total = 0;
-  for (int64_t f = 0; f < features.features; ++f) {
-    if (features.table[f] == table) total += plan.feature_count[f];
+// Distinct new (or erased) ids of each table, into plan.added, and ranks of the features' first
+// ids, in all and within their slab. All threads of a block of kPlanBlock.
+__device__ __forceinline__ void rank_features(const IndexArgs& index, const FeatureArgs& features,
+                                              const Plan& plan, int64_t slabs) {
+  for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
+    add_to(plan.added + features.table[f], plan.feature_count[f]);
   }
-  return total;
-}
-__device__ __forceinline__ int64_t slab_total(const IndexArgs& index, const FeatureArgs& features,
-                                              const Plan& plan, int64_t slab) {
-  int64_t total = 0;
-  for (int64_t f = 0; f < features.features; ++f) {
-    const int64_t t = features.table[f];
-    if (has_rows(index, t) && index.meta_row(t)[kMetaSlab] == slab) total += plan.feature_count[f];
+  rank_in_slabs(index, features, plan, slabs, [&](int64_t f) {
+    return has_rows(index, features.table[f]) ? plan.feature_count[f] : 0;
+  });
+  if (features.features <= kFew) {
+    for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
+      int64_t first = 0;
+      for (int64_t g = 0; g < f; ++g) first += plan.feature_count[g];
+      plan.feature_first[f] = first;
+    }
+  } else {
+    running_sums(
+        features.features, [&](int64_t f) { return plan.feature_count[f]; },
+        [&](int64_t f, int64_t before) { plan.feature_first[f] = before; });
   }
-  return total;
+  __syncthreads();
 }
 
 }  // namespace dynemb::cuda

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -7,6 +8,11 @@
 #include "cuda/memory/reservation.h"
 
 namespace dynemb::cuda {
+namespace {
+
+constexpr int64_t kLooksPerQuery = 64;
+
+}  // namespace
 
 int64_t CallsInFlight::add(int64_t ids, std::vector<bool> tables, std::vector<bool> slabs) {
   most_ids_ = std::max(most_ids_, ids);
@@ -16,9 +22,20 @@ int64_t CallsInFlight::add(int64_t ids, std::vector<bool> tables, std::vector<bo
 
 void CallsInFlight::note_erasure(int64_t ids) { erasures_.push_back({last_number_ + 1, ids}); }
 
+void CallsInFlight::note_rehash(size_t table, int64_t buckets, int64_t steps) {
+  rehashes_[table] = {buckets, steps};
+}
+
+void CallsInFlight::end_step() {
+  for (auto rehash = rehashes_.begin(); rehash != rehashes_.end();) {
+    rehash = --rehash->second.steps > 0 ? std::next(rehash) : rehashes_.erase(rehash);
+  }
+}
+
 void CallsInFlight::forget() {
   insertions_.clear();
   erasures_.clear();
+  rehashes_.clear();
 }
 
 void CallsInFlight::confirm() {
@@ -34,10 +51,16 @@ void CallsInFlight::confirm() {
 bool CallsInFlight::wait_for_oldest(const Call& call) {
   const size_t unfinished = insertions_.size();
   const RelaxedCapture relaxed(call.op);
-  for (bool idle = false;; std::this_thread::yield()) {
+  bool idle = false;
+  for (int64_t look = 0;; ++look) {
     confirm();
     if (insertions_.size() < unfinished) return true;
     if (idle) return false;
+    // a word of the host's memory costs the driver nothing; the stream is asked once in a while
+    if (look % kLooksPerQuery != 0) {
+      std::this_thread::yield();
+      continue;
+    }
     const cudaError_t status = cudaStreamQuery(call.stream);
     idle = status == cudaSuccess;  // it may have finished the call just now: look once more
     if (status == cudaErrorNotReady) {
@@ -58,6 +81,11 @@ int64_t CallsInFlight::ids_of_slab(size_t slab) const {
   int64_t ids = 0;
   for (const Insertion& insertion : insertions_) ids += insertion.slabs[slab] ? insertion.ids : 0;
   return ids;
+}
+
+int64_t CallsInFlight::rehashed_buckets(size_t table) const {
+  const auto rehash = rehashes_.find(table);
+  return rehash == rehashes_.end() ? 0 : rehash->second.buckets;
 }
 
 int64_t CallsInFlight::erased_ids() const {

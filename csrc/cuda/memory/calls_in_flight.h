@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <vector>
 
 #include "cuda/runtime/launch.h"
@@ -26,6 +27,10 @@ class CallsInFlight {
   int64_t add(int64_t ids, std::vector<bool> tables, std::vector<bool> slabs);
   void drop_last() { insertions_.pop_back(); }  // it ends before its kernels are launched
   void note_erasure(int64_t ids);
+  // The host has launched a rehash of the table into so many buckets, whose end it does not wait
+  // for. It is known to have been done after `steps` calls of end_step().
+  void note_rehash(size_t table, int64_t buckets, int64_t steps);
+  void end_step();
   void forget();  // the stream has been waited for
 
   // Drops what the device has finished.
@@ -39,6 +44,8 @@ class CallsInFlight {
   int64_t ids_of_slab(size_t slab) const;
   // Erased ids whose tombstones the tables' counts may lack.
   int64_t erased_ids() const;
+  // Buckets that a table gets by a rehash under way; 0: none is.
+  int64_t rehashed_buckets(size_t table) const;
   // The most ids that an insertion has brought so far.
   int64_t most_ids() const { return most_ids_; }
 
@@ -48,9 +55,15 @@ class CallsInFlight {
     int64_t ids;
   };
 
+  struct Rehash {
+    int64_t buckets;
+    int64_t steps;  // until it is known to have been done
+  };
+
   const volatile int64_t* finished_;
   std::deque<Insertion> insertions_;
   std::deque<Erasure> erasures_;
+  std::map<size_t, Rehash> rehashes_;  // by table
   int64_t last_number_ = 0;
   int64_t most_ids_ = 0;
 };

@@ -32,7 +32,8 @@ void CaptureHeadroom::add(const Call& call, const std::vector<bool>& touched, in
     captured_now_.tables[t].ids += ids;
     ++captured_now_.tables[t].calls;
   }
-  make(call.on_stream(side_stream(call.op, device_)), captured_now_);
+  // replays run on another stream
+  make(call.on_stream(side_stream(call.op, device_)), captured_now_, true);
 }
 
 void CaptureHeadroom::end_capture() {
@@ -49,7 +50,8 @@ void CaptureHeadroom::end_step(const Call& call) {
     check_cuda(call.op, "waiting for an earlier step", cudaEventSynchronize(event));
   }
   check_cuda(call.op, "recording an event", cudaEventRecord(event, call.stream));
-  make(call, captured_);
+  calls_->end_step();
+  make(call, captured_, false);
 }
 
 void CaptureHeadroom::Replay::cover(const Replay& other) {
@@ -66,14 +68,36 @@ int64_t CaptureHeadroom::own_ids(size_t table, const TableIds& captured) const {
   return std::min(captured.ids, bounds_.own_ids(table, of_call) * captured.calls);
 }
 
+CaptureHeadroom::TableNeeds CaptureHeadroom::needs(size_t table, int64_t incoming) const {
+  const PolicyBounds& policies = bounds_.policies();
+  const volatile int64_t* counts = shared_.table(static_cast<int64_t>(table));
+  const int64_t capacity = tables_->bucket_capacity(table);
+  const int64_t under_way = calls_->rehashed_buckets(table);
+  const int64_t counted = counts[kSharedBucketCount];
+  const int64_t count = std::max(counted, under_way);
+  // A rehash drops tombstones; those that come after it are among the incoming ids.
+  const int64_t tombstones = under_way > 0 ? 0 : counts[kSharedTombstones];
+  const int64_t size = counts[kSharedSize];
+  const bool bounded = policies.is_bounded(table);
+  const int64_t most = bounded ? policies.size_bound(table, size, incoming) : size + incoming;
+  const bool fills = (most + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
+  const bool compacts = !bounded && policies.replaces(table) && tombstones > 0 && fills;
+  const int64_t least = compacts ? count : 0;
+  const int64_t exactly = std::min(buckets_for(most), capacity);
+  const int64_t by_quarter =
+      std::min(decide_growth(count, capacity, most, 0, 0).bucket_count, capacity);
+  return {count, exactly > count ? exactly : least, by_quarter > count ? by_quarter : least};
+}
+
 // Memory and buckets for kReplaysOfHeadroom more replays: for new ids, and for tombstones where a
 // replay cannot rehash. Each table has room for as many ids of its own as it has had in a call,
 // which all replays together exceed only if several bring it more than ever.
-void CaptureHeadroom::make(const Call& call, const Replay& replay) {
+void CaptureHeadroom::make(const Call& call, const Replay& replay, bool waits) {
   calls_->confirm();
-  const PolicyBounds& policies = bounds_.policies();
   const size_t table_count = tables_->table_count();
+  TableRoom exact_room = tables_->no_room();
   TableRoom room = tables_->no_room();
+  std::vector<int64_t> exactly(table_count, 0);
   std::vector<int64_t> wanted(table_count, 0);
   std::vector<int64_t> batches(table_count, 0);
   std::vector<bool> touched(table_count, false);
@@ -81,31 +105,34 @@ void CaptureHeadroom::make(const Call& call, const Replay& replay) {
     if (replay.tables[t].calls == 0) continue;
     touched[t] = true;
     batches[t] = kReplaysOfHeadroom * own_ids(t, replay.tables[t]);
-    const volatile int64_t* counts = shared_.table(static_cast<int64_t>(t));
-    const int64_t count = counts[kSharedBucketCount];
-    const int64_t tombstones = counts[kSharedTombstones];
-    const int64_t size = counts[kSharedSize];
-    const int64_t incoming = calls_->ids_of_table(t) + batches[t];
-    const bool bounded = policies.is_bounded(t);
-    const int64_t most = bounded ? policies.size_bound(t, size, incoming) : size + incoming;
-    const bool fills = (most + tombstones) * 100 > count * kBucketWidth * kMaxUsedPercent;
-    const bool compact = !bounded && policies.replaces(t) && tombstones > 0 && fills;
-    wanted[t] = std::min(buckets_for(most), tables_->bucket_capacity(t));
-    if (wanted[t] <= count) wanted[t] = compact ? count : 0;
-    room.buckets[t] = std::max(wanted[t], count);
+    const TableNeeds table = needs(t, calls_->ids_of_table(t) + batches[t]);
+    exactly[t] = table.exactly;
+    wanted[t] = table.by_quarter;
+    exact_room.buckets[t] = std::max(table.exactly, table.buckets);
+    room.buckets[t] = std::max(table.by_quarter, table.buckets);
   }
   const std::vector<bool> slabs = bounds_.touched_slabs(touched);
   for (size_t s = 0; s < slabs.size(); ++s) {
     if (slabs[s]) room.rows[s] = bounds_.rows_needed(s, batches, kReplaysOfHeadroom * replay.ids);
   }
-  tables_->map_or_raise(call, room, "room for the replays of a captured step takes");
+  if (!tables_->map(call, room)) {
+    exact_room.rows = room.rows;
+    tables_->map_or_raise(call, exact_room, "room for the replays of a captured step takes");
+    room = exact_room;
+    wanted = exactly;
+  }
+  tables_->need(room);
   const RelaxedCapture relaxed(call.op);
   for (size_t t = 0; t < table_count; ++t) {
     if (wanted[t] == 0) continue;
     rehash_table(call, index_, device_words_, static_cast<int64_t>(t), wanted[t], Rehash::kCompact,
                  wanted[t]);
-    // known at once: the next look must not grow again
-    call.synchronize();
+    if (waits) {
+      call.synchronize();
+    } else {
+      // the event of the next step comes after it, and is waited for kReplaysAhead steps later
+      calls_->note_rehash(t, wanted[t], kReplaysAhead + 1);
+    }
   }
 }
 

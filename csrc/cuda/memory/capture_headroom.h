@@ -50,7 +50,15 @@ class CaptureHeadroom {
   };
 
   int64_t own_ids(size_t table, const TableIds& captured) const;
-  void make(const Call& call, const Replay& replay);
+  // What a table must have for kReplaysOfHeadroom more replays.
+  struct TableNeeds {
+    int64_t buckets;     // that it has, by all rehashes under way
+    int64_t exactly;     // that it must get; 0: no rehash
+    int64_t by_quarter;  // that it gets if there is memory, so that growth is rare; 0: no rehash
+  };
+  TableNeeds needs(size_t table, int64_t incoming) const;
+  // Rehashes tables on the call's stream; `waits`: until that has been done.
+  void make(const Call& call, const Replay& replay, bool waits);
 
   IndexArgs index_;
   SharedWords shared_;

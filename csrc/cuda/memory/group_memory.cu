@@ -68,6 +68,11 @@ void GroupMemory::bind(const Call& call, const TableRoom& room, const Tensor& ta
   if (pending_counts != nullptr) pending_.bind(call, read(call, *pending_counts));
 }
 
+void GroupMemory::add_rows(const Call& call, size_t slab, const RowMemory& part) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tables_.add_rows(call, slab, part);
+}
+
 void GroupMemory::release(const Call& call, const TableRoom& room) {
   const std::lock_guard<std::mutex> lock(mutex_);
   STD_TORCH_CHECK(
@@ -156,12 +161,9 @@ void GroupMemory::end_step(const Call& call, const Tensor& tables, const Tensor&
   reports_.write(call, tables, row_clock);
   end_capture();
   pending_.end_step();
-  if (headroom_.has_captured()) {
-    headroom_.end_step(call);
-    return;
-  }
   calls_.confirm();
-  tables_.end_step(call, calls_.insertions().empty());
+  if (headroom_.has_captured()) headroom_.end_step(call);
+  tables_.end_step(call, bounds_.held());
 }
 
 void GroupMemory::end_capture() {

@@ -28,6 +28,8 @@ class GroupMemory {
   SharedWords device_words() const { return device_words_; }
   const CountReports& reports() const { return reports_; }
 
+  // Maps memory for all rows of the slab in one more part, unless the slab has it already.
+  void add_rows(const Call& call, size_t slab, const RowMemory& part);
   // Maps at least so much, then reads what the tables hold: waits for the stream.
   void bind(const Call& call, const TableRoom& room, const Tensor& tables, const Tensor& slabs,
             const Tensor* pending_counts, const std::optional<Tensor>& policy);

@@ -10,34 +10,14 @@ constexpr int64_t kStepBytes = int64_t{64} << 20;
 
 }  // namespace
 
-bool Growing::map(const char* op, int64_t rows, cudaStream_t stream) {
-  rows = std::min(rows, capacity);
-  if (rows <= mapped) return true;
-  int64_t most_bytes = 1;
-  for (const RowMemory& m : memory) most_bytes = std::max(most_bytes, m.row_bytes);
-  const int64_t step = std::min(mapped / 8, kStepBytes / most_bytes);
-  for (const int64_t target : {std::min(capacity, std::max(rows, mapped + step)), rows}) {
-    bool complete = true;
-    for (const RowMemory& m : memory) {
-      complete = complete && m.reservation->map(op, m.begin + mapped * m.row_bytes,
-                                                (target - mapped) * m.row_bytes, stream);
-    }
-    if (complete) {
-      mapped = target;
-      return true;
-    }
-  }
-  return false;
-}
-
 void Growing::release(const char* op, int64_t rows, size_t spared) {
   if (rows >= mapped) return;
+  mapped = rows;
   for (size_t i = 0; i < memory.size(); ++i) {
     const RowMemory& m = memory[i];
     if (i == spared) continue;
     m.reservation->unmap(op, m.begin + rows * m.row_bytes, m.begin + capacity * m.row_bytes);
   }
-  mapped = rows;
 }
 
 void Growing::need(int64_t rows) { needed = std::max(needed, rows); }
@@ -62,6 +42,57 @@ int64_t Growing::row_bytes() const {
 
 int64_t Growing::missing_bytes(int64_t rows) const {
   return std::max<int64_t>(std::min(rows, capacity) - mapped, 0) * row_bytes();
+}
+
+bool MappingAttempt::map(const char* op, Growing* growing, int64_t rows) {
+  const int64_t mapped = growing->mapped;
+  rows = std::min(rows, growing->capacity);
+  if (rows <= mapped) return true;
+  int64_t most_bytes = 1;
+  for (const RowMemory& m : growing->memory) most_bytes = std::max(most_bytes, m.row_bytes);
+  const int64_t step = std::min(mapped / 8, kStepBytes / most_bytes);
+  const size_t first = pieces_.size();
+  for (const int64_t target : {std::min(growing->capacity, std::max(rows, mapped + step)), rows}) {
+    bool complete = true;
+    for (const RowMemory& m : growing->memory) {
+      complete = complete && map_part(op, m, mapped, target);
+    }
+    if (complete) {
+      mapped_.push_back({growing, mapped});
+      growing->mapped = target;
+      return true;
+    }
+    give_back(first);
+  }
+  return false;
+}
+
+bool MappingAttempt::map_part(const char* op, const RowMemory& part, int64_t begin, int64_t end) {
+  pieces_.push_back({part.reservation, {}});
+  return part.reservation->map(op, part.begin + begin * part.row_bytes,
+                               (end - begin) * part.row_bytes, stream_, &pieces_.back().offsets);
+}
+
+void MappingAttempt::keep() {
+  pieces_.clear();
+  mapped_.clear();
+}
+
+MappingAttempt::~MappingAttempt() {
+  give_back(0);
+  for (auto one = mapped_.rbegin(); one != mapped_.rend(); ++one)
+    one->growing->mapped = one->before;
+}
+
+void MappingAttempt::give_back(size_t first) {
+  if (pieces_.size() <= first) return;
+  // it may still be cleared, after an error
+  if (cudaStreamSynchronize(stream_) != cudaSuccess) cudaGetLastError();
+  for (; pieces_.size() > first; pieces_.pop_back()) {
+    for (const int64_t offset : pieces_.back().offsets) {
+      pieces_.back().reservation->drop_piece(offset);
+    }
+  }
 }
 
 }  // namespace dynemb::cuda

@@ -37,12 +37,8 @@ InsertionNeeds InsertionBounds::needs(const std::vector<bool>& touched, int64_t 
     incoming[t] = ids;
     const int64_t size = counts(t)[kSharedSize];
     const int64_t in_flight = calls_.ids_of_table(t);
-    const int64_t count = counts(t)[kSharedBucketCount];
-    const int64_t before = policies_.size_bound(t, size, in_flight);
     const int64_t after = policies_.size_bound(t, size, in_flight + ids);
-    const int64_t most_now = in_flight == 0 ? count
-                                            : std::min(std::max(count, bucket_bound(before)),
-                                                       tables_.bucket_capacity(t));
+    const int64_t most_now = held_buckets(t);
     needs.memory.buckets[t] = std::max(most_now, bucket_bound(after));
     if (!may_grow(t, in_flight + ids, in_flight > 0)) continue;
     needs.room.growth = true;
@@ -58,6 +54,27 @@ InsertionNeeds InsertionBounds::needs(const std::vector<bool>& touched, int64_t 
   return needs;
 }
 
+TableRoom InsertionBounds::held() const {
+  TableRoom room = tables_.no_room();
+  const std::vector<int64_t> no_ids(tables_.table_count(), 0);
+  for (size_t t = 0; t < tables_.table_count(); ++t) room.buckets[t] = held_buckets(t);
+  for (size_t s = 0; s < tables_.slab_count(); ++s) room.rows[s] = rows_needed(s, no_ids, 0);
+  return room;
+}
+
+int64_t InsertionBounds::bucket_count(size_t table) const {
+  const int64_t counted = counts(table)[kSharedBucketCount];
+  return std::max(counted, calls_.rehashed_buckets(table));
+}
+
+int64_t InsertionBounds::held_buckets(size_t table) const {
+  const int64_t count = bucket_count(table);
+  const int64_t in_flight = calls_.ids_of_table(table);
+  if (in_flight == 0) return count;
+  const int64_t size = policies_.size_bound(table, counts(table)[kSharedSize], in_flight);
+  return std::min(std::max(count, bucket_bound(size)), tables_.bucket_capacity(table));
+}
+
 TableRoom InsertionBounds::needs_exactly(const NewIdCounts& new_ids) const {
   TableRoom room = tables_.no_room();
   for (size_t s = 0; s < tables_.slab_count(); ++s) room.rows[s] = next_row(s);
@@ -65,7 +82,7 @@ TableRoom InsertionBounds::needs_exactly(const NewIdCounts& new_ids) const {
     const int64_t size = counts(t)[kSharedSize];
     const int64_t added = policies_.size_bound(t, size, new_ids.inserted[t]) - size;
     const GrowthDecision decision =
-        decide_growth(counts(t)[kSharedBucketCount], tables_.bucket_capacity(t), size,
+        decide_growth(bucket_count(t), tables_.bucket_capacity(t), size,
                       counts(t)[kSharedTombstones], added + new_ids.counted[t]);
     room.buckets[t] = decision.bucket_count;
     room.rows[tables_.slab_of_table(t)] += added;
@@ -78,9 +95,9 @@ InsertionRoom InsertionBounds::replay_room(const std::vector<bool>& touched) con
   for (size_t t = 0; t < touched.size(); ++t) {
     if (!touched[t] || !policies_.is_bounded(t)) continue;
     const int64_t most = policies_.size_bound(t, counts(t)[kSharedSize], kMaxIds);
-    const int64_t count = counts(t)[kSharedBucketCount];
     room.growth = true;
-    room.old_buckets += std::min(std::max(count, bucket_bound(most)), tables_.bucket_capacity(t));
+    room.old_buckets +=
+        std::min(std::max(bucket_count(t), bucket_bound(most)), tables_.bucket_capacity(t));
   }
   return room;
 }
@@ -88,7 +105,7 @@ InsertionRoom InsertionBounds::replay_room(const std::vector<bool>& touched) con
 // Whether an index may grow, or drop its tombstones, in a call after which so many ids have come.
 bool InsertionBounds::may_grow(size_t table, int64_t incoming, bool calls_before) const {
   const int64_t size = counts(table)[kSharedSize];
-  const int64_t count = counts(table)[kSharedBucketCount];
+  const int64_t count = counts(table)[kSharedBucketCount];  // it may have got more: the safe side
   // a new id takes a slot, or leaves a tombstone where it replaces another
   const int64_t tombstones = counts(table)[kSharedTombstones] + calls_.erased_ids();
   const bool has_tombstones = tombstones > 0 || (policies_.replaces(table) && calls_before);

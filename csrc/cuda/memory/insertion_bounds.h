@@ -35,6 +35,8 @@ class InsertionBounds {
 
   // For a call whose ids, and those of the calls before it, are all new.
   InsertionNeeds needs(const std::vector<bool>& touched, int64_t ids) const;
+  // What is in use at the most when the calls under way have been done.
+  TableRoom held() const;
   // For exactly these new ids, where no call is under way.
   TableRoom needs_exactly(const NewIdCounts& new_ids) const;
   // What a captured call must know: replays rehash only tables whose ids replace each other,
@@ -51,6 +53,9 @@ class InsertionBounds {
  private:
   bool may_grow(size_t table, int64_t incoming, bool calls_before) const;
   int64_t own_ids_in_flight(size_t table) const;
+  int64_t bucket_count(size_t table) const;
+  // The most buckets that a table has when the calls under way have been done.
+  int64_t held_buckets(size_t table) const;
   const volatile int64_t* counts(size_t table) const {
     return shared_.table(static_cast<int64_t>(table));
   }

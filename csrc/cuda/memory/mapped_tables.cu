@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "cuda/memory/mapped_tables.h"
@@ -10,6 +11,17 @@ namespace {
 constexpr int64_t kStepsToRemember = 64;
 // Less than this is not worth giving back.
 constexpr int64_t kLeastRelease = int64_t{64} << 20;
+
+[[noreturn]] void raise_out_of_memory(const Call& call, int64_t missing_bytes, const char* what) {
+  size_t free_bytes = 0;
+  size_t total = 0;
+  check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
+  STD_TORCH_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
+                  (missing_bytes >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
+                  " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
+                  "use a GPU with more memory");
+  std::abort();  // the check has thrown
+}
 
 }  // namespace
 
@@ -26,6 +38,20 @@ std::vector<int64_t> MappedTables::handle_rows(bool captured) const {
   return rows;
 }
 
+void MappedTables::add_rows(const Call& call, size_t slab, const RowMemory& part) {
+  Growing& rows = slabs_[slab];
+  for (const RowMemory& known : rows.memory) {
+    if (known.reservation == part.reservation && known.begin == part.begin) return;
+  }
+  const RelaxedCapture relaxed(call.op);
+  MappingAttempt attempt(side_stream(call.op, call.device));
+  if (!attempt.map_part(call.op, part, 0, rows.mapped)) {
+    raise_out_of_memory(call, rows.mapped * part.row_bytes, "another tensor of the rows needs");
+  }
+  rows.memory.push_back(part);
+  attempt.keep();
+}
+
 bool MappedTables::is_mapped(const TableRoom& room) const {
   for (size_t t = 0; t < tables_.size(); ++t) {
     if (!tables_[t].is_mapped(room.buckets[t])) return false;
@@ -37,35 +63,34 @@ bool MappedTables::is_mapped(const TableRoom& room) const {
 }
 
 bool MappedTables::map(const Call& call, const TableRoom& room) {
-  bool complete = true;
   if (!is_mapped(room)) {
     const RelaxedCapture relaxed(call.op);
-    const cudaStream_t stream = side_stream(call.op, call.device);
-    for (size_t t = 0; t < tables_.size(); ++t) {
-      complete = tables_[t].map(call.op, room.buckets[t], stream) && complete;
+    MappingAttempt attempt(side_stream(call.op, call.device));
+    bool complete = true;
+    for (size_t t = 0; complete && t < tables_.size(); ++t) {
+      complete = attempt.map(call.op, &tables_[t], room.buckets[t]);
     }
-    for (size_t s = 0; s < slabs_.size(); ++s) {
-      complete = slabs_[s].map(call.op, room.rows[s], stream) && complete;
+    for (size_t s = 0; complete && s < slabs_.size(); ++s) {
+      complete = attempt.map(call.op, &slabs_[s], room.rows[s]);
     }
+    if (!complete) return false;
+    attempt.keep();
   }
+  write_limits();
+  return true;
+}
+
+void MappedTables::write_limits() {
   for (size_t t = 0; t < tables_.size(); ++t) {
     shared_.table(static_cast<int64_t>(t))[kSharedBucketLimit] = tables_[t].mapped;
   }
   for (size_t s = 0; s < slabs_.size(); ++s) {
     shared_.slab(static_cast<int64_t>(s))[kSharedRowLimit] = slabs_[s].mapped;
   }
-  return complete;
 }
 
 void MappedTables::map_or_raise(const Call& call, const TableRoom& room, const char* what) {
-  if (map(call, room)) return;
-  size_t free_bytes = 0;
-  size_t total = 0;
-  check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
-  STD_TORCH_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
-                  (missing_bytes(room) >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
-                  " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
-                  "use a GPU with more memory");
+  if (!map(call, room)) raise_out_of_memory(call, missing_bytes(room), what);
 }
 
 int64_t MappedTables::missing_bytes(const TableRoom& room) const {
@@ -85,36 +110,43 @@ void MappedTables::need(const TableRoom& room) {
   for (size_t s = 0; s < slabs_.size(); ++s) slabs_[s].need(room.rows[s]);
 }
 
-void MappedTables::end_step(const Call& call, bool idle) {
-  if (++steps_of_period_ < kStepsToRemember || !idle || call.capturing()) return;
+void MappedTables::end_step(const Call& call, const TableRoom& held) {
+  if (++steps_of_period_ < kStepsToRemember || call.capturing()) return;
   steps_of_period_ = 0;
+  const RelaxedCapture relaxed(call.op);  // another thread may capture
   for (size_t t = 0; t < tables_.size(); ++t) {
-    volatile int64_t* shared = shared_.table(static_cast<int64_t>(t));
-    shrink(call, &tables_[t], tables_[t].memory.size(), shared[kSharedBucketCount],
-           shared + kSharedBucketLimit);
+    shrink(call, &tables_[t], tables_[t].memory.size(), held.buckets[t],
+           shared_.table(static_cast<int64_t>(t)) + kSharedBucketLimit);
   }
   for (size_t s = 0; s < slabs_.size(); ++s) {
-    volatile int64_t* shared = shared_.slab(static_cast<int64_t>(s));
-    shrink(call, &slabs_[s], kGenerationMemory, shared[kSharedNextRow], shared + kSharedRowLimit);
+    shrink(call, &slabs_[s], kGenerationMemory, held.rows[s],
+           shared_.slab(static_cast<int64_t>(s)) + kSharedRowLimit);
   }
 }
 
+// Calls under way use nothing beyond `held`, so nothing has to be waited for.
 void MappedTables::shrink(const Call& call, Growing* growing, size_t spared, int64_t held,
                           volatile int64_t* limit) {
   const int64_t rows = growing->useful(held);
-  if ((growing->mapped - rows) * growing->row_bytes() >= kLeastRelease) {
-    *limit = rows;
-    growing->release(call.op, rows, spared);
-  }
   growing->begin_period();
+  if ((growing->mapped - rows) * growing->row_bytes() < kLeastRelease) return;
+  *limit = rows;  // before the driver may refuse
+  growing->release(call.op, rows, spared);
 }
 
 void MappedTables::release(const Call& call, const TableRoom& room) {
+  const RelaxedCapture relaxed(call.op);
   for (size_t t = 0; t < tables_.size(); ++t) {
-    tables_[t].release(call.op, std::max<int64_t>(room.buckets[t], 1));
+    const int64_t buckets = std::max<int64_t>(room.buckets[t], 1);
+    volatile int64_t* limit = shared_.table(static_cast<int64_t>(t)) + kSharedBucketLimit;
+    *limit = std::min(buckets, tables_[t].mapped);
+    tables_[t].release(call.op, buckets);
   }
   for (size_t s = 0; s < slabs_.size(); ++s) {
-    slabs_[s].release(call.op, std::max<int64_t>(room.rows[s], 1), kGenerationMemory);
+    const int64_t rows = std::max<int64_t>(room.rows[s], 1);
+    volatile int64_t* limit = shared_.slab(static_cast<int64_t>(s)) + kSharedRowLimit;
+    *limit = std::min(rows, slabs_[s].mapped);
+    slabs_[s].release(call.op, rows, kGenerationMemory);
   }
 }
 

@@ -36,6 +36,9 @@ class MappedTables {
   // more than now.
   std::vector<int64_t> handle_rows(bool captured) const;
 
+  // See GroupMemory.
+  void add_rows(const Call& call, size_t slab, const RowMemory& part);
+
   bool is_mapped(const TableRoom& room) const;
   // Maps memory for so much; false: it is not to be had.
   bool map(const Call& call, const TableRoom& room);
@@ -48,16 +51,17 @@ class MappedTables {
   // A call needs so much, as long as nobody knows better.
   void need(const TableRoom& room);
   // The end of a step: gives back what calls have not needed for a while, such as rows for ids that
-  // were not new after all. `idle`: nothing is under way that might take them.
-  void end_step(const Call& call, bool idle);
+  // were not new after all. `held`: the most that calls under way may leave in use.
+  void end_step(const Call& call, const TableRoom& held);
   // Gives memory beyond so many buckets and rows back; generations of rows stay, since handles may
   // be out there. Nothing may run on the device.
   void release(const Call& call, const TableRoom& room);
 
  private:
   int64_t missing_bytes(const TableRoom& room) const;
-  void shrink(const Call& call, Growing* growing, size_t spared, int64_t held,
-              volatile int64_t* limit);
+  void write_limits();
+  static void shrink(const Call& call, Growing* growing, size_t spared, int64_t held,
+                     volatile int64_t* limit);
 
   SharedWords shared_;
   std::vector<Growing> tables_;

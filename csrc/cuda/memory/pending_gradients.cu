@@ -81,19 +81,26 @@ void PendingGradients::end_capture() {
 }
 
 void PendingGradients::release(const Call& call) {
-  for (Slab& slab : slabs_) slab.memory.release(call.op, std::max<int64_t>(slab.entries, 1));
+  const RelaxedCapture relaxed(call.op);
+  for (size_t s = 0; s < slabs_.size(); ++s) {
+    const int64_t entries = std::max<int64_t>(slabs_[s].entries, 1);
+    volatile int64_t* limit = shared_.slab(static_cast<int64_t>(s)) + kSharedPendingLimit;
+    *limit = std::min(entries, slabs_[s].memory.mapped);
+    slabs_[s].memory.release(call.op, entries);
+  }
 }
 
 void PendingGradients::map(const Call& call, const std::vector<int64_t>& entries) {
   bool complete = true;
   int64_t bytes = 0;
-  const cudaStream_t stream = side_stream(call.op, call.device);
-  for (size_t s = 0; s < slabs_.size(); ++s) {
-    Growing& memory = slabs_[s].memory;
-    if (memory.is_mapped(entries[s])) continue;
+  for (size_t s = 0; s < slabs_.size(); ++s) bytes += slabs_[s].memory.missing_bytes(entries[s]);
+  if (bytes > 0) {
     const RelaxedCapture relaxed(call.op);
-    bytes += memory.missing_bytes(entries[s]);
-    complete = memory.map(call.op, entries[s], stream) && complete;
+    MappingAttempt attempt(side_stream(call.op, call.device));
+    for (size_t s = 0; complete && s < slabs_.size(); ++s) {
+      complete = attempt.map(call.op, &slabs_[s].memory, entries[s]);
+    }
+    if (complete) attempt.keep();
   }
   for (size_t s = 0; s < slabs_.size(); ++s) {
     shared_.slab(static_cast<int64_t>(s))[kSharedPendingLimit] = slabs_[s].memory.mapped;

@@ -132,7 +132,8 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
   {
     // from_blob asks the driver what the address is, which it knows of mapped memory only
     const RelaxedCapture relaxed(op);
-    STD_TORCH_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index)),
+    std::vector<int64_t> added;
+    STD_TORCH_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index), &added),
                     "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
                     "a page left. Call torch.cuda.empty_cache(), or use another GPU");
   }
@@ -201,7 +202,8 @@ Reservation::~Reservation() {
   d.free(base, static_cast<size_t>(bytes_));
 }
 
-bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream) {
+bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
+                      std::vector<int64_t>* added) {
   if (bytes <= 0) return true;
   const int64_t end = std::min((offset + bytes + page_ - 1) / page_ * page_, bytes_);
   int64_t at = offset / page_ * page_;
@@ -241,7 +243,8 @@ bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_
     if (mapped != CUDA_SUCCESS) d.release(handle);
     check_driver(op, "mapping memory", mapped);
     pieces_[at] = {stop - at, handle};
-    mapped_end_ = std::max(mapped_end_.load(), stop);
+    added->push_back(at);
+    update_mapped_end();
     check_cuda(op, "clearing new memory",
                cudaMemsetAsync(reinterpret_cast<void*>(address), 0, size, stream));
     cleared = false;
@@ -259,23 +262,36 @@ void Reservation::unmap(const char* op, int64_t begin, int64_t end) {
         reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(piece->first);
     check_driver(op, "giving memory back",
                  d.unmap(address, static_cast<size_t>(piece->second.size)));
-    check_driver(op, "giving memory back", d.release(piece->second.handle));
-    piece = pieces_.erase(piece);
+    const uint64_t handle = piece->second.handle;
+    piece = pieces_.erase(piece);  // it is unmapped, whatever comes of the rest
+    update_mapped_end();
+    check_driver(op, "giving memory back", d.release(handle));
   }
+}
+
+void Reservation::drop_piece(int64_t offset) {
+  const auto piece = pieces_.find(offset);
+  if (piece == pieces_.end()) return;
+  const Driver& d = driver("reserve_cuda");
+  const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(offset);
+  if (d.unmap(address, static_cast<size_t>(piece->second.size)) != CUDA_SUCCESS) return;
+  d.release(piece->second.handle);
+  pieces_.erase(piece);
+  update_mapped_end();
+}
+
+void Reservation::update_mapped_end() {
   mapped_end_ = pieces_.empty() ? 0 : pieces_.rbegin()->first + pieces_.rbegin()->second.size;
 }
 
 DeviceWait::DeviceWait(int32_t device) {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  waited_ = cudaGetDevice(&before_) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
-            cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
-  if (waited_) {
-    waited_ = cudaDeviceSynchronize() == cudaSuccess;
-    cudaThreadExchangeStreamCaptureMode(&mode);
-  }
+  relaxed_ = cudaGetDevice(&before_) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
+             cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess;
+  waited_ = relaxed_ && cudaDeviceSynchronize() == cudaSuccess;
   if (!waited_) cudaGetLastError();
 }
 DeviceWait::~DeviceWait() {
+  if (relaxed_ && cudaThreadExchangeStreamCaptureMode(&mode_) != cudaSuccess) cudaGetLastError();
   if (before_ >= 0 && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();
 }
 

@@ -23,18 +23,25 @@ class Reservation {
   // Nothing is mapped at or beyond this offset. Any thread may ask.
   int64_t mapped_end() const { return mapped_end_.load(std::memory_order_relaxed); }
 
-  // Maps zeroed memory where [offset, offset + bytes) has none yet. false: the device has not that
-  // much memory; what has been mapped stays. `stream` is used to clear the memory, and waited for.
-  bool map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream);
+  // Maps zeroed memory where [offset, offset + bytes) has none yet, and adds the offsets of the new
+  // pieces to `added`, after an error too. false: the device has not that much memory. `stream` is
+  // used to clear the memory, and waited for unless there is an error.
+  bool map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
+           std::vector<int64_t>* added);
 
-  // Gives memory back that was mapped in one piece and lies wholly in [begin, end).
+  // Gives memory back that was mapped in one piece and lies wholly in [begin, end). A piece that
+  // the driver refuses to unmap stays mapped, and what follows it.
   void unmap(const char* op, int64_t begin, int64_t end);
+  // Gives the piece at this offset back, unless the driver refuses: for destructors.
+  void drop_piece(int64_t offset);
 
  private:
   struct Piece {
     int64_t size;
     uint64_t handle;
   };
+  void update_mapped_end();
+
   char* base_ = nullptr;
   int64_t bytes_ = 0;
   int64_t page_ = 0;
@@ -43,7 +50,8 @@ class Reservation {
   std::map<int64_t, Piece> pieces_;  // by offset
 };
 
-// Selects a device and waits for all that runs on it, without an exception: for destructors.
+// Selects a device and waits for all that runs on it, without an exception: for destructors. While
+// it lives, calls are allowed that the capture of another thread forbids.
 class DeviceWait {
  public:
   explicit DeviceWait(int32_t device);
@@ -55,6 +63,8 @@ class DeviceWait {
 
  private:
   int before_ = -1;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  bool relaxed_ = false;
   bool waited_ = false;
 };
 

@@ -114,6 +114,12 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
     group = std::make_shared<GroupMemory>(call, index, std::move(growing_tables),
                                           std::move(slab_of_table), std::move(growing_slabs),
                                           std::move(growing_pending));
+  } else {
+    // tensors that have joined the state since: they grow with the rows from now on
+    for (size_t k = 0; k < state.size(); ++k) {
+      group->add_rows(call, k % slab_count,
+                      row_memory(call, "state", state[k], 0, bytes_of_row(state[k])));
+    }
   }
   group->bind(call, {table_buckets, slab_rows}, tables, slabs,
               pending.empty() ? nullptr : &pending.back(), policy);

@@ -153,8 +153,10 @@ std::tuple<Lists, Lists, Lists, Lists> ragged_cutoff_3d(Lists values, Lists oute
   check_entries(call.op, "pad_left", pad_left.size(), features);
   const auto rows = RaggedWords::rows_of(outer_offsets);
   for (size_t f = 0; f < features; ++f) {
-    result_bytes(call.op, entry_name("keep_lengths", f).c_str(), keep_lengths[f],
-                 {std::max<int64_t>(rows[f], 1), keep_lengths[f]}, 8);
+    const std::string name = entry_name("keep_lengths", f);
+    check_padding(call.op, name, keep_lengths[f], inner_offsets[f].size(0) - 1,
+                  result_bytes(call.op, name.c_str(), keep_lengths[f],
+                               {std::max<int64_t>(rows[f], 1), keep_lengths[f]}, 8));
   }
   Lists cut_outer = empty_offsets(call, features, [&](size_t f) { return rows[f]; });
   Lists cut_inner =

@@ -164,8 +164,12 @@ Lists ragged_to_dense(Lists values, Lists offsets, std::vector<int64_t> depths,
     int64_t size = 1;
     for (int64_t d = first; d < nested.at.first[f + 1]; ++d) {
       shape.push_back(lengths[d]);
-      result_bytes(call.op, entry_name("lengths", static_cast<size_t>(d)).c_str(), lengths[d],
-                   shape, value_bytes(call.op, "values", f, values[f]));
+      const std::string name = entry_name("lengths", static_cast<size_t>(d));
+      const bool last = d + 1 == nested.at.first[f + 1];
+      check_padding(call.op, name, lengths[d],
+                    last ? values[f].size(0) : offsets[d + 1].size(0) - 1,
+                    result_bytes(call.op, name.c_str(), lengths[d], shape,
+                                 value_bytes(call.op, "values", f, values[f])));
       size *= lengths[d];
     }
     dense.push_back(call.empty(shape, values[f].scalar_type()));

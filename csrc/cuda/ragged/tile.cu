@@ -108,7 +108,7 @@ std::vector<Tensor> ragged_tile(Tensor rows, Tensor positions, Tensor offsets,
   const auto features = static_cast<int64_t>(tile_lens.size());
   const BagArgs args =
       bag_args(call, positions, offsets, features, weights, rows.size(0), rows.size(1));
-  check_tile_sizes(call.op, tile_lens, args.batch, args.dim);
+  check_tile_sizes(call.op, tile_lens, args.batch, args.dim, args.count());
   std::vector<Tensor> tiles;
   for (const int64_t len : tile_lens) {
     tiles.push_back(call.empty({args.batch, len * args.dim}, ScalarType::Float));
