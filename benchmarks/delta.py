@@ -55,7 +55,9 @@ class Measured:
 
     def bag(self) -> td.DynamicEmbeddingBag:
         """A bag whose table has these ids."""
-        bag = td.DynamicEmbeddingBag(DIM, optimizer=td.RowWiseAdagrad(lr=0.1), name="ads")
+        bag = td.DynamicEmbeddingBag(
+            DIM, mode="sum", optimizer=td.RowWiseAdagrad(lr=0.1), name="ads"
+        )
         for ids in self.known()[: self.ids].split(1 << 16):
             bag.group.insert_or_assign(0, ids, torch.randn(len(ids), DIM))
         return bag

@@ -95,6 +95,7 @@ class FullTable:
     def __init__(self, score: str, sizes: Sizes, initializer: td.Initializer | None = None) -> None:
         self.bag = td.DynamicEmbeddingBag(
             DIM,
+            mode="sum",
             name="bench",
             initializer=initializer,
             optimizer=td.RowWiseAdagrad(lr=0.01),

@@ -44,7 +44,7 @@ class Case:
 
 def bag_of(ids: torch.Tensor, dim: int) -> td.DynamicEmbeddingBag:
     """A bag whose table has these ids."""
-    bag = td.DynamicEmbeddingBag(dim, optimizer=td.SGD(lr=0.1), name="ads")
+    bag = td.DynamicEmbeddingBag(dim, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
     for some in ids.split(1 << 16):
         bag.group.insert_or_assign(0, some, torch.randn(len(some), dim))
     return bag

@@ -28,7 +28,7 @@ LARGE = 4 << 20  # bytes; larger tensors are copied into memory of large pages
 
 def trained_model(ids: int) -> tuple[nn.Sequential, td.DynamicEmbeddingBag]:
     """A model and its table."""
-    bag = td.DynamicEmbeddingBag(DIM, name="bench", optimizer=td.Adagrad(lr=0.01))
+    bag = td.DynamicEmbeddingBag(DIM, mode="sum", name="bench", optimizer=td.Adagrad(lr=0.01))
     train_all(bag, ids, 1 << 16)
     return nn.Sequential(bag, nn.Linear(DIM, 1)), bag
 

@@ -46,6 +46,7 @@ def bag_on(
     torch.manual_seed(5)
     return td.DynamicEmbeddingBag(
         120,
+        mode="sum",
         name=name,  # with which and the seed rows begin
         optimizer=td.RowWiseAdagrad(lr=0.1),
         storage=td.SSDStore(

@@ -101,7 +101,7 @@ def test_evictions_go_on_as_if_nothing_had_happened(
 def test_given_scores_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     def bag() -> td.DynamicEmbeddingBag:
         policy = td.Policy(score="custom", capacity=100)
-        return td.DynamicEmbeddingBag(8, optimizer=td.SGD(lr=0.1), policy=policy)
+        return td.DynamicEmbeddingBag(8, mode="sum", optimizer=td.SGD(lr=0.1), policy=policy)
 
     def steps(model: td.DynamicEmbeddingBag, numbers: range) -> None:
         for step in numbers:

@@ -108,7 +108,7 @@ def test_a_checkpoint_and_its_increments_are_what_a_save_would_have_saved(tmp_pa
 
 def test_an_increment_has_little_beside_the_rows_that_changed(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model = td.DynamicEmbeddingBag(32, name="bag", optimizer=td.Adam(lr=0.1))
+    model = td.DynamicEmbeddingBag(32, mode="sum", name="bag", optimizer=td.Adam(lr=0.1))
     model(torch.arange(5000)[:, None]).sum().backward()
     model.optimizer.step()
     checkpoint.record_changes(model)

@@ -116,12 +116,14 @@ def test_not_strict_leaves_missing_tables_as_they_are() -> None:
 
 def test_models_of_the_helpers_of_safetensors(tmp_path: Path) -> None:
     torch_files = pytest.importorskip("safetensors.torch")
-    source = nn.Sequential(td.DynamicEmbeddingBag(4, optimizer=td.Adam(lr=0.1)), nn.Linear(4, 2))
+    source = nn.Sequential(
+        td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.Adam(lr=0.1)), nn.Linear(4, 2)
+    )
     for ids in (torch.empty(1, 0, dtype=torch.int64), torch.arange(6)[None]):
         source(ids).sum().backward()
         source[0].optimizer.step()
         target = nn.Sequential(
-            td.DynamicEmbeddingBag(4, optimizer=td.Adam(lr=0.1)), nn.Linear(4, 2)
+            td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.Adam(lr=0.1)), nn.Linear(4, 2)
         )
         torch_files.save_model(source, str(tmp_path / "model"))
         assert torch_files.load_model(target, str(tmp_path / "model")) == (set(), [])
@@ -249,7 +251,7 @@ class Model(nn.Module):
         super().__init__()
         self.users = td.DynamicEmbedding(4, name="users", optimizer=td.SGD(lr=0.1))
         self.tower = nn.ModuleDict(
-            {"ads": td.DynamicEmbeddingBag(4, name="ads", optimizer=td.SGD(lr=0.1))}
+            {"ads": td.DynamicEmbeddingBag(4, mode="sum", name="ads", optimizer=td.SGD(lr=0.1))}
         )
         self.dense = nn.Linear(4, 1)
 

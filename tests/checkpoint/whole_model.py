@@ -55,6 +55,7 @@ class WholeModel(nn.Module):
         self.tables.group.set_now(900)  # not this machine's clock
         self.bag = td.DynamicEmbeddingBag(
             4,
+            mode="sum",
             optimizer=td.SGD(lr=0.1),
             max_rows=200,
             name="bag",

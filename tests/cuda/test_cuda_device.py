@@ -98,7 +98,9 @@ def test_a_captured_step_replayed_a_thousand_times_equals_eager() -> None:
 def test_compiled_training_equals_eager(mode: str) -> None:
     def make() -> td.DynamicEmbeddingBag:
         torch.manual_seed(0)
-        return td.DynamicEmbeddingBag(16, name="x", optimizer=td.Adam(lr=0.01), device="cuda")
+        return td.DynamicEmbeddingBag(
+            16, mode="sum", name="x", optimizer=td.Adam(lr=0.01), device="cuda"
+        )
 
     eager, module = make(), make()
     compiled = torch.compile(module, mode=mode, fullgraph=True)
@@ -135,7 +137,9 @@ def waits_in(call: Callable[[], object]) -> list[str]:
     ids=["plain", "evicting", "counted", "sketch"],
 )
 def test_no_waiting_in_a_step_nor_in_inference(policy: td.Policy) -> None:
-    module = td.DynamicEmbeddingBag(16, optimizer=td.Adam(lr=0.01), device="cuda", policy=policy)
+    module = td.DynamicEmbeddingBag(
+        16, mode="sum", optimizer=td.Adam(lr=0.01), device="cuda", policy=policy
+    )
     ids = ids_of_step(9).reshape(-1, 4)
 
     def step() -> None:
@@ -284,7 +288,9 @@ def test_out_of_memory_leaves_the_table_usable() -> None:
 
 
 def test_a_captured_frozen_lookup_is_replayed() -> None:
-    bag = td.DynamicEmbeddingBag(16, name="x", optimizer=td.Adam(lr=0.01), device="cuda")
+    bag = td.DynamicEmbeddingBag(
+        16, mode="sum", name="x", optimizer=td.Adam(lr=0.01), device="cuda"
+    )
     for step in range(3):
         bag(ids_of_step(step).reshape(-1, 4)).square().sum().backward()
         bag.optimizer.step()

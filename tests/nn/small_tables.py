@@ -29,7 +29,7 @@ def embedding(**arguments: Any) -> td.DynamicEmbedding:
 
 
 def bag(**arguments: Any) -> td.DynamicEmbeddingBag:
-    return td.DynamicEmbeddingBag(DIM, **{"optimizer": td.SGD(lr=0.1), **arguments})
+    return td.DynamicEmbeddingBag(DIM, **{"mode": "sum", "optimizer": td.SGD(lr=0.1), **arguments})
 
 
 def rows_of(module: td.DynamicEmbedding | td.DynamicEmbeddingBag) -> Tensor:

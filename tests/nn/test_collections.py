@@ -187,7 +187,9 @@ def test_training_equals_separate_modules() -> None:
         [td.TableConfig("a", 3), td.TableConfig("b", 5), td.TableConfig("c", 3)], optimizer=config
     )
     modules = [
-        td.DynamicEmbeddingBag(dim, name=name, include_last_offset=True, optimizer=config)
+        td.DynamicEmbeddingBag(
+            dim, mode="sum", name=name, include_last_offset=True, optimizer=config
+        )
         for name, dim in (("a", 3), ("b", 5), ("c", 3))
     ]
     for step in range(6):

@@ -172,7 +172,7 @@ class OfAllOptimizers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lookups = nn.ModuleList(
-            td.DynamicEmbeddingBag(DIM, name=f"t{i}", optimizer=config)
+            td.DynamicEmbeddingBag(DIM, mode="sum", name=f"t{i}", optimizer=config)
             for i, config in enumerate(OPTIMIZERS)
         )
         self.head = nn.Linear(DIM * len(OPTIMIZERS), 2, bias=False)
@@ -230,6 +230,7 @@ class Twice(nn.Module):
         super().__init__()
         self.table = td.DynamicEmbeddingBag(
             DIM,
+            mode="sum",
             optimizer=td.SGD(lr=0.1, delayed_gradients="apply"),
             name="twice",
             max_rows=1024,  # aot_eager copies tables
@@ -274,7 +275,7 @@ def test_reading_equals_eager() -> None:
 
 
 def test_each_varying_dimension_compiles_once_more() -> None:
-    model = Head(td.DynamicEmbeddingBag(DIM, optimizer=td.SGD(lr=0.1)), DIM)
+    model = Head(td.DynamicEmbeddingBag(DIM, mode="sum", optimizer=td.SGD(lr=0.1)), DIM)
     function, counter = compiled(model)
 
     def graphs_after(*shapes: tuple[int, int]) -> int:
@@ -447,7 +448,9 @@ def test_a_forgotten_step_is_reported_after_compiled_training() -> None:
 
 
 def test_errors_of_compiled_calls() -> None:
-    bag = td.DynamicEmbeddingBag(DIM, include_last_offset=True, optimizer=td.SGD(lr=0.1))
+    bag = td.DynamicEmbeddingBag(
+        DIM, mode="sum", include_last_offset=True, optimizer=td.SGD(lr=0.1)
+    )
     function, _ = compiled(bag, dynamic=True)
     function(torch.arange(4), torch.tensor([0, 2, 4]))
     with pytest.raises(RuntimeError, match="the last offset is 3, expected the number of ids, 4"):

@@ -75,7 +75,9 @@ def embedding() -> td.DynamicEmbedding:
 
 
 def bag(*, last: bool = False) -> td.DynamicEmbeddingBag:
-    return td.DynamicEmbeddingBag(4, optimizer=td.Adam(lr=0.1), include_last_offset=last)
+    return td.DynamicEmbeddingBag(
+        4, mode="sum", optimizer=td.Adam(lr=0.1), include_last_offset=last
+    )
 
 
 def bags() -> td.DynamicEmbeddingBagCollection:

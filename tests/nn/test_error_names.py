@@ -60,7 +60,7 @@ def test_methods_of_groups_name_the_table() -> None:
     group = collection(max_rows=1000).group
     with pytest.raises(RuntimeError, match=r"table 'items' needs .* buckets .* larger max_rows"):
         group.reserve(1, 10**7)
-    bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), padding_idx=3, name="ads")
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), padding_idx=3, name="ads")
     tables = serving.live(bag, headroom=5).frozen_tables
     with pytest.raises(RuntimeError, match="the padding id of table 'ads', which has no row"):
         tables.update("ads", torch.tensor([3]), torch.ones(1, 4))  # type: ignore[operator]
@@ -74,7 +74,7 @@ def test_a_table_added_later_is_named() -> None:
 
 
 def test_the_place_in_the_source_comes_last() -> None:
-    bag = td.freeze(td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="ads"))
+    bag = td.freeze(td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="ads"))
     arguments = torch.arange(3), torch.tensor([0, 3]), None
     with pytest.raises(RuntimeError) as refusal:
         bag.frozen_tables.lookup(  # type: ignore[operator, union-attr]

@@ -21,7 +21,7 @@ DIM = 8
 
 def make_bag(optimizer: td.optim.OptimizerConfig) -> td.DynamicEmbeddingBag:
     return td.DynamicEmbeddingBag(
-        DIM, optimizer=optimizer, max_rows=ROWS, policy=td.Policy(score="step")
+        DIM, mode="sum", optimizer=optimizer, max_rows=ROWS, policy=td.Policy(score="step")
     )
 
 

@@ -24,7 +24,7 @@ IDS = torch.arange(6).reshape(2, 3)
 class Model(nn.Module):
     def __init__(self, wrap: Callable[[nn.Module], nn.Module] = lambda dense: dense) -> None:
         super().__init__()
-        self.table = td.DynamicEmbeddingBag(DIM, optimizer=td.SGD(lr=0.1))
+        self.table = td.DynamicEmbeddingBag(DIM, mode="sum", optimizer=td.SGD(lr=0.1))
         self.dense = wrap(nn.Linear(DIM, 2))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ SGD = td.SGD(lr=0.1)
 ONE_TABLE = [td.TableConfig("t", 4)]
 KINDS: dict[str, Callable[..., nn.Module]] = {
     "embedding": lambda **arguments: td.DynamicEmbedding(4, **arguments),
-    "bag": lambda **arguments: td.DynamicEmbeddingBag(4, **arguments),
+    "bag": lambda **arguments: td.DynamicEmbeddingBag(4, **{"mode": "sum", **arguments}),
     "bags": lambda **arguments: td.DynamicEmbeddingBagCollection(ONE_TABLE, **arguments),
     "sequences": lambda **arguments: td.DynamicEmbeddingCollection(ONE_TABLE, **arguments),
 }
@@ -241,7 +241,7 @@ def test_ids_of_a_wrong_kind(ids: Any, error: Any, message: str, training: bool)
     embedding = td.DynamicEmbedding(4, optimizer=SGD).train(training)
     with pytest.raises(error, match=message):
         embedding(ids)
-    bag = td.DynamicEmbeddingBag(4, optimizer=SGD).train(training)
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=SGD).train(training)
     with pytest.raises(error, match=message):
         bag(ids, torch.tensor([0]))
     collection = td.DynamicEmbeddingCollection(ONE_TABLE, optimizer=SGD).train(training)
@@ -271,7 +271,7 @@ FLAT = torch.arange(6)
     ],
 )
 def test_offsets_of_a_bag(arguments: Any, error: Any, message: str) -> None:
-    bag = td.DynamicEmbeddingBag(4, optimizer=SGD)
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=SGD)
     for training in (True, False):
         with pytest.raises(error, match=message):
             bag.train(training)(*arguments)
@@ -279,7 +279,7 @@ def test_offsets_of_a_bag(arguments: Any, error: Any, message: str) -> None:
 
 
 def test_last_offset() -> None:
-    bag = td.DynamicEmbeddingBag(4, include_last_offset=True, optimizer=SGD)
+    bag = td.DynamicEmbeddingBag(4, mode="sum", include_last_offset=True, optimizer=SGD)
     with pytest.raises(RuntimeError, match="the last offset is 5, expected the number of ids, 6"):
         bag(FLAT, torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="offsets is empty, but include_last_offset"):
@@ -300,7 +300,7 @@ def test_last_offset() -> None:
     ids=["flat", "transposed", "float64", "int64", "meta", "list"],
 )
 def test_per_sample_weights(weights: Any, error: Any, message: str) -> None:
-    bag = td.DynamicEmbeddingBag(4, optimizer=SGD)
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=SGD)
     with pytest.raises(error, match=message):
         bag(IDS, per_sample_weights=weights)
     assert len(bag) == 0

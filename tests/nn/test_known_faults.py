@@ -62,7 +62,7 @@ def test_ids_in_use_are_protected_in_their_own_table() -> None:
 
 def test_weights_of_samples_are_no_counts() -> None:
     policy = td.Policy(score="frequency")
-    bag = td.DynamicEmbeddingBag(4, name="t", optimizer=td.SGD(lr=1.0), policy=policy)
+    bag = td.DynamicEmbeddingBag(4, mode="sum", name="t", optimizer=td.SGD(lr=1.0), policy=policy)
     ids, weights = torch.tensor([[1, 1, 2]]), torch.tensor([[0.5, 7.0, 3.0]])
     output = bag(ids, per_sample_weights=weights)
     rows = bag.group.read(0, torch.tensor([1, 2]))
@@ -133,7 +133,9 @@ def test_a_table_that_never_evicts_reads_its_own_rows() -> None:
 
 def test_one_empty_batch_is_a_batch() -> None:
     for policy in (td.Policy(), td.Policy(capacity=5), td.Policy(admission=td.AdmitFrequent(2))):
-        module = td.DynamicEmbeddingBag(4, name="t", optimizer=td.Adam(lr=0.1), policy=policy)
+        module = td.DynamicEmbeddingBag(
+            4, mode="sum", name="t", optimizer=td.Adam(lr=0.1), policy=policy
+        )
         output = module(torch.zeros(0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
         output.sum().backward()
         module.optimizer.step()

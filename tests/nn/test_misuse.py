@@ -379,7 +379,7 @@ CALLS: dict[str, Call] = {
         names={"input": "input|device"},
     ),
     "DynamicEmbeddingBag.forward": Call(
-        forward(lambda: td.DynamicEmbeddingBag(4, optimizer=SGD)),
+        forward(lambda: td.DynamicEmbeddingBag(4, mode="sum", optimizer=SGD)),
         {"input": IDS, "offsets": torch.tensor([0, 2]), "per_sample_weights": torch.rand(3)},
         {
             "input": NO_IDS,

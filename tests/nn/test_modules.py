@@ -96,7 +96,9 @@ def test_empty_input_with_offsets() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_per_sample_weights_and_their_gradient(training: bool) -> None:
     static = nn.EmbeddingBag.from_pretrained(weight(), mode="sum")
-    dynamic = td.DynamicEmbeddingBag.from_embedding(weight(), IDS, optimizer=td.SGD(lr=0.1))
+    dynamic = td.DynamicEmbeddingBag.from_embedding(
+        weight(), IDS, mode="sum", optimizer=td.SGD(lr=0.1)
+    )
     dynamic.train(training)
     rows, upstream = positions(4, 3), torch.randn(4, DIM)
     factors = torch.rand(4, 3)

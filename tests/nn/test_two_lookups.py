@@ -69,7 +69,7 @@ def test_two_tables_of_a_group() -> None:
 
 
 def test_gradients_of_weights_only_and_late_gradients_may_meet() -> None:
-    bag = td.DynamicEmbeddingBag(2, name="items", optimizer=td.SGD(lr=1.0))
+    bag = td.DynamicEmbeddingBag(2, mode="sum", name="items", optimizer=td.SGD(lr=1.0))
     bag(ALL[None]).sum().backward()
     weights = torch.ones(1, 3, requires_grad=True)
     bag.eval()

@@ -200,7 +200,7 @@ def test_state_of_another_dtype_is_refused() -> None:
 @small_dtypes
 def test_files_frozen_copies_and_exports(dtype: torch.dtype) -> None:
     config = td.Adam(lr=0.1, state_dtype=torch.uint8)
-    bag = td.DynamicEmbeddingBag(8, name="t", optimizer=config, dtype=dtype)
+    bag = td.DynamicEmbeddingBag(8, mode="sum", name="t", optimizer=config, dtype=dtype)
     ids = torch.tensor([[1, 2], [3, 1]])
     for _ in range(3):
         bag(ids).sum().backward()
@@ -223,7 +223,7 @@ def test_files_frozen_copies_and_exports(dtype: torch.dtype) -> None:
     static, _ = bag.to_embedding()
     assert static.weight.dtype == torch.float32
     again = td.DynamicEmbeddingBag.from_embedding(
-        static.weight.to(dtype), optimizer=config, dtype=dtype
+        static.weight.to(dtype), mode="sum", optimizer=config, dtype=dtype
     )
     assert again.group.rows.weights[0].dtype == dtype
 
@@ -253,7 +253,13 @@ def test_compiled_equals_eager(dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     modules = [
         td.DynamicEmbeddingBag(
-            8, name="t", optimizer=td.Adam(lr=0.1), dtype=dtype, output_dtype=dtype, max_rows=100
+            8,
+            mode="sum",
+            name="t",
+            optimizer=td.Adam(lr=0.1),
+            dtype=dtype,
+            output_dtype=dtype,
+            max_rows=100,
         )
         for _ in range(2)
     ]
@@ -292,7 +298,9 @@ def test_output_dtype(output_dtype: torch.dtype) -> None:
 def test_autocast(is_compiled: bool) -> None:
     """Lookups stay what output_dtype says; weights of ids may come from a layer under autocast."""
     torch._dynamo.reset()
-    bag = td.DynamicEmbeddingBag(8, name="t", optimizer=td.Adam(lr=0.1), dtype=torch.bfloat16)
+    bag = td.DynamicEmbeddingBag(
+        8, mode="sum", name="t", optimizer=td.Adam(lr=0.1), dtype=torch.bfloat16
+    )
     gate, head = nn.Linear(2, 3), nn.Linear(8, 1)
 
     def loss(ids: Tensor, features: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def test_large_sums_equal_fused_bit_for_bit() -> None:
     gradient = torch.randn(len(ids), 64, generator=seeded(0))
     split, fused = (
         td.DynamicEmbeddingBag(
-            64, optimizer=td.SGD(lr=0.1), name="large", max_rows=40_000, split=mode
+            64, mode="sum", optimizer=td.SGD(lr=0.1), name="large", max_rows=40_000, split=mode
         )
         for mode in (True, False)
     )

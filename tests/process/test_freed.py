@@ -47,7 +47,7 @@ def trained(**arguments: Any) -> td.DynamicEmbedding:
 
 
 def pooled() -> nn.Module:
-    module = td.DynamicEmbeddingBag(4, optimizer=td.Adam(lr=0.1))
+    module = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.Adam(lr=0.1))
     weights = torch.ones(2, 3, requires_grad=True)
     module(IDS.reshape(2, 3), per_sample_weights=weights).sum().backward()
     module.optimizer.step()

@@ -44,7 +44,7 @@ SGD = td.SGD(lr=0.1)
 # tables that no other rank has, and what their lookup is given
 PRIVATE: dict[str, Any] = {
     "embedding": (lambda: td.DynamicEmbedding(4, name="t", optimizer=SGD), IDS),
-    "bag": (lambda: td.DynamicEmbeddingBag(4, name="t", optimizer=SGD), IDS[None]),
+    "bag": (lambda: td.DynamicEmbeddingBag(4, mode="sum", name="t", optimizer=SGD), IDS[None]),
     "split": (lambda: td.DynamicEmbedding(4, name="t", optimizer=SGD, split=True), IDS),
     "bags": (
         lambda: td.DynamicEmbeddingBagCollection([td.TableConfig("t", 4)], optimizer=SGD),

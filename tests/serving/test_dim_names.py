@@ -22,7 +22,7 @@ class Bags(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bag = td.freeze(td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1)))
+        self.bag = td.freeze(td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1)))
 
     def forward(self, features: dict[str, Any], dense: Tensor) -> Tensor:
         ragged: Tensor = self.bag(*features["ragged"])
@@ -83,7 +83,7 @@ def test_sizes_that_are_computed_from_a_dim_have_its_name() -> None:
 
 
 def test_sizes_without_a_name_keep_that_of_torch() -> None:
-    model = td.freeze(td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1)))
+    model = td.freeze(td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1)))
     (ids,) = taken(model, (torch.ones(3, 2).long(),), ({0: Dim.DYNAMIC, 1: LENGTH},))
     assert shape_text(ids.sizes).endswith(", length)")
     assert shape_text(ids.sizes).startswith("(s")

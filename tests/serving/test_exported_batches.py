@@ -110,7 +110,7 @@ def test_beside_other_inputs(batch: Callable[[int], Any], strict: bool) -> None:
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("last", [False, True], ids=["begins", "with the last offset"])
 def test_any_bags(strict: bool, last: bool) -> None:
-    live = td.DynamicEmbeddingBag(4, include_last_offset=last, optimizer=SGD)
+    live = td.DynamicEmbeddingBag(4, mode="sum", include_last_offset=last, optimizer=SGD)
 
     def bags(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         offsets = torch.arange(count + 1) * 2

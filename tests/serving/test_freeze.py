@@ -52,7 +52,7 @@ CASES: dict[str, Case] = {
         (UNSEEN,),
     ),
     "bag with offsets": (
-        lambda: td.DynamicEmbeddingBag(8, optimizer=ADAM, include_last_offset=True),
+        lambda: td.DynamicEmbeddingBag(8, mode="sum", optimizer=ADAM, include_last_offset=True),
         (IDS.flatten(), torch.tensor([0, 7, 7, 120]), torch.rand(120)),
         (UNSEEN.flatten(), torch.tensor([0, 0, 9, 120]), torch.rand(120)),
     ),
@@ -153,7 +153,10 @@ class Model(nn.Module):
         super().__init__()
         self.users = td.DynamicEmbedding(4, name="users", optimizer=td.SGD(lr=0.1))
         self.towers = nn.ModuleList(
-            [td.DynamicEmbeddingBag(4, name="ads", optimizer=td.SGD(lr=0.1)), nn.Dropout(0.5)]
+            [
+                td.DynamicEmbeddingBag(4, mode="sum", name="ads", optimizer=td.SGD(lr=0.1)),
+                nn.Dropout(0.5),
+            ]
         )
         self.again = nn.ModuleDict({"users": self.users})
         self.dense = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -382,7 +385,7 @@ def run_in_threads(work: Callable[[int], None], count: int = 4) -> None:
 @pytest.mark.parametrize("freeze", [True, False], ids=["frozen", "eval"])
 def test_concurrent_lookups(freeze: bool) -> None:
     ids = torch.arange(20_000).reshape(100, 200)
-    bag = td.DynamicEmbeddingBag(8, optimizer=td.SGD(lr=0.1))
+    bag = td.DynamicEmbeddingBag(8, mode="sum", optimizer=td.SGD(lr=0.1))
     bag(ids).sum().backward()
     reader = td.freeze(bag) if freeze else bag.eval()
     batches = [ids[i::7] + 5000 * i for i in range(7)]  # known ids and unknown ones
@@ -400,7 +403,7 @@ def test_concurrent_lookups(freeze: bool) -> None:
 @pytest.mark.traced
 def test_frozen_copies_serve_while_the_source_trains() -> None:
     ids = torch.arange(3000).reshape(100, 30)
-    bag = td.DynamicEmbeddingBag(8, optimizer=td.SGD(lr=0.1))
+    bag = td.DynamicEmbeddingBag(8, mode="sum", optimizer=td.SGD(lr=0.1))
     bag(ids).sum().backward()
     frozen = td.freeze(bag)
     expected = frozen(ids)

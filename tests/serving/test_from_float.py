@@ -57,7 +57,7 @@ class Model(nn.Module):
         tables = [td.TableConfig(name, 6) for name in "abc"] + [td.TableConfig("d", 8)]
         self.bags = td.DynamicEmbeddingBagCollection(tables, optimizer=SGD, mode="mean")
         self.rows = td.DynamicEmbeddingCollection(tables[:2], optimizer=SGD)
-        self.bag = td.DynamicEmbeddingBag(4, optimizer=SGD, name="bag")
+        self.bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=SGD, name="bag")
         self.row = td.DynamicEmbedding(4, optimizer=SGD, name="row")
 
     def forward(self, ids: Tensor) -> list[Tensor]:

@@ -26,7 +26,7 @@ POLICIES = {
 
 def trained(policy: td.Policy) -> td.DynamicEmbeddingBag:
     """A table of a policy in whose training ids have come, gone and been refused."""
-    bag = td.DynamicEmbeddingBag(4, name="bag", optimizer=ADAM, policy=policy)
+    bag = td.DynamicEmbeddingBag(4, mode="sum", name="bag", optimizer=ADAM, policy=policy)
     if policy.ttl is not None:
         bag.group.set_now(996)
     for step in range(5):
@@ -76,7 +76,7 @@ def test_functions_of_admission_are_not_called() -> None:
         return new.ids % 2 == 0
 
     rule = td.AdmitBy("frozen policies")
-    bag = td.DynamicEmbeddingBag(4, optimizer=ADAM, policy=td.Policy(admission=rule))
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=ADAM, policy=td.Policy(admission=rule))
     ids = torch.arange(12).reshape(4, 3)
     bag(ids).sum().backward()
     assert len(calls) == 1

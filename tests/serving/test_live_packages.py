@@ -359,8 +359,8 @@ class TwoGroups(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a = td.DynamicEmbeddingBag(4, name="a", optimizer=td.SGD(lr=0.1))
-        self.b = td.DynamicEmbeddingBag(4, name="b", optimizer=td.SGD(lr=0.1))
+        self.a = td.DynamicEmbeddingBag(4, mode="sum", name="a", optimizer=td.SGD(lr=0.1))
+        self.b = td.DynamicEmbeddingBag(4, mode="sum", name="b", optimizer=td.SGD(lr=0.1))
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.a(ids) + self.b(ids)

@@ -32,6 +32,7 @@ def empty_bag(dim: int, padding_idx: int | None) -> td.DynamicEmbeddingBag:
     return td.freeze(
         td.DynamicEmbeddingBag(
             dim,
+            mode="sum",
             optimizer=td.SGD(lr=0.1),
             name="t",
             padding_idx=padding_idx,
@@ -260,7 +261,7 @@ def test_tables_of_one_model_are_updated_by_name() -> None:
 
 
 def test_the_version_tells_rows_from_the_dense_part() -> None:
-    bag = td.DynamicEmbeddingBag(2, optimizer=td.SGD(lr=0.1), name="ads")
+    bag = td.DynamicEmbeddingBag(2, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
     model = serving.live(
         nn.Sequential(bag, nn.Linear(2, 1)), headroom=3, dense_version="2026-11-22"
     )
@@ -289,7 +290,7 @@ def test_copies_and_pickles_are_tables_of_their_own() -> None:
 
 
 def test_conversions_leave_the_tables_alone() -> None:
-    bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="t")
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="t")
     model = serving.live(nn.Sequential(bag, nn.Linear(4, 2)), headroom=20)
     (tables,) = serving.live_tables(model).values()
     address = tables.tensors().rows[0].data_ptr()
@@ -386,7 +387,7 @@ def test_wrong_updates_change_nothing(
 
 
 def test_wrong_tables_are_refused() -> None:
-    bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="t")
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="t")
     with pytest.raises(ValueError, match="rows is 'int3', expected one of"):
         serving.live(bag, headroom=1, rows="int3")
     with pytest.raises(ValueError, match="headroom is -1, expected at least 0"):

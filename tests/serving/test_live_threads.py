@@ -56,7 +56,7 @@ def test_no_two_threads_meet_in_a_live_table() -> None:
 def test_models_run_in_threads_while_rows_change() -> None:
     """All ids change at once from version to version; a bag adds up rows of at most two of them."""
     ids = torch.arange(256)
-    bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="ads")
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
     model = serving.live(bag, headroom=600)
     tables = model.frozen_tables
     assert isinstance(tables, serving.LiveTables)
@@ -96,7 +96,7 @@ def test_models_run_in_threads_while_rows_change() -> None:
 
 def test_a_second_writer_is_refused_or_waits_its_turn() -> None:
     """Whatever the threads do, no update is lost or done twice."""
-    bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="ads")
+    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
     tables = serving.live(bag, headroom=4000).frozen_tables
     assert isinstance(tables, serving.LiveTables)
     done, refusals = [0, 0], []

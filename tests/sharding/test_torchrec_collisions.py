@@ -68,7 +68,11 @@ def test_ids_read_what_the_managed_table_gave_them(name: str) -> None:
     module = old._managed_collision_collection._managed_collision_modules["t"]
     weight = old._embedding_module.embedding_bags["t"]
     new = td.DynamicEmbeddingBag(
-        DIM, optimizer=td.SGD(lr=0.1), policy=td.Policy(score=scores), eval_default="zeros"
+        DIM,
+        mode="sum",
+        optimizer=td.SGD(lr=0.1),
+        policy=td.Policy(score=scores),
+        eval_default="zeros",
     )
     migrate.load(new, migrate.read_torchrec_mch(module, weight))
     new.eval()

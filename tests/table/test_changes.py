@@ -139,7 +139,9 @@ def test_readers_do_not_disturb_each_other_and_there_are_eight() -> None:
 def test_the_rows_are_those_that_training_without_readers_gives(split: bool) -> None:
     def trained(recorded: bool) -> td.DynamicEmbeddingBag:
         torch.manual_seed(1)
-        bag = td.DynamicEmbeddingBag(DIM, name="bag", optimizer=td.Adam(lr=0.1), split=split)
+        bag = td.DynamicEmbeddingBag(
+            DIM, mode="sum", name="bag", optimizer=td.Adam(lr=0.1), split=split
+        )
         for step in range(4):
             if recorded and step == 2:
                 reader = record_changes(bag.group.tables, "reader", scores=False)
@@ -162,7 +164,9 @@ def test_the_rows_are_those_that_training_without_readers_gives(split: bool) -> 
 
 @pytest.mark.traced
 def test_a_compiled_step_records_changes() -> None:
-    bag = td.DynamicEmbeddingBag(DIM, optimizer=td.SGD(lr=0.1), policy=td.Policy(capacity=64))
+    bag = td.DynamicEmbeddingBag(
+        DIM, mode="sum", optimizer=td.SGD(lr=0.1), policy=td.Policy(capacity=64)
+    )
     compiled = torch.compile(bag, fullgraph=True, backend="aot_eager")
     compiled(torch.arange(6).view(2, 3)).sum().backward()
     reader = record_changes(bag.group.tables, "reader", scores=False)

@@ -367,7 +367,9 @@ def test_modules_evict_in_compiled_code() -> None:
     def run(compiled: bool) -> tuple[Tensor, dict[str, Any]]:
         torch._dynamo.reset()
         policy = td.Policy(score="frequency", capacity=60)
-        module = td.DynamicEmbeddingBag(4, name="t", optimizer=td.Adam(lr=0.1), policy=policy)
+        module = td.DynamicEmbeddingBag(
+            4, mode="sum", name="t", optimizer=td.Adam(lr=0.1), policy=policy
+        )
         forward = torch.compile(module, fullgraph=True) if compiled else module
         for step in range(8):
             forward(zipf_ids(seeded(step), 60, 400).reshape(20, 3)).square().sum().backward()

@@ -205,7 +205,7 @@ def test_custom_scores_are_given_by_batch_or_by_id() -> None:
     group.set_batch_score(0, -3)
     module(torch.tensor([2, 3, 4]))
     assert group.get_score(0, torch.tensor([1, 2, 3, 4])).scores.tolist() == [9, -3, -3, -3]
-    bag = td.DynamicEmbeddingBag(4, name="b", optimizer=td.SGD(lr=1.0), policy=policy)
+    bag = td.DynamicEmbeddingBag(4, mode="sum", name="b", optimizer=td.SGD(lr=1.0), policy=policy)
     bag(torch.tensor([[1, 2]]), scores=torch.tensor([[5, 6]]))
     assert bag.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [5, 6]
     ids = torch.tensor([1, 2])

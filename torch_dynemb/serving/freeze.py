@@ -123,7 +123,7 @@ def freeze(
 
     Example:
         >>> import torch, torch_dynemb as td
-        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1))
         >>> model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1))
         >>> ids = torch.tensor([[1, 2], [3, 1]])
         >>> _ = model(ids)

@@ -263,7 +263,7 @@ class LiveTables(CountedTables):
         Example:
             >>> import torch, torch_dynemb as td
             >>> from torch_dynemb import serving
-            >>> bag = td.DynamicEmbeddingBag(2, optimizer=td.SGD(lr=0.1), name="ads")
+            >>> bag = td.DynamicEmbeddingBag(2, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
             >>> model = serving.live(bag, headroom=100)
             >>> ads = model.frozen_tables
             >>> ads.update("ads", torch.tensor([7, 8]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))

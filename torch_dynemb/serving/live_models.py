@@ -52,7 +52,7 @@ def live(
     Example:
         >>> import torch, torch_dynemb as td
         >>> from torch_dynemb import serving
-        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="ads")
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
         >>> model = serving.live(torch.nn.Sequential(bag, torch.nn.Linear(4, 1)), headroom=1000)
         >>> serving.live_tables(model)["0.frozen_tables"].free_rows()
         {'ads': 1000}

@@ -91,7 +91,7 @@ def quantization_mapping() -> dict[type[nn.Module], type[nn.Module]]:
     Example:
         >>> import torch, torch_dynemb as td
         >>> from torchrec.inference.modules import quantize_embeddings
-        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1))
         >>> mapping = td.torchrec.quantization_mapping()
         >>> model = quantize_embeddings(
         ...     torch.nn.Sequential(bag),

@@ -24,7 +24,7 @@ USERS = 2_000
 def make_model() -> nn.Sequential:
     """A table of users, and a dense layer that stays as it is."""
     torch.manual_seed(0)
-    users = td.DynamicEmbeddingBag(8, name="users", optimizer=td.Adagrad(lr=0.1))
+    users = td.DynamicEmbeddingBag(8, mode="sum", name="users", optimizer=td.Adagrad(lr=0.1))
     return nn.Sequential(users, nn.Linear(8, 1))
 
 

@@ -222,7 +222,7 @@ def follow(
     Example:
         >>> import tempfile, torch, torch_dynemb as td
         >>> from torch_dynemb import serving
-        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="ads")
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
         >>> folder = tempfile.TemporaryDirectory()
         >>> log = td.checkpoint.DeltaLog(folder.name + "/log")
         >>> log.attach(bag)

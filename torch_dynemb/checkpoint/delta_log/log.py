@@ -57,7 +57,7 @@ class DeltaLog:
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
-        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1))
         >>> folder = tempfile.TemporaryDirectory()
         >>> log = td.checkpoint.DeltaLog(folder.name + "/log", every_steps=1)
         >>> log.attach(bag)
@@ -66,7 +66,7 @@ class DeltaLog:
         >>> log.step()
         1
         >>> log.close()
-        >>> copy = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> copy = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1))
         >>> td.checkpoint.replay(folder.name + "/log", copy)
         1
         >>> copy.group.size(0)

@@ -167,7 +167,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
-        >>> bags = td.DynamicEmbeddingBag(4, optimizer=td.Adam(lr=0.1))
+        >>> bags = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.Adam(lr=0.1))
         >>> bags(torch.tensor([[1, 2], [3, 1]])).sum().backward()
         >>> folder = tempfile.TemporaryDirectory()
         >>> handle = td.checkpoint.save(folder.name + "/last", bags, state={"epoch": 1})

@@ -154,12 +154,12 @@ def save(
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
-        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1))
         >>> bag(torch.tensor([[1, 2], [3, 1]])).sum().backward()
         >>> bag.optimizer.step()
         >>> folder = tempfile.TemporaryDirectory()
         >>> handle = td.checkpoint.save(folder.name + "/last", bag, state={"epoch": 1})
-        >>> other = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1))
+        >>> other = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1))
         >>> td.checkpoint.load(folder.name + "/last", other).state
         {'epoch': 1}
         >>> other.group.size(0)

@@ -118,7 +118,7 @@ def save_snapshot(
         >>> import tempfile, torch, torch_dynemb as td
         >>> folder = tempfile.TemporaryDirectory()
         >>> storage = td.SSDStore(folder.name + "/rows", segment="64KiB")
-        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), storage=storage)
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), storage=storage)
         >>> bag(torch.tensor([[1, 2], [3, 1]])).sum().backward()
         >>> bag.optimizer.step()
         >>> td.checkpoint.save_snapshot(bag, "step-1", state={"epoch": 1})

@@ -51,7 +51,7 @@ def incremental_dump(
         >>> import torch, torch_dynemb as td
         >>> from torch_dynemb.compat.dynamicemb import incremental_dump
         >>> policy = td.Policy(score="step")
-        >>> bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), policy=policy)
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), policy=policy)
         >>> for ids in ([[1, 2]], [[2, 3]]):
         ...     bag(torch.tensor(ids)).sum().backward()
         ...     bag.optimizer.step()
