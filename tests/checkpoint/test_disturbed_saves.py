@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.saving import save as saving
 from torch_dynemb.table.undisturbed import Undisturbed
 
 pytestmark = pytest.mark.cpu_only("threads of the CPU")
 
+saving: Any = sys.modules["torch_dynemb.checkpoint.saving.save"]
 REFUSED = r"checkpoint.save: another thread trains or changes tables \['ads'\]"
 IDS = torch.arange(50)
 
