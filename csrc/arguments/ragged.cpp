@@ -125,11 +125,11 @@ void check_same_rows(const char* op, const std::vector<Tensor>& x_offsets,
 void check_padding(const char* op, const std::string& name, int64_t value, int64_t most,
                    int64_t bytes) {
   constexpr int64_t kMostBytes = int64_t{1} << 30;
-  STD_TORCH_CHECK(value <= most || bytes <= kMostBytes, "dynemb::", op, ": ", name, " is ", value,
-                  ", with which the result takes ", bytes >> 20,
-                  " MiB, but no row can have more than ", most,
-                  ": nearly all of it would be padding. Give at most ", most,
-                  ", or what makes at most ", kMostBytes >> 20, " MiB");
+  DYNEMB_CHECK(value <= most || bytes <= kMostBytes, "dynemb::", op, ": ", name, " is ", value,
+               ", with which the result takes ", bytes >> 20,
+               " MiB, but no row can have more than ", most,
+               ": nearly all of it would be padding. Give at most ", most,
+               ", or what makes at most ", kMostBytes >> 20, " MiB");
 }
 
 void check_tiles(const char* op, const std::vector<int64_t>& tile_lens,

@@ -90,8 +90,6 @@ def test_training_equals_torch_where_every_row_is_touched(
     config: OptimizerConfig, pooled: bool
 ) -> None:
     static = (nn.EmbeddingBag if pooled else nn.Embedding).from_pretrained(weight(), freeze=False)
-    if pooled:
-        static.mode = "sum"
     kind = td.DynamicEmbeddingBag if pooled else td.DynamicEmbedding
     dynamic = kind.from_embedding(weight(), IDS, optimizer=config)
     batches = [

@@ -3,12 +3,13 @@
 // being_changed: whether a table is being changed.
 #include <pthread.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <thread>
 #include <vector>
+
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -51,7 +52,7 @@ OneWriter::OneWriter(const char* op, const void* memory, Others others) : slot_(
   const void* holder = nullptr;
   while (!slot_->compare_exchange_weak(holder, held, std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
-    STD_TORCH_CHECK(holder != memory, "dynemb::", op, kAnotherThread);
+    DYNEMB_CHECK(holder != memory, "dynemb::", op, kAnotherThread);
     if (holder != nullptr) std::this_thread::yield();
     holder = nullptr;
   }
@@ -64,7 +65,7 @@ bool has_writer(const void* memory) {
 }
 
 void check_no_writer(const char* op, const void* memory) {
-  STD_TORCH_CHECK(!has_writer(memory), "dynemb::", op, kAnotherThread);
+  DYNEMB_CHECK(!has_writer(memory), "dynemb::", op, kAnotherThread);
 }
 
 }  // namespace dynemb::cpu

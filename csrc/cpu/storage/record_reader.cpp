@@ -1,10 +1,10 @@
 #include "cpu/storage/record_reader.h"
 
-#include <torch/headeronly/util/Exception.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
+
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -67,10 +67,10 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
       }
       if (blocks.size() == most) break;
       if (block.file < 0) {  // of so many files, those that are open are read first
-        STD_TORCH_CHECK(!blocks.empty(), "dynemb: opening the file of the record at ",
-                        log.place_of(record.number, record.id),
-                        " failed: the process has no descriptor left: raise the limit (ulimit "
-                        "-n), or close files");
+        DYNEMB_CHECK(!blocks.empty(), "dynemb: opening the file of the record at ",
+                     log.place_of(record.number, record.id),
+                     " failed: the process has no descriptor left: raise the limit (ulimit "
+                     "-n), or close files");
         break;
       }
       blocks.push_back(block);
@@ -89,14 +89,14 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
     for (const BlockFailure& failure : failures) {
       const WantedRecord& record = wanted[first[failure.block]];
       const std::string where = log.place_of(record.number, record.id);
-      STD_TORCH_CHECK(failure.error != 0, "dynemb: the record at ", where,
-                      " is behind the end of the file, which has been cut: load a snapshot");
-      STD_TORCH_CHECK(false, "dynemb: reading the record at ", where,
-                      " failed: ", std::strerror(failure.error));
+      DYNEMB_CHECK(failure.error != 0, "dynemb: the record at ", where,
+                   " is behind the end of the file, which has been cut: load a snapshot");
+      DYNEMB_CHECK(false, "dynemb: reading the record at ", where,
+                   " failed: ", std::strerror(failure.error));
     }
-    STD_TORCH_CHECK(fault.empty(), fault);
+    DYNEMB_CHECK(fault.empty(), fault);
   }
-  STD_TORCH_CHECK(fault.empty(), fault);
+  DYNEMB_CHECK(fault.empty(), fault);
   reads_ += static_cast<int64_t>(wanted.size());
 }
 

@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <new>
 #include <utility>
 
+#include "core/runtime/check.h"
 #include "core/storage/record.h"
 #include "cpu/storage/crc32c.h"
 #include "cpu/storage/file_errors.h"
@@ -58,10 +58,10 @@ bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 }  // namespace
 
 void raise_file_error(const char* what, const std::string& file, int error) {
-  STD_TORCH_CHECK(error != EMFILE && error != ENFILE, "dynemb: ", what, " ", file,
-                  " failed: ", std::strerror(error),
-                  ": nothing has changed. Raise the limit (ulimit -n), or close files");
-  STD_TORCH_CHECK(false, "dynemb: ", what, " ", file, " failed: ", std::strerror(error));
+  DYNEMB_CHECK(error != EMFILE && error != ENFILE, "dynemb: ", what, " ", file,
+               " failed: ", std::strerror(error),
+               ": nothing has changed. Raise the limit (ulimit -n), or close files");
+  DYNEMB_CHECK(false, "dynemb: ", what, " ", file, " failed: ", std::strerror(error));
   std::abort();  // not reached
 }
 
@@ -133,10 +133,10 @@ void SegmentFiles::lock() {
     lock_ = -1;
     if (error != EWOULDBLOCK) raise_file_error("locking", name, error);
     const long pid = bytes > 0 ? std::atol(holder) : 0;
-    STD_TORCH_CHECK(false, "dynemb: path ", path_, " is in use by process ", pid,
-                    pid == getpid() ? " (this one)" : "",
-                    ": a store belongs to one process and one group of tables at a time. Give this "
-                    "one a path of its own, or end that one first");
+    DYNEMB_CHECK(false, "dynemb: path ", path_, " is in use by process ", pid,
+                 pid == getpid() ? " (this one)" : "",
+                 ": a store belongs to one process and one group of tables at a time. Give this "
+                 "one a path of its own, or end that one first");
   }
   const std::string pid = std::to_string(getpid()) + "\n";
   if (ftruncate(lock_, 0) != 0 ||
@@ -239,8 +239,8 @@ int SegmentFiles::needed_descriptor(size_t slab, const SegmentFile& file) {
 SegmentFile SegmentFiles::open(size_t slab, int64_t number) {
   const std::string file_name = name(slab, number);
   const int file = open_segment(slab, number);
-  STD_TORCH_CHECK(file >= 0 || errno != ENOENT, "dynemb: the snapshot needs ", file_name,
-                  ", which is missing: copy it back, or load another snapshot");
+  DYNEMB_CHECK(file >= 0 || errno != ENOENT, "dynemb: the snapshot needs ", file_name,
+               ", which is missing: copy it back, or load another snapshot");
   if (file < 0) raise_file_error("opening", file_name, errno);
   struct stat status{};
   PageBuffer page(kPageBytes);
@@ -252,11 +252,11 @@ SegmentFile SegmentFiles::open(size_t slab, int64_t number) {
   const bool whole = known && status.st_size == segment_bytes_ && bytes == kPageBytes;
   const bool same = whole && std::memcmp(&header, &expected, sizeof(header)) == 0;
   if (!same) open_files_.close({slab, number});
-  STD_TORCH_CHECK(whole, "dynemb: the snapshot needs ", file_name, ", which has ", status.st_size,
-                  " bytes, expected ", segment_bytes_, ": copy it back, or load another snapshot");
-  STD_TORCH_CHECK(same, "dynemb: the snapshot needs ", file_name,
-                  ", whose first page is damaged or another file's: copy it back, or load another "
-                  "snapshot");
+  DYNEMB_CHECK(whole, "dynemb: the snapshot needs ", file_name, ", which has ", status.st_size,
+               " bytes, expected ", segment_bytes_, ": copy it back, or load another snapshot");
+  DYNEMB_CHECK(same, "dynemb: the snapshot needs ", file_name,
+               ", whose first page is damaged or another file's: copy it back, or load another "
+               "snapshot");
   return {number};
 }
 

@@ -16,10 +16,10 @@ constexpr int64_t kLeastRelease = int64_t{64} << 20;
   size_t free_bytes = 0;
   size_t total = 0;
   check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
-  STD_TORCH_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
-                  (missing_bytes >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
-                  " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
-                  "use a GPU with more memory");
+  DYNEMB_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
+               (missing_bytes >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
+               " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
+               "use a GPU with more memory");
   std::abort();  // the check has thrown
 }
 
