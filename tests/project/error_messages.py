@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("error_messages.txt")
-CHECK = re.compile(r"(?:STD_TORCH|DYNEMB)_CHECK\(")
+CHECK = re.compile(r"DYNEMB_CHECK\(")
 HEAD = (
     "Every error message, by file. Written by `python tests/project/error_messages.py --write`.\n"
     "A message should name the argument, the value and the remedy.\n"

@@ -14,21 +14,20 @@ inline void check_list_offsets(const char* op, const char* name, size_t f, const
                                int64_t count) {
   const int64_t rows = offsets.size(0) - 1;
   const std::string entry = entry_name(name, f);
-  STD_TORCH_CHECK(rows >= 0, "dynemb::", op, ": ", entry, " is empty, expected [n + 1]");
+  DYNEMB_CHECK(rows >= 0, "dynemb::", op, ": ", entry, " is empty, expected [n + 1]");
   const auto* offset = static_cast<const int64_t*>(offsets.data_ptr());
-  STD_TORCH_CHECK(offset[0] == 0, "dynemb::", op, ": ", entry, " begins with ", offset[0],
-                  ", expected 0");
+  DYNEMB_CHECK(offset[0] == 0, "dynemb::", op, ": ", entry, " begins with ", offset[0],
+               ", expected 0");
   bool decreases = false;
   for (int64_t i = 0; i < rows; ++i) decreases |= offset[i + 1] < offset[i];
   if (decreases) {
     int64_t i = 0;
     while (offset[i + 1] >= offset[i]) ++i;
-    STD_TORCH_CHECK(false, "dynemb::", op, ": ", entry, "[", i + 1, "] is ", offset[i + 1],
-                    ", less than ", entry, "[", i, "] = ", offset[i],
-                    ": offsets must not decrease");
+    DYNEMB_CHECK(false, "dynemb::", op, ": ", entry, "[", i + 1, "] is ", offset[i + 1],
+                 ", less than ", entry, "[", i, "] = ", offset[i], ": offsets must not decrease");
   }
-  STD_TORCH_CHECK(offset[rows] == count, "dynemb::", op, ": ", entry, " ends with ", offset[rows],
-                  ", expected the number of values, ", count);
+  DYNEMB_CHECK(offset[rows] == count, "dynemb::", op, ": ", entry, " ends with ", offset[rows],
+               ", expected the number of values, ", count);
 }
 
 // Tensors of the same shapes and of the dtype.

@@ -35,8 +35,8 @@ void check_ascending(const char* op, size_t f, const Tensor& boundaries) {
   const T* bound = read<T>(boundaries);
   for (int64_t i = 0; i < boundaries.size(0); ++i) {
     const T before = i > 0 ? bound[i - 1] : bound[i];
-    STD_TORCH_CHECK(bound[i] >= before, "dynemb::", op, ": ", entry_name("boundaries", f), "[", i,
-                    "] is ", bound[i], ", expected at least the one before, ", before);
+    DYNEMB_CHECK(bound[i] >= before, "dynemb::", op, ": ", entry_name("boundaries", f), "[", i,
+                 "] is ", bound[i], ", expected at least the one before, ", before);
   }
 }
 

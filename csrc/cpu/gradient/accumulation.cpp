@@ -37,12 +37,11 @@ std::vector<Pending> pending_slabs(const char* op, const std::vector<PendingTens
   std::vector<Pending> result;
   for (const PendingTensors& slab : slabs) {
     const int64_t entries = slab.counts[kPendingEntries];
-    STD_TORCH_CHECK(entries >= 0 && entries <= slab.capacity, "dynemb::", op,
-                    ": pending_counts says ", entries, " entries, but there is room for ",
-                    slab.capacity);
+    DYNEMB_CHECK(entries >= 0 && entries <= slab.capacity, "dynemb::", op, ": pending_counts says ",
+                 entries, " entries, but there is room for ", slab.capacity);
     const int64_t sections = slab.counts[kPendingSections];
-    STD_TORCH_CHECK(sections >= 0 && sections <= (int64_t{1} << 62), "dynemb::", op,
-                    ": pending_counts says ", sections, " sections, expected a count");
+    DYNEMB_CHECK(sections >= 0 && sections <= (int64_t{1} << 62), "dynemb::", op,
+                 ": pending_counts says ", sections, " sections, expected a count");
     result.push_back({{slab.handles, slab.ids, slab.tables, slab.gradients},
                       slab.capacity,
                       slab.dim,
@@ -97,8 +96,8 @@ bool is_merged(const char* op, const Pending& pending, int64_t table_count) {
       if (handle_row(entries.handle[i]) <= handle_row(entries.handle[i - 1])) return false;
       continue;
     }
-    STD_TORCH_CHECK(table >= 0 && table < table_count, "dynemb::", op, ": pending_tables: entry ",
-                    i, " is of table ", table, ", expected 0 to ", table_count - 1);
+    DYNEMB_CHECK(table >= 0 && table < table_count, "dynemb::", op, ": pending_tables: entry ", i,
+                 " is of table ", table, ", expected 0 to ", table_count - 1);
     if (seen[static_cast<size_t>(table)]) return false;
     seen[static_cast<size_t>(table)] = true;
   }
@@ -116,15 +115,15 @@ int64_t merge(const char* op, const Pending& pending, int64_t table_count) {
   uint64_t highest = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t handle = pending.entries.handle[i];
-    STD_TORCH_CHECK(handle >= 0, "dynemb::", op, ": entry ", i, " has handle ", handle,
-                    ", expected what accumulate_grad_ has written");
+    DYNEMB_CHECK(handle >= 0, "dynemb::", op, ": entry ", i, " has handle ", handle,
+                 ", expected what accumulate_grad_ has written");
     const auto row = static_cast<uint64_t>(handle_row(handle));
     highest = std::max(highest, row);
     sorted[i] = row << position_bits | static_cast<uint64_t>(i);
   }
   const int row_bits = bits_for(highest + 1);
-  STD_TORCH_CHECK(row_bits + position_bits <= 64, "dynemb::", op, ": ", count, " gradients of ",
-                  highest + 1, " rows are too many to merge: call optimizer.step() more often");
+  DYNEMB_CHECK(row_bits + position_bits <= 64, "dynemb::", op, ": ", count, " gradients of ",
+               highest + 1, " rows are too many to merge: call optimizer.step() more often");
   radix_sort(sorted, position_bits, position_bits + row_bits);
   const uint64_t mask = (uint64_t{1} << position_bits) - 1;
   const auto entry_of = [&](int64_t i) { return static_cast<int64_t>(sorted[i] & mask); };
@@ -192,11 +191,11 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
   const LookupArgs lookup = lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
                                         feature_tables, feature_dims, pooling);
   const GradientSource source = gradient_source(op, lookup, grad_output);
-  STD_TORCH_CHECK(lookup.id_weights == nullptr || seen == extra[kRowClockUpdates], "dynemb::", op,
-                  ": the rows were updated between this lookup's forward and its backward (update ",
-                  seen, " then, ", extra[kRowClockUpdates],
-                  " now), so the gradients of per_sample_weights no longer fit them: call backward "
-                  "before optimizer.step()");
+  DYNEMB_CHECK(lookup.id_weights == nullptr || seen == extra[kRowClockUpdates], "dynemb::", op,
+               ": the rows were updated between this lookup's forward and its backward (update ",
+               seen, " then, ", extra[kRowClockUpdates],
+               " now), so the gradients of per_sample_weights no longer fit them: call backward "
+               "before optimizer.step()");
   std::vector<GradientRuns> slabs;
   int64_t bytes = 0;
   for (size_t s = 0; s < pending.size(); ++s) {
@@ -210,10 +209,10 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
     if (*pending[s].count + count > pending[s].capacity) {
       extra[kRowClockStale] += merge(op, pending[s], table_count);
     }
-    STD_TORCH_CHECK(*pending[s].count + count <= pending[s].capacity, "dynemb::", op, ": ",
-                    *pending[s].count, " pending gradients and ", count,
-                    " more, but there is room for ", pending[s].capacity,
-                    ": call optimizer.step() or zero_grad()");
+    DYNEMB_CHECK(*pending[s].count + count <= pending[s].capacity, "dynemb::", op, ": ",
+                 *pending[s].count, " pending gradients and ", count,
+                 " more, but there is room for ", pending[s].capacity,
+                 ": call optimizer.step() or zero_grad()");
   }
   for (size_t s = 0; s < pending.size(); ++s) {
     if (slabs[s].count() == 0) continue;

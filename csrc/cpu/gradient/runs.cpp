@@ -147,8 +147,8 @@ GradientSource gradient_source(const char* op, const LookupArgs& lookup, const T
   source.lookup = &lookup;
   if (!pooled) return source;
   const int64_t bags = lookup.batch * static_cast<int64_t>(lookup.features.table.size());
-  STD_TORCH_CHECK(bags < (int64_t{1} << 31), "dynemb::", op, ": ", bags,
-                  " bags, expected fewer than 2^31: split the batch");
+  DYNEMB_CHECK(bags < (int64_t{1} << 31), "dynemb::", op, ": ", bags,
+               " bags, expected fewer than 2^31: split the batch");
   source.equal_length = bag_length(lookup, bags);
   const bool writes_bags = source.equal_length.inverse == 0;
   if (!writes_bags && lookup.pooling != kPoolMean) return source;
@@ -332,8 +332,8 @@ GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
   runs.generation = all.one_generation() ? handle_generation(all.some) : -1;
   const uint64_t row_count = static_cast<uint64_t>(handle_row(all.highest)) + 1;
   const int row_bits = bits_for(row_count);
-  STD_TORCH_CHECK(row_bits + runs.position_bits <= 64, "dynemb::", op, ": ", lookup.features.count,
-                  " ids into ", row_count, " rows are too many for one backward: split the batch");
+  DYNEMB_CHECK(row_bits + runs.position_bits <= 64, "dynemb::", op, ": ", lookup.features.count,
+               " ids into ", row_count, " rows are too many for one backward: split the batch");
   runs.sorted.resize(with_row);
   piece_work([&](KeyPiece* piece) {
     write_keys(lookup, *piece, runs.position_bits, runs.sorted.data() + piece->key);

@@ -32,17 +32,17 @@ IndexArgs index_args(const char* op, const Tensor& buckets, const Tensor* scores
 
 void check_offsets(const char* op, const int64_t* offset, int64_t parts, int64_t count,
                    const char* counted) {
-  STD_TORCH_CHECK(offset[0] == 0, "dynemb::", op, ": offsets[0] is ", offset[0], ", expected 0");
+  DYNEMB_CHECK(offset[0] == 0, "dynemb::", op, ": offsets[0] is ", offset[0], ", expected 0");
   bool decreases = false;
   for (int64_t i = 0; i < parts; ++i) decreases |= offset[i + 1] < offset[i];
   if (decreases) {
     int64_t i = 0;
     while (offset[i + 1] >= offset[i]) ++i;
-    STD_TORCH_CHECK(false, "dynemb::", op, ": offsets[", i + 1, "] is ", offset[i + 1],
-                    ", less than offsets[", i, "] = ", offset[i], ": offsets must not decrease");
+    DYNEMB_CHECK(false, "dynemb::", op, ": offsets[", i + 1, "] is ", offset[i + 1],
+                 ", less than offsets[", i, "] = ", offset[i], ": offsets must not decrease");
   }
-  STD_TORCH_CHECK(offset[parts] == count, "dynemb::", op, ": the last offset is ", offset[parts],
-                  ", expected the number of ", counted, ", ", count);
+  DYNEMB_CHECK(offset[parts] == count, "dynemb::", op, ": the last offset is ", offset[parts],
+               ", expected the number of ", counted, ", ", count);
 }
 
 FeatureArgs feature_args(const char* op, const IdTensors& given,

@@ -92,22 +92,21 @@ Changes changes_of(const char* op, const Tensor& generations, const Tensor& chan
   check_tensor(op, "changes", changes, ScalarType::Byte);
   check_tensor(op, "before", before, ScalarType::Long);
   check_tensor(op, "now", now, ScalarType::Long);
-  STD_TORCH_CHECK(before.dim() == 2 && now.dim() == 2, "dynemb::", op, ": before has ",
-                  before.dim(), " dimensions and now ", now.dim(),
-                  ", expected shape (rows, columns) of both");
+  DYNEMB_CHECK(before.dim() == 2 && now.dim() == 2, "dynemb::", op, ": before has ", before.dim(),
+               " dimensions and now ", now.dim(), ", expected shape (rows, columns) of both");
   const int64_t rows = now.size(0);
   const int64_t columns = now.size(1);
-  STD_TORCH_CHECK(columns == kOwnerScores || columns == kOwnerScores + score_words, "dynemb::", op,
-                  ": now has ", columns, " columns, expected 2, or ", kOwnerScores + score_words,
-                  " with the scores that the index keeps");
-  STD_TORCH_CHECK(before.size(0) == rows && before.size(1) == columns, "dynemb::", op,
-                  ": before has ", before.size(0), " rows of ", before.size(1),
-                  " columns, expected as many as now, ", rows, " of ", columns);
-  STD_TORCH_CHECK(generations.numel() >= rows && changes.numel() >= rows, "dynemb::", op,
-                  ": generations has ", generations.numel(), " rows and changes has ",
-                  changes.numel(), ", expected at least those of now, ", rows);
-  STD_TORCH_CHECK(reader > 0 && reader <= 255, "dynemb::", op, ": reader is ", reader,
-                  ", expected bits of a byte, 1 to 255");
+  DYNEMB_CHECK(columns == kOwnerScores || columns == kOwnerScores + score_words, "dynemb::", op,
+               ": now has ", columns, " columns, expected 2, or ", kOwnerScores + score_words,
+               " with the scores that the index keeps");
+  DYNEMB_CHECK(before.size(0) == rows && before.size(1) == columns, "dynemb::", op, ": before has ",
+               before.size(0), " rows of ", before.size(1), " columns, expected as many as now, ",
+               rows, " of ", columns);
+  DYNEMB_CHECK(generations.numel() >= rows && changes.numel() >= rows, "dynemb::", op,
+               ": generations has ", generations.numel(), " rows and changes has ", changes.numel(),
+               ", expected at least those of now, ", rows);
+  DYNEMB_CHECK(reader > 0 && reader <= 255, "dynemb::", op, ": reader is ", reader,
+               ", expected bits of a byte, 1 to 255");
   return {static_cast<const int32_t*>(generations.data_ptr()),
           static_cast<const uint8_t*>(changes.data_ptr()),
           static_cast<uint8_t>(reader),
@@ -147,8 +146,8 @@ std::tuple<Tensor, Tensor> changed_ids_(Tensor buckets, Tensor scores, Tensor ta
     }
   });
   for (const Found& unit : found) {
-    STD_TORCH_CHECK(unit.beyond < 0, "dynemb::", op, ": an id of table ", table, " has row ",
-                    unit.beyond, ", but now has ", given.rows, ": give it all rows in use");
+    DYNEMB_CHECK(unit.beyond < 0, "dynemb::", op, ": an id of table ", table, " has row ",
+                 unit.beyond, ", but now has ", given.rows, ": give it all rows in use");
   }
   return {joined(found, &Found::ids), joined(found, &Found::handles)};
 }

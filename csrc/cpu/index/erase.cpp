@@ -38,9 +38,9 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
       if (position.bucket < 0) continue;
       if (has_rows) {
         const int64_t stored = table.line(position.bucket)[kBucketWidth + position.slot];
-        STD_TORCH_CHECK(slab[s * kSlabColumns + kSlabFreeCount] < max_rows, "dynemb::", op,
-                        ": free_rows has room for ", max_rows, " rows of slab ", s,
-                        ", and all are free: the index and slabs are not of one group");
+        DYNEMB_CHECK(slab[s * kSlabColumns + kSlabFreeCount] < max_rows, "dynemb::", op,
+                     ": free_rows has room for ", max_rows, " rows of slab ", s,
+                     ", and all are free: the index and slabs are not of one group");
         free_row[s * max_rows + slab[s * kSlabColumns + kSlabFreeCount]++] =
             next_owner(decode_handle(stored));
       }
@@ -61,8 +61,8 @@ Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tens
   const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
   const int64_t* handle = id_words(op, "handles", handles, features.count);
   for (int64_t i = 0; i < features.count; ++i) {
-    STD_TORCH_CHECK(handle[i] >= 0, "dynemb::", op, ": handles[", i, "] is ", handle[i],
-                    ", expected a handle");
+    DYNEMB_CHECK(handle[i] >= 0, "dynemb::", op, ": handles[", i, "] is ", handle[i],
+                 ", expected a handle");
   }
   Tensor found = zeros_cpu({features.count}, ScalarType::Bool);
   const OneWriter writer(op, index.tables);

@@ -82,9 +82,9 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
 
 int64_t check_rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
   const int64_t region = index.meta_row(table)[kMetaRegionBuckets];
-  STD_TORCH_CHECK(bucket_count <= region, "dynemb::", index.op, ": table ", table, " needs ",
-                  bucket_count, " buckets for its ids but has room for ", region,
-                  ": create the table with a larger max_rows, or erase ids");
+  DYNEMB_CHECK(bucket_count <= region, "dynemb::", index.op, ": table ", table, " needs ",
+               bucket_count, " buckets for its ids but has room for ", region,
+               ": create the table with a larger max_rows, or erase ids");
   const int64_t added = bucket_count - index.table_row(table)[kTableBucketCount];
   return added * (kLineBytes + index.table(table).score_words * kBucketWidth * 8);
 }

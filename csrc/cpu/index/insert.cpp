@@ -149,11 +149,11 @@ void plan_room(const IndexArgs& index, const PolicyArgs& policies,
     const int64_t size = index.table_row(t)[kTableSize];
     plan->added[t] = ids_with_room(policy, size, admitted[t], level);
     const int64_t rest = admitted[t] - plan->added[t];
-    STD_TORCH_CHECK(rest == 0 || policy[kPolicyOnFull] != kFullError, "dynemb::", index.op,
-                    ": table ", t, " has ", size, " ids and room for ", plan->added[t],
-                    " more, but the call brings ", admitted[t],
-                    " new ones: give it a larger capacity or budget, remove ids, or choose "
-                    "another on_full than \"error\"");
+    DYNEMB_CHECK(rest == 0 || policy[kPolicyOnFull] != kFullError, "dynemb::", index.op, ": table ",
+                 t, " has ", size, " ids and room for ", plan->added[t],
+                 " more, but the call brings ", admitted[t],
+                 " new ones: give it a larger capacity or budget, remove ids, or choose "
+                 "another on_full than \"error\"");
     if (policy[kPolicyOnFull] == kFullEvict) plan->evicted[t] = rest;
   }
 }
@@ -361,11 +361,11 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
   const PolicyArgs policies = policy_args(index, features, policy, clock, sketch, feature_policies);
   const int64_t* head = evicted_tensor(op, evicted);
-  STD_TORCH_CHECK(head[kEvictedRecords] >= 0 && head[kEvictedRecords] < evicted.size(0) &&
-                      head[kEvictedLost] >= 0 && head[kEvictedLost] <= INT64_MAX / 2,
-                  "dynemb::", op, ": evicted[0] counts ", head[kEvictedRecords], " records and ",
-                  head[kEvictedLost], " that found no place, but there is room for ",
-                  evicted.size(0) - 1);
+  DYNEMB_CHECK(head[kEvictedRecords] >= 0 && head[kEvictedRecords] < evicted.size(0) &&
+                   head[kEvictedLost] >= 0 && head[kEvictedLost] <= INT64_MAX / 2,
+               "dynemb::", op, ": evicted[0] counts ", head[kEvictedRecords], " records and ",
+               head[kEvictedLost], " that found no place, but there is room for ",
+               evicted.size(0) - 1);
   const bool* admitted = admit_tensor(op, admit, features.count, !policies.empty());
   check_id_limit(op, features.count);
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);

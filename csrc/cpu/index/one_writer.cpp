@@ -1,10 +1,11 @@
 #include "cpu/index/one_writer.h"
 
 #include <pthread.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
 #include <thread>
+
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -26,7 +27,7 @@ OneWriter::OneWriter(const char* op, const void* memory)
   const void* holder = nullptr;
   while (!slot_->compare_exchange_weak(holder, memory, std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
-    STD_TORCH_CHECK(
+    DYNEMB_CHECK(
         holder != memory, "dynemb::", op,
         ": another thread is changing this table, so this call has changed nothing: one thread at "
         "a time may train a table or change it. Give each trainer a table of its own, or let them "

@@ -11,7 +11,7 @@ constexpr int64_t kMostNumber = int64_t{1} << 62;
 
 void check_policy(const IndexArgs& index, const int64_t* policy, int64_t number, int64_t cells) {
   const auto check = [&](bool holds, const char* what) {
-    STD_TORCH_CHECK(holds, "dynemb::", index.op, ": policy ", number, ": ", what);
+    DYNEMB_CHECK(holds, "dynemb::", index.op, ": policy ", number, ": ", what);
   };
   const int64_t words = index.scores == nullptr ? 0 : index.score_words;
   for (int word = kPolicyTimestampWord; word <= kPolicyEvictionWord; ++word) {
@@ -57,9 +57,9 @@ PolicyArgs policy_args(const IndexArgs& index, const FeatureArgs& features, cons
                                              features.table.size(), feature_policies);
   check_step(index.op, given.clock[kClockStep]);
   for (const int64_t t : features.table) {
-    STD_TORCH_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
-                    ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
-                    ": counted ids are in that table, which have neither rows nor scores");
+    DYNEMB_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
+                 ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
+                 ": counted ids are in that table, which have neither rows nor scores");
   }
   PolicyArgs policies{given.rows, given.clock, feature_policies};
   if (policies.empty()) return policies;

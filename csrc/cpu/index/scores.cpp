@@ -18,9 +18,9 @@ void visit_scores(const IndexArgs& index, const FeatureArgs& features, int64_t w
                   const F& visit) {
   check_score_word(index.op, word, index.score_words);
   for (const int64_t t : features.table) {
-    STD_TORCH_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
-                    ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
-                    ": no scores are kept of the ids of table ", t);
+    DYNEMB_CHECK(index.meta_row(t)[kMetaUnscored] == 0, "dynemb::", index.op, ": meta[", t,
+                 ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
+                 ": no scores are kept of the ids of table ", t);
   }
   const std::vector<Tile> tiles = make_tiles(features);
   parallel_units(static_cast<int64_t>(tiles.size()), features.count,

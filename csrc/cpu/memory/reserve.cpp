@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 
 #include "arguments/reserved_layout.h"
 #include "arguments/tensors.h"
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -82,10 +82,9 @@ Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
   const size_t bytes = std::max<size_t>(static_cast<size_t>(layout.bytes), page_size());
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  STD_TORCH_CHECK(
-      data != MAP_FAILED, "dynemb::reserve: could not reserve ", bytes,
-      " bytes of address space: ", std::strerror(errno),
-      ". Lower max_rows of the tables, or allow overcommit (vm.overcommit_memory 0 or 1)");
+  DYNEMB_CHECK(data != MAP_FAILED, "dynemb::reserve: could not reserve ", bytes,
+               " bytes of address space: ", std::strerror(errno),
+               ". Lower max_rows of the tables, or allow overcommit (vm.overcommit_memory 0 or 1)");
   madvise(data, bytes, MADV_DONTDUMP);
   if (huge_pages && bytes > kSmallPages) {
     madvise(static_cast<char*>(data) + kSmallPages, bytes - kSmallPages, MADV_HUGEPAGE);
@@ -110,10 +109,10 @@ void release_(Tensor tensor, int64_t begin, int64_t end) {
   using torch::headeronly::ScalarType;
   const ScalarType dtype = tensor.scalar_type();
   check_layout("release_", "tensor", tensor, dtype);
-  STD_TORCH_CHECK(tensor.dim() > 0, "dynemb::release_: tensor has 0 dimensions, expected rows");
+  DYNEMB_CHECK(tensor.dim() > 0, "dynemb::release_: tensor has 0 dimensions, expected rows");
   const int64_t rows = tensor.size(0);
-  STD_TORCH_CHECK(begin >= 0 && begin <= end && end <= rows, "dynemb::release_: rows ", begin,
-                  " to ", end, " are not a range of the ", rows, " rows of tensor");
+  DYNEMB_CHECK(begin >= 0 && begin <= end && end <= rows, "dynemb::release_: rows ", begin, " to ",
+               end, " are not a range of the ", rows, " rows of tensor");
   if (begin == end || tensor.numel() == 0) return;
   const auto row_bytes =
       static_cast<size_t>(tensor.numel() / rows) * static_cast<size_t>(tensor.element_size());
@@ -156,19 +155,19 @@ bool has_available_memory(int64_t bytes) {
 void check_available_memory(const char* op, int64_t bytes) {
   if (has_available_memory(bytes)) return;
   const int64_t available = available_memory();
-  STD_TORCH_CHECK(false, "dynemb::", op, ": the table must grow by ", bytes >> 20,
-                  " MiB, but only ", available >> 20,
-                  " MiB of memory are available; no id was inserted. Erase ids, or use a machine "
-                  "with more memory");
+  DYNEMB_CHECK(false, "dynemb::", op, ": the table must grow by ", bytes >> 20, " MiB, but only ",
+               available >> 20,
+               " MiB of memory are available; no id was inserted. Erase ids, or use a machine "
+               "with more memory");
 }
 
 void check_result_memory(const char* op, const char* name, int64_t value, int64_t bytes) {
   constexpr int64_t kCheckedBytes = int64_t{256} << 20;
   if (bytes < kCheckedBytes) return;
   const int64_t available = available_memory();
-  STD_TORCH_CHECK(bytes <= available, "dynemb::", op, ": ", name, " is ", value,
-                  ", with which the result takes ", bytes, " bytes, but only ", available,
-                  " bytes of memory are available");
+  DYNEMB_CHECK(bytes <= available, "dynemb::", op, ": ", name, " is ", value,
+               ", with which the result takes ", bytes, " bytes, but only ", available,
+               " bytes of memory are available");
 }
 
 void prefer_huge_pages(void* data, size_t bytes) {

@@ -35,7 +35,7 @@ struct UpdateCall {
                              tables_argument, updated_tables)) {
     check_row_clock(op, given.clock, row_clock.numel());
     writer_.emplace(op, given.clock);
-    STD_TORCH_CHECK(
+    DYNEMB_CHECK(
         *given.seen == given.extra[kRowClockUpdates], "dynemb::", op,
         ": the rows were updated between this lookup's forward and its backward (update ",
         *given.seen, " then, ", given.extra[kRowClockUpdates],
@@ -74,9 +74,9 @@ struct UpdateCall {
   }
   void check_finite(const RowUpdate& row, const int64_t* ids) const {
     if (!raises(row.table)) return;
-    STD_TORCH_CHECK(!has_non_finite(row.gradient, tables[row.table].dim), "dynemb::", op,
-                    ": the gradient of id ", ids[row.position], " of table ", row.table,
-                    " has NaN or infinity, and non_finite is 'raise': no row has been updated");
+    DYNEMB_CHECK(!has_non_finite(row.gradient, tables[row.table].dim), "dynemb::", op,
+                 ": the gradient of id ", ids[row.position], " of table ", row.table,
+                 " has NaN or infinity, and non_finite is 'raise': no row has been updated");
   }
 
   RowUpdateJob job(int64_t slab, const int64_t* ids, float* scratch) const {
@@ -247,8 +247,8 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
   };
   for (size_t s = 0; s < reduced.size(); ++s) {
     const int64_t count = *reduced[s].count;
-    STD_TORCH_CHECK(count >= 0 && count <= reduced[s].capacity, "dynemb::", op, ": counts[", s,
-                    "] is ", count, ", more than handles, ids, tables or gradients hold");
+    DYNEMB_CHECK(count >= 0 && count <= reduced[s].capacity, "dynemb::", op, ": counts[", s,
+                 "] is ", count, ", more than handles, ids, tables or gradients hold");
     const int64_t* handle = reduced[s].handles;
     const int64_t* table = reduced[s].tables;
     const int64_t rows = weights[s].size(0);
@@ -260,12 +260,12 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
     const auto is_right = [&](int64_t u) { return names_row(u) && call.updates(table[u]); };
     if (!call.raises() && all_entries(count, is_right)) continue;
     for (int64_t u = 0; u < count; ++u) {
-      STD_TORCH_CHECK(names_row(u), "dynemb::", op, ": entry ", u, " of slab ", s, " has handle ",
-                      handle[u], " and table ", table[u], ", expected what reduce_grad returned");
-      STD_TORCH_CHECK(call.updates(table[u]), "dynemb::", op, ": entry ", u, " of slab ", s,
-                      " belongs to table ", table[u],
-                      ", which updated_tables lacks: give all "
-                      "tables of the lookup");
+      DYNEMB_CHECK(names_row(u), "dynemb::", op, ": entry ", u, " of slab ", s, " has handle ",
+                   handle[u], " and table ", table[u], ", expected what reduce_grad returned");
+      DYNEMB_CHECK(call.updates(table[u]), "dynemb::", op, ": entry ", u, " of slab ", s,
+                   " belongs to table ", table[u],
+                   ", which updated_tables lacks: give all "
+                   "tables of the lookup");
       if (call.raises(table[u])) call.check_finite(entry(s, u), reduced[s].ids);
     }
   }

@@ -47,18 +47,17 @@ std::vector<Nested> nested_of(const char* op, const Lists& values, const Lists& 
       const int64_t rows = offsets[d].size(0) - 1;
       int64_t longest = 0;
       for (int64_t r = 0; r < rows; ++r) longest = std::max(longest, offset[r + 1] - offset[r]);
-      STD_TORCH_CHECK(longest <= lengths[d], "dynemb::", op, ": ", entry_name(name.c_str(), number),
-                      " has a row of ", longest, ", expected at most ", lengths[d],
-                      ", the length of the dense dimension");
+      DYNEMB_CHECK(longest <= lengths[d], "dynemb::", op, ": ", entry_name(name.c_str(), number),
+                   " has a row of ", longest, ", expected at most ", lengths[d],
+                   ", the length of the dense dimension");
       nested.offset.push_back(offset);
       nested.length.push_back(lengths[d]);
     }
     nested.size.assign(nested.depth(), 1);
     for (size_t d = nested.depth() - 1; d > 0; --d) {
-      STD_TORCH_CHECK(
-          !__builtin_mul_overflow(nested.size[d], nested.length[d], &nested.size[d - 1]),
-          "dynemb::", op, ": lengths[", at.first[f] + static_cast<int64_t>(d), "] is ",
-          nested.length[d], ", with which a row is larger than an address space");
+      DYNEMB_CHECK(!__builtin_mul_overflow(nested.size[d], nested.length[d], &nested.size[d - 1]),
+                   "dynemb::", op, ": lengths[", at.first[f] + static_cast<int64_t>(d), "] is ",
+                   nested.length[d], ", with which a row is larger than an address space");
     }
     result.push_back(nested);
   }

@@ -16,14 +16,13 @@ namespace {
 void check_meetings(const char* op, const std::vector<FeatureBags>& features, int64_t bags) {
   for (size_t f = 0; f + 1 < features.size(); ++f) {
     const FeatureBags& feature = features[f];
-    STD_TORCH_CHECK(ends_right(feature, bags), "dynemb::", op, ": ",
-                    entry_name("offsets", static_cast<size_t>(feature.entry)), " ends with ",
-                    bag_offset(feature, bags, bags), ", expected the number of ids, ",
-                    feature.count);
+    DYNEMB_CHECK(ends_right(feature, bags), "dynemb::", op, ": ",
+                 entry_name("offsets", static_cast<size_t>(feature.entry)), " ends with ",
+                 bag_offset(feature, bags, bags), ", expected the number of ids, ", feature.count);
     const FeatureBags& next = features[f + 1];
-    STD_TORCH_CHECK(begins_right(next, bags), "dynemb::", op, ": ",
-                    entry_name("offsets", static_cast<size_t>(next.entry)), " begins with ",
-                    bag_offset(next, 0, bags), ", expected 0");
+    DYNEMB_CHECK(begins_right(next, bags), "dynemb::", op, ": ",
+                 entry_name("offsets", static_cast<size_t>(next.entry)), " begins with ",
+                 bag_offset(next, 0, bags), ", expected 0");
   }
 }
 

@@ -72,8 +72,8 @@ GroupedIds grouped_ids(const char* op, const Tensor& ids, const Tensor& offsets)
   check_offsets(op, given.offsets, given.groups, given.count, "ids");
   for (int64_t g = 0; g < given.groups; ++g) {
     const int64_t size = given.offsets[g + 1] - given.offsets[g];
-    STD_TORCH_CHECK(size <= INT32_MAX, "dynemb::", op, ": group ", g, " has ", size,
-                    " ids, expected at most ", INT32_MAX, ": split the batch");
+    DYNEMB_CHECK(size <= INT32_MAX, "dynemb::", op, ": group ", g, " has ", size,
+                 " ids, expected at most ", INT32_MAX, ": split the batch");
   }
   return given;
 }

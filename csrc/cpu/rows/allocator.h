@@ -36,9 +36,9 @@ class RowAllocator {
   int64_t check(const std::vector<int64_t>& rows) const {
     for (int64_t s = 0; s < given_.slab_count; ++s) {
       const int64_t needed = next_row_after(s, rows[s]);
-      STD_TORCH_CHECK(needed <= given_.max_rows, "dynemb::", index_.op, ": row slab ", s, " needs ",
-                      needed, " rows but has room for ", given_.max_rows,
-                      ": create the table with a larger max_rows, or erase ids");
+      DYNEMB_CHECK(needed <= given_.max_rows, "dynemb::", index_.op, ": row slab ", s, " needs ",
+                   needed, " rows but has room for ", given_.max_rows,
+                   ": create the table with a larger max_rows, or erase ids");
     }
     return bytes_for(rows);
   }

@@ -14,7 +14,7 @@ std::vector<TableRows> group_rows(const char* op, const RowTensors& rows) {
   for (int64_t t = 0; t < rows.table_count; ++t) {
     const int64_t* m = rows.meta + t * kMetaColumns;
     const int64_t s = m[kMetaSlab];
-    STD_TORCH_CHECK(
+    DYNEMB_CHECK(
         s >= 0 && s < static_cast<int64_t>(rows.slabs.size()) && rows.slabs[s].dim == m[kMetaDim],
         "dynemb::", op, ": meta of table ", t, " names slab ", s, " of dim ", m[kMetaDim],
         ", which does not match weights");
@@ -75,13 +75,13 @@ LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, con
       lookup_tensors(op, given_ids, handles, per_sample_weights, feature_dims, pooling);
   for (size_t f = 0; f < feature_tables.size(); ++f) {
     const TableRows& table = tables[feature_tables[f]];
-    STD_TORCH_CHECK(feature_dims[f] == table.dim, "dynemb::", op, ": feature_dims[", f, "] is ",
-                    feature_dims[f], ", but its table has dim ", table.dim);
+    DYNEMB_CHECK(feature_dims[f] == table.dim, "dynemb::", op, ": feature_dims[", f, "] is ",
+                 feature_dims[f], ", but its table has dim ", table.dim);
     const int64_t highest = highest_handle(given.handles + features.begin[f],
                                            features.begin[f + 1] - features.begin[f]);
-    STD_TORCH_CHECK(highest < 0 || handle_row(highest) < table.rows, "dynemb::", op,
-                    ": a handle names row ", handle_row(highest), ", but the table has ",
-                    table.rows, " rows: handles must come from find or find_or_insert_");
+    DYNEMB_CHECK(highest < 0 || handle_row(highest) < table.rows, "dynemb::", op,
+                 ": a handle names row ", handle_row(highest), ", but the table has ", table.rows,
+                 " rows: handles must come from find or find_or_insert_");
   }
   OutputColumns columns = output_columns(feature_dims, pooling);
   return {std::move(features), given.handles, given_ids.offsets,        given.id_weights,

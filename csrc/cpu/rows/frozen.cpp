@@ -234,10 +234,10 @@ struct FrozenArguments {
 
 void check_memory(const char* op, const char* name, const Tensor& tensor) {
   check_defined(op, name, tensor);
-  STD_TORCH_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
-                  ", but ", op,
-                  " works on host memory: on a GPU, ids are found by find, and rows "
-                  "read by a lookup");
+  DYNEMB_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
+               ", but ", op,
+               " works on host memory: on a GPU, ids are found by find, and rows "
+               "read by a lookup");
 }
 
 std::tuple<Tensor, Tensor> look_up(const char* op, const FrozenArguments& given, int64_t pooling) {
@@ -261,8 +261,8 @@ std::tuple<Tensor, Tensor> look_up(const char* op, const FrozenArguments& given,
   }
   for (size_t f = 0; f < given.feature_tables.size(); ++f) {
     const int64_t dim = rows[given.feature_tables[f]].dim;
-    STD_TORCH_CHECK(given.feature_dims[f] == dim, "dynemb::", op, ": feature_dims[", f, "] is ",
-                    given.feature_dims[f], ", but its table has dim ", dim);
+    DYNEMB_CHECK(given.feature_dims[f] == dim, "dynemb::", op, ": feature_dims[", f, "] is ",
+                 given.feature_dims[f], ", but its table has dim ", dim);
   }
   const bool pooled = pooling != kPoolNone;
   Tensor output =
@@ -280,9 +280,9 @@ std::tuple<Tensor, Tensor> look_up(const char* op, const FrozenArguments& given,
   auto* count = static_cast<int64_t*>(missing.data_ptr());
   for (const FrozenTile& tile : tiles) {
     const int64_t t = call.features.table[tile.feature];
-    STD_TORCH_CHECK(!tile.damaged, "dynemb::", op, ": table ", t,
-                    " is damaged: its index leads to a row beyond the ", rows[t].rows,
-                    " that there are. Freeze the model again");
+    DYNEMB_CHECK(!tile.damaged, "dynemb::", op, ": table ", t,
+                 " is damaged: its index leads to a row beyond the ", rows[t].rows,
+                 " that there are. Freeze the model again");
     count[t] += tile.missing;
   }
   return {output, missing};

@@ -290,8 +290,8 @@ Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
     return pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights, feature_tables,
                          feature_dims, pooling);
   }
-  STD_TORCH_CHECK(!feature_dims.empty(), "dynemb::", op,
-                  ": feature_dims is empty, expected the dim of each feature");
+  DYNEMB_CHECK(!feature_dims.empty(), "dynemb::", op,
+               ": feature_dims is empty, expected the dim of each feature");
   return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, feature_dims[0]);
 }
 
@@ -316,11 +316,11 @@ Tensor find_and_read(Tensor buckets, Tensor tables, Tensor meta, std::vector<Ten
                      std::vector<int64_t> feature_dims, int64_t pooling) {
   const char* op = "find_and_read";
   if (feature_tables.empty() && feature_dims.empty()) {
-    STD_TORCH_CHECK(tables.dim() == 2 && tables.size(0) == 1, "dynemb::", op,
-                    ": feature_tables is empty, expected the table of each feature: it may be left "
-                    "out where there is one table");
-    STD_TORCH_CHECK(weights.size() == 1 && weights[0].dim() == 2, "dynemb::", op, ": weights has ",
-                    weights.size(), " entries, expected one of shape (rows, dim) for one table");
+    DYNEMB_CHECK(tables.dim() == 2 && tables.size(0) == 1, "dynemb::", op,
+                 ": feature_tables is empty, expected the table of each feature: it may be left "
+                 "out where there is one table");
+    DYNEMB_CHECK(weights.size() == 1 && weights[0].dim() == 2, "dynemb::", op, ": weights has ",
+                 weights.size(), " entries, expected one of shape (rows, dim) for one table");
     feature_tables = {0};
     feature_dims = {weights[0].size(1)};
   }

@@ -20,9 +20,9 @@ BagArgs bag_args(const char* op, const Tensor& positions, const Tensor& offsets,
   for (int64_t i = 0; i < given.count; ++i) {
     most = std::max(most, static_cast<uint64_t>(given.positions[i]));
   }
-  STD_TORCH_CHECK(given.count == 0 || most < static_cast<uint64_t>(rows), "dynemb::", op,
-                  ": positions has ", static_cast<int64_t>(most), ", expected 0 to ", rows - 1,
-                  ", positions of rows");
+  DYNEMB_CHECK(given.count == 0 || most < static_cast<uint64_t>(rows), "dynemb::", op,
+               ": positions has ", static_cast<int64_t>(most), ", expected 0 to ", rows - 1,
+               ", positions of rows");
   const float* weight = position_weights(op, weights, given.count);
   return {given.positions, given.offsets, weight, given.count, given.batch, features, dim};
 }

@@ -22,8 +22,8 @@ struct PreservedSlab {
 PreservedSlab slab_of(const char* op, const char* name, const Tensor& weights,
                       const std::vector<Tensor>& state) {
   storage_of(op, name, weights);
-  STD_TORCH_CHECK(weights.dim() == 2, "dynemb::", op, ": ", name, " has ", weights.dim(),
-                  " dimensions, expected shape (rows, dim)");
+  DYNEMB_CHECK(weights.dim() == 2, "dynemb::", op, ": ", name, " has ", weights.dim(),
+               " dimensions, expected shape (rows, dim)");
   const int64_t row_bytes = weights.size(1) * static_cast<int64_t>(weights.element_size());
   return {static_cast<char*>(weights.data_ptr()), weights.size(0), row_bytes,
           state_tensors(op, {weights}, state)[0]};
@@ -33,8 +33,8 @@ const int64_t* row_numbers(const char* op, const Tensor& rows, int64_t most) {
   check_words(op, "rows", rows);
   const auto* numbers = static_cast<const int64_t*>(rows.data_ptr());
   for (int64_t i = 0; i < rows.numel(); ++i) {
-    STD_TORCH_CHECK(numbers[i] >= 0 && numbers[i] < most, "dynemb::", op, ": rows[", i, "] is ",
-                    numbers[i], ", expected 0 to ", most - 1);
+    DYNEMB_CHECK(numbers[i] >= 0 && numbers[i] < most, "dynemb::", op, ": rows[", i, "] is ",
+                 numbers[i], ", expected 0 to ", most - 1);
   }
   return numbers;
 }
@@ -47,11 +47,11 @@ int64_t bytes_of_state(const SlabState& state) {
 
 // Raises unless all that the words name lies within them.
 void check_undo(const char* op, const PreservedSlab& slab) {
-  STD_TORCH_CHECK(slab.state.undo != nullptr, "dynemb::", op,
-                  ": state lacks the int64 words that rows are preserved with");
+  DYNEMB_CHECK(slab.state.undo != nullptr, "dynemb::", op,
+               ": state lacks the int64 words that rows are preserved with");
   const int64_t* words = slab.state.undo;
   const int64_t places = words[kUndoPlaces];
-  STD_TORCH_CHECK(
+  DYNEMB_CHECK(
       words[kUndoRows] >= 0 && words[kUndoRows] <= slab.rows && places > 0 &&
           words[kUndoRowBytes] >= slab.row_bytes + bytes_of_state(slab.state) &&
           words[kUndoMarks] >= kUndoColumns &&
@@ -78,8 +78,8 @@ void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows
   const char* op = "take_preserved_rows_";
   const PreservedSlab slab = slab_of(op, "weights", weights, state);
   check_defined(op, "out_weights", out_weights);
-  STD_TORCH_CHECK(out_weights.dim() == 2, "dynemb::", op, ": out_weights has ", out_weights.dim(),
-                  " dimensions, expected shape (rows, dim)");
+  DYNEMB_CHECK(out_weights.dim() == 2, "dynemb::", op, ": out_weights has ", out_weights.dim(),
+               " dimensions, expected shape (rows, dim)");
   for (size_t k = 0; k < out_state.size() && k < state.size(); ++k) {
     check_defined(op, "out_state", out_state[k]);
     check_tensor(op, "out_state", out_state[k], state[k].scalar_type());
@@ -88,16 +88,16 @@ void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows
   const PreservedSlab out = slab_of(op, "out_weights", out_weights, out_state);
   check_undo(op, slab);
   const int64_t* numbers = row_numbers(op, rows, slab.state.undo[kUndoRows]);
-  STD_TORCH_CHECK(out.row_bytes == slab.row_bytes &&
-                      out.state.element_states == slab.state.element_states &&
-                      out.state.row_states == slab.state.row_states &&
-                      (out.state.steps == nullptr) == (slab.state.steps == nullptr) &&
-                      bytes_of_state(out.state) == bytes_of_state(slab.state),
-                  "dynemb::", op, ": rows of out_weights and out_state have ", out.row_bytes,
-                  " and ", bytes_of_state(out.state), " bytes, expected ", slab.row_bytes, " and ",
-                  bytes_of_state(slab.state), " in as many tensors, as weights and state have");
-  STD_TORCH_CHECK(out.rows >= rows.numel(), "dynemb::", op, ": out_weights has ", out.rows,
-                  " rows, expected at least ", rows.numel(), ", as many as rows");
+  DYNEMB_CHECK(out.row_bytes == slab.row_bytes &&
+                   out.state.element_states == slab.state.element_states &&
+                   out.state.row_states == slab.state.row_states &&
+                   (out.state.steps == nullptr) == (slab.state.steps == nullptr) &&
+                   bytes_of_state(out.state) == bytes_of_state(slab.state),
+               "dynemb::", op, ": rows of out_weights and out_state have ", out.row_bytes, " and ",
+               bytes_of_state(out.state), " bytes, expected ", slab.row_bytes, " and ",
+               bytes_of_state(slab.state), " in as many tensors, as weights and state have");
+  DYNEMB_CHECK(out.rows >= rows.numel(), "dynemb::", op, ": out_weights has ", out.rows,
+               " rows, expected at least ", rows.numel(), ", as many as rows");
   for (int64_t i = 0; i < rows.numel(); ++i) {
     take_row(slab.state, numbers[i], slab.row(numbers[i]), slab.row_bytes, out.state, i,
              out.row(i));

@@ -4,13 +4,14 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/stableivalue_conversions.h>
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <string>
+
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -34,12 +35,12 @@ void prefer_huge_pages_if_large(const Tensor& tensor) {
 Tensor contiguous_tensor(const std::vector<int64_t>& size, ScalarType dtype) {
   constexpr size_t kMostDims = 8;
   int64_t strides[kMostDims];
-  STD_TORCH_CHECK(size.size() <= kMostDims, "dynemb::empty: ", size.size(), " dimensions");
+  DYNEMB_CHECK(size.size() <= kMostDims, "dynemb::empty: ", size.size(), " dimensions");
   int64_t stride = 1;
   for (size_t d = size.size(); d-- > 0;) {
     strides[d] = stride;
-    STD_TORCH_CHECK(!__builtin_mul_overflow(stride, std::max<int64_t>(size[d], 1), &stride),
-                    "dynemb::empty: too large");
+    DYNEMB_CHECK(!__builtin_mul_overflow(stride, std::max<int64_t>(size[d], 1), &stride),
+                 "dynemb::empty: too large");
   }
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
@@ -62,8 +63,8 @@ Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
   } catch (const std::exception&) {  // whose text is that of a call within this library
     std::string shape;
     for (const int64_t length : size) shape += (shape.empty() ? "" : ", ") + std::to_string(length);
-    STD_TORCH_CHECK(false, "dynemb::empty: there is no memory for a result of shape [", shape,
-                    "]: give fewer ids, or smaller sizes");
+    DYNEMB_CHECK(false, "dynemb::empty: there is no memory for a result of shape [", shape,
+                 "]: give fewer ids, or smaller sizes");
   }
 }
 

@@ -1,9 +1,10 @@
 #include "cpu/runtime/simd.h"
 
 #include <torch/csrc/stable/library.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
+
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 
@@ -29,9 +30,9 @@ int64_t simd_level() { return active_simd_level.load(); }
 
 void set_simd_level(int64_t level) {
   const int64_t best = static_cast<int64_t>(detected_simd_level());
-  STD_TORCH_CHECK(level >= 0 && level <= best, "dynemb::set_simd_level: level is ", level,
-                  ", but this processor has levels 0 (baseline) to ", best,
-                  " (1: x86-64-v3, 2: x86-64-v4)");
+  DYNEMB_CHECK(level >= 0 && level <= best, "dynemb::set_simd_level: level is ", level,
+               ", but this processor has levels 0 (baseline) to ", best,
+               " (1: x86-64-v3, 2: x86-64-v4)");
   active_simd_level.store(static_cast<int>(level));
 }
 

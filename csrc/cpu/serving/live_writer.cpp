@@ -1,10 +1,9 @@
 #include "cpu/serving/live_writer.h"
 
-#include <torch/headeronly/util/Exception.h>
-
 #include <algorithm>
 #include <vector>
 
+#include "core/runtime/check.h"
 #include "cpu/serving/live_reader.h"
 
 namespace dynemb::cpu {
@@ -20,9 +19,9 @@ struct Slot {
 
 // What is asked of tables that something else than this has written to.
 void check_sound(bool sound) {
-  STD_TORCH_CHECK(sound,
-                  "dynemb::serve_apply_: the table is damaged: its index, its rows and the "
-                  "counts of both do not go together. Make it again from the model");
+  DYNEMB_CHECK(sound,
+               "dynemb::serve_apply_: the table is damaged: its index, its rows and the "
+               "counts of both do not go together. Make it again from the model");
 }
 
 // Only the writer changes words, so it may read them in any order.

@@ -253,8 +253,8 @@ std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given, in
   }
   for (size_t f = 0; f < given.feature_tables.size(); ++f) {
     const int64_t dim = call.tables[given.feature_tables[f]].dim;
-    STD_TORCH_CHECK(given.feature_dims[f] == dim, "dynemb::", op, ": feature_dims[", f, "] is ",
-                    given.feature_dims[f], ", but its table has dim ", dim);
+    DYNEMB_CHECK(given.feature_dims[f] == dim, "dynemb::", op, ": feature_dims[", f, "] is ",
+                 given.feature_dims[f], ", but its table has dim ", dim);
   }
   const bool pooled = pooling != kPoolNone;
   Tensor output =
@@ -272,10 +272,10 @@ std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given, in
   auto* count = static_cast<int64_t*>(missing.data_ptr());
   for (const ServeTile& tile : tiles) {
     const int64_t t = call.features.table[tile.feature];
-    STD_TORCH_CHECK(tile.damaged < 0, "dynemb::", op, ": table ", t,
-                    " is damaged: its index leads from id ",
-                    tile.damaged < 0 ? 0 : ids.ids[tile.damaged],
-                    " to a row that is another's. Make the table again from the model");
+    DYNEMB_CHECK(tile.damaged < 0, "dynemb::", op, ": table ", t,
+                 " is damaged: its index leads from id ",
+                 tile.damaged < 0 ? 0 : ids.ids[tile.damaged],
+                 " to a row that is another's. Make the table again from the model");
     count[t] += tile.missing;
   }
   return {output, missing};

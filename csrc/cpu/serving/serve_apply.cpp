@@ -34,20 +34,19 @@ Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> rows, Ten
   check_size(op, "values", values, 1, m[kMetaDim]);
   const auto* id = static_cast<const int64_t*>(ids.data_ptr());
   for (int64_t i = 0; m[kMetaHasPadding] != 0 && i < ids.numel(); ++i) {
-    STD_TORCH_CHECK(id[i] != m[kMetaPaddingId], "dynemb::", op, ": ids[", i, "] is ", id[i],
-                    ", the padding id of table ", table, ", which has no row: leave it out");
+    DYNEMB_CHECK(id[i] != m[kMetaPaddingId], "dynemb::", op, ": ids[", i, "] is ", id[i],
+                 ", the padding id of table ", table, ", which has no row: leave it out");
   }
   const LiveTable view = live_table(live, table);
   Scratch<int64_t> packed;
   packed.resize(static_cast<size_t>(ids.numel() * view.row_words));
   const auto* value = static_cast<const float*>(values.data_ptr());
   for (int64_t i = 0; i < ids.numel(); ++i) {
-    STD_TORCH_CHECK(
-        pack_live_row(view.format, value + i * view.dim, view.dim,
-                      packed.data() + i * view.row_words),
-        "dynemb::", op, ": values[", i, "], the row of id ", id[i],
-        ", has NaN, infinity or a range that no scale of its format holds (int4: values "
-        "up to 65504): leave the id out, or make tables with rows of floats");
+    DYNEMB_CHECK(pack_live_row(view.format, value + i * view.dim, view.dim,
+                               packed.data() + i * view.row_words),
+                 "dynemb::", op, ": values[", i, "], the row of id ", id[i],
+                 ", has NaN, infinity or a range that no scale of its format holds (int4: values "
+                 "up to 65504): leave the id out, or make tables with rows of floats");
   }
   const LiveWriter writer{view, live.table_row(table), slabs + m[kMetaSlab] * kLiveSlabColumns};
   const OneWriter one_writer(op, slabs);

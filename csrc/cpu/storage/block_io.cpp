@@ -1,7 +1,6 @@
 #include "cpu/storage/block_io.h"
 
-#include <torch/headeronly/util/Exception.h>
-
+#include "core/runtime/check.h"
 #include "cpu/storage/thread_reader.h"
 #include "cpu/storage/uring_reader.h"
 
@@ -17,16 +16,16 @@ std::unique_ptr<BlockReader> block_reader(IoPath path) {
     case IoPath::kThreads:
       return thread_reader();
     case IoPath::kUring:
-      STD_TORCH_CHECK(has_uring(), "io is uring, but ",
-                      kBuiltWithUring ? "the kernel does not allow io_uring here, as in many "
-                                        "containers"
-                                      : "torch_dynemb was built without liburing",
-                      ": use threads, or auto");
+      DYNEMB_CHECK(has_uring(), "io is uring, but ",
+                   kBuiltWithUring ? "the kernel does not allow io_uring here, as in many "
+                                     "containers"
+                                   : "torch_dynemb was built without liburing",
+                   ": use threads, or auto");
       return uring_reader();
     case IoPath::kAuto:
       return has_uring() ? uring_reader() : thread_reader();
   }
-  STD_TORCH_CHECK(false, "io is ", static_cast<int64_t>(path), ", expected 0 to ", kIoPaths - 1);
+  DYNEMB_CHECK(false, "io is ", static_cast<int64_t>(path), ", expected 0 to ", kIoPaths - 1);
 }
 
 }  // namespace dynemb::cpu

@@ -1,7 +1,8 @@
 #include "cpu/storage/block_progress.h"
 
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
+
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 
@@ -20,9 +21,9 @@ OwningProcess::OwningProcess() : pid_(getpid()) {}
 bool OwningProcess::is_this() const { return getpid() == pid_; }
 
 void OwningProcess::check() const {
-  STD_TORCH_CHECK(is_this(), "process ", getpid(), " was forked from process ", pid_,
-                  " and cannot read files with its reader: start processes by spawn, or open the "
-                  "files in each of them");
+  DYNEMB_CHECK(is_this(), "process ", getpid(), " was forked from process ", pid_,
+               " and cannot read files with its reader: start processes by spawn, or open the "
+               "files in each of them");
 }
 
 }  // namespace dynemb::cpu

@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "arguments/storage.h"
+#include "core/runtime/check.h"
 #include "cpu/runtime/results.h"
 #include "cpu/storage/block_io.h"
 
@@ -42,7 +42,7 @@ class OpenFile {
     return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flag);
   }
   static void check(bool is_right, const std::string& path, const char* what) {
-    STD_TORCH_CHECK(is_right, "dynemb::read_blocks: cannot open ", path, ": ", what);
+    DYNEMB_CHECK(is_right, "dynemb::read_blocks: cannot open ", path, ": ", what);
   }
 
   int descriptor_;
@@ -53,8 +53,8 @@ Tensor empty_pages(int64_t blocks, int64_t block_bytes) {
   if (blocks == 0) return empty_cpu({0, block_bytes}, ScalarType::Byte);
   const size_t bytes = static_cast<size_t>(blocks) * static_cast<size_t>(block_bytes);
   void* data = std::aligned_alloc(kPageBytes, bytes);
-  STD_TORCH_CHECK(data != nullptr, "dynemb::read_blocks: there is no memory for ", blocks,
-                  " blocks of ", block_bytes, " bytes: read fewer at a time");
+  DYNEMB_CHECK(data != nullptr, "dynemb::read_blocks: there is no memory for ", blocks,
+               " blocks of ", block_bytes, " bytes: read fewer at a time");
   return torch::stable::from_blob(data, {blocks, block_bytes}, {block_bytes, 1},
                                   torch::stable::Device(torch::headeronly::DeviceType::CPU),
                                   ScalarType::Byte, [](void* pointer) { std::free(pointer); });
@@ -63,8 +63,8 @@ Tensor empty_pages(int64_t blocks, int64_t block_bytes) {
 Tensor read_blocks(Tensor path, Tensor offsets, int64_t block_bytes, int64_t io) {
   const std::string file_path = checked_path("read_blocks", path);
   check_blocks("read_blocks", offsets, block_bytes);
-  STD_TORCH_CHECK(io >= 0 && io < kIoPaths, "dynemb::read_blocks: io is ", io,
-                  ", expected 0 (auto), 1 (uring) or 2 (threads)");
+  DYNEMB_CHECK(io >= 0 && io < kIoPaths, "dynemb::read_blocks: io is ", io,
+               ", expected 0 (auto), 1 (uring) or 2 (threads)");
   const auto reader = block_reader(static_cast<IoPath>(io));
   const OpenFile file(file_path);
   const int64_t count = offsets.numel();
@@ -77,11 +77,11 @@ Tensor read_blocks(Tensor path, Tensor offsets, int64_t block_bytes, int64_t io)
     blocks.push_back({file.descriptor(), offset[i], to + i * block_bytes, block_bytes});
   }
   const std::vector<BlockFailure> failures = reader->read(blocks, [](size_t) {});
-  STD_TORCH_CHECK(failures.empty(), "dynemb::read_blocks: ", failures.size(), " of ", count,
-                  " blocks of ", file_path, " cannot be read; the first one is at offset ",
-                  offset[failures[0].block], ": ",
-                  failures[0].error == 0 ? "the file ends before the block does"
-                                         : std::strerror(failures[0].error));
+  DYNEMB_CHECK(failures.empty(), "dynemb::read_blocks: ", failures.size(), " of ", count,
+               " blocks of ", file_path, " cannot be read; the first one is at offset ",
+               offset[failures[0].block], ": ",
+               failures[0].error == 0 ? "the file ends before the block does"
+                                      : std::strerror(failures[0].error));
   return result;
 }
 

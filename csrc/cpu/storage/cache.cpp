@@ -24,9 +24,9 @@ int32_t place_of(const CacheSlab& cache, int64_t handle) {
 // Raises for what is no slot, nor says where the row is otherwise.
 int32_t check_place(const char* op, const CacheSlab& cache, int64_t handle) {
   const int32_t place = place_of(cache, handle);
-  STD_TORCH_CHECK((place >= 0 && place <= cache.clock[kTierUsed]) || place == kSavedPlace,
-                  "dynemb::", op, ": places[", handle_row(handle), "] is ", place,
-                  ", expected 0 to ", cache.clock[kTierUsed], ", or ", kSavedPlace);
+  DYNEMB_CHECK((place >= 0 && place <= cache.clock[kTierUsed]) || place == kSavedPlace,
+               "dynemb::", op, ": places[", handle_row(handle), "] is ", place, ", expected 0 to ",
+               cache.clock[kTierUsed], ", or ", kSavedPlace);
   return place;
 }
 
@@ -165,8 +165,8 @@ void check_handles(const StageCall& call, const std::vector<Tile>& tiles) {
     if (cache.places == nullptr) continue;
     int64_t last = 0;
     for (int64_t i = tile.begin; i < tile.end; ++i) last = std::max(last, call.handles[i]);
-    STD_TORCH_CHECK(handle_row(last) < cache.max_rows, "dynemb::", call.op, ": a handle names row ",
-                    handle_row(last), ", but the table has ", cache.max_rows, " rows");
+    DYNEMB_CHECK(handle_row(last) < cache.max_rows, "dynemb::", call.op, ": a handle names row ",
+                 handle_row(last), ", but the table has ", cache.max_rows, " rows");
   }
 }
 
@@ -269,8 +269,8 @@ int64_t victims_for(const CacheSlab& cache, int64_t wanted) {
 void check_wanted(const StageCall& call, size_t slab, int64_t wanted) {
   const CacheSlab& cache = call.tiers->slabs[slab];
   const int64_t most = cache.clock[kTierUsed] + wanted - cache.clock[kTierFreeCount];
-  STD_TORCH_CHECK(most <= cache.max_rows, "dynemb::", call.op, ": the cache of slab ", slab,
-                  " may need ", most, " slots, but there are ", cache.max_rows);
+  DYNEMB_CHECK(most <= cache.max_rows, "dynemb::", call.op, ": the cache of slab ", slab,
+               " may need ", most, " slots, but there are ", cache.max_rows);
   check_slots(call.op, cache, most);
 }
 
@@ -283,8 +283,8 @@ int64_t take_slot(const char* op, const CacheSlab& cache) {
     --clock[kTierFreeCount];
     return free;
   }
-  STD_TORCH_CHECK(clock[kTierUsed] < cache.max_rows, "dynemb::", op, ": slots has fewer free ",
-                  "ones than tier_clock says");
+  DYNEMB_CHECK(clock[kTierUsed] < cache.max_rows, "dynemb::", op, ": slots has fewer free ",
+               "ones than tier_clock says");
   return clock[kTierUsed]++;
 }
 
@@ -463,11 +463,10 @@ std::vector<RowMove> shrink(const CacheSlab& cache, int64_t limit) {
 
 void forget(const char* op, const CacheSlab& cache, const int64_t* handles, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    STD_TORCH_CHECK(handles[i] >= 0, "dynemb::", op, ": handles[", i, "] is ", handles[i],
-                    ", expected the handle of a row");
-    STD_TORCH_CHECK(handle_row(handles[i]) < cache.max_rows, "dynemb::", op,
-                    ": a handle names row ", handle_row(handles[i]), ", but the table has ",
-                    cache.max_rows, " rows");
+    DYNEMB_CHECK(handles[i] >= 0, "dynemb::", op, ": handles[", i, "] is ", handles[i],
+                 ", expected the handle of a row");
+    DYNEMB_CHECK(handle_row(handles[i]) < cache.max_rows, "dynemb::", op, ": a handle names row ",
+                 handle_row(handles[i]), ", but the table has ", cache.max_rows, " rows");
     check_place(op, cache, handles[i]);
   }
   for (int64_t i = 0; i < count; ++i) {

@@ -1,6 +1,5 @@
 #include "cpu/storage/collection.h"
 
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/runtime/check.h"
 #include "cpu/storage/file_errors.h"
 
 namespace dynemb::cpu {
@@ -89,17 +89,17 @@ int64_t Collection::step(int64_t records) {
   int64_t copied = 0;
   while (victim_.live() > 0 && copied < records) {
     const SegmentFile& file = log.file_of(victim_.place);
-    STD_TORCH_CHECK(next_ < layout.records_per_segment(),
-                    "dynemb: ", files_.name(log.slab(), file.number), " lacks ", victim_.live(),
-                    " records that should be there: it is damaged. Load a snapshot, and look after "
-                    "the disk");
+    DYNEMB_CHECK(next_ < layout.records_per_segment(),
+                 "dynemb: ", files_.name(log.slab(), file.number), " lacks ", victim_.live(),
+                 " records that should be there: it is damaged. Load a snapshot, and look after "
+                 "the disk");
     if (layout.offset(next_) >= chunk_end_) read_chunk();
     const char* record = chunk_.data() + (layout.offset(next_) - chunk_begin_);
     RecordHeader header;
     std::memcpy(&header, record, sizeof(header));
     if (log.find(header.handle) == first + next_) {
       const std::string fault = log.fault(record, first + next_, header.handle, header.id);
-      STD_TORCH_CHECK(fault.empty(), fault);
+      DYNEMB_CHECK(fault.empty(), fault);
       std::memcpy(log.begin_record(), record, static_cast<size_t>(layout.record));
       log.end_record(header.handle, header.id, header.table);
       ++copied;

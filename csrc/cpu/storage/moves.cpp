@@ -64,8 +64,8 @@ Tensor take_dirty_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor
   const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
   const OneWriter writer(op, tiers.head);
   const CacheSlab& cache = cached_slab(op, tiers, slab);
-  STD_TORCH_CHECK(begin >= 0, "dynemb::", op, ": begin is ", begin, ", expected a slot");
-  STD_TORCH_CHECK(most >= 1, "dynemb::", op, ": most is ", most, ", expected 1 row at least");
+  DYNEMB_CHECK(begin >= 0, "dynemb::", op, ": begin is ", begin, ", expected a slot");
+  DYNEMB_CHECK(most >= 1, "dynemb::", op, ": most is ", most, ", expected 1 row at least");
   return moves_of_slab(tiers.slabs.size(), slab, take_dirty(cache, begin, most));
 }
 
@@ -75,7 +75,7 @@ Tensor shrink_cache_(std::vector<Tensor> places, std::vector<Tensor> slots, Tens
   const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
   const OneWriter writer(op, tiers.head);
   const CacheSlab& cache = cached_slab(op, tiers, slab);
-  STD_TORCH_CHECK(limit >= 0, "dynemb::", op, ": limit is ", limit, ", expected 0 slots at least");
+  DYNEMB_CHECK(limit >= 0, "dynemb::", op, ": limit is ", limit, ", expected 0 slots at least");
   return moves_of_slab(tiers.slabs.size(), slab, shrink(cache, limit));
 }
 

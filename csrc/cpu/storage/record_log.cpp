@@ -1,12 +1,12 @@
 #include "cpu/storage/record_log.h"
 
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/index/handle.h"
+#include "core/runtime/check.h"
 #include "cpu/storage/crc32c.h"
 
 namespace dynemb::cpu {
@@ -51,13 +51,13 @@ int64_t RecordLog::head_room() const {
 int64_t RecordLog::page_of_next() const { return layout_.offset(next_) / kPageBytes; }
 
 void RecordLog::next_segment() {
-  STD_TORCH_CHECK(!free_.empty(), "dynemb: no segment is free for ", files_.name(slab_, 0),
-                  ": a job was queued without room for it");
+  DYNEMB_CHECK(!free_.empty(), "dynemb: no segment is free for ", files_.name(slab_, 0),
+               ": a job was queued without room for it");
   auto vacant = std::find_if(places_.begin() + 1, places_.end(),
                              [](const Place& place) { return place.state == PlaceState::kVacant; });
   head_ = vacant - places_.begin();
-  STD_TORCH_CHECK((head_ + 1) * layout_.records_per_segment() < int64_t{1} << kRecordBits,
-                  "dynemb: the log has more records than ", kRecordBits, " bits can number");
+  DYNEMB_CHECK((head_ + 1) * layout_.records_per_segment() < int64_t{1} << kRecordBits,
+               "dynemb: the log has more records than ", kRecordBits, " bits can number");
   if (vacant == places_.end()) places_.emplace_back();
   places_[head_] = {take_free(), PlaceState::kHead, 0, true};
   ++used_;
@@ -270,26 +270,26 @@ RecordLog::Restored RecordLog::open_snapshot(const std::vector<int64_t>& entries
                                              const std::vector<int64_t>& segments) const {
   const int64_t a_segment = layout_.records_per_segment();
   const std::string slab = files_.name(slab_, 0);
-  STD_TORCH_CHECK(static_cast<int64_t>(entries.size()) <= map_.max_rows(), "dynemb: records of ",
-                  slab, " has ", entries.size(), " rows, expected at most ", map_.max_rows());
-  STD_TORCH_CHECK(segments.size() % 2 == 0, "dynemb: segments of ", slab, " has ", segments.size(),
-                  " numbers, expected pairs");
+  DYNEMB_CHECK(static_cast<int64_t>(entries.size()) <= map_.max_rows(), "dynemb: records of ", slab,
+               " has ", entries.size(), " rows, expected at most ", map_.max_rows());
+  DYNEMB_CHECK(segments.size() % 2 == 0, "dynemb: segments of ", slab, " has ", segments.size(),
+               " numbers, expected pairs");
   Restored state{entries, {}, {}};
   std::vector<int64_t> live;  // by place
   for (size_t i = 0; i < segments.size(); i += 2) {
     const int64_t place = segments[i];
-    STD_TORCH_CHECK(place > 0 && place < (int64_t{1} << kRecordBits) / a_segment,
-                    "dynemb: segments of ", slab, " has place ", place);
+    DYNEMB_CHECK(place > 0 && place < (int64_t{1} << kRecordBits) / a_segment,
+                 "dynemb: segments of ", slab, " has place ", place);
     if (static_cast<size_t>(place) >= live.size()) live.resize(place + 1, -1);
-    STD_TORCH_CHECK(live[place] < 0, "dynemb: segments of ", slab, " has place ", place, " twice");
+    DYNEMB_CHECK(live[place] < 0, "dynemb: segments of ", slab, " has place ", place, " twice");
     live[place] = 0;
   }
   for (size_t row = 0; row < entries.size(); ++row) {
     if (entries[row] == 0) continue;
     const int64_t place = handle_row(entries[row]) / a_segment;
-    STD_TORCH_CHECK(place > 0 && place < static_cast<int64_t>(live.size()) && live[place] >= 0,
-                    "dynemb: records of ", slab, " leads row ", row, " to place ", place,
-                    ", which is not among the segments");
+    DYNEMB_CHECK(place > 0 && place < static_cast<int64_t>(live.size()) && live[place] >= 0,
+                 "dynemb: records of ", slab, " leads row ", row, " to place ", place,
+                 ", which is not among the segments");
     ++live[place];
   }
   try {

@@ -1,13 +1,13 @@
 #include "cpu/storage/record_map.h"
 
 #include <sys/mman.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "core/index/handle.h"
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -21,9 +21,9 @@ size_t map_bytes(int64_t max_rows) {
 RecordMap::RecordMap(int64_t max_rows) : max_rows_(max_rows) {
   void* data = mmap(nullptr, map_bytes(max_rows), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  STD_TORCH_CHECK(data != MAP_FAILED, "dynemb: could not reserve ", map_bytes(max_rows),
-                  " bytes of address space for the records of ", max_rows,
-                  " rows: ", std::strerror(errno), ". Lower max_rows of the tables");
+  DYNEMB_CHECK(data != MAP_FAILED, "dynemb: could not reserve ", map_bytes(max_rows),
+               " bytes of address space for the records of ", max_rows,
+               " rows: ", std::strerror(errno), ". Lower max_rows of the tables");
   madvise(data, map_bytes(max_rows), MADV_DONTDUMP);
   words_ = static_cast<int64_t*>(data);
 }

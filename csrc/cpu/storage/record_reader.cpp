@@ -1,10 +1,10 @@
 #include "cpu/storage/record_reader.h"
 
-#include <torch/headeronly/util/Exception.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
+
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -67,14 +67,14 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
     for (const BlockFailure& failure : failures) {
       const WantedRecord& record = wanted[first[failure.block]];
       const std::string where = log.place_of(record.number, record.id);
-      STD_TORCH_CHECK(failure.error != 0, "dynemb: the record at ", where,
-                      " is behind the end of the file, which has been cut: load a snapshot");
-      STD_TORCH_CHECK(false, "dynemb: reading the record at ", where,
-                      " failed: ", std::strerror(failure.error));
+      DYNEMB_CHECK(failure.error != 0, "dynemb: the record at ", where,
+                   " is behind the end of the file, which has been cut: load a snapshot");
+      DYNEMB_CHECK(false, "dynemb: reading the record at ", where,
+                   " failed: ", std::strerror(failure.error));
     }
-    STD_TORCH_CHECK(fault.empty(), fault);
+    DYNEMB_CHECK(fault.empty(), fault);
   }
-  STD_TORCH_CHECK(fault.empty(), fault);
+  DYNEMB_CHECK(fault.empty(), fault);
   reads_ += static_cast<int64_t>(wanted.size());
 }
 

@@ -33,19 +33,19 @@ SlabParts slab_parts(const char* op, const std::vector<Tensor>& weights,
                      int64_t slab) {
   const CallContext call(op);
   const auto slabs = static_cast<int64_t>(weights.size());
-  STD_TORCH_CHECK(slab >= 0 && slab < slabs && generations.size() == weights.size() &&
-                      static_cast<int64_t>(state.size()) % slabs == 0,
-                  "dynemb::", op, ": slab is ", slab, " of ", slabs, " weights, ",
-                  generations.size(), " generations and ", state.size(), " state tensors");
+  DYNEMB_CHECK(slab >= 0 && slab < slabs && generations.size() == weights.size() &&
+                   static_cast<int64_t>(state.size()) % slabs == 0,
+               "dynemb::", op, ": slab is ", slab, " of ", slabs, " weights, ", generations.size(),
+               " generations and ", state.size(), " state tensors");
   for (const auto& [name, list] :
        {std::pair{"weights", &weights}, {"generations", &generations}, {"state", &state}}) {
     for (const Tensor& tensor : *list) check_tier_memory(op, name, tensor);
   }
   for (size_t s = 0; s < weights.size(); ++s) {
     storage_of(call, "weights", weights[s]);
-    STD_TORCH_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", op, ": weights[",
-                    s, "] has ", weights[s].dim(),
-                    " dimensions, expected shape (rows, dim) with a dim of at least 1");
+    DYNEMB_CHECK(weights[s].dim() == 2 && weights[s].size(1) > 0, "dynemb::", op, ": weights[", s,
+                 "] has ", weights[s].dim(),
+                 " dimensions, expected shape (rows, dim) with a dim of at least 1");
     check_tensor(call, "generations", generations[s], ScalarType::Int);
     check_length(op, "generations", generations[s], weights[s].size(0));
   }
@@ -70,8 +70,8 @@ const int64_t* checked_slots(const char* op, const Tensor& slots, int64_t most) 
   check_words(call, "slots", slots);
   const auto* numbers = static_cast<const int64_t*>(slots.data_ptr());
   for (int64_t i = 0; i < slots.numel(); ++i) {
-    STD_TORCH_CHECK(numbers[i] >= 0 && numbers[i] < most, "dynemb::", op, ": slots[", i, "] is ",
-                    numbers[i], ", expected 0 to ", most - 1);
+    DYNEMB_CHECK(numbers[i] >= 0 && numbers[i] < most, "dynemb::", op, ": slots[", i, "] is ",
+                 numbers[i], ", expected 0 to ", most - 1);
   }
   return numbers;
 }
@@ -114,7 +114,7 @@ void scatter_records_(std::vector<Tensor> weights, std::vector<Tensor> generatio
   const SlabParts to = slab_parts(op, weights, generations, state, slab);
   const int64_t* numbers = checked_slots(op, slots, to.slots);
   check_tensor(CallContext(op), "records", records, ScalarType::Byte);
-  STD_TORCH_CHECK(
+  DYNEMB_CHECK(
       records.dim() == 2 && records.size(0) == slots.numel() && records.size(1) == to.record,
       "dynemb::", op, ": records must have shape (", slots.numel(), ", ", to.record,
       "): a record of slab ", slab, " for each of slots");

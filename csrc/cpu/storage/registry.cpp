@@ -1,13 +1,13 @@
 #include "cpu/storage/registry.h"
 
 #include <pthread.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "arguments/storage.h"
+#include "core/runtime/check.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -40,17 +40,17 @@ void register_store(const char* op, const Tensor& tier_clock, RegisteredStore st
       stores()
           .emplace(tier_clock.data_ptr(), std::make_shared<RegisteredStore>(std::move(store)))
           .second;
-  STD_TORCH_CHECK(is_new, "dynemb::", op,
-                  ": tier_clock has a store already: close it first, with store_close");
+  DYNEMB_CHECK(is_new, "dynemb::", op,
+               ": tier_clock has a store already: close it first, with store_close");
 }
 
 std::shared_ptr<RegisteredStore> registered_store(const char* op, const Tensor& tier_clock) {
   check_tier_clock(op, tier_clock);
   const std::lock_guard<std::mutex> lock(mutex());
   const auto found = stores().find(tier_clock.data_ptr());
-  STD_TORCH_CHECK(found != stores().end(), "dynemb::", op,
-                  ": tier_clock at this address has no store: it is a copy, or its store was "
-                  "closed. Pass the tensor that store_open was given, not a clone of it");
+  DYNEMB_CHECK(found != stores().end(), "dynemb::", op,
+               ": tier_clock at this address has no store: it is a copy, or its store was "
+               "closed. Pass the tensor that store_open was given, not a clone of it");
   return found->second;
 }
 

@@ -1,7 +1,5 @@
 #include "cpu/storage/row_store.h"
 
-#include <torch/headeronly/util/Exception.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/runtime/check.h"
 #include "cpu/storage/forks.h"
 #include "cpu/storage/room.h"
 #include "cpu/storage/segment_files.h"
@@ -359,10 +358,10 @@ class ThreadedStore : public RowStore {
 
  private:
   StoreThread& thread() {
-    STD_TORCH_CHECK(forks() == forks_,
-                    "dynemb: a forked process cannot use the store of its parent, whose thread it "
-                    "does not have: start processes with the method spawn, and give each a path of "
-                    "its own");
+    DYNEMB_CHECK(forks() == forks_,
+                 "dynemb: a forked process cannot use the store of its parent, whose thread it "
+                 "does not have: start processes with the method spawn, and give each a path of "
+                 "its own");
     return *thread_;
   }
 

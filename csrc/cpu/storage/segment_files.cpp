@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <new>
 #include <utility>
 
+#include "core/runtime/check.h"
 #include "core/storage/record.h"
 #include "cpu/storage/crc32c.h"
 #include "cpu/storage/file_errors.h"
@@ -66,7 +66,7 @@ bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 }  // namespace
 
 void raise_file_error(const char* what, const std::string& file, int error) {
-  STD_TORCH_CHECK(false, "dynemb: ", what, " ", file, " failed: ", std::strerror(error));
+  DYNEMB_CHECK(false, "dynemb: ", what, " ", file, " failed: ", std::strerror(error));
   std::abort();  // not reached
 }
 
@@ -136,10 +136,10 @@ void SegmentFiles::lock() {
     lock_ = -1;
     if (error != EWOULDBLOCK) raise_file_error("locking", name, error);
     const long pid = bytes > 0 ? std::atol(holder) : 0;
-    STD_TORCH_CHECK(false, "dynemb: path ", path_, " is in use by process ", pid,
-                    pid == getpid() ? " (this one)" : "",
-                    ": a store belongs to one process and one group of tables at a time. Give this "
-                    "one a path of its own, or end that one first");
+    DYNEMB_CHECK(false, "dynemb: path ", path_, " is in use by process ", pid,
+                 pid == getpid() ? " (this one)" : "",
+                 ": a store belongs to one process and one group of tables at a time. Give this "
+                 "one a path of its own, or end that one first");
   }
   const std::string pid = std::to_string(getpid()) + "\n";
   if (ftruncate(lock_, 0) != 0 ||
@@ -215,8 +215,8 @@ SegmentFile SegmentFiles::create(size_t slab) {
 SegmentFile SegmentFiles::open(size_t slab, int64_t number) const {
   const std::string file_name = name(slab, number);
   const int file = open_file(file_name, O_RDWR);
-  STD_TORCH_CHECK(file >= 0 || errno != ENOENT, "dynemb: the snapshot needs ", file_name,
-                  ", which is missing: copy it back, or load another snapshot");
+  DYNEMB_CHECK(file >= 0 || errno != ENOENT, "dynemb: the snapshot needs ", file_name,
+               ", which is missing: copy it back, or load another snapshot");
   if (file < 0) raise_file_error("opening", file_name, errno);
   struct stat status{};
   PageBuffer page(kPageBytes);
@@ -228,11 +228,11 @@ SegmentFile SegmentFiles::open(size_t slab, int64_t number) const {
   const bool whole = known && status.st_size == segment_bytes_ && bytes == kPageBytes;
   const bool same = whole && std::memcmp(&header, &expected, sizeof(header)) == 0;
   if (!same) close(file);
-  STD_TORCH_CHECK(whole, "dynemb: the snapshot needs ", file_name, ", which has ", status.st_size,
-                  " bytes, expected ", segment_bytes_, ": copy it back, or load another snapshot");
-  STD_TORCH_CHECK(same, "dynemb: the snapshot needs ", file_name,
-                  ", whose first page is damaged or another file's: copy it back, or load another "
-                  "snapshot");
+  DYNEMB_CHECK(whole, "dynemb: the snapshot needs ", file_name, ", which has ", status.st_size,
+               " bytes, expected ", segment_bytes_, ": copy it back, or load another snapshot");
+  DYNEMB_CHECK(same, "dynemb: the snapshot needs ", file_name,
+               ", whose first page is damaged or another file's: copy it back, or load another "
+               "snapshot");
   return {file, number};
 }
 

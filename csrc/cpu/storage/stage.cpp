@@ -36,8 +36,8 @@ std::shared_ptr<RegisteredStore> store_of_cache(const char* op, const Tensor& ti
     same = entry->places[s].data == places[s].data_ptr() &&
            entry->slots[s].data == slots[s].data_ptr();
   }
-  STD_TORCH_CHECK(same, "dynemb::", op, ": places and slots are not those that the store of ",
-                  "tier_clock was opened with: give the tensors of one group");
+  DYNEMB_CHECK(same, "dynemb::", op, ": places and slots are not those that the store of ",
+               "tier_clock was opened with: give the tensors of one group");
   return entry;
 }
 
@@ -161,8 +161,8 @@ void store_submit(Tensor tier_clock, Tensor moves) {
   const auto* rows = static_cast<const int64_t*>(moves.data_ptr());
   for (int64_t i = 0; i < moves.size(0); ++i) {
     const int64_t* row = rows + i * kMoveColumns;
-    STD_TORCH_CHECK(row[kMoveSlab] >= 0 && row[kMoveSlab] < slabs, "dynemb::", op, ": moves[", i,
-                    "] is of slab ", row[kMoveSlab], ", expected 0 to ", slabs - 1);
+    DYNEMB_CHECK(row[kMoveSlab] >= 0 && row[kMoveSlab] < slabs, "dynemb::", op, ": moves[", i,
+                 "] is of slab ", row[kMoveSlab], ", expected 0 to ", slabs - 1);
     SlabMoves& of_slab = job[static_cast<size_t>(row[kMoveSlab])];
     (row[kMoveLoads] != 0 ? of_slab.loads : of_slab.saves)
         .push_back({row[kMoveSlot], row[kMoveHandle], row[kMoveId],

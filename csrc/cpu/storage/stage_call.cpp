@@ -22,8 +22,8 @@ StageCall lookup_call(const char* op, const TierTensors& tiers, const FeatureArg
 StageCall prefetch_call(const char* op, const TierTensors& tiers, const FeatureArgs& features,
                         const StagedIds& given, int64_t ahead) {
   const CallContext call(op);
-  STD_TORCH_CHECK(ahead >= 1 && ahead <= INT32_MAX, "dynemb::", op, ": ahead is ", ahead,
-                  ", expected 1 at least: the steps until the rows are looked up");
+  DYNEMB_CHECK(ahead >= 1 && ahead <= INT32_MAX, "dynemb::", op, ": ahead is ", ahead,
+               ", expected 1 at least: the steps until the rows are looked up");
   const int64_t* handles = id_words(call, "handles", given.handles, features.count);
   const uint32_t epoch =
       static_cast<uint32_t>(tiers.head[kTierEpoch]) + static_cast<uint32_t>(ahead);

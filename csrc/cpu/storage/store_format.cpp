@@ -1,7 +1,6 @@
 #include "cpu/storage/store_format.h"
 
 #include <fcntl.h>
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +11,7 @@
 #include <map>
 #include <sstream>
 
+#include "core/runtime/check.h"
 #include "cpu/storage/file_errors.h"
 
 namespace dynemb::cpu {
@@ -79,26 +79,26 @@ void check_format(const std::string& path, const StoreFormat& format) {
   if (!any) return;
   const size_t slabs_begin = text.find("\"record_bytes\"");
   const auto head = numbers_of(text.substr(0, slabs_begin));
-  STD_TORCH_CHECK(slabs_begin != std::string::npos && head.count("version") == 1 &&
-                      head.count("segment_bytes") == 1,
-                  "dynemb: ", format_name(path),
-                  " is missing or damaged, but there are segments beside it", kOtherPath);
-  STD_TORCH_CHECK(head.at("version") == kStoreVersion, "dynemb: path ", path, " has version ",
-                  head.at("version"), " of the format, expected ", kStoreVersion, kOtherPath);
-  STD_TORCH_CHECK(head.at("segment_bytes") == format.segment_bytes, "dynemb: path ", path,
-                  " has segments of ", head.at("segment_bytes"), " bytes, expected ",
-                  format.segment_bytes, " (segment_bytes)", kOtherPath);
+  DYNEMB_CHECK(slabs_begin != std::string::npos && head.count("version") == 1 &&
+                   head.count("segment_bytes") == 1,
+               "dynemb: ", format_name(path),
+               " is missing or damaged, but there are segments beside it", kOtherPath);
+  DYNEMB_CHECK(head.at("version") == kStoreVersion, "dynemb: path ", path, " has version ",
+               head.at("version"), " of the format, expected ", kStoreVersion, kOtherPath);
+  DYNEMB_CHECK(head.at("segment_bytes") == format.segment_bytes, "dynemb: path ", path,
+               " has segments of ", head.at("segment_bytes"), " bytes, expected ",
+               format.segment_bytes, " (segment_bytes)", kOtherPath);
   std::map<std::string, int64_t> wanted;
   for (const SlabFormat& slab : format.slabs) {
     if (slab.record_bytes > 0) wanted[slab.name] = slab.record_bytes;
   }
   for (const auto& [name, bytes] : numbers_of(text.substr(slabs_begin))) {
     if (!has_segments(path + "/rows/" + name)) continue;
-    STD_TORCH_CHECK(wanted.count(name) == 1, "dynemb: path ", path, " has rows of slab ", name,
-                    ", which the tables do not have", kOtherPath);
-    STD_TORCH_CHECK(wanted[name] == bytes, "dynemb: path ", path, " has records of ", bytes,
-                    " bytes of slab ", name, ", expected ", wanted[name],
-                    ": dim, dtype or optimizer is another", kOtherPath);
+    DYNEMB_CHECK(wanted.count(name) == 1, "dynemb: path ", path, " has rows of slab ", name,
+                 ", which the tables do not have", kOtherPath);
+    DYNEMB_CHECK(wanted[name] == bytes, "dynemb: path ", path, " has records of ", bytes,
+                 " bytes of slab ", name, ", expected ", wanted[name],
+                 ": dim, dtype or optimizer is another", kOtherPath);
   }
 }
 

@@ -40,17 +40,17 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 // Names become names of directories, and are written to JSON.
 void check_names(const char* op, const std::vector<std::string>& names, size_t slabs) {
-  STD_TORCH_CHECK(names.size() == slabs, "dynemb::", op, ": names has ", names.size(),
-                  " lines, expected one for each of ", slabs, " slabs");
+  DYNEMB_CHECK(names.size() == slabs, "dynemb::", op, ": names has ", names.size(),
+               " lines, expected one for each of ", slabs, " slabs");
   std::set<std::string> seen;
   for (const std::string& name : names) {
     const bool legal = !name.empty() && name[0] != '.' &&
                        name.find_first_not_of(
                            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
                            std::string::npos;
-    STD_TORCH_CHECK(legal, "dynemb::", op, ": names has '", name,
-                    "', expected letters, digits, '.', '_' and '-', not beginning with '.'");
-    STD_TORCH_CHECK(seen.insert(name).second, "dynemb::", op, ": names has '", name, "' twice");
+    DYNEMB_CHECK(legal, "dynemb::", op, ": names has '", name,
+                 "', expected letters, digits, '.', '_' and '-', not beginning with '.'");
+    DYNEMB_CHECK(seen.insert(name).second, "dynemb::", op, ": names has '", name, "' twice");
   }
 }
 
@@ -78,7 +78,7 @@ std::vector<CachedSlab> cached_slabs(const CacheTensors& cache, const int64_t* t
 
 void check_sizes(const char* op, const std::vector<CachedSlab>& slabs, int64_t segment_bytes,
                  int64_t disk_bytes) {
-  STD_TORCH_CHECK(
+  DYNEMB_CHECK(
       segment_bytes > 0 && segment_bytes % kPageBytes == 0 && segment_bytes <= int64_t{1} << 32,
       "dynemb::", op, ": segment_bytes is ", segment_bytes, ", expected a multiple of ", kPageBytes,
       " up to ", int64_t{1} << 32);
@@ -87,18 +87,17 @@ void check_sizes(const char* op, const std::vector<CachedSlab>& slabs, int64_t s
     if (!slab.is_stored()) continue;
     ++stored;
     const SegmentLayout layout{slab.record(), segment_bytes};
-    STD_TORCH_CHECK(layout.records_per_segment() > 0, "dynemb::", op, ": segment_bytes is ",
-                    segment_bytes, ", which has no room for a record of ", slab.record(),
-                    " bytes, those of slab ", slab.name, ": give at least ",
-                    (1 + layout.pages_per_record()) * kPageBytes);
+    DYNEMB_CHECK(layout.records_per_segment() > 0, "dynemb::", op, ": segment_bytes is ",
+                 segment_bytes, ", which has no room for a record of ", slab.record(),
+                 " bytes, those of slab ", slab.name, ": give at least ",
+                 (1 + layout.pages_per_record()) * kPageBytes);
   }
-  STD_TORCH_CHECK(stored > 0, "dynemb::", op,
-                  ": tiered is 0 for every slab, expected one to store");
+  DYNEMB_CHECK(stored > 0, "dynemb::", op, ": tiered is 0 for every slab, expected one to store");
   const int64_t least = kLeastSegments * stored * segment_bytes;
-  STD_TORCH_CHECK(disk_bytes == 0 || disk_bytes >= least, "dynemb::", op, ": disk_bytes is ",
-                  disk_bytes, ", expected 0 (no bound) or at least ", least, ", which is ",
-                  kLeastSegments, " segments of ", segment_bytes, " bytes for each of ", stored,
-                  " slabs");
+  DYNEMB_CHECK(disk_bytes == 0 || disk_bytes >= least, "dynemb::", op, ": disk_bytes is ",
+               disk_bytes, ", expected 0 (no bound) or at least ", least, ", which is ",
+               kLeastSegments, " segments of ", segment_bytes, " bytes for each of ", stored,
+               " slabs");
 }
 
 std::vector<TensorPlace> places_of(const std::vector<Tensor>& tensors) {
@@ -119,8 +118,8 @@ void store_open(Tensor tier_clock, Tensor path, std::vector<Tensor> places,
   const std::vector<std::string> slab_names = lines_of(text_of(kOp, "names", names));
   check_names(kOp, slab_names, weights.size());
   const std::string directory = checked_path(kOp, path);
-  STD_TORCH_CHECK(io >= 0 && io < kIoPaths, "dynemb::", kOp, ": io is ", io,
-                  ", expected 0 (either), 1 (io_uring) or 2 (threads)");
+  DYNEMB_CHECK(io >= 0 && io < kIoPaths, "dynemb::", kOp, ": io is ", io,
+               ", expected 0 (either), 1 (io_uring) or 2 (threads)");
   std::vector<CachedSlab> cached = cached_slabs(cache, words(tiered), slab_names);
   check_sizes(kOp, cached, segment_bytes, disk_bytes);
   RegisteredStore entry{nullptr,
@@ -142,8 +141,8 @@ void store_open(Tensor tier_clock, Tensor path, std::vector<Tensor> places,
 int64_t stored_record_bytes(const char* op, const RegisteredStore& entry, int64_t slab) {
   check_slab(op, slab, entry.slabs());
   const int64_t bytes = entry.record_bytes[slab];
-  STD_TORCH_CHECK(bytes > 0, "dynemb::", op, ": slab is ", slab,
-                  ", whose rows are in memory: there are no records of them");
+  DYNEMB_CHECK(bytes > 0, "dynemb::", op, ": slab is ", slab,
+               ", whose rows are in memory: there are no records of them");
   return bytes;
 }
 
@@ -174,8 +173,8 @@ void store_write(Tensor tier_clock, int64_t slab, Tensor handles, Tensor ids, in
   const auto entry = registered_store(kOp, tier_clock);
   const int64_t bytes = stored_record_bytes(kOp, *entry, slab);
   check_stored_rows(kOp, handles, ids, entry->places[slab].size[0]);
-  STD_TORCH_CHECK(table >= 0 && table <= INT32_MAX, "dynemb::", kOp, ": table is ", table,
-                  ", expected 0 to ", INT32_MAX);
+  DYNEMB_CHECK(table >= 0 && table <= INT32_MAX, "dynemb::", kOp, ": table is ", table,
+               ", expected 0 to ", INT32_MAX);
   check_tensor(kOp, "records", records, ScalarType::Byte);
   check_size(kOp, "records", records, 0, handles.numel());
   check_size(kOp, "records", records, 1, bytes);
@@ -220,9 +219,9 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> store_sync(Tensor tier_cloc
 std::vector<std::vector<int64_t>> slab_values(const char* op, const char* name,
                                               const RegisteredStore& entry,
                                               const std::vector<Tensor>& list) {
-  STD_TORCH_CHECK(static_cast<int64_t>(list.size()) == entry.slabs(), "dynemb::", op, ": ", name,
-                  " has ", list.size(), " tensors, expected one for each of ", entry.slabs(),
-                  " slabs");
+  DYNEMB_CHECK(static_cast<int64_t>(list.size()) == entry.slabs(), "dynemb::", op, ": ", name,
+               " has ", list.size(), " tensors, expected one for each of ", entry.slabs(),
+               " slabs");
   std::vector<std::vector<int64_t>> values;
   for (size_t s = 0; s < list.size(); ++s) {
     check_words(op, entry_name(name, s).c_str(), list[s]);

@@ -1,7 +1,5 @@
 #include "cpu/storage/store_worker.h"
 
-#include <torch/headeronly/util/Exception.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "core/index/handle.h"
+#include "core/runtime/check.h"
 #include "core/storage/record.h"
 
 namespace dynemb::cpu {

@@ -1,7 +1,6 @@
 #include "cpu/storage/thread_reader.h"
 
 #include <signal.h>
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <system_error>
 #include <thread>
 
+#include "core/runtime/check.h"
 #include "cpu/storage/block_progress.h"
 
 namespace dynemb::cpu {
@@ -61,9 +61,9 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (error == 0) return;
     end();
-    STD_TORCH_CHECK(false, "the system starts ", threads_.size(), " of ", kThreads,
-                    " threads that read files: ", std::generic_category().message(error),
-                    ". Raise the limit of processes (ulimit -u) or of memory (ulimit -v)");
+    DYNEMB_CHECK(false, "the system starts ", threads_.size(), " of ", kThreads,
+                 " threads that read files: ", std::generic_category().message(error),
+                 ". Raise the limit of processes (ulimit -u) or of memory (ulimit -v)");
   }
   ~Pool() { end(); }
   Pool(const Pool&) = delete;

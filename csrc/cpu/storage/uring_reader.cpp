@@ -1,6 +1,5 @@
 #include "cpu/storage/uring_reader.h"
 
-#include <torch/headeronly/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/runtime/check.h"
 #include "cpu/storage/block_progress.h"
 
 #if defined(DYNEMB_HAS_URING)
@@ -74,7 +74,7 @@ class UringReader final : public BlockReader {
 
   void open() {
     const int error = -io_uring_queue_init(kDepth, &ring_, 0);
-    STD_TORCH_CHECK(error == 0, "the kernel makes no io_uring: ", std::strerror(error));
+    DYNEMB_CHECK(error == 0, "the kernel makes no io_uring: ", std::strerror(error));
     is_open_ = true;
   }
 
@@ -172,8 +172,8 @@ bool uring_is_allowed() {
   io_uring ring;
   const int error = -io_uring_queue_init(1, &ring, 0);
   if (is_refusal(error)) return false;
-  STD_TORCH_CHECK(error == 0,
-                  "whether the kernel allows io_uring is not known: ", std::strerror(error));
+  DYNEMB_CHECK(error == 0,
+               "whether the kernel allows io_uring is not known: ", std::strerror(error));
   io_uring_probe* probe = io_uring_get_probe_ring(&ring);  // none before Linux 5.6, as of the reads
   const bool has_reads = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ);
   io_uring_free_probe(probe);
@@ -188,7 +188,7 @@ std::unique_ptr<BlockReader> uring_reader() { return std::make_unique<UringReade
 bool uring_is_allowed() { return false; }
 
 std::unique_ptr<BlockReader> uring_reader() {
-  STD_TORCH_CHECK(false, "torch_dynemb was built without liburing");
+  DYNEMB_CHECK(false, "torch_dynemb was built without liburing");
 }
 
 #endif

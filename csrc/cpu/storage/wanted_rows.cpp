@@ -57,8 +57,8 @@ std::vector<int64_t> wanted_rows(const char* op, const TierTensors& tiers, const
         wanted.emplace_back(~tile.table, features.ids[i]);
       } else if (handle >= 0) {
         const int64_t row = handle_row(handle);
-        STD_TORCH_CHECK(row < cache.max_rows, "dynemb::", op, ": a handle names row ", row,
-                        ", but the table has ", cache.max_rows, " rows");
+        DYNEMB_CHECK(row < cache.max_rows, "dynemb::", op, ": a handle names row ", row,
+                     ", but the table has ", cache.max_rows, " rows");
         if (cache.places[row] <= 0) wanted.emplace_back(slab, row);
       }
     }

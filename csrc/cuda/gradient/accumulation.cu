@@ -162,8 +162,8 @@ __global__ void write_merged(Group group, Pending pending, EntryRuns runs) {
 void merge(const Call& call, const Pending& pending, int64_t items, int64_t rows,
            const int64_t* incoming, int64_t* extra) {
   if (items <= 0) return;
-  STD_TORCH_CHECK(items <= INT32_MAX, "dynemb::", call.op, ": ", items,
-                  " gradients are too many to merge: call optimizer.step() more often");
+  DYNEMB_CHECK(items <= INT32_MAX, "dynemb::", call.op, ": ", items,
+               " gradients are too many to merge: call optimizer.step() more often");
   const auto missing = static_cast<uint64_t>(rows);
   const RunSort<uint64_t> sort(call, items, bits_for(rows + 1));
   Scratch scratch;

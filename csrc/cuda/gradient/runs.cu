@@ -196,8 +196,8 @@ GradientSort::GradientSort(const Call& call, const GroupRows& rows, LookupCall* 
   const auto slabs = static_cast<int64_t>(rows.slabs.size());
   const bool pooled = lookup->args.pooling != kPoolNone;
   const int64_t bags = features.features * features.batch;
-  STD_TORCH_CHECK(bags < (int64_t{1} << 32), "dynemb::", call.op, ": ", bags,
-                  " bags, expected fewer than 2^32: split the batch");
+  DYNEMB_CHECK(bags < (int64_t{1} << 32), "dynemb::", call.op, ": ", bags,
+               " bags, expected fewer than 2^32: split the batch");
   std::vector<int64_t> base{0};
   int64_t width = 1;
   for (const SlabRows& slab : rows.slabs) {

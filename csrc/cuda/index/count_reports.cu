@@ -70,9 +70,9 @@ CountReports::CountReports(const char* op, int32_t device, int64_t table_words, 
 void CountReports::forget() { forgotten_ = words_.host()[kReportCount]; }
 
 void CountReports::write(const Call& call, const Tensor& tables, const Tensor& row_clock) const {
-  STD_TORCH_CHECK(tables.numel() <= table_words_ && row_clock.numel() <= clock_words_,
-                  "dynemb::", call.op, ": tables has ", tables.numel(), " elements and row_clock ",
-                  row_clock.numel(), ", more than the group has tables for");
+  DYNEMB_CHECK(tables.numel() <= table_words_ && row_clock.numel() <= clock_words_,
+               "dynemb::", call.op, ": tables has ", tables.numel(), " elements and row_clock ",
+               row_clock.numel(), ", more than the group has tables for");
   call.launch(report_counts, 1024, 1024, static_cast<const int64_t*>(tables.data_ptr()),
               tables.numel(), static_cast<const int64_t*>(row_clock.data_ptr()), row_clock.numel(),
               words_.device(), table_words_, clock_words_);

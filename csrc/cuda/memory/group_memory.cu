@@ -70,7 +70,7 @@ void GroupMemory::bind(const Call& call, const TableRoom& room, const Tensor& ta
 
 void GroupMemory::release(const Call& call, const TableRoom& room) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  STD_TORCH_CHECK(
+  DYNEMB_CHECK(
       room.buckets.size() == tables_.table_count() && room.rows.size() == tables_.slab_count(),
       "dynemb::release_group: got ", room.buckets.size(), " table_buckets and ", room.rows.size(),
       " slab_rows for ", tables_.table_count(), " tables and ", tables_.slab_count(), " slabs");
@@ -115,9 +115,9 @@ void GroupMemory::map_buckets(const Call& call, int64_t table, int64_t buckets) 
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto t = static_cast<size_t>(table);
   const int64_t capacity = tables_.bucket_capacity(t);
-  STD_TORCH_CHECK(buckets <= capacity, "dynemb::", call.op, ": table ", table, " needs ", buckets,
-                  " buckets for its ids but has room for ", capacity,
-                  ": create the table with a larger max_rows, or erase ids");
+  DYNEMB_CHECK(buckets <= capacity, "dynemb::", call.op, ": table ", table, " needs ", buckets,
+               " buckets for its ids but has room for ", capacity,
+               ": create the table with a larger max_rows, or erase ids");
   TableRoom room = tables_.no_room();
   room.buckets[t] = buckets;
   tables_.map_or_raise(call, room, "the index must grow by");

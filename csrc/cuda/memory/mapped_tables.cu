@@ -62,10 +62,10 @@ void MappedTables::map_or_raise(const Call& call, const TableRoom& room, const c
   size_t free_bytes = 0;
   size_t total = 0;
   check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
-  STD_TORCH_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
-                  (missing_bytes(room) >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
-                  " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
-                  "use a GPU with more memory");
+  DYNEMB_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
+               (missing_bytes(room) >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
+               " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
+               "use a GPU with more memory");
 }
 
 int64_t MappedTables::missing_bytes(const TableRoom& room) const {

@@ -98,11 +98,11 @@ void PendingGradients::map(const Call& call, const std::vector<int64_t>& entries
   for (size_t s = 0; s < slabs_.size(); ++s) {
     shared_.slab(static_cast<int64_t>(s))[kSharedPendingLimit] = slabs_[s].memory.mapped;
   }
-  STD_TORCH_CHECK(complete, "dynemb::", call.op,
-                  ": out of GPU memory: gradients that wait for optimizer.step() need ",
-                  (bytes >> 20) + 1,
-                  " MiB more. Call optimizer.step() or zero_grad() more "
-                  "often, or torch.cuda.empty_cache()");
+  DYNEMB_CHECK(complete, "dynemb::", call.op,
+               ": out of GPU memory: gradients that wait for optimizer.step() need ",
+               (bytes >> 20) + 1,
+               " MiB more. Call optimizer.step() or zero_grad() more "
+               "often, or torch.cuda.empty_cache()");
 }
 
 // Replays may have appended what the host did not see.

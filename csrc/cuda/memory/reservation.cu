@@ -38,8 +38,8 @@ void look_up(const char* op, const char* name, F* function) {
   constexpr unsigned kVersion = 12000;  // of the functions' signatures
   check_cuda(op, name,
              cudaGetDriverEntryPointByVersion(name, &entry, kVersion, cudaEnableDefault, &found));
-  STD_TORCH_CHECK(entry != nullptr && found == cudaDriverEntryPointSuccess, "dynemb::", op,
-                  ": the GPU driver has no ", name, ": install a newer driver");
+  DYNEMB_CHECK(entry != nullptr && found == cudaDriverEntryPointSuccess, "dynemb::", op,
+               ": the GPU driver has no ", name, ": install a newer driver");
   *function = reinterpret_cast<F>(entry);
 }
 
@@ -64,8 +64,8 @@ void check_driver(const char* op, const char* what, CUresult status) {
   if (status == CUDA_SUCCESS) return;
   const char* text = nullptr;
   driver(op).error_string(status, &text);
-  STD_TORCH_CHECK(false, "dynemb::", op, ": the GPU driver failed in ", what, ": ",
-                  text == nullptr ? "unknown error" : text);
+  DYNEMB_CHECK(false, "dynemb::", op, ": the GPU driver failed in ", what, ": ",
+               text == nullptr ? "unknown error" : text);
 }
 
 CUmemAllocationProp allocation_properties(int32_t device) {
@@ -132,9 +132,9 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
   {
     // from_blob asks the driver what the address is, which it knows of mapped memory only
     const RelaxedCapture relaxed(op);
-    STD_TORCH_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index)),
-                    "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
-                    "a page left. Call torch.cuda.empty_cache(), or use another GPU");
+    DYNEMB_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index)),
+                 "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
+                 "a page left. Call torch.cuda.empty_cache(), or use another GPU");
   }
   {
     const std::lock_guard<std::mutex> lock(registry_mutex);
@@ -178,11 +178,11 @@ Reservation::Reservation(const char* op, int64_t bytes, int32_t device) : device
   bytes_ = (bytes + page_ - 1) / page_ * page_;
   CUdeviceptr base = 0;
   const CUresult reserved = d.reserve(&base, static_cast<size_t>(bytes_), page, 0, 0);
-  STD_TORCH_CHECK(reserved != CUDA_ERROR_OUT_OF_MEMORY, "dynemb::", op, ": the GPU has no ",
-                  bytes_ >> 20,
-                  " MiB of addresses left (addresses, not memory: a tensor takes as "
-                  "many as it may ever need). Give tables max_rows or a capacity, or put them into "
-                  "one collection");
+  DYNEMB_CHECK(reserved != CUDA_ERROR_OUT_OF_MEMORY, "dynemb::", op, ": the GPU has no ",
+               bytes_ >> 20,
+               " MiB of addresses left (addresses, not memory: a tensor takes as "
+               "many as it may ever need). Give tables max_rows or a capacity, or put them into "
+               "one collection");
   check_driver(op, "reserving addresses", reserved);
   base_ = reinterpret_cast<char*>(base);
 }

@@ -39,8 +39,8 @@ int64_t bytes_of_row(const Tensor& tensor) {
 RowMemory row_memory(const Call& call, const char* name, const Tensor& tensor, int64_t first_row,
                      int64_t row_bytes) {
   const auto reservation = find_reservation(tensor.data_ptr());
-  STD_TORCH_CHECK(reservation != nullptr, "dynemb::", call.op, ": ", name,
-                  " was not made by reserve_cuda, but buckets was: reserve all tensors of a group");
+  DYNEMB_CHECK(reservation != nullptr, "dynemb::", call.op, ": ", name,
+               " was not made by reserve_cuda, but buckets was: reserve all tensors of a group");
   const int64_t begin = static_cast<char*>(tensor.data_ptr()) - reservation->base();
   return {reservation, begin + first_row * row_bytes, row_bytes};
 }
@@ -57,13 +57,13 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
   const auto table_count = static_cast<size_t>(index.table_count);
   const size_t slab_count = weights.size();
-  STD_TORCH_CHECK(table_buckets.size() == table_count && slab_rows.size() == slab_count &&
-                      generations.size() == slab_count && state.size() % slab_count == 0 &&
-                      (pending.empty() || pending.size() == 4 * slab_count + 1),
-                  "dynemb::bind_group: got ", table_buckets.size(), " table_buckets, ",
-                  slab_rows.size(), " slab_rows, ", generations.size(), " generations and ",
-                  state.size(), " state and ", pending.size(), " pending tensors for ", table_count,
-                  " tables and ", slab_count, " slabs");
+  DYNEMB_CHECK(table_buckets.size() == table_count && slab_rows.size() == slab_count &&
+                   generations.size() == slab_count && state.size() % slab_count == 0 &&
+                   (pending.empty() || pending.size() == 4 * slab_count + 1),
+               "dynemb::bind_group: got ", table_buckets.size(), " table_buckets, ",
+               slab_rows.size(), " slab_rows, ", generations.size(), " generations and ",
+               state.size(), " state and ", pending.size(), " pending tensors for ", table_count,
+               " tables and ", slab_count, " slabs");
   if (policy.has_value()) {
     check_tensor(call, "policy", *policy, ScalarType::Long);
     check_size(call.op, "policy", *policy, 1, kPolicyColumns);
@@ -137,9 +137,9 @@ void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
   const Call call("release_group", "buckets", buckets);
   check_cuda(call.op, "waiting for the device", cudaDeviceSynchronize());
   const auto group = group_memory(call, buckets);
-  STD_TORCH_CHECK(group != nullptr,
-                  "dynemb::release_group: buckets was not made by reserve_cuda: its memory cannot "
-                  "be given back in part");
+  DYNEMB_CHECK(group != nullptr,
+               "dynemb::release_group: buckets was not made by reserve_cuda: its memory cannot "
+               "be given back in part");
   group->release(call, {table_buckets, slab_rows});
 }
 
@@ -167,9 +167,8 @@ std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& bucket
     const auto entry = groups().find(reinterpret_cast<uintptr_t>(buckets.data_ptr()));
     if (entry != groups().end()) return entry->second;
   }
-  STD_TORCH_CHECK(
-      find_reservation(buckets.data_ptr()) == nullptr, "dynemb::", call.op,
-      ": buckets is reserved memory of a group that has not been bound: call bind_group");
+  DYNEMB_CHECK(find_reservation(buckets.data_ptr()) == nullptr, "dynemb::", call.op,
+               ": buckets is reserved memory of a group that has not been bound: call bind_group");
   return nullptr;
 }
 
@@ -210,10 +209,10 @@ void note_erasure(GroupMemory* group, int64_t ids) {
 
 std::shared_ptr<GroupMemory> group_of_pending(const Call& call, const Tensor& handles) {
   auto group = find_group_of_pending(handles);
-  STD_TORCH_CHECK(group != nullptr || find_reservation(handles.data_ptr()) == nullptr,
-                  "dynemb::", call.op,
-                  ": pending is reserved memory of a group that has not been bound: call "
-                  "bind_group");
+  DYNEMB_CHECK(group != nullptr || find_reservation(handles.data_ptr()) == nullptr,
+               "dynemb::", call.op,
+               ": pending is reserved memory of a group that has not been bound: call "
+               "bind_group");
   return group;
 }
 

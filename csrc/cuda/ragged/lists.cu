@@ -14,8 +14,8 @@ __global__ void subtract_sums(FeatureItems items, const int64_t* sums, int64_t* 
 }  // namespace
 
 SizeSums::SizeSums(const Call& call, int64_t items) : items_(items) {
-  STD_TORCH_CHECK(items <= INT32_MAX, "dynemb::", call.op, ": ", items,
-                  " rows, expected fewer than 2^31: split the batch");
+  DYNEMB_CHECK(items <= INT32_MAX, "dynemb::", call.op, ": ", items,
+               " rows, expected fewer than 2^31: split the batch");
   check_cuda(call.op, "adding sizes",
              cub::DeviceScan::InclusiveSum(nullptr, bytes_, static_cast<const int64_t*>(nullptr),
                                            static_cast<int64_t*>(nullptr), static_cast<int>(items_),
@@ -35,9 +35,9 @@ void SizeSums::run(const Call& call) const {
 }
 
 std::vector<int64_t> SizeSums::totals(const Call& call, const FeatureItems& items) const {
-  STD_TORCH_CHECK(!call.capturing(), "dynemb::", call.op,
-                  ": the sizes of its results depend on values, so it cannot be captured: call it "
-                  "before the graph");
+  DYNEMB_CHECK(!call.capturing(), "dynemb::", call.op,
+               ": the sizes of its results depend on values, so it cannot be captured: call it "
+               "before the graph");
   Scratch scratch;
   const auto part = scratch.add<int64_t>(items.features);
   scratch.allocate(call);

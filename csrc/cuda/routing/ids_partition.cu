@@ -81,9 +81,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ids_partition(Tensor ids, Tensor offs
   const Call call("ids_partition", "ids", ids);
   check_slots(call.op, parts, slots);
   const GroupedIds given = grouped_ids(call, ids, offsets);
-  STD_TORCH_CHECK(given.groups == 0 || parts <= INT32_MAX / given.groups, "dynemb::", call.op,
-                  ": there are ", given.groups, " groups and ", parts,
-                  " parts, expected a product of at most ", INT32_MAX);
+  DYNEMB_CHECK(given.groups == 0 || parts <= INT32_MAX / given.groups, "dynemb::", call.op,
+               ": there are ", given.groups, " groups and ", parts,
+               " parts, expected a product of at most ", INT32_MAX);
   const int64_t count = given.count;
   Tensor owned = call.empty({count}, ScalarType::Long);
   Tensor counts = call.empty({count}, ScalarType::Long);

@@ -104,8 +104,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> unique_ids(Tensor ids, Tensor offsets
 
 GroupedIds grouped_ids(const Call& call, const Tensor& ids, const Tensor& offsets) {
   const GroupedIds given = grouped_tensors(call, ids, offsets);
-  STD_TORCH_CHECK(given.count < INT32_MAX, "dynemb::", call.op, ": ids has ", given.count,
-                  " elements, expected less than ", INT32_MAX, ": split the batch");
+  DYNEMB_CHECK(given.count < INT32_MAX, "dynemb::", call.op, ": ids has ", given.count,
+               " elements, expected less than ", INT32_MAX, ": split the batch");
   return given;
 }
 
@@ -140,10 +140,10 @@ void find_unique(const Call& call, const GroupedIds& given, const UniqueResults&
 }
 
 int64_t read_word(const Call& call, const int64_t* word, const char* instead) {
-  STD_TORCH_CHECK(!call.capturing(), "dynemb::", call.op,
-                  ": the host has to wait for the number of distinct ids, which it cannot while a "
-                  "graph is captured: ",
-                  instead);
+  DYNEMB_CHECK(!call.capturing(), "dynemb::", call.op,
+               ": the host has to wait for the number of distinct ids, which it cannot while a "
+               "graph is captured: ",
+               instead);
   return call.read("reading a number", word, 1)[0];
 }
 

@@ -6,9 +6,9 @@ std::vector<SlabState> slab_states(const Call& call, const std::vector<Tensor>& 
                                    const std::vector<Tensor>& state) {
   std::vector<SlabState> result = state_tensors(call, weights, state);
   for (size_t i = 0; i < state.size(); ++i) {
-    STD_TORCH_CHECK(is_aligned(state[i].data_ptr()), "dynemb::", call.op, ": state ",
-                    i / weights.size(), " of slab ", i % weights.size(),
-                    " must begin at a multiple of 16 bytes: clone it");
+    DYNEMB_CHECK(is_aligned(state[i].data_ptr()), "dynemb::", call.op, ": state ",
+                 i / weights.size(), " of slab ", i % weights.size(),
+                 " must begin at a multiple of 16 bytes: clone it");
   }
   return result;
 }
@@ -48,8 +48,8 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
       slab = static_cast<int64_t>(s);
       lookup.slab_features[s].push_back(static_cast<int64_t>(f));
     }
-    STD_TORCH_CHECK(slab >= 0, "dynemb::", call.op, ": feature_dims[", f, "] is ", feature_dims[f],
-                    ", but no table of the group has that dim");
+    DYNEMB_CHECK(slab >= 0, "dynemb::", call.op, ": feature_dims[", f, "] is ", feature_dims[f],
+                 ", but no table of the group has that dim");
     lookup.feature_slab.push_back(
         rows.slabs[static_cast<size_t>(slab)].only_of_dim ? slab : -feature_dims[f]);
   }

@@ -63,8 +63,8 @@ RowTerms::RowTerms(const Call& call, const BagArgs& bags)
       rows_(bags.rows),
       dim_(bags.dim),
       sort_(call, bags.count(), bits_for(bags.rows + 1)) {
-  STD_TORCH_CHECK(rows_ < UINT32_MAX && count_ <= INT32_MAX, "dynemb::", call.op, ": ", rows_,
-                  " rows and ", count_, " positions, expected fewer than 2^32 and 2^31");
+  DYNEMB_CHECK(rows_ < UINT32_MAX && count_ <= INT32_MAX, "dynemb::", call.op, ": ", rows_,
+               " rows and ", count_, " positions, expected fewer than 2^32 and 2^31");
   const auto from = scratch_.add<const float*>(count_);
   const auto factor = scratch_.add<float>(count_);
   scratch_.allocate(call);

@@ -47,8 +47,8 @@ struct DeviceState {
 };
 DeviceState& device_state(const char* op, int32_t device) {
   static DeviceState states[kMaxDevices];
-  STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "dynemb::", op, ": device ", device,
-                  ", expected fewer than ", kMaxDevices, " devices");
+  DYNEMB_CHECK(device >= 0 && device < kMaxDevices, "dynemb::", op, ": device ", device,
+               ", expected fewer than ", kMaxDevices, " devices");
   DeviceState& state = states[device];
   std::call_once(state.once, [&] {
     // may happen while a graph is being captured; none of it belongs to the graph
@@ -177,18 +177,18 @@ void raise_reported(const char* op, DeviceState& state) {
     const auto number = static_cast<size_t>(error_op(reported));
     name = number < op_names().size() ? op_names()[number] : "an op";
   }
-  STD_TORCH_CHECK(false, "dynemb::", name, ": ", error_text(reported),
-                  " (found by the GPU in an earlier call, reported by ", op, ")");
+  DYNEMB_CHECK(false, "dynemb::", name, ": ", error_text(reported),
+               " (found by the GPU in an earlier call, reported by ", op, ")");
 }
 
 int32_t device_of(const char* op, const char* name, const Tensor& tensor) {
 #if defined(DYNEMB_EMULATED)
-  STD_TORCH_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is not on the emulated device");
+  DYNEMB_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is not on the emulated device");
   return 0;
 #else
-  STD_TORCH_CHECK(tensor.is_cuda(), "dynemb::", op, ": ", name,
-                  " is on the CPU, but another argument is on a GPU: move the table with .to(), or "
-                  "the other arguments to the CPU");
+  DYNEMB_CHECK(tensor.is_cuda(), "dynemb::", op, ": ", name,
+               " is on the CPU, but another argument is on a GPU: move the table with .to(), or "
+               "the other arguments to the CPU");
   return tensor.get_device_index();
 #endif
 }
@@ -214,8 +214,8 @@ const Tuning& tuning(int32_t device) { return device_state("tuning", device).tun
 void check_cuda(const char* op, const char* what, cudaError_t status) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // else the next call, torch's perhaps, would report it again
-  STD_TORCH_CHECK(false, "dynemb::", op, ": CUDA failed in ", what, ": ",
-                  cudaGetErrorString(status), " (", cudaGetErrorName(status), ")");
+  DYNEMB_CHECK(false, "dynemb::", op, ": CUDA failed in ", what, ": ", cudaGetErrorString(status),
+               " (", cudaGetErrorName(status), ")");
 }
 
 Call::Call(const char* op_name, const char* owner_name, const Tensor& owner)
@@ -233,8 +233,8 @@ Call::Call(const char* op_name, int32_t device_index)
       op_number(number_of(op_name)),
       guard_(device_index) {
 #if !defined(DYNEMB_EMULATED)
-  STD_TORCH_CHECK(&aoti_torch_get_current_cuda_stream != nullptr, "dynemb::", op,
-                  ": this torch has no CUDA: install a CUDA build of torch");
+  DYNEMB_CHECK(&aoti_torch_get_current_cuda_stream != nullptr, "dynemb::", op,
+               ": this torch has no CUDA: install a CUDA build of torch");
   void* current = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &current));
   stream = static_cast<cudaStream_t>(current);
@@ -277,11 +277,10 @@ Tensor Call::empty(const std::vector<int64_t>& size, ScalarType dtype) const {
     size_t free_bytes = 0;
     size_t total = 0;
     check_cuda(op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
-    STD_TORCH_CHECK(false, "dynemb::", op, ": out of GPU memory: the call needs ",
-                    (bytes >> 20) + 1,
-                    " MiB for its results or scratch memory, but the device has ", free_bytes >> 20,
-                    " MiB left. Use smaller batches, call "
-                    "torch.cuda.empty_cache(), or use a GPU with more memory");
+    DYNEMB_CHECK(false, "dynemb::", op, ": out of GPU memory: the call needs ", (bytes >> 20) + 1,
+                 " MiB for its results or scratch memory, but the device has ", free_bytes >> 20,
+                 " MiB left. Use smaller batches, call "
+                 "torch.cuda.empty_cache(), or use a GPU with more memory");
   }
 }
 

@@ -87,8 +87,8 @@ class Call : public CallContext {
   void launch(void (*kernel)(P...), int64_t threads, int64_t block, A&&... arguments) const {
     const int64_t block_size = block > 0 ? block : tuning(device).block;
     const int64_t blocks = std::max<int64_t>((threads + block_size - 1) / block_size, 1);
-    STD_TORCH_CHECK(blocks <= INT32_MAX, "dynemb::", op, ": ", threads,
-                    " threads are more than a GPU can run: split the batch");
+    DYNEMB_CHECK(blocks <= INT32_MAX, "dynemb::", op, ": ", threads,
+                 " threads are more than a GPU can run: split the batch");
     run(kernel, blocks, block_size, std::forward<A>(arguments)...);
   }
 
