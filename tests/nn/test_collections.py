@@ -336,7 +336,7 @@ def test_offsets_must_cover_their_own_feature(offsets: list[int]) -> None:
     ids: dict[str, Any] = {name: torch.arange(4).reshape(2, 2) for name in NAMES}
     ids["user"] = (torch.arange(4), torch.tensor(offsets))
     ids["shown"] = (torch.arange(4), torch.tensor([0, 2, 9 - offsets[-1] - offsets[0]]))
-    with raises_in_step(tables.group, r"offsets\[\d\] (is|begins|ends|does not)"):
+    with raises_in_step(tables.group, r"offsets\[\d\].* (is|begins|ends|does not)"):
         tables(ids)
     assert set(tables.sizes().values()) == {0}
 
