@@ -113,6 +113,19 @@ class Uniform(Initializer):
         return InitRecord(InitKind.UNIFORM, (self.low, self.high - self.low))
 
 
+def default_initializer(embedding_dim: int) -> Uniform:
+    """Uniform within 1 / sqrt(embedding_dim) of 0: of tables that are given no initializer.
+
+    Of the rows of a two-tower model its recall is best or close to it with every optimizer and dim
+    that ``python -m tutorials.initial_rows`` compares.
+
+    Args:
+        embedding_dim: columns of a row.
+    """
+    bound = 1.0 / math.sqrt(embedding_dim)
+    return Uniform(-bound, bound)
+
+
 @dataclass(frozen=True)
 class Normal(Initializer):
     """Normal with ``mean`` and standard deviation ``std``.

@@ -40,7 +40,7 @@ OPTIMIZERS: dict[str, Callable[[float], td.optim.OptimizerConfig]] = {
     "Adam": lambda scale: td.Adam(lr=0.005 * scale),
 }
 SCALES = (0.3, 1.0, 3.0)
-BATCH = 1024
+BATCH = 256
 LAST = 20  # of recall@20
 
 
@@ -123,9 +123,9 @@ def recall(
 def main() -> None:
     """Prints the best recall of each initializer by optimizer and dim."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--users", type=int, default=2000)
-    arguments.add_argument("--items", type=int, default=1500)
-    arguments.add_argument("--interactions", type=int, default=60_000)
+    arguments.add_argument("--users", type=int, default=800)
+    arguments.add_argument("--items", type=int, default=600)
+    arguments.add_argument("--interactions", type=int, default=24_000)
     arguments.add_argument("--dims", type=int, nargs="+", default=[8, 32, 64])
     arguments.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
     arguments.add_argument("--json", action="store_true", help="one JSON line per case, no table")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.distributed.seed import drawn_seed
-from torch_dynemb.initializers import Initializer, Normal
+from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.forwards import RowsOfIds
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
 from torch_dynemb.nn.static_arguments import ClassAttribute, advises
@@ -49,7 +49,7 @@ class SingleTable(TableModule):
         table = TableConfig(
             name=UNNAMED if name is None else name,
             embedding_dim=embedding_dim,
-            initializer=Normal() if initializer is None else initializer,
+            initializer=initializer,  # type: ignore[arg-type]  # None: by its dim
             padding_idx=padding_idx,
             eval_default=eval_default,
             policy=Policy() if policy is None else policy,
@@ -179,7 +179,10 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
             ``torch.initial_seed()``. Default: state dicts call it ``"embedding"``, and the seed of
             its initial values is drawn from torch's generator, as nn.Embedding draws its weight.
         padding_idx: an id that is looked up as zeros, never inserted and never trained.
-        initializer: of new rows; default: normal(0, 1) as in nn.Embedding.
+        initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0. The
+            normal(0, 1) of nn.Embedding learns less from few sights of an id
+            (``python -m tutorials.initial_rows``). By ``eval_default``, an id that was never
+            trained reads such values, too.
         optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``; None only where
             ``trainable`` is False.
         trainable: False: insert nothing, train nothing.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer, text
-from torch_dynemb.initializers import Initializer, Normal
+from torch_dynemb.initializers import Initializer, default_initializer
 from torch_dynemb.policy.policy import FeaturePolicy, Policy, check_default, check_feature_policies
 from torch_dynemb.storage.tiers import Storage, check_storage
 
@@ -68,7 +68,7 @@ class TableConfig:
         name: names the table in checkpoints and seeds its initial values; unique in its group.
         embedding_dim: columns of a row.
         feature_names: features that look it up (default: one, named as the table).
-        initializer: of new rows.
+        initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0.
         padding_idx: an id that is looked up as zeros, never inserted and never trained.
         eval_default: what a read gives for an id that is not in the table: ``"initial"`` (the value
             it would start with), ``"zeros"``, a float tensor [embedding_dim], or an initializer:
@@ -87,7 +87,7 @@ class TableConfig:
     name: str
     embedding_dim: int
     feature_names: Sequence[str] = ()
-    initializer: Initializer = field(default_factory=Normal)
+    initializer: Initializer = None  # type: ignore[assignment]  # __post_init__ fills it in
     padding_idx: int | None = None
     eval_default: EvalDefault = "initial"
     policy: Policy = field(default_factory=Policy)
@@ -126,6 +126,8 @@ class TableConfig:
                 f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
                 f"most {_LARGEST_DIM}: kernels hold a few rows at once in scratch memory"
             )
+        if self.initializer is None:
+            object.__setattr__(self, "initializer", default_initializer(self.embedding_dim))
         if not isinstance(self.initializer, Initializer):
             raise TypeError(
                 f"TableConfig {self.name!r}: initializer is {self.initializer!r}, expected one of "

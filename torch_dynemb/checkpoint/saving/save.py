@@ -363,11 +363,13 @@ def write_checkpoint(
             ranks.on_first(begin)
             written = ranks.run(write)
             of_ranks = ranks.gather(written)
-            ranks.on_first(
-                lambda: finish_folder(
-                    disk, folder, target, uuid, _manifest_of(uuid, source.parent, of_ranks)
-                )
-            )
+
+            def finish() -> None:
+                manifest = _manifest_of(uuid, source.parent, of_ranks)
+                finish_folder(disk, folder, target, uuid, manifest)
+                claim.close()  # its file is gone when other ranks go on
+
+            ranks.on_first(finish)
         except BaseException:
             disk.remove(folder)  # also where ranks do not write to one disk, as they should
             raise
