@@ -104,6 +104,7 @@ def test_other_tables_and_other_entries_are_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_planner_that_is_imported_later_loads_tables(tmp_path: Path) -> None:
     bag = td.DynamicEmbeddingBag(2, mode="sum", optimizer=td.SGD(lr=0.1))
     bag(torch.arange(3)[None]).sum().backward()
