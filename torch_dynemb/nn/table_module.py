@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import flag
+from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import is_replicated, refuse_replicated
@@ -34,6 +35,8 @@ FORGOTTEN_STEPS = 16
 FORGOTTEN_SPLIT_STEPS = 256
 # Lookups until which that is not reported again.
 NEVER = -(1 << 62)
+# Attributes that a copy makes anew.
+_NOT_COPIED = ("_optimizer", "_own_anchor", "_copied_anchor")
 
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
@@ -63,6 +66,9 @@ class TableModule(nn.Module):
     its row in the backward. ``use_reentrant=False`` gives it the row in the forward. Compile what
     calls ``checkpoint``, not what it calls: compiled code does not know that it runs again.
     """
+
+    # Of a copy: the version of its anchor, to which writing to all parameters() adds.
+    _copied_anchor: int | None = None
 
     def __init__(
         self,
@@ -355,6 +361,8 @@ class TableModule(nn.Module):
                     f"{type(self).__name__}: a live table cannot be traced by torch.jit (the trace "
                     "would hold its whole reservation): trace torch_dynemb.freeze(model)"
                 )
+            if self._copied_anchor is not None:
+                self._check_not_averaged()
         elif torch.compiler.is_exporting():
             raise RuntimeError(
                 f"{type(self).__name__}: a live table cannot be exported (its whole reservation "
@@ -416,6 +424,7 @@ class TableModule(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         self._report_forgotten_step()
+        self._check_not_averaged()
         if leaves_tables_out():
             return
         support_default_planner()
@@ -485,11 +494,14 @@ class TableModule(nn.Module):
                 self._group.become(moved)
                 self.grad_anchor = anchor
                 self._own_anchor = (anchor,)
+                if self._copied_anchor is not None:
+                    self.follows_parameters()
                 self._rebind_optimizer()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_optimizer", "_own_anchor")}
+        self._check_not_averaged()
+        state = {k: v for k, v in self.__dict__.items() if k not in _NOT_COPIED}
         state["_optimizer_state"] = (
             None if self._optimizer is None else self._optimizer.state_dict()
         )
@@ -508,7 +520,36 @@ class TableModule(nn.Module):
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin.follows_parameters()
         return twin
+
+    def follows_parameters(self) -> None:
+        """Says that the rows are right as they are, after ``parameters()`` have been written to.
+
+        A copy of a module refuses to be used after values have been written to its parameters, as
+        for an average of a model: rows are not among them. Call this where that was meant.
+        """
+        self._copied_anchor = self._own_anchor[0]._version
+
+    def _check_not_averaged(self) -> None:
+        """Raises RuntimeError for a copy whose parameters have been written to without its rows.
+
+        Ranks write to parameters when they begin, to make them equal.
+        """
+        own = self._own_anchor[0]
+        if self._copied_anchor in (None, own._version) or self._anchor() is not own:
+            return
+        everyone = default_group()
+        if everyone is not None and everyone.size() > 1:
+            return
+        raise RuntimeError(
+            f"{type(self).__name__} ({', '.join(self._group.config.names[:3])}): the module is a "
+            "copy to whose parameters() values have been written, such as an average or a target "
+            "network, but its rows are not among them and are still those of when it was copied: "
+            "use torch.optim.swa_utils.AveragedModel, which averages rows, too (give it an avg_fn "
+            "that returns its second argument to copy them), or call follows_parameters() of the "
+            "module if its rows are right"
+        )
 
     def __prepare_scriptable__(self) -> None:
         raise RuntimeError(
