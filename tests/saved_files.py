@@ -108,9 +108,16 @@ def modules() -> nn.ModuleDict:
                 policy=policies()["scores"],
                 eval_default=torch.full((4,), 0.125),
                 output_dtype=torch.bfloat16,
+                initializer=td.Normal(),
             ),
             "bag": td.DynamicEmbeddingBag(
-                4, mode="mean", name="bag", optimizer=td.AdamW(lr=0.25), split=True, max_rows=1000
+                4,
+                mode="mean",
+                name="bag",
+                optimizer=td.AdamW(lr=0.25),
+                split=True,
+                max_rows=1000,
+                initializer=td.Normal(),
             ),
             "bags": td.DynamicEmbeddingBagCollection(
                 [td.TableConfig(name, 4, initializer=i) for name, i in initializers().items()],
@@ -129,6 +136,7 @@ def modules() -> nn.ModuleDict:
                                 threshold=1 if "Frequent" in name else None, updates_scores=False
                             )
                         },
+                        initializer=td.Normal(),
                     )
                     for name, policy in policies().items()
                     if name != "scores"
@@ -138,15 +146,26 @@ def modules() -> nn.ModuleDict:
             ),
             "dtypes": td.DynamicEmbeddingBagCollection(
                 [
-                    td.TableConfig("half", 8, ["a"], dtype=torch.float16, eval_default="zeros"),
-                    td.TableConfig("brain", 4, ["b"], dtype=torch.bfloat16),
-                    td.TableConfig("part", 4, ["c"], shard=ColumnShard("whole", 12, 4)),
+                    td.TableConfig(
+                        "half",
+                        8,
+                        ["a"],
+                        dtype=torch.float16,
+                        eval_default="zeros",
+                        initializer=td.Normal(),
+                    ),
+                    td.TableConfig(
+                        "brain", 4, ["b"], dtype=torch.bfloat16, initializer=td.Normal()
+                    ),
+                    td.TableConfig(
+                        "part", 4, ["c"], shard=ColumnShard("whole", 12, 4), initializer=td.Normal()
+                    ),
                 ],
                 mode="mean",
                 optimizer=td.Adam(lr=0.25, state_dtype=torch.uint8, row_steps=True),
                 max_rows=1000,
             ),
-            "read": td.DynamicEmbedding(4, name="read", trainable=False),
+            "read": td.DynamicEmbedding(4, name="read", trainable=False, initializer=td.Normal()),
         }
     )
     table_modules(module)["row"].group.set_batch_score(0, 5)
@@ -157,7 +176,10 @@ def optimized() -> nn.ModuleDict:
     """A small module with every optimizer."""
     torch.manual_seed(5)
     return nn.ModuleDict(
-        {name: td.DynamicEmbedding(4, name="t", optimizer=c) for name, c in optimizers().items()}
+        {
+            name: td.DynamicEmbedding(4, name="t", optimizer=c, initializer=td.Normal())
+            for name, c in optimizers().items()
+        }
     )
 
 
@@ -234,7 +256,14 @@ def evicting() -> td.TableGroup:
     """A group that has evicted ids."""
     torch.manual_seed(5)
     group = td.TableGroup(
-        [td.TableConfig("t", 4, policy=td.Policy(capacity=4, score=("frequency", "step")))],
+        [
+            td.TableConfig(
+                "t",
+                4,
+                policy=td.Policy(capacity=4, score=("frequency", "step")),
+                initializer=td.Normal(),
+            )
+        ],
         optimizer=td.Adam(lr=0.25),
         max_rows=100,
     )
@@ -253,7 +282,9 @@ def values() -> dict[str, Any]:
         "initializers": initializers(),
         "policies": policies(),
         "feature policy": td.FeaturePolicy(threshold=3, ttl=50, updates_scores=False),
-        "table": td.TableConfig("t", 4, ["f"], padding_idx=3, dtype=torch.float16),
+        "table": td.TableConfig(
+            "t", 4, ["f"], padding_idx=3, dtype=torch.float16, initializer=td.Normal()
+        ),
         "group": group,
         "stats": group.stats()["t"],
         "evicted": group.take_evicted()["t"],
@@ -475,7 +506,11 @@ def programs() -> dict[str, nn.Module]:
     """By program: the module that is exported."""
     torch.manual_seed(5)
     bags = td.DynamicEmbeddingBagCollection(
-        [td.TableConfig("user", 4), td.TableConfig("item", 8)], optimizer=td.SGD(lr=0.25)
+        [
+            td.TableConfig("user", 4, initializer=td.Normal()),
+            td.TableConfig("item", 8, initializer=td.Normal()),
+        ],
+        optimizer=td.SGD(lr=0.25),
     )
     bags(*program_inputs()["bags.pt2"]).sum().backward()
     return {"bags.pt2": td.freeze(bags), "features.pt2": recis.Mod(7)}

@@ -251,7 +251,7 @@ CALLS: dict[str, Call] = {
             "name": [*NO_NAME, ""],
             "embedding_dim": [*NO_COUNT, 0, 1 << 31],
             "feature_names": [None, 5, "abc", [5], [None]],
-            "initializer": NO_MODULE,
+            "initializer": NO_OBJECT,
             "padding_idx": ["x", 1.5, True, [1], 1 << 63],
             "eval_default": [None, 5, "x", torch.rand(3), IDS, torch.rand(4).to_sparse()],
             "policy": NO_MODULE,

@@ -347,6 +347,6 @@ def test_descriptors_that_do_not_fit() -> None:
         tables[1, column] = value
         before = snapshot(group)
         call = pooled_call(group)
-        with pytest.raises(RuntimeError, match=r"the descriptor of table 1 does not fit into"):
+        with pytest.raises(RuntimeError, match=r"the descriptor of table 'b' does not fit into"):
             ops.find(group.index._replace(tables=tables), call.ids, call.offsets, call.tables)
         assert differences(before, snapshot(group)) == []

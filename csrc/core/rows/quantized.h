@@ -144,11 +144,6 @@ DYNEMB_HD uint32_t float8_code(float value, const RowScale& scale) {
   const uint32_t code = small ? units : normal;
   return ((bits >> 24) & 0x80u) | (code < kFloat8Largest ? code : kFloat8Largest);
 }
-DYNEMB_HD uint32_t row_code(Storage storage, float value, const RowScale& scale) {
-  if (!is_finite(scale.scale)) return 0;
-  if (storage == Storage::kInt8) return int8_code(value, scale);
-  return storage == Storage::kInt4 ? int4_code(value, scale) : float8_code(value, scale);
-}
 
 DYNEMB_HD float affine_value(uint32_t code, float scale, float bias) {
   return scale * static_cast<float>(static_cast<int32_t>(code)) + bias;

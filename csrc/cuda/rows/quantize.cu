@@ -7,6 +7,12 @@
 namespace dynemb::cuda {
 namespace {
 
+__device__ uint32_t row_code(Storage storage, float value, const RowScale& scale) {
+  if (!is_finite(scale.scale)) return 0;
+  if (storage == Storage::kInt8) return int8_code(value, scale);
+  return storage == Storage::kInt4 ? int4_code(value, scale) : float8_code(value, scale);
+}
+
 using RowGroup = LaneGroup<1, 32>;  // a warp for a row, a lane for a column or for a byte of codes
 
 __device__ __forceinline__ float value_at(const QuantizedRows& given, const char* row,
