@@ -18,7 +18,7 @@ def bag(config: OptimizerConfig, **arguments: Any) -> td.DynamicEmbeddingBag:
         name="t",
         optimizer=config,
         initializer=td.Uniform(-1.0, 1.0),
-        **{"max_rows": 1000, **arguments},
+        **{"mode": "sum", "max_rows": 1000, **arguments},
     )
 
 

@@ -176,7 +176,7 @@ def test_what_is_no_table_is_refused() -> None:
     with pytest.raises(RuntimeError, match="the groups are those of the tables"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     table = hash_table([4])
-    with pytest.raises(TypeError, match="expected one such as"):
+    with pytest.raises(TypeError, match="expected a config such as"):
         table.set_optimizer(3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="has no optimizer yet"):
         _ = table.optimizer

@@ -68,6 +68,10 @@ class PersistentTableWriter:
         folder: of the snapshot.
         key_type, value_type: of what it takes.
         target: what the snapshot is written for.
+
+    Raises:
+        RuntimeError: another process writes to ``folder``.
+        OSError: the folder cannot be made.
     """
 
     def __init__(

@@ -31,9 +31,9 @@ class SSDStore:
     room. Where a step looks several modules up, or one of them several times, what came before the
     lookup that raises has been counted.
 
-    The stores of a process have at most a quarter of its open files (``ulimit -n``); files that were
-    used longest ago are closed, and opened again on demand. Files in ``path`` that no store has
-    written stay.
+    The stores of a process have at most a quarter of its open files (``ulimit -n``). Files that
+    were used longest ago are closed, and opened again on demand. Files in ``path`` that no store
+    has written stay.
 
     Args:
         path: a directory of this table group's own; made where there is none.
