@@ -196,11 +196,11 @@ def test_two_threads_run_one_model(package: Package, served: td.serving.ServedMo
 def test_a_closed_model_refuses_to_run_and_its_outputs_live_on(package: Package) -> None:
     with td.serving.load(package.path) as served:
         scale = served.run(*features(4, 20))[1]["scale"]
-        memory = served._loaded.memory if served._loaded else None
-        assert memory is not None
+        with served._open("run").reading() as loaded:
+            memory = loaded.memory
         assert not memory.has(scale)
         assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in memory.tensors.values())
-    del memory
+    del memory, loaded
     assert served.closed
     assert scale.tolist() == [2.0]
     with pytest.raises(RuntimeError, match=r"this model is closed.*load the package again"):

@@ -43,7 +43,7 @@ def weights_of(ids: Tensor) -> Tensor:
 
 
 def trained_bag(**options: Any) -> td.DynamicEmbeddingBag:
-    bag = td.DynamicEmbeddingBag(4, "mean", optimizer=td.SGD(lr=0.1), **options)
+    bag = td.DynamicEmbeddingBag(4, mode="mean", optimizer=td.SGD(lr=0.1), **options)
     bag(torch.arange(40).reshape(8, 5)).sum().backward()
     return bag
 

@@ -172,10 +172,11 @@ class Policy:
         return self.on_full or ("evict" if bounded else "grow")
 
     def __repr__(self) -> str:
+        values = ((of.name, getattr(self, of.name), of.default) for of in fields(self))
         changed = (
-            f"{of.name}={getattr(self, of.name)!r}"
-            for of in fields(self)
-            if getattr(self, of.name) is not of.default
+            f"{name}={value!r}"
+            for name, value, default in values
+            if isinstance(value, Tensor) or value != default
         )
         return f"Policy({', '.join(changed)})"
 
