@@ -32,7 +32,7 @@ def step(table: td.DynamicEmbedding, ids: torch.Tensor) -> None:
 
 def table_in(path: str) -> td.DynamicEmbedding:
     storage = td.SSDStore(path, cache=LIMIT // 10, segment="4MiB")
-    return td.DynamicEmbedding(DIM, optimizer=td.Adagrad(lr=0.1), storage=storage)
+    return td.DynamicEmbedding(DIM, name="t", optimizer=td.Adagrad(lr=0.1), storage=storage)
 
 
 def main(path: str) -> None:
@@ -51,9 +51,7 @@ def main(path: str) -> None:
     table.eval()
     ids = again[:2000] * 7919
     torch.manual_seed(0)
-    fresh = td.DynamicEmbedding(
-        DIM, name=table.table.name, optimizer=td.SGD(lr=0.1), max_rows=ids.numel()
-    )
+    fresh = td.DynamicEmbedding(DIM, name="t", optimizer=td.SGD(lr=0.1), max_rows=ids.numel())
     moved = fresh(ids) - table(ids)
     assert torch.allclose(moved, torch.full_like(moved, 0.1 + 0.1 / 2**0.5), atol=1e-4), moved
     assert taken < LIMIT, f"{taken} bytes for a table of {IDS * ROW_BYTES}, expected {LIMIT}"

@@ -50,8 +50,9 @@ def test_a_failing_disk_ends_the_store(
     assert words in said
     assert f"/{case}/rows/" in said
     assert "Input/output error" in said
-    assert happened[case]["again"] == said
-    assert happened[case]["snapshot"] == said
+    of_all_calls = said.replace("; table 'users'", "")  # of lookups alone
+    assert happened[case]["again"].replace("; table 'users'", "") == of_all_calls
+    assert happened[case]["snapshot"] == of_all_calls
 
 
 @pytest.mark.parametrize(
