@@ -396,7 +396,7 @@ def test_modules_evict_in_compiled_code() -> None:
         ({"capacity": True}, TypeError, "capacity is True, expected int"),
         ({"protected_steps": 0}, ValueError, "protected_steps is 0, expected at least 1"),
         ({"ttl": 0}, ValueError, "ttl is 0, expected at least 1"),
-        ({"score": "lfu"}, ValueError, r"score is 'lfu', expected 'none', one of \('step'"),
+        ({"score": "lfu"}, ValueError, r"score is 'lfu', expected 'frequency'"),
         ({"score": ()}, ValueError, r"score is \(\), expected every score once"),
         ({"score": ("step", "step")}, ValueError, "expected every score once"),
         ({"score": ("none", "step")}, ValueError, "'none' excludes others"),
