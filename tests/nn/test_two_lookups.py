@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
+from torch_dynemb.ops import open_lookups
 
 pytestmark = pytest.mark.any_device
 
@@ -123,6 +125,17 @@ def test_graphs_without_a_backward_do_not_count(
             module.optimizer.step()
         alive += [before(module) for module in modules]
     assert [rows(module) for module in modules] == [[-3.0] * 3] * tables
+
+
+def test_entries_of_tables_that_are_gone_do_not_count() -> None:
+    """A new table may have the key of one that is gone, whose open lookups were dropped."""
+    module = table()
+    key = id(module.group.rows.row_clock)
+    gone = weakref.ref(nn.Identity())
+    open_lookups.OPEN[key] = gone
+    open_lookups.SEVERAL[key] = [gone, gone]
+    has_failed(module)
+    assert rows(module) == [0.0] * 3
 
 
 def test_backwards_of_their_own() -> None:

@@ -30,7 +30,12 @@ def opened_again(key: int, node: Any) -> None:
         key: of the tables, in ``OPEN``.
         node: of the autograd graph, with the lookup as ``lookup``.
     """
-    nodes = [ref for ref in SEVERAL.get(key, [OPEN[key]]) if ref() is not None]
+    # entries of tables that are gone may have the key, too: an id is used again
+    refs = SEVERAL.pop(key, [])
+    last = OPEN[key]
+    nodes = [ref for ref in refs if ref is not last and ref() is not None]
+    if last() is not None:
+        nodes.append(last)
     if nodes:
         SEVERAL[key] = [*nodes, weakref.ref(node)]
 
@@ -57,8 +62,10 @@ def update_begins(key: int, node: Any) -> None:
 
 def _refuse_several() -> None:
     """Raise RuntimeError if the backward that runs has several lookups of the same tables."""
-    for refs in list(SEVERAL.values()):
+    for key, refs in list(SEVERAL.items()):
         nodes = [node for ref in refs if (node := ref()) is not None]
+        if not nodes:
+            del SEVERAL[key]
         # a graph that is kept, such as a loss to be printed later, is not part of this backward
         meeting = [node for node in nodes if torch._C._will_engine_execute_node(node)]
         if len(meeting) > 1:
