@@ -86,6 +86,33 @@ def test_a_save_that_is_disturbed_is_refused(
     assert td.checkpoint.open(path).uuid != before
 
 
+def test_a_snapshot_that_is_disturbed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = td.SSDStore(tmp_path, cache="100 rows", segment="64KiB")
+    model = td.DynamicEmbedding(4, name="ads", optimizer=td.SGD(lr=1.0), storage=storage)
+
+    def step() -> None:
+        model(IDS).sum().backward()
+        model.optimizer.step()
+
+    step()
+    td.checkpoint.save_snapshot(model, "one")
+    snapshots: Any = sys.modules["torch_dynemb.checkpoint.snapshots.save"]
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshots, "_DISK", DiskBesideTraining(step))
+        with pytest.raises(RuntimeError, match="save_snapshot: another thread trains"):
+            td.checkpoint.save_snapshot(model, "two")
+    assert td.checkpoint.snapshots(model) == ["one"]
+    step()
+    td.checkpoint.save_snapshot(model, "two")
+    expected = model.eval()(IDS)
+    model.train()
+    step()
+    td.checkpoint.load_snapshot(model)
+    assert torch.equal(model.eval()(IDS), expected)
+
+
 def test_a_copy_that_is_disturbed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

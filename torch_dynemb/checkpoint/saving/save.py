@@ -197,7 +197,7 @@ def save(
     told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in told for place in places])
     uuid = told[0][1]
-    reading = ranks.run(lambda: _begin_reading(parts, model))
+    reading = ranks.run(lambda: begin_reading("checkpoint.save", parts, model))
 
     def read() -> ModelSource:
         with reading:
@@ -303,11 +303,20 @@ def source_of_model(
     )
 
 
-def _begin_reading(parts: Sequence[TablePart], model: nn.Module) -> Undisturbed:
-    """Guard what is read from now on; steps that have begun end before."""
+def begin_reading(call: str, parts: Sequence[TablePart], model: nn.Module) -> Undisturbed:
+    """Guard what is read from now on; steps that have begun end before.
+
+    Args:
+        call: begins errors.
+        parts: of the tables that are read.
+        model: with the dense state that is read with them.
+
+    Raises:
+        RuntimeError: another thread is changing the tables now.
+    """
     end_steps(parts)
     dense = [value for value in dense_state(model).values() if type(value) is torch.Tensor]
-    return Undisturbed("checkpoint.save", groups_of(parts), dense)
+    return Undisturbed(call, groups_of(parts), dense)
 
 
 def _bytes_of_orders(source: ModelSource) -> int:
@@ -515,6 +524,7 @@ def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: M
 
 __all__ = [
     "ModelSource",
+    "begin_reading",
     "check_saveable",
     "finish_folder",
     "save",

@@ -14,10 +14,15 @@ from torch import nn
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import room_told
-from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
+from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
-from torch_dynemb.checkpoint.saving.save import check_saveable, source_of_model, write_checkpoint
+from torch_dynemb.checkpoint.saving.save import (
+    begin_reading,
+    check_saveable,
+    source_of_model,
+    write_checkpoint,
+)
 from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.checkpoint.snapshots.group_state import saved_segments, write_state
 from torch_dynemb.checkpoint.snapshots.kept import (
@@ -107,9 +112,9 @@ def save_snapshot(
     Raises:
         TypeError, ValueError: a wrong argument, or ``state`` is such as :func:`save` refuses.
         FileExistsError: there is a snapshot of this name that the tables do not go on from.
-        RuntimeError: no table has a store, or one has an :class:`ExternalStore`; gradients are
-            pending for an optimizer's ``step()``; a file of another snapshot is damaged; the disk
-            fails, or is full.
+        RuntimeError: another thread trains or changes the model; no table has a store, or one has
+            an :class:`ExternalStore`; gradients are pending for an optimizer's ``step()``; a file
+            of another snapshot is damaged; the disk fails, or is full.
         OSError: the disk is full, or fails. In all cases all ranks raise, the snapshots that were
             there are as they were, and training can go on, unless it is rows that could not be
             written: then every later call raises that.
@@ -154,8 +159,8 @@ def save_snapshot(
     plan = _planned(ranks, stores, name)
     stored_ids = {id(stored.group) for stored in stores}
     in_memory = [part for part in parts if id(part.group) not in stored_ids]
+    reading = ranks.run(lambda: begin_reading("save_snapshot", parts, model))
     source = ranks.run(lambda: source_of_model(in_memory, model, state, ranks))
-    end_steps(parts)
     written: list[_Written] = []
     named: list[Path] = []
     naming = False
@@ -167,6 +172,7 @@ def save_snapshot(
         write_checkpoint(
             ranks, disk, Path(rest[plan.first_rank]), plan.snapshot.uuid, source, progress
         )
+        ranks.run(reading.check)
         with held_back():
             ranks.run(lambda: _finish(disk, written))
             naming = True
