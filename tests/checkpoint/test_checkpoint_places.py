@@ -222,3 +222,16 @@ def test_a_manifest_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match="it has 1099511627776 bytes, expected at most"):
         td.checkpoint.load(tmp_path, trained())
+
+
+def test_what_a_save_has_begun_and_left_is_removed(tmp_path: Path) -> None:
+    """A process may die before its folder has a claim."""
+    bag = td.DynamicEmbeddingBag(4, optimizer=td.SGD(lr=0.1), name="ads")
+    empty, begun, filled = (tmp_path / f"model.tmp-{digit * 32}" for digit in "abc")
+    for folder in (empty, begun, filled):
+        folder.mkdir()
+    for folder in (begun, filled):
+        (folder / f"{UNFINISHED}.new").touch()
+    (filled / "notes.txt").write_text("of the user")
+    td.checkpoint.save(tmp_path / "model", bag)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "model", filled]

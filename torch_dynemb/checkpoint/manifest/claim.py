@@ -20,6 +20,7 @@ from pathlib import Path
 from torch_dynemb.checkpoint.entries import UNFINISHED
 
 _MOST_BYTES = 4096  # of the file
+_BEGUN = f"{UNFINISHED}.new"  # the file before it is locked
 # No fork between the opening of a file and its place in this set. A child closes what it got: a
 # lock lasts as long as any process has the file open.
 _forking = threading.RLock()
@@ -42,17 +43,19 @@ class Claim:
         folder: that exists.
 
     Raises:
+        FileNotFoundError: another call has taken the folder for one that a dead call has begun.
         OSError: the file cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file: int | None = None
-        new = folder / f"{UNFINISHED}.new"  # it gets its name when it is locked
+        new = folder / _BEGUN  # it gets its name when it is locked
         with _forking:
             file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 with suppress(OSError):  # a file system without locks
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # remove_begun() of another call may have it for a moment
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 who = {"process": os.getpid(), "host": socket.gethostname()}
                 os.pwrite(file, json.dumps(who).encode(), 0)
                 new.rename(folder / UNFINISHED)
@@ -115,6 +118,31 @@ def writer_of(folder: Path) -> tuple[Writer, str]:
             os.close(file)
 
 
+def remove_begun(folder: Path) -> None:
+    """Remove a folder with nothing in it, or only the file of a claim that never began.
+
+    A call that dies as it begins leaves one. A call that is alive and begins just now makes its
+    folder again.
+
+    Args:
+        folder: with the name of an unfinished checkpoint.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    if not set(os.listdir(folder)) <= {_BEGUN}:
+        return
+    with _forking, suppress(OSError):  # it is locked, has got more, or is gone by now
+        if os.listdir(folder):
+            file = os.open(folder / _BEGUN, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (folder / _BEGUN).unlink()
+            finally:
+                os.close(file)
+        folder.rmdir()
+
+
 def _who(text: bytes) -> str:
     try:
         content = json.loads(text)
@@ -139,4 +167,4 @@ if hasattr(os, "register_at_fork"):
         before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_in_child
     )
 
-__all__ = ["Claim", "Writer", "writer_of"]
+__all__ = ["Claim", "Writer", "remove_begun", "writer_of"]

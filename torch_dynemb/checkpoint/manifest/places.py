@@ -22,7 +22,7 @@ from torch_dynemb.checkpoint.entries import MANIFEST, is_own
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.presence import is_file, is_folder, is_there
 from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
-from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, writer_of
+from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, remove_begun, writer_of
 from torch_dynemb.checkpoint.manifest.file import read_content, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.process.interrupts import held_back
@@ -182,12 +182,7 @@ def claimed(disk: Disk, path: Path, uuid: str) -> Iterator[Path]:
     """
     folder = unfinished(path, uuid)
     make_parents(disk, path)
-    disk.make_folder(folder)
-    try:
-        claim = Claim(folder)
-    except BaseException:
-        disk.remove(folder)
-        raise
+    claim = _claim_of_new(disk, folder)
     try:
         try:
             for other in [path, *left_behind(path)]:
@@ -204,9 +199,24 @@ def claimed(disk: Disk, path: Path, uuid: str) -> Iterator[Path]:
     claim.release(path, folder)
 
 
+def _claim_of_new(disk: Disk, folder: Path) -> Claim:
+    """Makes a folder and claims it; again where another call takes it for a dead one's."""
+    for _ in range(_ATTEMPTS):
+        disk.make_folder(folder)
+        try:
+            return Claim(folder)
+        except FileNotFoundError:
+            continue
+        except BaseException:
+            disk.remove(folder)
+            raise
+    raise RuntimeError(f"checkpoint.save: {folder} is removed as often as it is made")
+
+
 def _settle(disk: Disk, path: Path, own: Path) -> None:
     """Puts a checkpoint that a dead save has left in its place, and removes the rest."""
-    left = [entry for entry in left_behind(path) if entry != own and _is_left(entry)]
+    others = [entry for entry in left_behind(path) if entry != own]
+    left = [entry for entry in others if _is_left(entry)]
     if left and not is_there(path):
         whole = next((entry for entry in left if _is_whole(entry)), None)
         if whole is not None:
@@ -215,6 +225,9 @@ def _settle(disk: Disk, path: Path, own: Path) -> None:
             left.remove(whole)
     for entry in left:
         _remove(disk, entry, path)
+    for entry in others:
+        if entry not in left and is_folder(entry) and not entry.is_symlink():
+            remove_begun(entry)
 
 
 def put_in_place(disk: Disk, whole: Path, path: Path, uuid: str) -> None:
